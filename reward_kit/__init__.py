@@ -5,7 +5,8 @@ The public names load on first use, so that `import reward_kit` costs next to no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from reward_kit.lazy import lazy_modules
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from reward_kit.errors import EpisodeError as EpisodeError
     from reward_kit.errors import RewardKitError as RewardKitError
     from reward_kit.errors import ToolError as ToolError
+    from reward_kit.integrations.braintrust import reward_fn_to_scorer as reward_fn_to_scorer
+    from reward_kit.integrations.braintrust import scorer_to_reward_fn as scorer_to_reward_fn
     from reward_kit.models import EvaluateResult as EvaluateResult
     from reward_kit.models import Message as Message
     from reward_kit.models import MetricResult as MetricResult
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
     from reward_kit.rl_processing import CreditAssigner as CreditAssigner
     from reward_kit.rl_processing import RLDataAligner as RLDataAligner
+    from reward_kit.runs.datasets import load_jsonl as load_jsonl
     from reward_kit.runs.evaluation import Task as Task
     from reward_kit.runs.evaluation import evaluate as evaluate
     from reward_kit.runs.evaluation import evaluate_async as evaluate_async
@@ -67,9 +71,30 @@ _MODULES = {
     "rl.training.train_file": "train",
     "rl_helpers": "system_apply_gigpo_to_batch_steps",
     "rl_processing": "CreditAssigner RLDataAligner",
+    "runs.datasets": "load_jsonl",
     "runs.evaluation": "Task evaluate evaluate_async score_transcripts",
     "runs.finished": "FinishedRun",
     "typed_interface": "reward_function",
 }
 __all__ = sorted(" ".join(_MODULES.values()).split())
-__getattr__, __dir__ = lazy_modules(__name__, _MODULES)
+_EARLIER = {"integrations.braintrust": "reward_fn_to_scorer scorer_to_reward_fn"}
+_load, __dir__ = lazy_modules(__name__, _MODULES | _EARLIER)
+_SUBMODULES = ("models", "rewards", "rl_processing", "typed_interface")
+"""The modules that `import reward_kit` alone made available in 0.4."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("reward-kit")
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
+    try:
+        return _load(name)
+    except AttributeError:
+        from reward_kit.removed_names import REMOVED_NAMES, RemovedName
+
+        if name not in REMOVED_NAMES:
+            raise
+        return RemovedName(name)

@@ -11,7 +11,7 @@ import math
 import numbers
 import re
 from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, ValuesView
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -20,10 +20,12 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from reward_kit.errors import AlignmentError, did_you_mean, type_name
 from reward_kit.legacy_tasks import upgrade_task
@@ -93,6 +95,16 @@ class Message(BaseModel):
     def _empty_calls_to_none(cls, calls: list[ToolCall] | None) -> list[ToolCall] | None:
         return calls or None
 
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Validate as pydantic does, with the message of reward-kit 0.4 for a missing role."""
+        if isinstance(obj, dict) and "role" not in obj:
+            problem = InitErrorDetails(
+                type=PydanticCustomError("missing", "Role is required"), loc=("role",), input=obj
+            )
+            raise ValidationError.from_exception_data(cls.__name__, [problem])
+        return super().model_validate(obj, **options)
+
     @property
     def text(self) -> str:
         """The text of the message: its content, or its text parts joined; "" without any."""
@@ -137,6 +149,9 @@ class _MappingModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", revalidate_instances="always")
 
+    _listed_if_set: ClassVar[frozenset[str]] = frozenset()
+    """Fields that iteration leaves out while they are None: `dict(result)` then has the fields of reward-kit 0.4."""
+
     def __getitem__(self, key: str) -> Any:
         if key not in type(self).model_fields:
             raise KeyError(
@@ -148,7 +163,8 @@ class _MappingModel(BaseModel):
         return key in type(self).model_fields
 
     def __iter__(self) -> Iterator[str]:  # type: ignore[override]
-        return iter(type(self).model_fields)
+        later = self._listed_if_set
+        return (name for name in type(self).model_fields if name not in later or getattr(self, name) is not None)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return `self[key]`, or `default` for an unknown field."""
@@ -164,7 +180,7 @@ class _MappingModel(BaseModel):
 
     def items(self) -> ItemsView[str, Any]:
         """Return the fields as pairs."""
-        return {name: getattr(self, name) for name in type(self).model_fields}.items()
+        return {name: getattr(self, name) for name in self}.items()
 
 
 class MetricResult(_MappingModel):
@@ -220,6 +236,8 @@ class EvaluateResult(_MappingModel):
     `query` and `response` are the question to a judge and its answer; they are stored with the score. If the scores of
     a group were post-processed, `raw_score` is the original score, and `is_imputed` is true if there was none.
     """
+
+    _listed_if_set = frozenset({"query", "response", "raw_score", "is_imputed"})
 
     score: Score
     is_score_valid: bool = True

@@ -6,15 +6,15 @@ and calling it decorates.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from reward_kit.errors import ConfigError
-from reward_kit.loading import load_object
 from reward_kit.models import EvaluateResult
-from reward_kit.typed_interface import reward_function, reward_spec
+from reward_kit.typed_interface import reward_function
 
 __all__ = ["RewardFunction", "reward_function"]
 
@@ -30,6 +30,7 @@ class RewardFunction:
 
     Raises:
         ConfigError: another mode, or not exactly one of `func` and `func_path`.
+        ImportError: there is no function at `func_path`.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class RewardFunction:
             )
         if (func is None) == (func_path is None):
             raise ConfigError("RewardFunction takes either func or func_path")
-        self.func = func if func is not None else load_object(str(func_path))
+        self.func = func if func is not None else _import_function(str(func_path))
         self.kwargs = kwargs
         self._call = self.func if hasattr(self.func, "__reward_spec__") else reward_function(self.func)
 
@@ -53,15 +54,33 @@ class RewardFunction:
         return result
 
     def get_trl_adapter(self) -> Callable[..., list[float]]:
-        """Refuse: `as_trl_reward` replaces it.
+        """Return a function `(prompts, completions, **columns)` with one score per completion, for TRL's trainers.
 
-        Raises:
-            ConfigError: always.
+        A completion is a text or a list of messages; the column `solution` is the ground truth. Unlike in 0.4, an error
+        of the function is raised. `as_trl_reward` has more: a sandbox, concurrency, other columns.
         """
-        raise ConfigError(
-            f"use as_trl_reward({reward_spec(self._call).id}) instead of get_trl_adapter(), "
-            "see docs/migrating/reward_kit.md"
-        )
+
+        def adapter(prompts: Sequence[Any], completions: Sequence[Any] | None = None, **columns: Any) -> list[float]:
+            texts = [""] * len(prompts) if completions is None else completions
+            truths = columns.get("solution") or [None] * len(prompts)
+            scores = []
+            for prompt, text, truth in zip(prompts, texts, truths, strict=True):
+                answer = text if isinstance(text, list) else [{"role": "assistant", "content": text}]
+                scores.append(self([*prompt, *answer], ground_truth=truth).score)
+            return scores
+
+        return adapter
+
+
+def _import_function(path: str) -> Callable[..., Any]:
+    location, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(location), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ImportError(
+            f"RewardFunction: {path!r} is not package.module:function that can be imported: {error}"
+        ) from error
+    return function
 
 
 class _Decorator(types.ModuleType):

@@ -327,7 +327,10 @@ def _read_signature(
         parameters=None if takes_any else frozenset(parameters),
         required=frozenset(p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD),
         is_async=inspect.iscoroutinefunction(code),
-        _converters={key: _converter(key, hints[key], f"reward {name!r}, {key}") for key in sorted(converted)},
+        _converters={
+            key: _converter(key, hints[key], f"reward {name!r}: Input {key!r} failed Pydantic validation")
+            for key in sorted(converted)
+        },
         sandbox=sandbox,
         origin=function_origin(function, code),
     )

@@ -16,7 +16,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
-    ["errors", "lazy", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
+    ["errors", "lazy", "removed_names", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
     ["task_parts", "legacy_tasks", "validation", "models", "loading", "process_guardian"],
     ["processes", "limited_yaml", "torch_cpu"],
     ["typed_interface", "reward_calls", "reward_function", "providers", "episodes", "environments"],
@@ -24,7 +24,7 @@ LAYERS = [
     ["agreement", "rewards", "tokens", "reward_agent", "credit", "rl_helpers", "rl_processing"],
     ["runs", "report"],
     ["checks", "rl"],
-    ["integrations", "cli"],
+    ["integrations", "server", "cli"],
 ]
 # A run ends by writing its page, and a page is made of the files of a run; no module of the two is in a cycle.
 TOGETHER = {("runs", "report")}

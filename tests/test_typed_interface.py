@@ -89,7 +89,7 @@ class TestShapes:
         def reward(messages: list[Message]):
             return ONE
 
-        with pytest.raises(InvalidResultError, match=r"reward 'reward', messages: 0\.role.*robot"):
+        with pytest.raises(InvalidResultError, match=r"reward 'reward': Input 'messages' .*: 0\.role.*robot"):
             reward([{"role": "robot", "content": ""}])
 
 

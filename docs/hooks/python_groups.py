@@ -37,6 +37,7 @@ GROUPS = (
                 "reward_kit.runs.evaluation:Task",
                 "reward_kit.models:TaskDefinitionModel",
                 "reward_kit.runs.tasks:load_task",
+                "reward_kit.runs.datasets:load_jsonl",
             ),
             "Read stored runs": (
                 "reward_kit.runs.run_folder:read_episodes",

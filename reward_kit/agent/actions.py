@@ -1,7 +1,7 @@
-"""Actions of a policy as assistant messages, and assistant messages as actions.
+"""Conversion between a policy's actions and assistant messages.
 
-The two are inverses: `assistant_message(parse_action(message), step)` normalizes the spelling of `message`, and is
-idempotent. So a conversation has the same actions whether it is live or read from a file.
+The two conversions are inverses: `assistant_message(parse_action(message), step)` normalizes the form of `message` and
+is idempotent. A conversation therefore has the same actions whether it is live or read from a file.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def assistant_message(action: Action, step: int) -> Message:
 
 
 def call_ids(action: Action, step: int) -> list[str]:
-    """Return the ids of an action's calls: their own, or one from step and position, equal in equal runs.
+    """Return the ids of an action's calls: existing ids, or deterministic ones from step and position.
 
-    A repeated id is replaced too, since answers are matched by id and endpoints reject duplicates.
+    A duplicate id is also replaced, since answers are matched by id and endpoints reject duplicates.
     """
     ids: list[str] = []
     for position, call in enumerate(get_tool_calls(action)):
@@ -50,10 +50,10 @@ def call_ids(action: Action, step: int) -> list[str]:
 
 
 def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
-    """Return a conversation as a terminated episode without rewards; each assistant message is a step.
+    """Return a conversation as a terminated episode without rewards; each assistant message becomes a step.
 
-    The messages before the first action are its first observation, those after an action the next one. Its
-    `custom_data` is left to the caller.
+    The messages before the first action are the first observation, those after each action the next one. The caller
+    sets `custom_data`.
     """
     episode = SingleAgentEpisode(rollout_id)
     turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
@@ -68,19 +68,19 @@ def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> Singl
 
 
 def as_text(value: Any) -> str:
-    """Return a tool's result as text for the agent: strings unchanged, None as "", everything else as JSON."""
+    """Return a tool's result as text for the agent: strings unchanged, None as "", all other values as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else json_text(value)
 
 
 def json_text(value: Any) -> str:
-    """Return `value` as JSON text, NumPy values, pydantic models and dataclasses included; else raise a TypeError."""
+    """Return `value`, which may contain NumPy, pydantic or dataclass values, as JSON text; else raise a TypeError."""
     return _TEXT_ENCODER.encode(value)
 
 
 def to_plain_data(value: Any) -> Any:
-    """Return `value` as the JSON data that is stored; a value without a JSON form raises a TypeError."""
+    """Return `value` as JSON data for storage; a value without a JSON form raises a TypeError."""
     return json.loads(_STORED_ENCODER.encode(value))
 
 
@@ -94,6 +94,6 @@ def _json_default(value: Any) -> Any:
     raise TypeError(f"{type_name(value)} has no JSON form; return text or plain data")
 
 
-# Made once: `json.dumps` with options makes one per call.
+# Created once: `json.dumps` with options creates an encoder per call.
 _TEXT_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_json_default)
 _STORED_ENCODER = json.JSONEncoder(default=_json_default)

@@ -1,6 +1,6 @@
 """`RunBudget` and `EpisodeClock`: the limits of a run, and the time of an episode.
 
-All workers of a run spend from one `RunBudget`. Once it is used up no episode takes another step: those in flight stop
+All workers of a run share one `RunBudget`. Once it is used up, no episode takes another step: running episodes stop
 with `StopReason.RUN_LIMIT`, and run again when the run is resumed with a larger budget.
 """
 
@@ -18,25 +18,25 @@ from reward_kit.task_parts import RunLimitsModel
 
 
 class ActionUsage(NamedTuple):
-    """The usage of one action: tokens read and written, and US dollars, None if the price is unknown."""
+    """The usage of one action: tokens read and written, and the cost in US dollars (None if the price is unknown)."""
 
     tokens: int = 0
     cost: float | None = None
 
 
 class ReachedLimit(NamedTuple):
-    """A reached limit: its key among the run's limits, and a description."""
+    """A limit that was reached: its key among the run's limits, and a description."""
 
     key: str
     text: str
 
 
 class RunBudget:
-    """The account of one run.
+    """The limits of one run and the usage counted against them.
 
     Args:
-        limits: unlimited by default.
-        seconds: time spent by earlier processes of the same run.
+        limits: the run's limits; unlimited by default.
+        seconds: the time already spent by earlier processes of the same run.
     """
 
     def __init__(self, limits: RunLimitsModel | None = None, *, seconds: float = 0.0) -> None:
@@ -52,11 +52,11 @@ class RunBudget:
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on the run, earlier processes included."""
+        """The number of seconds spent on the run, including earlier processes."""
         return time.monotonic() - self._began
 
     def exhausted(self) -> ReachedLimit | None:
-        """Return the limit that is reached, if any."""
+        """Return the limit that was reached, if any."""
         limits = self.limits
         if limits.cost is not None and self.cost >= limits.cost:
             return ReachedLimit("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
@@ -70,12 +70,12 @@ class RunBudget:
 
 
 class EpisodeClock:
-    """Measures an episode's own time: it pauses while the episode waits in the queue of a model's endpoint.
+    """Measures an episode's time, excluding waits in the queue of a model's endpoint.
 
-    Otherwise an outage, which pauses the run, would use up the time of every episode in flight.
+    Otherwise an outage, which pauses the run, would use up the time of every running episode.
 
     Args:
-        limit_s: seconds that the episode has; None for no limit.
+        limit_s: the episode's time limit in seconds; None for no limit.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
@@ -88,18 +88,18 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """Seconds so far, without pauses."""
+        """The number of seconds so far, without pauses."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left of the limit, at least 0; None without one."""
+        """The number of seconds left, at least 0; None without a limit."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     @contextmanager
     def deadline(self, seconds: float | None) -> Iterator[anyio.CancelScope | None]:
-        """Cancel the block after `seconds` of this clock; without a limit no scope is made, which costs each step."""
+        """Cancel the block after `seconds` on this clock; without a limit, avoid the cost of a cancel scope."""
         if seconds is None:
             yield None
             return
@@ -112,7 +112,7 @@ class EpisodeClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock and every deadline on it."""
+        """Pause the clock and every deadline on it."""
         self._depth += 1
         if self._depth == 1:
             self._paused_since = time.perf_counter()

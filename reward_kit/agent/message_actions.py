@@ -1,4 +1,4 @@
-"""Assistant messages as actions of a policy."""
+"""Conversion of assistant messages to a policy's actions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from reward_kit.models import Message
 from reward_kit.safe_input import parse_json
 
 MAX_NESTING = 100
-"""Nesting levels of a call's arguments; deeper ones are a model's mistake, and could not be stored."""
+"""The maximum nesting of a call's arguments; deeper ones are a model's mistake and could not be stored."""
 
 
 class RawToolCall(NamedTuple):
-    """A call as the model wrote it: `arguments` is text that should be a JSON object."""
+    """A call as written by the model: `arguments` is text that should be a JSON object."""
 
     name: str
     arguments: str
@@ -21,23 +21,23 @@ class RawToolCall(NamedTuple):
 
 
 def parse_action(message: Message) -> dict[str, Any]:
-    """Return an assistant message as an action. Absent parts are left out; content parts are joined to text."""
+    """Return an assistant message as an action. Absent parts are omitted; content parts are joined to one text."""
     calls = [RawToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
     return action_from_parts(message.text, calls, message.reasoning_content)
 
 
 def action_from_parts(text: str, raw_calls: Sequence[RawToolCall], reasoning: str | None) -> dict[str, Any]:
-    """Return the action of an assistant message with these parts."""
+    """Return the action for an assistant message with these parts."""
     calls: list[dict[str, Any]] = []
     for call in raw_calls:
         try:
-            # Some models write nothing at all for a tool without parameters.
+            # Some models write nothing for a tool without parameters.
             arguments = parse_json(call.arguments) if call.arguments.strip() else {}
         except (ValueError, RecursionError):
             arguments = None
         if isinstance(arguments, dict) and not _is_too_deep(call.arguments, arguments):
             calls.append({"name": call.name, "arguments": arguments, "id": call.id})
-        else:  # kept verbatim; the worker answers with a tool error
+        else:  # stored verbatim; the worker answers with a tool error
             calls.append({"name": call.name, "arguments_text": call.arguments, "id": call.id})
     action: dict[str, Any]
     if not calls:

@@ -1,8 +1,8 @@
-"""`StepData`, the view of a step for credit assignment, and `StopReason`, why an episode ended.
+"""`StepData`, the view of a step for credit assignment, and `StopReason`, the reason why an episode ended.
 
-The token facts of an action (`PolicyOutput.log_probs`) are written to an episode and read back here. Ids go to the
-episode's tokens, which keep only what is new of a prompt; usage and finish reason are facts of the step; facts that
-make no turn, such as sampled ids without their prompt, go to the step's outputs.
+The token facts of an action (`PolicyOutput.log_probs`) are written to an episode and read back here. Token ids go to
+the episode's tokens, which store only the new part of each prompt; usage and finish reason become facts of the step;
+facts that do not form a turn, such as sampled ids without their prompt, go to the step's outputs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from reward_kit.models import Message
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """The reason why an episode ended."""
 
     ANSWERED = "answered"
-    """The policy gave a text action, and the task ends on text."""
+    """The policy returned a text action, and the task ends on text."""
     TERMINATE_ACTION = "terminate_action"
-    """The policy ended the episode: a terminate action, or the task's terminate tool."""
+    """The policy ended the episode with a terminate action or the task's terminate tool."""
     STOP_PHRASE = "stop_phrase"
     """An output contained one of the task's stop phrases."""
     TERMINATION_REGEX = "termination_regex"
@@ -58,12 +58,12 @@ class StopReason(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """The task ended (`terminated`); otherwise the episode was cut off (`truncated`)."""
+        """True if the task ended (`terminated`); False if the episode was cut off (`truncated`)."""
         return self in _TERMINAL
 
     @property
     def is_limit(self) -> bool:
-        """A configured limit was reached."""
+        """True if a configured limit was reached."""
         return self in _LIMITS
 
 
@@ -82,7 +82,7 @@ _LIMITS = frozenset(StopReason) - _TERMINAL - {StopReason.ERROR}
 
 
 class History(Sequence[Message]):
-    """The first `stop` messages of a conversation, shared with it and not copied."""
+    """The first `stop` messages of a conversation, shared with it instead of copied."""
 
     __slots__ = ("_messages", "_stop")
 
@@ -120,19 +120,20 @@ class StepData(BaseModel):
     """A policy action and its results.
 
     Attributes:
-        system_step_index: counts policy actions from 0.
-        observation_data: the environment's observation, new to the policy in this step.
+        system_step_index: the index of the policy action, from 0.
+        observation_data: the environment's observation that is new in this step.
         action_taken: the structured action.
-        raw_policy_output: the text as the model wrote it.
+        raw_policy_output: the text as written by the model.
         resulting_messages_history: the conversation after the step; a list, or a `History` that shares its messages.
-        policy_logprobs: `PolicyOutput.log_probs` of the action; unknown keys are absent.
-        policy_value_estimate: V(s) if the policy has a critic.
-        is_done: the last step of its episode.
+        policy_logprobs: the action's `PolicyOutput.log_probs`; unknown keys are omitted.
+        policy_value_estimate: V(s), if the policy has a critic.
+        is_done: True in the last step of an episode.
         step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, tool outcomes.
-        base_reward: the reward of this step; None if unrewarded.
-        advantage: of the action over its peers; None before credit is assigned and if unscored.
-        return_to_go: the critic's target: A + V if the policy gave a value, else G_k, the discounted return from this
-            step on; None if `advantage` is.
+        base_reward: the reward of this step; None without one.
+        advantage: the action's advantage over its peers; None if credit is not assigned yet or the episode is
+            unscored.
+        return_to_go: the critic's target: A + V if the policy reported a value, else G_k, the discounted return from
+            this step on; None if `advantage` is None.
     """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
@@ -160,7 +161,7 @@ class StepData(BaseModel):
 
 
 def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
-    """Return the steps of an episode, as views: messages and tokens are shared, not copied for each step."""
+    """Return the steps of an episode as views: all steps share its messages and tokens."""
     turns, rewards = episode.tokens.turns(), episode.environment_rewards()
     group_id = get_facts(episode).get("group_id")
 
@@ -170,7 +171,7 @@ def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
     steps = []
     for t in range(len(episode)):
         info = {**episode.get_infos(t + 1), "environment_reward": rewards[t], "assistant_turn_index": t}
-        # The key names the state in which the action was taken; the next info holds the next state's.
+        # The key names the state in which the action was taken; the next info contains the next state's key.
         info |= {"state_key": episode.get_infos(t).get("state_key"), "group_id": group_id}
         is_last = t == len(episode) - 1
         if is_last:
@@ -198,7 +199,7 @@ _IN_INFO = ("usage", "finish_reason")
 def write_log_probs(
     log_probs: Mapping[str, Any] | None, episode: SingleAgentEpisode, info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write an action's token facts to its episode and its step's `info`; return the rest, the step's outputs."""
+    """Write an action's token facts to its episode and its step's `info`; return the remaining ones as outputs."""
     if not log_probs:
         return {}
     info |= {key: log_probs[key] for key in _IN_INFO if log_probs.get(key)}
@@ -214,7 +215,7 @@ def write_log_probs(
 
 
 def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
-    """Return the token facts of the t-th action, with `turn` its `episode.tokens.turns().get(t)`; None if unknown."""
+    """Return the token facts of the t-th action, whose turn is `episode.tokens.turns().get(t)`; None if unknown."""
     facts = {key: episode.get_extra_model_outputs(key, t) for key in _IN_OUTPUTS if key in episode.extra_model_outputs}
     if turn is not None:
         facts |= turn._asdict()

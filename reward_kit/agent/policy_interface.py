@@ -1,8 +1,8 @@
 """`AgentPolicy`: the interface of agents.
 
-A policy object is shared by all episodes of a run. `open` returns the session of one episode: its random generator, its
-position, its KV slot. The worker acts through the session and closes it. A policy without per-episode state returns
-itself from `open` (the default), and is then closed with the run and not with each episode.
+All episodes of a run share one policy object. `open` returns the session of one episode with its per-episode state,
+such as a random generator, a position or a KV slot. The worker acts through the session and closes it. A policy
+without per-episode state returns itself from `open` (the default) and is closed at the end of the run.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ Action = dict[str, Any]
 `{"type": "tool_calls", "calls": [{"name", "arguments", "id"?}, …], "content"?}` and
 `{"type": "terminate", "content"?}`.
 
-`arguments` is a mapping. Arguments that are not a JSON object are kept verbatim as `arguments_text` instead, and
-answered with a tool error. A policy that runs a loop of its own, such as an agent of another framework, may add
-`results`, the chat messages that followed the answer (its calls are not executed again), `prompt_messages`, the model's
-input if it is not the conversation, and `is_final`, which ends the episode.
+`arguments` is a mapping. Arguments that are not a JSON object are stored verbatim as `arguments_text` instead, and
+answered with a tool error. A policy that runs its own loop, such as an agent of another framework, may add `results`
+(the chat messages that followed the answer; its calls are not executed again), `prompt_messages` (the model's input if
+it is not the conversation), and `is_final`, which ends the episode.
 """
 
 
 class ToolAnswer(NamedTuple):
-    """The result of a call that the policy made: the text, and whether the episode ends with this step."""
+    """The result of a call that the policy executed: the text, and whether the episode ends with this step."""
 
     text: str
     is_over: bool
 
 
 OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
-"""Keys of an action for a policy's own calls; recorded in messages and outputs."""
+"""Keys of an action for calls executed by the policy itself; recorded in messages and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """The episode, as its session knows it.
+    """The facts about an episode that are passed to its session.
 
     Attributes:
-        rollout_id: unique in a run.
-        seed: for everything random in the policy; never shared between episodes.
-        resource: the episode's live resource, None if the task has tools only. For experts; models must not use it.
-        sample_id: of the sample.
-        rollout_index: the position in its group, from 0.
-        call_tool: calls a tool while `get_action` runs, one call at a time; the results belong to the step whose action
-            is returned next, with `results`. Arguments are a mapping, or text that is not a JSON object. None outside
-            of an episode.
+        rollout_id: the id of the episode, unique in a run.
+        seed: the seed for all randomness in the policy; never shared between episodes.
+        resource: the episode's live resource; None if the task has only tools. For experts; models must not use it.
+        sample_id: the id of the sample.
+        rollout_index: the episode's position in its group, from 0.
+        call_tool: calls a tool while `get_action` runs, one call at a time; the results belong to the step whose
+            action is returned next, with `results`. Arguments are a mapping, or text that is not a JSON object. None
+            outside of an episode.
     """
 
     rollout_id: str
@@ -83,11 +83,11 @@ class PolicyOutput(NamedTuple):
 
     Attributes:
         action_structured: the action; see `Action`.
-        raw_policy_output: the text as the model wrote it, if there is one.
-        log_probs: `prompt_ids` (P,), `token_ids` (N,), `logprobs` (N,) of the distribution really sampled,
-            `policy_version`, `usage` (`prompt_tokens`, `completion_tokens`, `cost`), `finish_reason`,
-            `segment_reason`, why `prompt_ids` rewrites the context, and `allowed_ids` (N,), for each token the ids that
-            a constraint allowed, None for any; unknown ones are absent.
+        raw_policy_output: the text as written by the model, if any.
+        log_probs: `prompt_ids` (P,), `token_ids` (N,), `logprobs` (N,) of the sampling distribution, `policy_version`,
+            `usage` (`prompt_tokens`, `completion_tokens`, `cost`), `finish_reason`, `segment_reason` (why `prompt_ids`
+            rewrites the context), and `allowed_ids` (N,), the ids that a constraint allowed at each token or None for
+            any; unknown values are omitted.
         value_estimate: V(s) in the units of the return, if the policy has a critic.
     """
 
@@ -105,8 +105,8 @@ class PolicyOutput(NamedTuple):
             value_estimate: V(s) in the units of the return, if the policy has a critic.
 
         Raises:
-            PolicyError: it is another object.
-            ProviderError: it has no choice, or its message has no known form.
+            PolicyError: `completion` is neither.
+            ProviderError: the completion has no choice, or its message is malformed.
         """
         from reward_kit.providers.completion import RequestFacts, read_completion
 
@@ -121,11 +121,12 @@ class AgentPolicy(ABC):
     """The base class of agents; subclass it to run your own agent in an episode.
 
     Attributes:
-        path_options: constructor parameters that are paths; in a task file they are relative to it.
-        maybe_path_options: constructor parameters that are a path or a name. In a task file they are relative to it
-            if that path exists, or if they begin with a dot.
-        object_options: constructor parameters that a task file gives as file.py:name, relative to it; they are loaded.
-        is_free: its actions cost nothing, so limits on cost do not apply.
+        path_options: constructor parameters that are paths, relative to the task file.
+        maybe_path_options: constructor parameters that are a path or a name. They are relative to the task file if
+            that path exists or if they begin with a dot.
+        object_options: constructor parameters written as file.py:name in a task file, relative to it; the objects are
+            loaded.
+        is_free: True if actions cost nothing, so that cost limits do not apply.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
@@ -135,7 +136,7 @@ class AgentPolicy(ABC):
 
     @property
     def knows_cost(self) -> bool:
-        """True if the usage of its actions includes their cost, as a cost limit requires."""
+        """True if the reported usage of actions includes their cost, as a cost limit requires."""
         return self.is_free
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -149,21 +150,21 @@ class AgentPolicy(ABC):
         """Choose the next action.
 
         Args:
-            observation: the whole conversation so far, read-only; its last messages are new.
-            available_tools_specs: the tools that can be called now, in OpenAI form; or None.
+            observation: the whole conversation so far, read-only, including the new messages at its end.
+            available_tools_specs: the tools that can be called now, in OpenAI format; or None.
         """
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Inspect the conversation of an episode without failure, before `close`; an error fails the episode."""
+        """Inspect the conversation of a successful episode before `close`; an error here fails the episode."""
         return
 
     async def close(self) -> None:
-        """Release resources, once: a session's after its episode, even a failed one; a policy's after all sessions."""
+        """Release resources, once: a session after its episode, even a failed one; a policy after all its sessions."""
         return
 
 
 async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPolicy:
-    """Open a session of `policy` for an episode; a wrong `open` raises a PolicyError."""
+    """Open a session of `policy` for an episode; an invalid `open` raises a PolicyError."""
     try:
         with client_errors(f"the endpoint of {type(policy).__name__}"):
             session = await _await_result(policy.open(context), "open")
@@ -182,20 +183,20 @@ async def next_action(
     label: str = "the policy",
     has_acted: Callable[[], bool] = lambda: False,
 ) -> PolicyOutput:
-    """Return the session's next action; a wrong `get_action` raises a PolicyError.
+    """Return the session's next action; an invalid `get_action` raises a PolicyError.
 
-    If a model client in it fails temporarily, `get_action` is called again with the same arguments, after waiting as
-    the run does for its own endpoints.
+    If a model client inside it fails temporarily, `get_action` is called again with the same arguments, after the same
+    waits as for the run's own endpoints.
 
     Args:
-        session: of the policy.
-        conversation: so far.
-        specs: of the tools.
-        label: the policy's name, for messages; its requests wait in one queue.
-        has_acted: whether `get_action` called tools, after which it is not called again.
+        session: the session of the policy.
+        conversation: the conversation so far.
+        specs: the tool specifications.
+        label: the policy's name, for messages; its requests share one queue.
+        has_acted: returns whether `get_action` called tools; if so, it is not called again.
 
     Raises:
-        ProviderError: a model client failed to the end of the retries, or for good.
+        ProviderError: a model client failed permanently or exhausted its retries.
         LimitError: the conversation no longer fits the model.
     """
 
@@ -207,7 +208,7 @@ async def next_action(
         return await act()
     except (TransientError, AccessError) as error:
         if error.__cause__ is None or isinstance(error.__cause__, RewardKitError):
-            raise  # our own endpoints have retried
+            raise  # the package's own endpoints have already retried
         first = error
     failures: list[ProviderError] = [first]
 
@@ -226,7 +227,7 @@ async def next_action(
             permit.answered()
         return output
     except AccessError as error:
-        await asyncio.sleep(0)  # a run that stops because of this may do so before it counts as a failure
+        await asyncio.sleep(0)  # lets a run that stops because of this stop before counting it as a failure
         raise ProviderError(str(error)) from error
     finally:
         if permit is not None:
@@ -234,7 +235,7 @@ async def next_action(
 
 
 def policy_output(completion: ChatCompletion) -> PolicyOutput:
-    """Return a chat completion as the output of a policy; `log_probs` holds only what the endpoint sent."""
+    """Return a chat completion as a policy output; `log_probs` contains only the values sent by the endpoint."""
     message, usage = completion.message, completion.usage
     facts: dict[str, Any] = {
         "prompt_ids": completion.prompt_ids,

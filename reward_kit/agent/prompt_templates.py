@@ -1,9 +1,9 @@
-"""Message templates of task files: Jinja in a sandbox, with a limit on the work of one rendering.
+"""Message templates of task files: sandboxed Jinja with a limit on the work of each rendering.
 
-A template comes from a task file and its values from a dataset, so either may be hostile. Jinja's own sandbox keeps
-templates from Python; it does not keep `{% for %}` loops, `'x' * 10**10` or `|center(10**10)` from taking all time and
-memory. Here every loop, call, filter and operator that makes a larger value pays for it from one budget per rendering,
-before the value is made if its size can be computed, and values are immutable.
+A template comes from a task file and its values from a dataset, so either may be hostile. Jinja's own sandbox blocks
+access to Python, but it does not stop `{% for %}` loops, `'x' * 10**10` or `|center(10**10)` from exhausting time and
+memory. Here every loop, call, filter and operator that creates a larger value pays for it from one budget per
+rendering, in advance if the size can be computed, and values are immutable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ITEM = 8
 
 
 class TemplateLimitError(Exception):
-    """A template exceeds a limit, named in the message."""
+    """A template exceeds a limit, which the message names."""
 
 
 class _Budget:
@@ -49,7 +49,7 @@ class _Budget:
         self._left, self._end = TEMPLATE_WORK, time.thread_time() + TEMPLATE_CPU_S
 
     def spend(self, work: int) -> None:
-        """Pay for a step, or for a value with this many characters or items."""
+        """Deduct the cost of a step, or of a value with this many characters or items."""
         self._left -= work
         if self._left < 0:
             raise TemplateLimitError(f"it makes more than {TEMPLATE_WORK:,} characters, counting list items and steps")
@@ -61,7 +61,7 @@ _budget: ContextVar[_Budget] = ContextVar("_budget")
 
 
 def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
-    """Compile a template, unless it is too large or nested too deeply; return it and the names it uses."""
+    """Compile a template and return it with the names it uses; reject one that is too large or too deeply nested."""
     from jinja2 import meta
 
     if len(text) > TEMPLATE_BYTES:
@@ -73,12 +73,12 @@ def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
         return environment.from_string(_Payments().visit(tree)), names
     except jinja2.TemplateSyntaxError:
         raise
-    except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # of the Python that Jinja writes
+    except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # from the generated Python code
         raise TemplateLimitError(f"it is nested too deeply to be compiled ({type(error).__name__})") from None
 
 
 def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str:
-    """Return the text of a template; raise a TemplateLimitError beyond the limits."""
+    """Return the rendered text of a template; raise a TemplateLimitError if it exceeds the limits."""
     token = _budget.set(_Budget())
     try:
         pieces, size = [], 0
@@ -94,13 +94,13 @@ def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str
 
 def _spend(work: int) -> None:
     budget = _budget.get(None)
-    if budget is None:  # while compiling; constants are left to the rendering
+    if budget is None:  # while compiling; constants are evaluated during the rendering
         raise nodes.Impossible
     budget.spend(work)
 
 
 def _paid(value: Any) -> Any:
-    """Return the value after paying for its contents; a list that is contained twice pays twice."""
+    """Return the value after paying for its contents; a list contained twice is paid for twice."""
     _spend(1)
     pending = [value]
     while pending:
@@ -117,18 +117,18 @@ def _paid(value: Any) -> Any:
 
 
 def _check_small(name: str, values: Iterable[Any]) -> None:
-    """Reject a width, count or precision that would make an enormous text."""
+    """Reject a width, count or precision that would create an enormous text."""
     for value in values:
         if isinstance(value, int | float) and not -TEMPLATE_NUMBER <= value <= TEMPLATE_NUMBER:
             raise TemplateLimitError(f"it gives {name!r} a number above {TEMPLATE_NUMBER:,}")
 
 
 class _Payments(NodeTransformer):
-    """Pass loops, `~` and literal collections through filters that pay for them."""
+    """Pass loops, `~` and literal collections through filters that deduct their cost."""
 
     def visit_For(self, node: nodes.For, *args: Any, **kwargs: Any) -> nodes.Node:
         self.generic_visit(node)
-        # The loop must know its length if the template asks for it, so only the body pays.
+        # The loop must know its length if the template uses it, so only the body pays.
         pay = nodes.ExprStmt(_filter("pay_step", nodes.Const(None)))
         node.body = [pay.set_lineno(node.lineno), *node.body]
         if node.test is not None:
@@ -160,7 +160,7 @@ def _pay_step(_: None) -> bool:
 
 
 class _Formatter(sandbox.SandboxedFormatter):
-    """`str.format` without enormous widths."""
+    """`str.format` that rejects enormous widths."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if _LARGE_NUMBER.search(format_spec):
@@ -169,7 +169,7 @@ class _Formatter(sandbox.SandboxedFormatter):
 
 
 class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with every operation paid for."""
+    """Jinja's sandbox with a cost for every operation."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -190,7 +190,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return "".join(paid)
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right`, after bounding the size of the result."""
+        """Compute `left operator right` after bounding the size of the result."""
         _spend(_STEP)
         if operator == "*":
             for value, times in ((left, right), (right, left)):
@@ -205,7 +205,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return _paid(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, a macro or a method."""
+        """Call a function, macro or method."""
         _spend(_STEP)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str | bytes | int):
@@ -216,7 +216,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return _paid(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return a `str.format` or `str.format_map` that pays."""
+        """Return a `str.format` or `str.format_map` that deducts its cost."""
         if super().wrap_str_format(value) is None:
             return None
         text: str = value.__self__
@@ -234,7 +234,7 @@ def _percent(left: str | bytes, right: Any) -> Any:
 
 
 def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
-    """Return the most characters that `text.name(*args)` can have."""
+    """Return the maximum number of characters that `text.name(*args)` can have."""
     if name == "replace" and len(args) >= 2 and isinstance(args[1], str | bytes):
         return len(text) + int(text.count(args[0])) * len(args[1])
     if name == "join" and args and hasattr(args[0], "__len__"):
@@ -243,9 +243,9 @@ def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
 
 
 def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that pays for its result, if possible before it is made."""
+    """Return a filter that pays for its result, in advance if possible."""
 
-    @wraps(function)  # Jinja's mark that it wants the context or the environment is copied too
+    @wraps(function)  # also copies Jinja's mark for filters that take the context or environment
     def paying(*args: Any, **kwargs: Any) -> Any:
         _spend(_STEP)
         has_context = hasattr(function, "jinja_pass_arg")

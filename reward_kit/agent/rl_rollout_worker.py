@@ -1,9 +1,9 @@
 """`RLRolloutWorker`: run a policy through an episode and record it.
 
-An episode goes: start (`starts.py`), reset, then steps (ask the policy, execute its tool calls with
-`tool_execution.py`, let a simulated user answer, check whether the episode is over, record), final state, close. The
-worker knows nothing of rewards. Each action of the policy appends exactly one assistant message and is one step,
-however many tools it calls. A failure is recorded on its episode and does not affect the others.
+An episode consists of start (`starts.py`), reset, steps, final state and close. A step asks the policy, executes its
+tool calls with `tool_execution.py`, lets a simulated user answer, checks whether the episode is over, and records the
+results. The worker does not compute rewards. Each action of the policy appends exactly one assistant message and is
+one step, however many tools it calls. A failure is recorded on its episode and does not affect the others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ logger = logging.getLogger("reward_kit.agent")
 
 
 class TaskLike(Protocol):
-    """A task with what its file names, such as `reward_kit.Task`."""
+    """A task with the objects named in its file, such as `reward_kit.Task`."""
 
     @property
     def definition(self) -> TaskDefinitionModel: ...
@@ -72,14 +72,14 @@ class TaskLike(Protocol):
 
 
 class EpisodeGroup(list[list[StepData]]):
-    """The steps of the episodes of a group, in rollout order, as `system_apply_gigpo_to_batch_steps` takes them.
+    """The steps of a group's episodes, in rollout order, in the form that `system_apply_gigpo_to_batch_steps` accepts.
 
     Attributes:
-        episodes: (G,) the records, for `build_rows`.
+        episodes: (G,) the episode records, for `build_rows`.
         messages: (G,) the conversations.
-        failures: (G,) None, or why the episode failed. One that failed before its first step has no steps: score it
-            None, not 0.
-        ground_truth: of the sample.
+        failures: (G,) None, or the reason why the episode failed. An episode that failed before its first step has no
+            steps: score it None, not 0.
+        ground_truth: the ground truth of the sample.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class RLRolloutWorker:
     Args:
         task_definition: the task: a `Task` with its samples, tools and user, a `TaskDefinitionModel`, or the class of a
             resource.
-        agent_policy: the agent. The worker opens and closes a session for each episode; it does not close the policy.
-        max_episode_steps: overrides the task's.
-        environment: a resource that is set up already and that you close; episodes run in forks of its present state.
-            One that cannot be forked runs one episode at a time: the first in its present state, each later one after a
-            reset. By default the task's `resource_type` is built.
+        agent_policy: the agent. The worker opens and closes a session for each episode but does not close the policy.
+        max_episode_steps: overrides the task's limit.
+        environment: a resource that you have set up and will close; episodes run in forks of its current state. If it
+            cannot be forked, episodes run one at a time, and all but the first start after a reset. By default, the
+            worker builds the task's `resource_type`.
         tools: the task's own tools; by default those of a `Task`.
-        user: answers the agent's texts; by default the simulated user of a `Task`.
-        budget: shared by all episodes of a run; unlimited by default.
-        policy_label: the policy's name in ids and records; by default its class.
+        user: the simulated user, which answers the agent's texts; by default that of a `Task`.
+        budget: a budget shared by all episodes of a run; unlimited by default.
+        policy_label: the policy's name in ids and records; by default its class name.
 
     Raises:
         ConfigError: the task names tools, a user or a server that were not passed.
@@ -166,21 +166,21 @@ class RLRolloutWorker:
     async def run_episode(
         self, seed: int | None = None, *, sample: Sample | None = None
     ) -> tuple[list[StepData], list[Message], Any]:
-        """Collect the next episode of a sample. Repeated and concurrent calls are the rollouts of one group.
+        """Collect the next episode of a sample. Repeated and concurrent calls collect the rollouts of one group.
 
-        The n-th call with the same seed and sample is rollout n of their group: the same start and group id, and a
-        policy seed of its own. A new worker counts from 0 again.
+        The n-th call with the same seed and sample is rollout n of their group: it has the group's start and id, and
+        its own policy seed. A new worker counts from 0 again.
 
         Args:
-            seed: of the run, by default 0; it decides the start.
+            seed: the seed of the run, which determines the start; 0 by default.
             sample: the initial condition; by default the task's first.
 
         Returns:
-            The steps, the whole conversation, and the ground truth. A failure after the first step is logged and stored
-            in the last step's `step_info["failure"]`.
+            The steps, the whole conversation, and the ground truth. A failure after the first step is logged and
+            stored in the last step's `step_info["failure"]`.
 
         Raises:
-            RewardKitError: the episode failed before its first step; of the type that the failure was.
+            RewardKitError: the episode failed before its first step; the error has the type of the original failure.
         """
         async with self._own_group(seed, sample) as group:
             steps, episode, failure = await self._next_episode(group)
@@ -189,15 +189,15 @@ class RLRolloutWorker:
         return steps, list(episode.messages), get_facts(episode)["ground_truth"]
 
     async def run_group(self, size: int, seed: int | None = None, *, sample: Sample | None = None) -> EpisodeGroup:
-        """Collect the next `size` episodes of a sample, concurrently, all from one start.
+        """Collect the next `size` episodes of a sample concurrently, all from the same start.
 
         Args:
             size: the number of episodes, G.
-            seed: as for `run_episode`.
-            sample: as for `run_episode`.
+            seed: as in `run_episode`.
+            sample: as in `run_episode`.
 
         Raises:
-            RewardKitError: every episode failed before its first step; of the type that the first failure was.
+            RewardKitError: every episode failed before its first step; the error has the type of the first failure.
         """
         if size < 1:
             raise ConfigError(f"size: a group has at least 1 episode, got {size}")
@@ -235,15 +235,15 @@ class RLRolloutWorker:
     async def collect_episode(
         self, group: GroupStart | None = None, rollout_index: int = 0, *, seed: int | None = None
     ) -> SingleAgentEpisode:
-        """Collect one episode. Failures are recorded on it and not raised.
+        """Collect one episode. Failures are recorded on the episode, not raised.
 
         Args:
-            group: where the episode starts. By default a group of one on the task itself.
+            group: the start of the episode. By default, a new group for the task itself.
             rollout_index: the episode's position in its group.
-            seed: the run's seed, if no group is given.
+            seed: the run's seed; used only without `group`.
 
         Returns:
-            The episode. Its `custom_data` holds the ids, seeds, stop reason and more: `EpisodeFacts`.
+            The episode. Its `custom_data` contains the ids, seeds, stop reason and other `EpisodeFacts`.
         """
         if group is None:
             async with self.group(self.sample, seed or 0) as group:
@@ -265,7 +265,7 @@ class RLRolloutWorker:
         return live.episode
 
     def group(self, sample: Sample, run_seed: int = 0) -> GroupStart:
-        """Return the start that the episodes of `sample` share."""
+        """Return the start shared by the episodes of `sample`."""
         return self._group_start(sample, run_seed)
 
     def _group_start(self, sample: Sample, run_seed: int, first_keys: dict[str, str] | None = None) -> GroupStart:
@@ -317,13 +317,13 @@ class RLRolloutWorker:
                 get_facts(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
 
     def _context(self, live: LiveEpisode, tools: Toolbox) -> EpisodeContext:
-        """Return the context of the policy's session, with a function to call tools while it acts."""
+        """Return the context of the policy's session, including a function that calls tools while the policy acts."""
         start = live.start
 
         async def call_tool(name: str, arguments: Mapping[str, Any] | str) -> ToolAnswer:
             live.own_calls = done = live.own_calls or Execution()
             key = "arguments_text" if isinstance(arguments, str) else "arguments"
-            was_known, live.is_state_known = live.is_state_known, False  # stays False if the call is cancelled
+            was_known, live.is_state_known = live.is_state_known, False  # remains False if the call is cancelled
             await tools.execute(
                 {"type": "tool_call", "name": name, key: arguments}, len(live.episode), live.clock.left_s, done
             )
@@ -390,11 +390,11 @@ class RLRolloutWorker:
             to_json_value(action)  # reject an action that cannot be stored before executing it
             message = assistant_message(action, len(episode))
         if "prompt_messages" in action and not episode.assistant_turns:
-            # The record begins with the policy's own prompt.
+            # The record begins with the prompt that the policy supplies.
             given = [original.to_chat() for original in episode.messages]
             episode.messages[:] = [Message.model_validate(prompt) for prompt in action["prompt_messages"]]
             episode.get_infos(-1)["given_messages"] = given
-        if "results" in action:  # the policy made its calls itself
+        if "results" in action:  # the policy executed its calls itself
             execution, live.own_calls = live.own_calls or Execution(), None
             execution.messages = [Message.model_validate(result) for result in action["results"]]
             execution.info.setdefault("is_action_valid", True)
@@ -420,7 +420,6 @@ class RLRolloutWorker:
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
 
     async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
-        """Return the simulated user's next message."""
         from reward_kit.agent.simulated_user import WHO
 
         with boundary(PolicyError, WHO):
@@ -436,7 +435,7 @@ class RLRolloutWorker:
     async def _answer_text(
         self, live: LiveEpisode, user: UserSession, message: Message, execution: Execution
     ) -> StopReason | None:
-        """Let the user answer. Return the reason if that ends the episode."""
+        """Let the user answer. Return the stop reason if the answer ends the episode."""
         try:
             turn = await self._ask_user(live, user, [*live.episode.messages, message])
         except RewardKitError as error:
@@ -450,12 +449,12 @@ class RLRolloutWorker:
         return StopReason.USER_STOPPED if turn.is_over else None
 
     def _check_termination(self, live: LiveEpisode, output: PolicyOutput, execution: Execution) -> StopReason | None:
-        """Return the reason why the episode is over after this step; None if it continues."""
+        """Return the reason why the episode is over after this step, or None if it continues."""
         action, task = output.action_structured, self.task_definition
         texts = [text for text in (output.raw_policy_output, action.get("content")) if text]
         limits, seconds_left = task.limits, live.clock.left_s
         is_cut = (output.log_probs or {}).get("finish_reason") == "length"
-        # A policy with a loop of its own may continue after a text.
+        # A policy that runs its own loop may continue after a text.
         is_last_text = action["type"] == "text" and "results" not in action and self._ends_on_text
         is_answer = bool(action.get("is_final")) or is_last_text
         checks = (
@@ -484,7 +483,7 @@ class RLRolloutWorker:
         return environment_call(what, self.task_definition.limits.environment_time_s, resource)
 
     def _policy_seconds(self, live: LiveEpisode) -> float | None:
-        """Return the seconds that the policy has for its next answer."""
+        """Return the number of seconds the policy has for its next answer."""
         limits = (self.task_definition.limits.policy_time_s, live.clock.left_s)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
@@ -494,26 +493,26 @@ class RLRolloutWorker:
 
 @dataclass(slots=True)
 class LiveEpisode:
-    """The state of an episode while it runs, and the writer of its record."""
+    """The state of a running episode, and the writer of its record."""
 
     start: EpisodeStart
     episode: SingleAgentEpisode
     tokens_used: int = 0
     policy_s: float = 0.0
-    environment_s: float = 0.0  # everything but the policy
-    usage: dict[str, float] = field(default_factory=dict)  # sums of the policy's reports
+    environment_s: float = 0.0  # time outside of the policy
+    usage: dict[str, float] = field(default_factory=dict)  # sums over the policy's reports
     user_usage: dict[str, float] = field(default_factory=dict)
-    own_calls: Execution | None = None  # made by the policy itself in the current turn
+    own_calls: Execution | None = None  # calls executed by the policy itself in the current turn
     stop_reason: StopReason | None = None
     failure: Failure | None = None
-    is_state_known: bool = True  # no call of the resource was cancelled
+    is_state_known: bool = True  # False once a call to the resource was cancelled
     clock: EpisodeClock = field(default_factory=EpisodeClock)
     _began: float = field(default_factory=time.perf_counter)
     _began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
 
     @property
     def cost(self) -> float:
-        """US dollars so far, the simulated user's included."""
+        """The cost in US dollars so far, including the simulated user."""
         return self.usage.get("cost", 0.0) + self.user_usage.get("cost", 0.0)
 
     def stop(self, reason: StopReason, failure: Failure | None = None) -> None:
@@ -522,7 +521,7 @@ class LiveEpisode:
         self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
 
     def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> ActionUsage:
-        """Add the usage of one action to `usage` or `user_usage`; token ids count if no endpoint reports it."""
+        """Add the usage of one action to `usage` or `user_usage`; count token ids if no endpoint reports usage."""
         facts = facts or {}
         usage = facts.get("usage") or {}
         for key, value in usage.items():
@@ -540,7 +539,7 @@ class LiveEpisode:
         outputs: dict[str, Any] = {
             "raw_policy_output": output.raw_policy_output,
             "value_estimate": output.value_estimate,
-            # The values are in the messages; the keys let a replay repeat the action.
+            # The messages contain the values; a replay needs only the keys to repeat the action.
             "own_account": [key for key in ("results", "is_final") if action.get(key) not in (None, False)] or None,
         }
         if episode.assistant_turns:
@@ -591,7 +590,7 @@ class LiveEpisode:
 async def collect_group(
     worker: RLRolloutWorker, sample: Sample, size: int, *, run_seed: int = 0
 ) -> list[SingleAgentEpisode]:
-    """Collect `size` concurrent episodes of one sample from one start, (G,) in rollout order; failed ones included."""
+    """Collect `size` concurrent episodes of one sample from one start: (G,) in rollout order, failures included."""
     episodes: dict[int, SingleAgentEpisode] = {}
 
     async def collect(index: int) -> None:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class PromptError(ConfigError):
-    """A template of the task does not fit a sample.
+    """A task template does not fit a sample.
 
     Attributes:
-        key: of the template in the task file.
+        key: the template's key in the task file.
         problem: the message without the sample's location.
     """
 
-    # The other parameters have defaults, so that the error can be pickled.
+    # All other parameters have defaults, so that the error can be pickled.
     def __init__(self, message: str, key: tuple[str | int, ...] = (), problem: str = "") -> None:
         super().__init__(message)
         self.key, self.problem = key, problem
@@ -37,11 +37,11 @@ class Sample:
     """An initial condition: a row of the task's dataset, or the task itself.
 
     Attributes:
-        id: unique in its task.
+        id: the sample's id, unique in its task.
         row: the fields that message templates and reward functions may use.
         ground_truth: passed to reward functions, never to the policy.
         resource_config: overrides the task's `base_resource_config`.
-        where: file and line, for messages.
+        where: the file and line, for messages.
     """
 
     id: str
@@ -57,13 +57,13 @@ class Sample:
 
     @classmethod
     def from_task(cls, task: TaskDefinitionModel) -> Sample:
-        """Return the task itself as a sample, if it has no dataset."""
+        """Return the task itself as a sample, for a task without a dataset."""
         return cls(task.name, ground_truth=task.ground_truth)
 
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The seeds of one episode. The environment's is shared by its group; the policy's is never shared."""
+    """The seeds of one episode. The group shares the environment seed; the policy seed is never shared."""
 
     run: int
     environment: int
@@ -72,7 +72,7 @@ class Seeds:
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a 63-bit seed from a purpose, the run's seed and ids; equal parts give equal seeds."""
+    """Return a 63-bit seed from a purpose, the run's seed and ids; equal parts produce equal seeds."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
@@ -80,7 +80,7 @@ def derive_seed(*parts: object) -> int:
 def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, policy_label: str = "") -> Seeds:
     """Return the environment seed f(run, sample) and the policy seed f(run, sample, rollout index, policy).
 
-    With `noise` "independent" the group's forks draw different random numbers, with "shared" the same.
+    With `noise` "independent", the group's forks draw different random numbers; with "shared", the same.
     """
     noise_parts = (rollout_index,) if noise == "independent" else ()
     return Seeds(
@@ -92,7 +92,7 @@ def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, 
 
 
 def make_group_id(run_seed: int, sample_id: str, policy_label: str = "") -> str:
-    """Return the id of the group of `sample_id`: readable, and unique in a run."""
+    """Return the readable id of the group of `sample_id`, unique in a run."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", sample_id)[:40]
     return f"{slug}-{derive_seed('group', run_seed, sample_id, policy_label) & 0xFFFFFFFFFFFF:012x}"
 
@@ -103,10 +103,10 @@ def make_rollout_id(group_id: str, rollout_index: int) -> str:
 
 
 class Prompt:
-    """The first messages of a task's episodes: its templates, compiled once; an invalid one raises a ConfigError.
+    """The first messages of a task's episodes: compiled templates; an invalid template raises a ConfigError.
 
     Attributes:
-        shows_observation: a template uses the environment's first observation.
+        shows_observation: True if a template uses the environment's first observation.
     """
 
     def __init__(self, task: TaskDefinitionModel) -> None:
@@ -134,10 +134,10 @@ class Prompt:
                 self.shows_observation |= "observation" in used
 
     def render(self, sample: Sample, observation: str = "") -> list[Message]:
-        """Return the first messages of an episode of `sample`, with the environment's first observation as text.
+        """Return the first messages of an episode of `sample`; `observation` is the environment's first one, as text.
 
-        The sample's row fills the templates; a row's own `messages` are used if the task has none. A template that does
-        not fit the row, or an invalid message, raises a ConfigError.
+        The templates are rendered with the sample's row; if the task has no templates, the row's `messages` are used.
+        A template that does not fit the row or an invalid message raises a ConfigError.
         """
         messages: list[Message] = []
         fields = {"observation": "", **sample.row, **({"observation": observation} if observation else {})}

@@ -1,10 +1,10 @@
-"""`SimulatedUser`: the other side of a dialogue, a policy that answers the agent between its turns.
+"""`SimulatedUser`: the user in a dialogue, a policy that answers the agent between its turns.
 
-The user's policy sees the conversation from its own side: the agent's texts are "user" to it and its own are
-"assistant". Tool calls, tool results, the environment's observation and the task's system message are the agent's
-alone. This is the arrangement of τ-bench (https://arxiv.org/abs/2406.12045), its stop signal included.
+The user's policy sees the conversation from its own side: the agent's texts have the role "user", its own texts
+"assistant". It does not see tool calls, tool results, the environment's observation or the task's system message. This
+is the setup of τ-bench (https://arxiv.org/abs/2406.12045), including its stop signal.
 
-`build_dialogue` shows a recorded conversation as an episode of two agents.
+`build_dialogue` converts a recorded conversation to an episode of two agents.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 
 GREETING = "Hello! What can I do for you?"
-"""The first message to a user who speaks first; many endpoints refuse a conversation without a user message."""
+"""The first message shown to a user who speaks first; many endpoints reject a conversation without a user message."""
 WHO = "the simulated user"
 """The user's name in messages and failures."""
 NO_ANSWER = "(no answer)"
-"""The text shown to the user for an empty text of the agent."""
+"""The text shown to the user when the agent's text is empty."""
 AGENT, USER = "agent", "user"
 Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """A message of the user, as the agent reads it, which may end the conversation.
+    """A user message as the agent reads it; it may end the conversation.
 
-    The JSON-safe facts are the raw output, and `usage`, `finish_reason` and token ids if known; those of the first turn
-    also have the user's `instructions`.
+    The JSON-safe facts include the raw output and, if known, `usage`, `finish_reason` and token ids; those of the
+    first turn also include the user's `instructions`.
     """
 
     text: str
@@ -54,18 +54,18 @@ class UserTurn:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def messages(self) -> list[Message]:
-        """Return the messages added to the conversation; none if the user leaves without text."""
+        """Return the messages to add to the conversation; [] if the user leaves without text."""
         return [Message(role="user", content=self.text)] if self.text or not self.is_over else []
 
 
 class SimulatedUser:
-    """The user in all episodes of a run.
+    """The simulated user of all episodes of a run.
 
     Args:
-        policy: answers as the user: a text action is the user's message, terminate ends the conversation.
-        instructions: the system message of that policy, a template over the sample's row.
-        stop_phrase: an answer that contains it is the last; the phrase is removed from it.
-        opens: the user speaks first; by default if no message of the task is the user's.
+        policy: the policy that acts as the user: a text action is the user's message, terminate ends the conversation.
+        instructions: the system message of that policy, a template rendered with the sample's row.
+        stop_phrase: ends the conversation when an answer contains it; the phrase is removed from the answer.
+        opens: True if the user speaks first; by default, True if the task has no user message.
 
     Raises:
         ConfigError: a template does not compile.
@@ -85,20 +85,20 @@ class SimulatedUser:
 
     @property
     def is_free(self) -> bool:
-        """The user's answers cost nothing."""
+        """True if the user's answers cost nothing."""
         return self.policy.is_free
 
     @property
     def knows_cost(self) -> bool:
-        """The usage of the user's answers includes their cost."""
+        """True if the usage of the user's answers includes their cost."""
         return self.policy.knows_cost
 
     def check(self, sample: Sample) -> None:
-        """Fill the templates, as `open` will; a field missing from the sample's row raises a ConfigError."""
+        """Render the templates as `open` will; a field missing from the sample's row raises a ConfigError."""
         self._instructions.render(sample)
 
     async def open(self, start: EpisodeStart) -> UserSession:
-        """Open the user of one episode. Its seed is its own, and the same for every agent."""
+        """Open the user session of one episode; its seed is independent and the same for every agent."""
         seed = derive_seed("user", start.seeds.run, start.sample.id, start.rollout_index)
         policy = self._policy_for(start.sample)
         context = EpisodeContext(start.rollout_id, seed, None, start.sample.id, start.rollout_index)
@@ -109,7 +109,7 @@ class SimulatedUser:
         return UserSession(session, instructions, self._stop_phrase, opens=self._opens, is_shared=is_shared)
 
     async def close(self) -> None:
-        """Close the policy; called once, after the last session."""
+        """Close the policy. Call it once, after the last session."""
         await self.policy.close()
 
     def _policy_for(self, sample: Sample) -> AgentPolicy:
@@ -117,12 +117,13 @@ class SimulatedUser:
 
 
 class ScriptedUser(SimulatedUser):
-    """A user who gives fixed answers, and then stops.
+    """A user who gives predefined answers and then stops.
 
     Args:
-        replies: the texts in order, templates over the sample's row; or a function, sync or async, of the conversation
-            as the user sees it and the row, that returns a text. By default the row's own `replies`, verbatim.
-        instructions: as in `SimulatedUser`; a function sees them.
+        replies: the texts in order, templates rendered with the sample's row; or a sync or async function of the
+            conversation (as the user sees it) and the row that returns a text. By default the row's `replies`,
+            verbatim.
+        instructions: as in `SimulatedUser`; passed to a function as the system message.
         stop_phrase: as in `SimulatedUser`.
         opens: as in `SimulatedUser`.
 
@@ -144,7 +145,7 @@ class ScriptedUser(SimulatedUser):
         self._replies = None if given is None else _RowTemplates(given, "user")
 
     def check(self, sample: Sample) -> None:
-        """Fill the templates; without `replies`, the row must have them."""
+        """Render the templates; without `replies`, the row must contain them."""
         super().check(sample)
         self._policy_for(sample)
 
@@ -170,7 +171,7 @@ class ScriptedUser(SimulatedUser):
 
 
 class UserSession:
-    """The user of one episode, with the session of its policy; a shared one is not closed with it."""
+    """The user of one episode and the session of its policy; a session shared between episodes is not closed."""
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class UserSession:
     def speaks_first(self, messages: Sequence[Message], observation: str) -> bool:
         """Return whether the user speaks first. Call it once, before `reply`.
 
-        The environment's first observation may be one of the task's first messages; the user does not see it.
+        The environment's first observation may be one of the task's first messages; it is hidden from the user.
         """
         self._observation = observation
         has_user_message = any(_is_from_user(message, observation) for message in messages)
@@ -206,7 +207,7 @@ class UserSession:
         Raises:
             PolicyError: the user's policy returned no action, or called a tool.
         """
-        # A message stays the same object from turn to turn, so that the policy encodes it once.
+        # Keep each message the same object from turn to turn, so that the policy encodes it only once.
         seen: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
         self._heard = [
             (message, known if previous is message else to_user_view(message, self._observation))
@@ -223,7 +224,7 @@ class UserSession:
         known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
         raw = text if output.raw_policy_output is None else output.raw_policy_output
         facts: dict[str, Any] = to_plain_data({"raw": raw, **known})
-        if self._unrecorded:  # recorded with the first answer, since they are not in the conversation
+        if self._unrecorded:  # record them with the first answer, since they are not in the conversation
             facts["instructions"], self._unrecorded = self._unrecorded, ""
         if stops:  # keep one space or line break where the phrase had some on both sides
             pattern = rf"\s+(?:{re.escape(self._stop_phrase)}\s+)+"
@@ -238,7 +239,7 @@ class UserSession:
 
 
 def to_user_view(message: Message, observation: str) -> Message | None:
-    """Return a message as the user's policy sees it; None if it is hidden, as the environment's `observation` is."""
+    """Return a message as the user's policy sees it; None if it is hidden, like the environment's `observation`."""
     if message.role == "assistant" and not message.tool_calls and not message.function_call:
         return Message(role="user", content=message.text or NO_ANSWER)
     return Message(role="assistant", content=message.text) if _is_from_user(message, observation) else None
@@ -249,7 +250,7 @@ def _is_from_user(message: Message, observation: str) -> bool:
 
 
 class _RowTemplates:
-    """Templates over a sample's row, compiled once."""
+    """Templates rendered with a sample's row, compiled once."""
 
     def __init__(self, texts: Sequence[str], role: str) -> None:
         messages = [{"role": role, "content": text} for text in texts]
@@ -281,23 +282,23 @@ def _check_texts(value: Any, what: str) -> list[str]:
 
 
 class _UserTurn(NamedTuple):
-    """A recorded message of the user; None if they left without text."""
+    """A recorded user message; the text is None if the user left without one."""
 
     message: Message | None
     facts: Mapping[str, Any]
 
 
 def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
-    """Return the recorded conversation as an episode of the agents "agent" and "user", to inspect or train either.
+    """Return the recorded conversation as an episode of "agent" and "user", to inspect or train either one.
 
-    The environment's time advances with each action of either. The agent's part is the recorded episode itself, whose
-    conversation and tokens are shared. The user's observations are the agent's texts, their actions the answers. The
-    raw text, usage and token ids of the user's messages, if known, are extra model outputs and the tokens of the user's
-    own episode. If the user spoke last, that action is complete if the task ended with it, and hangs if the
-    conversation was cut off or continues. The user's rewards are unknown. A user who never spoke is not in it.
+    The environment's time advances with each action of either agent. The agent's episode is the recorded one, with
+    shared conversation and tokens. The user observes the agent's texts and acts by answering; raw text, usage and
+    token ids of the user's messages, if known, become extra model outputs and the tokens of the user's episode. If the
+    user spoke last, that action is complete if the task ended with it; it hangs if the conversation was cut off or
+    continues. The user's rewards are unknown. A user who never spoke is omitted.
 
     Raises:
-        EpisodeError: the record of the user's tokens contradicts itself.
+        EpisodeError: the recorded tokens of the user are inconsistent.
     """
     from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 
@@ -324,7 +325,7 @@ def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
 
 
 def _user_turn(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
-    """Return the user's answer to the t-th action, or their opening for -1; None if it was answered otherwise."""
+    """Return the user's answer to the t-th action, or their opening for -1; None if the user did not answer it."""
     facts = episode.get_infos(t + 1).get(USER)
     if facts is None:
         return None
@@ -333,7 +334,7 @@ def _user_turn(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
 
 
 def _messages_after(episode: SingleAgentEpisode, t: int) -> list[Message]:
-    """Return the answers to the t-th action; for -1 the first messages, as the task gave them to the policy."""
+    """Return the answers to the t-th action; for -1, the first messages that the task passed to the policy."""
     if t >= 0:
         return episode.answers_to(t)
     if given := episode.get_infos(0).get("given_messages"):
@@ -343,7 +344,7 @@ def _messages_after(episode: SingleAgentEpisode, t: int) -> list[Message]:
 
 
 def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) -> None:
-    """Add one recorded step: the agent's action, and the user's answer if there is one."""
+    """Add one recorded step: the agent's action and the user's answer, if any."""
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
     acts: dict[str, Any] = {
         "actions": {AGENT: episode.get_actions(t)},
@@ -362,7 +363,7 @@ def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) 
 
 
 def _add_turn(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, turn: _UserTurn, t: int) -> None:
-    """Add the user's answer to the t-th action, and the agent's next observation; t = -1 is the opening."""
+    """Add the user's answer to the t-th action and the agent's next observation; t = -1 is the opening."""
     info: dict[str, Any] = {}
     tokens = write_log_probs(turn.facts, dialogue.agent_episodes[USER], info)
     outputs = {"raw_policy_output": turn.facts.get("raw"), **info, **tokens}
@@ -393,14 +394,14 @@ def _add_answered(
         rewards=rewards,
         infos={AGENT: episode.get_infos(t + 1)},
         terminateds=dict.fromkeys(agents, is_last and episode.is_terminated),
-        # A hanging action has no last observation to be cut off at.
+        # A hanging action has no final observation at which to truncate.
         truncateds=dict.fromkeys(agents - {USER} if user_waits else agents, is_last and episode.is_truncated),
         **acts,
     )
 
 
 def _add_user_conversation(user: SingleAgentEpisode, episode: SingleAgentEpisode) -> None:
-    """Add the conversation from the user's side: their instructions, what they heard, their own messages as turns."""
+    """Add the conversation from the user's side: instructions, observed messages, and the user's messages as turns."""
     user.id_ = f"{episode.id_}-{USER}"
     turns = [_user_turn(episode, t) for t in range(-1, len(episode))]
     instructions = next((turn.facts.get("instructions") for turn in turns if turn is not None), None)

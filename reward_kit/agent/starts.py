@@ -1,8 +1,8 @@
-"""`GroupStart`: the start that the episodes of a group share, and guarded calls of an environment.
+"""`GroupStart`: the start shared by the episodes of a group, and guarded calls to an environment.
 
-A `GroupStart` sets the sample's resource up once, resets it, records the key of that state, and hands each episode a
-private fork whose key must be the same. A resource that cannot be forked gets fresh starts instead, recorded as
-unverified.
+A `GroupStart` sets up and resets the sample's resource once, records the key of that state, and passes each episode a
+private fork, whose state key must match. If the resource cannot be forked, each episode gets a fresh start instead,
+recorded as unverified.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = logging.getLogger("reward_kit.agent")
 
 
 class environment_call:
-    """A call of a resource: errors become an `EnvironmentFailure`, and after `seconds` it is cancelled.
+    """A guarded call to a resource: errors become an `EnvironmentFailure`, and after `seconds` it is cancelled.
 
-    No cancel scope is made for a resource that never waits, since one costs as much as a step of a fast environment.
-    `limit` is the user's name for `seconds`.
+    A resource that never waits gets no cancel scope, since a scope costs as much as a step of a fast environment.
+    `limit` is the name of the setting for `seconds`.
     """
 
     __slots__ = ("_boundary", "_limit", "_scope", "_seconds")
@@ -67,7 +67,7 @@ class environment_call:
 
 
 async def close_quietly(resource: ForkableResource) -> None:
-    """Close a resource, also during cancellation. A failure is logged and does not affect the episode."""
+    """Close a resource, even during cancellation. A failure is logged and does not affect the episode."""
     try:
         with (
             boundary(EnvironmentFailure, f"close of {type(resource).__name__}"),
@@ -88,9 +88,9 @@ async def _closing_on_error(resource: ForkableResource) -> AsyncIterator[None]:
 
 @dataclass(slots=True)
 class SharedEnvironment:
-    """A resource that the user set up and closes. Episodes run in forks of its present state.
+    """A resource that the caller sets up and closes. Episodes run in forks of its current state.
 
-    One that cannot be forked runs one episode at a time: the first in its present state, each later one after a reset.
+    If it cannot be forked, episodes run one at a time, and all but the first start after a reset.
     """
 
     resource: ForkableResource
@@ -100,7 +100,7 @@ class SharedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
-    """An episode's identity, seeds and private resource, which the episode owns; None if the task has tools only."""
+    """An episode's identity, seeds and private resource; the resource is None if the task has only tools."""
 
     rollout_id: str
     group_id: str
@@ -110,21 +110,21 @@ class EpisodeStart:
     resource: ForkableResource | None = None
     fork: str | None = None  # "native", "replay" or "none" (a fresh start)
     state_key: str | None = None
-    verified: bool | None = None  # the start equals the group's
+    verified: bool | None = None  # whether the start equals the group's
 
 
 class GroupStart:
     """The start of a group. Use it as an async context manager; `episode` may be called concurrently.
 
     Args:
-        task: defines the resource.
-        sample: of the group.
-        run_seed: of the run.
+        task: the task that defines the resource.
+        sample: the sample of the group.
+        run_seed: the seed of the run.
         policy_label: distinguishes the groups of several policies on one sample.
-        environment: used instead of the task's `resource_type`.
-        kind: the resource's class, instead of the task's `resource_type`.
-        first_keys: the state key of the first episode of each group id. An episode that starts in another state gets a
-            group id of its own, since it cannot be compared with the others.
+        environment: a resource to use instead of the task's `resource_type`.
+        kind: the resource's class, overriding the task's `resource_type`.
+        first_keys: the state key of the first episode of each group id. An episode that starts in a different state
+            gets a separate group id, because it cannot be compared with the others.
     """
 
     def __init__(
@@ -158,13 +158,13 @@ class GroupStart:
             await close_quietly(base)
 
     def identity(self, rollout_index: int) -> EpisodeStart:
-        """Return the start of the `rollout_index`-th episode before its resource is made."""
+        """Return the start of the `rollout_index`-th episode, without a resource."""
         seeds = derive_seeds(self._run_seed, self._sample.id, rollout_index, self._task.noise, self._label)
         rollout_id = make_rollout_id(self.group_id, rollout_index)
         return EpisodeStart(rollout_id, self.group_id, rollout_index, self._sample, seeds)
 
     async def episode(self, rollout_index: int) -> EpisodeStart:
-        """Return the start of the `rollout_index`-th episode. The caller passes it to `finish`."""
+        """Return the start of the `rollout_index`-th episode; the caller must pass it to `finish`."""
         start, shared, task, sample = self.identity(rollout_index), self._shared, self._task, self._sample
         if shared is None and self._kind is None and task.resource_type is None:
             return start
@@ -201,7 +201,7 @@ class GroupStart:
         return replace(start, group_id=self._group_of(key), state_key=key)
 
     async def finish(self, start: EpisodeStart) -> None:
-        """Close the resource of an episode, or hand a shared one to the next episode."""
+        """Close the resource of an episode, or pass a shared one on to the next episode."""
         shared = self._shared
         if shared is not None and start.resource is shared.resource:
             shared.lock.release()
@@ -209,7 +209,7 @@ class GroupStart:
             await close_quietly(start.resource)
 
     def _group_of(self, key: str) -> str:
-        """Return the group id of an episode that starts in the state of this key."""
+        """Return the group id for an episode that starts in the state with this key."""
         first = key if self._first_keys is None else self._first_keys.setdefault(self.group_id, key)
         if key == first:
             return self.group_id
@@ -230,7 +230,7 @@ class GroupStart:
                 return await shared.resource.fork()
 
     async def _take_turn(self, shared: SharedEnvironment, seeds: Seeds) -> ForkableResource:
-        """Return the shared resource itself, held until `finish`."""
+        """Wait for the shared resource and return it; it is held until `finish`."""
         await shared.lock.acquire()
         try:
             if shared.was_used:

@@ -42,7 +42,7 @@ logger = logging.getLogger("reward_kit.agent")
 
 @dataclass(slots=True)
 class Execution:
-    """The results of one action: its messages, the sum of its rewards, and JSON-safe facts for the step."""
+    """The results of one action: messages, the sum of its rewards, and JSON-safe facts for the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
@@ -50,18 +50,18 @@ class Execution:
     truncated: bool = False
     wants_end: bool = False  # the agent called the task's terminate tool
     info: dict[str, Any] = field(default_factory=dict)
-    is_interrupted: bool = False  # the episode's time limit cancelled a call of the resource; its state is unknown
+    is_interrupted: bool = False  # the time limit cancelled a call to the resource; its state is unknown
     failure: Failure | None = None
 
     @property
     def is_over(self) -> bool:
-        """True if no further call of this action is executed."""
+        """True if no further call of this action will be executed."""
         ended = self.terminated or self.truncated or self.wants_end
         return ended or self.is_interrupted or self.failure is not None
 
 
 class Toolbox:
-    """The tools of one episode: the resource's, the task's own, and the terminate tool."""
+    """The tools of one episode: those of the resource and the task, and the terminate tool."""
 
     def __init__(
         self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
@@ -78,7 +78,7 @@ class Toolbox:
         self._offered: list[str] = []
 
     async def specs(self) -> list[ToolSpec] | None:
-        """Return the tools that can be called now, if any; a repeated name raises a ConfigError."""
+        """Return the tools that can be called now, or None; a duplicate name raises a ConfigError."""
         specs = list(self._own)
         with boundary(EnvironmentFailure, "get_tools_spec"):
             if self._resource is not None:
@@ -96,7 +96,7 @@ class Toolbox:
     ) -> Execution:
         """Execute the calls of an action in order.
 
-        A failed call returns its error to the agent. A resource that fails or times out ends the episode, since its
+        A failed call returns its error to the agent. A resource that fails or times out ends the episode, because its
         state is unknown. The results are added to `done`.
         """
         done = Execution() if done is None else done
@@ -119,7 +119,7 @@ class Toolbox:
     async def _call(
         self, call: Mapping[str, Any], done: Execution, seconds_left: float | None
     ) -> tuple[str, dict[str, Any]]:
-        """Return the text that answers one call, and facts about it."""
+        """Return the text answer to one call, and facts about it."""
         if done.is_over:
             return NOT_EXECUTED, {"skipped": True}
         name, arguments = call["name"], call.get("arguments") or {}
@@ -144,7 +144,7 @@ class Toolbox:
             if seconds_left is not None and (limit is None or seconds_left < limit):
                 done.is_interrupted = not is_own
                 raise ToolError(f"tool {name!r} was cut off: the episode's time is up (limits.wall_time_s)")
-            # The task's own tool may be tried again; a resource that was interrupted is in an unknown state.
+            # The task's own tool may be retried; an interrupted resource is in an unknown state.
             raise (ToolError if is_own else DeadlineError)(
                 f"tool {name!r} did not answer within {limit:g} s (limits.tool_time_s)"
             )
@@ -152,7 +152,7 @@ class Toolbox:
             if error.__cause__ is not None:
                 if (tool_errors := CURRENT_TOOL_ERRORS.get()) is not None:
                     tool_errors.add(name, error)
-                # The error raised first; those raised from it repeat its message. `raise e from e` makes a cycle.
+                # The error raised first; later ones in the chain repeat its message. `raise e from e` creates a cycle.
                 root: BaseException = error
                 seen = {id(root)}
                 while root.__cause__ is not None and id(root.__cause__) not in seen:
@@ -214,20 +214,20 @@ _BUGS = (
     SyntaxError,
     TypeError,
 )
-"""Raised by Python for wrong code; unlike ValueError, OSError and RuntimeError, with which tools refuse."""
-_MAX_KINDS = 200  # a model may invent names without end
+"""Exceptions that Python raises for bugs, unlike ValueError, OSError and RuntimeError, which tools raise on purpose."""
+_MAX_KINDS = 200  # a model may invent any number of names
 _SHOWN_NAMES, _SHOWN_TOOLS, _SHOWN_CHARS = 3, 8, 200
 
 
 class ToolErrors:
-    """Counts the bugs in tools and the calls of unknown tools in a run, for its final report.
+    """Counts tool bugs and calls to unknown tools in a run, for its final report.
 
-    Both are answered to the agent and the episode continues, and the logs alone would show them. A tool that refuses on
-    purpose is part of an episode and is not counted.
+    Both produce an answer to the agent and the episode continues, so only the logs would show them. An error that a
+    tool raises on purpose is part of the episode and is not counted.
     """
 
     def __init__(self) -> None:
-        self._bugs: Counter[tuple[str, str, str]] = Counter()  # by tool, exception and place
+        self._bugs: Counter[tuple[str, str, str]] = Counter()  # by tool, exception and location
         self._messages: dict[tuple[str, str, str], str] = {}
         self._unknown: Counter[str] = Counter()
         self._unknown_calls = 0
@@ -241,9 +241,9 @@ class ToolErrors:
             while trace is not None and trace.tb_next is not None:
                 trace = trace.tb_next
             if trace is None or not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-                return  # raised by the tool's own code, and so on purpose
+                return  # raised by the tool's own code, hence on purpose
             cause = cause.__cause__
-        # A subclass defined elsewhere is raised on purpose, too.
+        # A subclass defined elsewhere is also raised on purpose.
         if not isinstance(cause, _BUGS) or type(cause).__module__ != "builtins":
             return
         lines = user_traceback(cause, max_lines=2).splitlines()  # the innermost line of the tool's own code
@@ -254,14 +254,14 @@ class ToolErrors:
             self._bugs[key] += 1
 
     def add_unknown(self, name: str, offered: Sequence[str]) -> None:
-        """Count a call of a tool that is not among the `offered` ones."""
+        """Count a call to a tool that is not among the `offered` ones."""
         self._unknown_calls += 1
         self._offered = offered
         if name in self._unknown or len(self._unknown) < _MAX_KINDS:
             self._unknown[name] += 1
 
     def lines(self, log: Path, most: int = 3) -> list[str]:
-        """Return a line for each of the `most` commonest bugs, whose tracebacks are in `log`; one for unknown tools."""
+        """Return a line for each of the `most` frequent bugs, with tracebacks in `log`, and one for unknown tools."""
         lines = []
         for (tool, kind, place), times in self._bugs.most_common(most):
             message = " ".join(self._messages[tool, kind, place].split())

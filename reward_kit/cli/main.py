@@ -46,11 +46,12 @@ GROUPS: dict[str, dict[str, str]] = {
 """The visible commands with their summaries, in the groups of `--help`."""
 HIDDEN = {
     "schema": "Print the JSON schema of task files or train files, for your editor.",
+    "agent-eval": "Run a task file, as reward-kit 0.4 did: `--task-def T.yaml` and the options of `run`.",
     "completion": "Print your shell's script for TAB completion.",
 }
 """Commands that `--help` leaves out."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
-_MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP}
+_MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP, "agent-eval": "run"}
 """The module of a command without its own module; the command is its function of that name."""
 _ALIASES = {
     "rescore": "score RUN",
@@ -94,7 +95,7 @@ class LazyGroup(click.Group):
         if name not in VERBS:
             return None
         module = import_module(module_of(name))
-        command: click.Command = getattr(module, name if name in _MODULES else "command")
+        command: click.Command = getattr(module, name.replace("-", "_") if name in _MODULES else "command")
         return _with_common_options(command, f"{_PREFIX}_{name}")
 
     def resolve_command(
@@ -163,7 +164,12 @@ def _with_common_options(command: click.Command, prefix: str) -> click.Command:
     return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, params=[_verbose()])
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[_verbose()],
+    epilog="agent-eval, the command of reward-kit 0.4, is run.",
+)
 @click.version_option(package_name="reward-kit", prog_name="reward-kit")
 def program() -> None:
     """Evaluate language-model agents, and train them with credit for every step.

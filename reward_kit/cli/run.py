@@ -7,6 +7,7 @@ In reading order: `parse_task` and `resolve_task` (`runs/tasks.py`), `plan_run` 
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -212,6 +213,19 @@ def command(**options: Any) -> None:
             engine=engine,
         )
     )
+
+
+agent_eval = copy.copy(command)
+agent_eval.help = """Run a task file, as `run` does, which has the same options.
+
+\b
+Example:
+  reward-kit agent-eval --task-def task.yaml
+"""
+agent_eval.params = [
+    click.Option(["--task-def", "task"], type=click.Path(path_type=Path), metavar="TASK", help="The task file."),
+    *map(copy.copy, command.params[1:]),
+]
 
 
 def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:

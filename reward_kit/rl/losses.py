@@ -2,23 +2,23 @@
 
 Shared arguments:
 
-    logprobs_BT      under the policy in training; the only input with a gradient
-    old_logprobs_BT  under the policy that sampled, or the same policy before the update
-    advantages_BT    one per token
-    loss_mask_BT     1 for a token that takes part
-    clip_low         how far below 1 a ratio may be pushed; 1 means unlimited
-    clip_high        how far above
+    logprobs_BT      under the policy in training; the only input that gets a gradient
+    old_logprobs_BT  under the policy that sampled, or under the trained policy before the update
+    advantages_BT    the advantage of each token
+    loss_mask_BT     1 for tokens included in the loss, else 0
+    clip_low         the largest distance of a ratio below 1; 1 means unlimited
+    clip_high        the largest distance of a ratio above 1
     weights_BT       a factor per token, such as `truncated_importance_weights`; None: 1
-    aggregation      how the tokens' losses become one
-    global_batch     the counts of all micro-batches; None: of these rows alone
-    sequence_ids_BT  the sequence that a token belongs to, for packed rows; None: its row
+    aggregation      the reduction of the tokens' losses to one number
+    global_batch     the counts of all micro-batches; None: the counts of these rows
+    sequence_ids_BT  the sequence of each token, for packed rows; None: one sequence per row
 
 Each function returns a `Loss` with its diagnostics, and raises `ConfigError` if an option is unknown or out of range,
-or shapes differ. Formulas are per token t; sg stops the gradient. The axis `_N` is the tokens that take part, in
-order, and `_Q` the sequences with at least one of them.
+or shapes differ. Formulas are per token t; sg stops the gradient. The axis `_N` has the included tokens in order, and
+`_Q` the sequences with at least one of them.
 
 Divisors are counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of the batch
-however it is split. Diagnostics are kept as sums and counts for the same reason.
+however it is split. For the same reason, diagnostics are stored as sums and counts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
     "within_cap",
 ]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""How (N,) losses are reduced: the mean over tokens, or the mean over sequences of the sequence's sum, mean, or sum
+"""Reductions of (N,) losses: the mean over tokens, or the mean over sequences of the sequence's sum, mean, or sum
 divided by a constant length (`GlobalBatch.norm_length`)."""
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
@@ -67,7 +67,7 @@ KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 _LEAST = 1e-12
-"""The divisor if nothing takes part: 0 / 1e-12 is 0. Counts per process may be below 1."""
+"""The divisor if no token is included: 0 / 1e-12 is 0. Counts per process may be below 1."""
 
 
 def _check_above_0(name: str, number: object) -> None:
@@ -83,12 +83,12 @@ def _check_above_0(name: str, number: object) -> None:
 class GlobalBatch:
     """The divisors of losses: counts over all rows of one optimizer step, across its micro-batches.
 
-    If gradients are averaged over processes instead of summed, give the counts of all processes divided by the number
+    If gradients are averaged over processes instead of summed, pass the counts of all processes divided by the number
     of processes.
 
     Attributes:
-        tokens: number of tokens that take part.
-        sequences: number of sequences with such a token. A sequence lies in one micro-batch.
+        tokens: the number of tokens in the loss.
+        sequences: the number of sequences with such a token. A sequence must not span micro-batches.
         norm_length: the divisor of "seq-mean-token-sum-norm": a constant of the run, such as the maximum completion
             length.
 
@@ -116,15 +116,14 @@ class GlobalBatch:
 
 
 class MaskedTokens:
-    """The tokens that take part in a loss. They are selected first; values elsewhere, NaN included, are never read.
+    """The tokens included in a loss. They are selected first; other values, even NaN, are never read.
 
     Args:
-        loss_mask_BT: 1 for a token that takes part.
-        sequence_ids_BT: integers; tokens with the same id form a sequence, in any rows, like `row_ids` of a packed
-            batch. None: each row is a sequence.
+        loss_mask_BT: 1 for tokens included in the loss. sequence_ids_BT: integers; tokens with the same id form a
+            sequence, in any rows, like `row_ids` of a packed batch. None: each row is a sequence.
 
     Raises:
-        ConfigError: shapes differ, the mask does not have two axes or holds numbers other than 0 and 1, or ids are
+        ConfigError: shapes differ, the mask does not have two axes or contains numbers other than 0 and 1, or ids are
             not integers.
     """
 
@@ -152,7 +151,7 @@ class MaskedTokens:
             )
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
-        """Return the (N,) values of the tokens that take part, in float32 or wider; `name` is for errors."""
+        """Return the (N,) values of the included tokens, in float32 or wider; `name` appears in errors."""
         self._check_shape(name, values_BT)
         values_N = values_BT.reshape(-1).index_select(0, self.indices_N)
         # In bfloat16 a ratio of 1.001 is 1.
@@ -163,7 +162,7 @@ class MaskedTokens:
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
-        """The number of tokens that take part, as a diagnostic."""
+        """Return the number of included tokens as a diagnostic."""
         return Statistic("total", torch.tensor([self.count], device=self.indices_N.device))
 
     def lay(self, values_N: Tensor) -> Tensor:
@@ -173,7 +172,7 @@ class MaskedTokens:
 
     @cached_property
     def sequence_N(self) -> Tensor:
-        """The number of each token's sequence, from 0."""
+        """The index of each token's sequence."""
         if self._sequence_ids_BT is None:
             ids_N = self.indices_N // max(self.shape[1], 1)
         else:
@@ -191,11 +190,11 @@ class MaskedTokens:
         return values_N.new_zeros(self.sequences).index_add(0, self.sequence_N, values_N)
 
     def sequence_means(self, values_N: Tensor) -> Tensor:
-        """(Q,) mean of each sequence over its tokens that take part."""
+        """(Q,) mean of each sequence over its included tokens."""
         return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
 
     def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
-        """Return the share of these tokens' losses in the loss of the whole batch; 0 if no token takes part."""
+        """Return these tokens' contribution to the loss of the whole batch; 0 without tokens."""
         check_choice("aggregation", aggregation, get_args(Aggregation))
         if whole is not None and self.count and not (whole.tokens and whole.sequences):
             raise ConfigError(f"global_batch must count the {self.count} tokens of these rows too, got {whole}")
@@ -249,7 +248,7 @@ class Statistic(NamedTuple):
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name, NaN without values. `a | b` has the names of both; for a shared name the value of `b`."""
+    """Scalars by name, NaN without values. `a | b` merges both; for a shared name, `b` wins."""
 
     def __init__(self, statistics: Mapping[str, Statistic]) -> None:
         self.statistics = dict(statistics)
@@ -275,14 +274,14 @@ class Diagnostics(Mapping[str, Tensor]):
 
 
 class Loss(NamedTuple):
-    """A scalar to minimise and its diagnostics."""
+    """A scalar to minimize, and its diagnostics."""
 
     loss: Tensor
     diagnostics: Diagnostics
 
 
 def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """Merge the diagnostics of micro-batches or processes into those of all rows; a name may be missing in some.
+    """Merge the diagnostics of micro-batches or processes into those of all rows; each may lack some names.
 
     Raises:
         ConfigError: a name has diagnostics of different kinds.
@@ -301,14 +300,14 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
 
 
 def mean_statistic(values_N: Tensor) -> Statistic:
-    """The mean of numbers, or the share of true values."""
+    """Return the mean of numbers, or the share of true values."""
     values_N = values_N.detach()
     values_N = values_N if values_N.is_floating_point() else values_N.float()
     return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))
 
 
 def spread_statistics(name: str, values_N: Tensor) -> dict[str, Statistic]:
-    """`<name>_min`, `<name>_max` and `<name>_mean`."""
+    """Return `<name>_min`, `<name>_max` and `<name>_mean`."""
     values_N = values_N.detach()
     least = values_N.amin().reshape(1) if len(values_N) else values_N.new_tensor([torch.inf])
     greatest = values_N.amax().reshape(1) if len(values_N) else values_N.new_tensor([-torch.inf])
@@ -336,7 +335,7 @@ class ClipRange(NamedTuple):
     dual: float | None = None
 
     def checked(self) -> ClipRange:
-        """Return itself, or raise `ConfigError` for a bound that is out of range."""
+        """Return this object; raise `ConfigError` if a bound is out of range."""
         check_number("clip_low", self.low, 0.0, 1.0)
         check_number("clip_high", self.high, 0.0)
         if self.dual is not None:
@@ -367,7 +366,7 @@ def ppo_clip_loss(
         L_t = min(L_t, -A_t dual_clip)   for A_t < 0 (Ye et al. 2020, equation 5)
 
     Args:
-        dual_clip: bounds the loss of a token with a negative advantage whose ratio has grown; None: no bound.
+        dual_clip: the bound on the loss of a token with a negative advantage and a large ratio; None: no bound.
 
     Returns:
         The loss with `clip_fraction_low` and `clip_fraction_high`, the shares of tokens clipped at each bound;
@@ -397,15 +396,15 @@ def gspo_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Group sequence policy optimisation (Zheng et al. 2025, equations 7 and 14), with an advantage per token.
+    """Group sequence policy optimization (Zheng et al. 2025, equations 7 and 14), with an advantage per token.
 
         s_i = exp(mean over the tokens of sequence i of logprobs - old_logprobs), the exponent cut to ±20
         r_t = sg[s_i] exp(logprobs_t - sg[logprobs_t])     the value s_i with the gradient s_i ∇logprobs_t
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
 
     If all tokens of a sequence share one advantage and the aggregation is the default, value and gradient equal those
-    of the loss over whole sequences. The diagnostics are those of `ppo_clip_loss` except the dual clip's; `ratio_…`
-    and `effective_sample_size` are over sequences.
+    of the loss over whole sequences. The diagnostics are those of `ppo_clip_loss` without the dual clip's; `ratio_…`
+    and `effective_sample_size` count sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -436,9 +435,9 @@ def cispo_loss(
         r_t = exp(logprobs_t - old_logprobs_t), the exponent cut to ±20
         L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
 
-    By default weights have no lower bound, as in the paper, and are at most 5. Only the gradient of this loss is
+    By default weights have no lower bound, as in the paper, and an upper bound of 5. Only the gradient of this loss is
     meaningful, not its value. The diagnostics are those of `ppo_clip_loss` except the dual clip's; a weight is clipped
-    for either sign of the advantage, so the clip fractions depend on the ratio alone.
+    for either sign of the advantage, so the clip fractions depend only on the ratio.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -472,19 +471,19 @@ def decoupled_ppo_loss(
         w_t = exp(proximal_logprobs_t - behaviour_logprobs_t), the exponent cut to ±20
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
-    A token whose weight exceeds the cap is excluded from the sum and its divisor; with `beyond_cap="truncate"` it
-    takes part with the weight `cap`. When excluding tokens, pass `GlobalBatch.of(within_cap(…))` of the whole batch as
+    A token whose weight exceeds the cap is excluded from the sum and its divisor; with `beyond_cap="truncate"` its
+    weight is reduced to `cap`. When excluding tokens, pass `GlobalBatch.of(within_cap(…))` of the whole batch as
     `global_batch`, not the counts of its `loss_mask`.
 
     Args:
-        proximal_logprobs_BT: under a recent policy, usually the one before the update.
-        behaviour_logprobs_BT: under the policy that sampled.
+        proximal_logprobs_BT: log-probabilities under a recent policy, usually the one before the update.
+        behaviour_logprobs_BT: log-probabilities under the policy that sampled.
         dual_clip: see `ppo_clip_loss`.
-        cap: the greatest weight.
+        cap: the maximum weight.
         beyond_cap: exclude a token beyond the cap, or truncate its weight.
 
     Returns:
-        The loss with the diagnostics of `ppo_clip_loss` over the tokens that are left, `weight_min`, `weight_max`,
+        The loss with the diagnostics of `ppo_clip_loss` over the remaining tokens, `weight_min`, `weight_max`,
         `weight_mean`, `weight_effective_sample_size` and, over all tokens, `weight_capped_fraction`.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
@@ -506,7 +505,7 @@ def decoupled_ppo_loss(
 def _inputs(
     tokens: MaskedTokens, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-ratios and advantages, (N,) each."""
+    """Return log-ratios and advantages, (N,) each."""
     log_ratio_N = tokens.pick("logprobs", logprobs_BT) - tokens.pick("old_logprobs", old_logprobs_BT).detach()
     return log_ratio_N, tokens.pick("advantages", advantages_BT).detach()
 
@@ -524,7 +523,7 @@ def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -
 
 
 def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Diagnostics:
-    """Shares of tokens beyond each bound whose advantage would push the ratio further; they have no gradient."""
+    """Return the shares of tokens clipped at each bound, which get no gradient."""
     up_N, down_N = advantages_N > 0.0, advantages_N < 0.0
     measured = _fractions(low_N=down_N & (ratio_N < 1.0 - clip.low), high_N=up_N & (ratio_N > 1.0 + clip.high))
     if clip.dual is not None:
@@ -580,10 +579,10 @@ def truncated_importance_weights(
 
     Args:
         logprobs_BT: the loss's old log-probabilities, computed by the trainer.
-        sampler_logprobs_BT: recorded by the sampler.
-        loss_mask_BT: 1 for a token that takes part; weights elsewhere are 0.
+        sampler_logprobs_BT: the log-probabilities recorded by the sampler.
+        loss_mask_BT: 1 for tokens included in the loss; other weights are 0.
         level: use the ratio of each token, or of its sequence.
-        cap: the greatest weight.
+        cap: the maximum weight.
 
     Returns:
         The weights, and `weight_min`, `weight_max`, `weight_mean`, `weight_effective_sample_size` and
@@ -606,7 +605,7 @@ def truncated_importance_weights(
 def within_cap(
     proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
 ) -> Tensor:
-    """(B,T) bool: the tokens that take part and whose weight in `decoupled_ppo_loss` is at most the cap."""
+    """Return (B,T) bool, True for included tokens whose weight in `decoupled_ppo_loss` is at most `cap`."""
     _check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT)
     return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap))
@@ -618,7 +617,7 @@ def _proximal_weights(tokens: MaskedTokens, proximal_logprobs_BT: Tensor, behavi
 
 
 def _within(weights_N: Tensor, cap: float) -> Tensor:
-    return ~(weights_N > cap)  # NaN counts as within, so that an unknown log-probability shows in the loss
+    return ~(weights_N > cap)  # NaN counts as within the cap, so that an unknown log-probability makes the loss NaN
 
 
 def _weight_statistics(weights: Tensor) -> Diagnostics:
@@ -639,9 +638,10 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstim
         k3 = exp(-d) - 1 + d     unbiased and never negative; d is cut to ±20 first
         k1+, k3+                 the value of k1 or k3 with the gradient of k2
 
-    On samples of the policy only k2 has the gradient of the divergence: k1's is 0 on average, and k3's belongs to the
-    reverse divergence, KL(reference, policy). So use k1 and k3 for monitoring and rewards, and k2, k1+ and k3+ for a
-    loss. verl's k3 is capped at 10, which removes the gradient of tokens far from the reference; this one is not.
+    On samples of the policy, only k2 has the gradient of the divergence: the gradient of k1 is 0 on average, and that
+    of k3 belongs to the reverse divergence, KL(reference, policy). Use k1 and k3 for monitoring and rewards, and k2,
+    k1+ and k3+ for a loss. verl's k3 is capped at 10, which removes the gradient of tokens far from the reference; this
+    k3 is not capped.
     """
     check_choice("estimator", estimator, get_args(KLEstimator))
     difference = logprobs - reference_logprobs.detach()
@@ -691,10 +691,10 @@ def penalised_rewards(
     estimator: KLEstimator = "k1",
     sequence_ids_BT: Tensor | None = None,
 ) -> PenalisedRewards:
-    """Subtract coefficient · kl_t from the reward of each token that takes part, before advantages are computed.
+    """Subtract coefficient · kl_t from the reward of each included token, before advantages are computed.
 
-    The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with
-    "+" are refused, since only their gradient differs. The diagnostics are those of `kl_loss`.
+    The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
+    are rejected, since only their gradients differ. The diagnostics are those of `kl_loss`.
     """
     if estimator.endswith("+"):
         raise ConfigError(
@@ -721,12 +721,12 @@ def _kl(
 
 
 class AdaptiveKLCoefficient:
-    """A coefficient that grows while the policy's divergence from the reference exceeds the target, else shrinks.
+    """A coefficient that grows while the divergence from the reference exceeds the target, and otherwise shrinks.
 
         coefficient ← coefficient · (1 + clip(kl / target - 1, -0.2, 0.2) · min(samples / horizon, 1))
 
-    After Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon: five times as many could make the
-    coefficient 0, and more could make it negative, a reward for divergence.
+    After Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon: with five times as many the coefficient
+    could become 0, and with more even negative, which would reward divergence.
 
     Args:
         coefficient: the initial value.
@@ -734,7 +734,7 @@ class AdaptiveKLCoefficient:
         horizon: the number of samples over which the coefficient may change by a fifth.
 
     Raises:
-        ConfigError: one of them is not above 0.
+        ConfigError: an argument is not above 0.
     """
 
     def __init__(self, coefficient: float, *, target: float, horizon: float) -> None:
@@ -743,7 +743,7 @@ class AdaptiveKLCoefficient:
         self.value, self.target, self.horizon = coefficient, target, horizon
 
     def update(self, kl: float, samples: float) -> float:
-        """Adapt to a divergence, such as `kl_sequence`, measured on this many sequences; return the new coefficient.
+        """Update for a divergence, such as `kl_sequence`, measured on `samples` sequences; return the new coefficient.
 
         Raises:
             TrainingError: the divergence is not finite; the coefficient is unchanged.
@@ -758,11 +758,11 @@ class AdaptiveKLCoefficient:
         return self.value
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state for a checkpoint; target and horizon belong to the configuration."""
+        """Return the state for a checkpoint, without target and horizon, which belong to the configuration."""
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from a checkpoint; one without a coefficient raises `ConfigError`."""
+        """Load a checkpoint's state; raise `ConfigError` if it has no coefficient."""
         check_number("the state's value", state.get("value"), 0.0)
         self.value = state["value"]
 
@@ -773,7 +773,7 @@ class AdaptiveKLCoefficient:
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
     """(B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0.
 
-    In float32 or wider: in bfloat16 a log-probability of -5 is off by as much as 0.016.
+    Computed in float32 or wider, since in bfloat16 a log-probability of -5 has an error of up to 0.016.
     """
     if logits_BTV.dim() != 3 or logits_BTV.shape[:2] != ids_BT.shape:
         raise ConfigError(f"logits must be (B,T,V), ids (B,T), got {tuple(logits_BTV.shape)} and {tuple(ids_BT.shape)}")
@@ -784,10 +784,10 @@ def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
 def token_entropies(logits_BTV: Tensor) -> Tensor:
     """(B,T) entropy in nats of the distribution of token t, aligned with `token_logprobs`.
 
-    A logit of -inf is an impossible token and adds nothing.
+    A logit of -inf marks an impossible token, which adds nothing.
     """
     logprobs = _log_softmax(logits_BTV)
-    # 0 · log 0 is 0 here, and NaN in floating point.
+    # 0 · log 0 must count as 0, but is NaN in floating point.
     finite = torch.where(logprobs == -torch.inf, 0.0, logprobs)
     return torch.nn.functional.pad(-(logprobs.exp() * finite).sum(dim=-1), (1, 0))
 
@@ -825,18 +825,18 @@ def value_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Half the squared error of a critic, clipped as in PPO's first implementation (Dhariwal et al. 2017).
+    """Half the squared error of a critic, clipped as in the first implementation of PPO (Dhariwal et al. 2017).
 
         near_t = clip(values_t, old_values_t - clip, old_values_t + clip)
         L_t    = ½ max((values_t - returns_t)², (near_t - returns_t)²)
 
-    With the ½ the gradient is the error itself; double a coefficient taken from code without it.
+    With the ½, the gradient is the error itself; double a coefficient taken from code that omits the ½.
 
     Args:
-        values_BT: of the critic in training; the only input with a gradient.
-        old_values_BT: of the critic before the update.
+        values_BT: the values of the critic in training; the only input that gets a gradient.
+        old_values_BT: the values of the critic before the update.
         returns_BT: the targets.
-        clip: how far a value may move from the old one; None: no limit.
+        clip: the largest change of a value from its old one; None: no limit.
 
     Returns:
         The loss with `value_clip_fraction`, the share of tokens whose gradient is clipped; `value_error`, the mean of

@@ -1,10 +1,10 @@
-"""Training schedules, and an exact simulation of the time each saves while rewards are scored.
+"""Training schedules, and an exact simulation of the time that each saves by overlapping work with reward scoring.
 
-The simulation uses no clock. A step rolls out a batch, hands it to the reward agent, computes log-probabilities,
-updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time; at most
-`max_concurrency` reward calls run beside it, started in order of submission, as `AsyncRewardAgent` does within a batch.
-`docs/concepts/overlap.md` shows why, for equal latencies, `both` takes no longer than `minibatch` and `one_step_off`,
-and neither of them longer than `sync`.
+The simulation uses no clock. A step rolls out a batch, sends it to the reward agent, computes log-probabilities,
+updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time; up to
+`max_concurrency` reward calls run in parallel, started in order of submission, as `AsyncRewardAgent` does within a
+batch. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than `minibatch` and
+`one_step_off`, which take no longer than `sync`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 Floats = npt.NDArray[np.float64]
 MOST_CALLS = 5_000_000
-MOST_SECONDS = 1e8  # three years; sums of such numbers still resolve milliseconds and cannot overflow
+MOST_SECONDS = 1e8  # Three years; sums of durations up to this still resolve milliseconds and cannot overflow
 
 
 class Schedule(StrEnum):
@@ -74,14 +74,15 @@ class PipelineSettings:
         log_probs_s: seconds to compute the log-probabilities of a batch, which need no rewards.
         publish_s: seconds to publish the new weights.
         handling_s: seconds from the end of a rollout to the batch's first call: decoding, sending.
-        batch_size: samples in a batch; each is rolled out `group_size` times.
-        group_size: rollouts of a sample; each is one reward call, and a group is complete when all are scored.
-        minibatch_size: samples in a mini-batch.
-        max_concurrency: reward calls in flight.
-        steps: batches.
-        separate_rollouts: rollouts run on a second machine, not the trainer's.
-        log_probs_while_scoring: `sync` computes log-probabilities before it waits, not after; the others always do.
-        one_batch_at_a_time: the agent begins a batch when the previous one is scored, not when a slot is free.
+        batch_size: the number of samples in a batch; each is rolled out `group_size` times.
+        group_size: the number of rollouts per sample; each is one reward call, and a group is complete when all are
+            scored.
+        minibatch_size: the number of samples in a mini-batch.
+        max_concurrency: the maximum number of concurrent reward calls.
+        steps: the number of batches.
+        separate_rollouts: rollouts run on a second machine instead of the trainer's.
+        log_probs_while_scoring: `sync` computes log-probabilities before it waits for scores, as the others always do.
+        one_batch_at_a_time: the agent starts a batch once the previous one is scored, not once a slot is free.
     """
 
     rollout_s: float
@@ -123,17 +124,17 @@ class PipelineSettings:
 
     @property
     def calls_per_step(self) -> int:
-        """Reward calls of one batch."""
+        """The number of reward calls of one batch."""
         return self.batch_size * self.group_size
 
     @property
     def train_s(self) -> float:
-        """The work of one step once its batch is rolled out."""
+        """The seconds of work of one step after its rollouts."""
         return self.log_probs_s + self.minibatches * self.update_s + self.publish_s
 
     @property
     def minibatches(self) -> int:
-        """Updates of one step."""
+        """The number of updates of one step."""
         return self.batch_size // self.minibatch_size
 
 
@@ -150,7 +151,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
     "lognormal": (("MEAN", "SIGMA"), _lognormal),
     "empirical": ((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
 }
-"""Each distribution with the names of its parameters."""
+"""The parameter names of each distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class Latency:
     Attributes:
         kind: "constant", "uniform", "exponential", "lognormal", or "empirical", which draws from measured calls.
         figures: constant: the seconds; uniform: lowest and highest; exponential: the mean; lognormal: the mean and the
-            standard deviation of the logarithm; empirical: the measurements.
+            standard deviation of the logarithm; empirical: the measured seconds.
     """
 
     kind: str
@@ -184,7 +185,7 @@ class Latency:
             raise ConfigError(f"latency uniform: LOW must be at most HIGH, got {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
-        """Draw an array of seconds of this shape."""
+        """Draw an array of seconds with this shape."""
         return _KINDS[self.kind][1](generator, self.figures, size)
 
     def __str__(self) -> str:
@@ -251,24 +252,25 @@ def read_durations(path: Path) -> tuple[float, ...]:
 def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
     """Return a lower bound in seconds for every schedule whose rollouts use weights at most one version old.
 
-    It is the maximum of the work of each machine and, for each range of batches s..t, the sum of the work before their
-    first call, the calls spread evenly over the slots (at least the longest call), and the work after their last call.
+    The bound is the maximum of the work of each machine and, for each range of batches s..t, the sum of the work before
+    their first call, the duration of the calls spread evenly over the slots (at least the longest call), and the work
+    after their last call.
     """
     steps = range(settings.steps)
-    rollouts = 1 if settings.separate_rollouts else settings.steps  # the trainer's machine waits at least for the first
+    rollouts = 1 if settings.separate_rollouts else settings.steps  # The trainer waits at least for the first rollout
     work_s = settings.steps * settings.train_s + rollouts * settings.rollout_s
     heads_S = np.array([_before(settings, step) for step in steps])
     tails_S = np.array([_after(settings, settings.steps - 1 - step) for step in steps])
     loads_S = latencies_SC.sum(axis=1) / settings.max_concurrency
     up_to_S = np.cumsum(loads_S)
     bound = max(work_s, float((heads_S + latencies_SC.max(axis=1) + tails_S).max()))
-    # The best first batch for each last one: heads - loads before it, accumulated.
+    # For each last batch, the best first batch: the running maximum of heads - loads before it.
     first_S = np.maximum.accumulate(heads_S - (up_to_S - loads_S))
     return max(bound, float((first_S + up_to_S + tails_S).max()))
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """The work before the first call of a step: rollouts up to its own, and all updates but those of two steps."""
+    """Return the work before a step's first call: rollouts up to it, and all earlier updates but two."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s
@@ -278,9 +280,9 @@ def _before(settings: PipelineSettings, step: int) -> float:
 
 
 def _after(settings: PipelineSettings, left: int) -> float:
-    """The work after the last call of a step: one update, and the work of the `left` later steps not yet done."""
+    """Return the work after the last call of a step: one update, and the unfinished work of the `left` later steps."""
     update_s = settings.minibatches * settings.update_s
-    rollouts = max(0, left - 1)  # the next batch may be rolled out already, and have its log-probabilities
+    rollouts = max(0, left - 1)  # The next batch may already have its rollouts and log-probabilities
     training = left * (update_s + settings.publish_s) + rollouts * settings.log_probs_s
     last_s = settings.update_s + settings.publish_s
     if not settings.separate_rollouts:
@@ -302,9 +304,9 @@ class TimelineInterval(NamedTuple):
 
 
 class ScoredBatch(NamedTuple):
-    """The reward calls of one batch: `begins_C` and `ends_C` in the order of its rollouts.
+    """The reward calls of one batch; `begins_C` and `ends_C` are in the order of its rollouts.
 
-    Mini-batch m holds the groups `groups_MG[m]` and is ready for training at `ready_M[m]`.
+    Mini-batch m consists of the groups `groups_MG[m]` and is ready for training at `ready_M[m]`.
     """
 
     submitted_s: float
@@ -322,12 +324,12 @@ class ScheduleResult:
         schedule: the schedule.
         makespan_s: seconds until the weights of the last step are published.
         intervals: work and waiting of the trainer's machine, without gaps.
-        rollouts: the machine for rollouts, if it is another one.
+        rollouts: the intervals of the separate rollout machine, if any.
         batches: the reward calls of each step.
         staleness: the largest number of versions between the weights that sampled a batch and those it updated.
-        latency_bias: Spearman's rank correlation of a group's slowest call with its mini-batch, the mean over steps:
-            1 if slow groups always come last. None if undefined.
-        order_kept: the rank correlation of a group's mini-batch by order of submission with its actual one: 1 if
+        latency_bias: Spearman's rank correlation of a group's slowest call with its mini-batch, averaged over steps: 1
+            if slow groups always come last. None if undefined.
+        order_kept: the rank correlation of a group's mini-batch by submission order with its actual mini-batch: 1 if
             completion does not reorder groups. None with one mini-batch.
     """
 
@@ -341,22 +343,22 @@ class ScheduleResult:
     order_kept: float | None
 
     def seconds(self, *doing: Doing) -> float:
-        """Seconds that the trainer's machine spent on these activities."""
+        """Return the seconds that the trainer's machine spent on these activities."""
         return math.fsum(item.end_s - item.begin_s for item in self.intervals if item.doing in doing)
 
     @property
     def idle_s(self) -> float:
-        """Seconds in which the trainer's machine waited."""
+        """The seconds for which the trainer's machine waited."""
         return self.seconds("waits_for_rewards", "waits_for_rollouts")
 
     @property
     def utilisation(self) -> float:
-        """The share of the time that the trainer's machine worked."""
+        """The share of the time for which the trainer's machine worked."""
         return 1.0 - self.idle_s / self.makespan_s
 
     @property
     def step_ends_s(self) -> list[float]:
-        """The second at which the weights of each step were published."""
+        """The time in seconds at which each step's weights were published."""
         ends = {item.step: item.end_s for item in self.intervals if item.doing in ("update", "publish")}
         return [ends[step] for step in range(len(self.batches))]
 
@@ -366,9 +368,9 @@ class Overlap:
     """The four schedules side by side, with equal latencies.
 
     Attributes:
-        settings: of the trainer.
-        latencies_SC: seconds of each call, by step.
-        results: by schedule.
+        settings: the settings of the trainer.
+        latencies_SC: the seconds of each call, by step.
+        results: the results by schedule.
         lower_bound_s: see `lower_bound`.
     """
 
@@ -378,7 +380,7 @@ class Overlap:
     lower_bound_s: float
 
     def cut(self, schedule: Schedule) -> float:
-        """The share of `sync`'s time that a schedule saves."""
+        """Return the share of `sync`'s time that a schedule saves."""
         return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
 
 
@@ -391,9 +393,9 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
     """Simulate the four schedules with the same calls.
 
     Args:
-        settings: of the trainer.
-        latencies_SC: seconds of each call; `group_size` consecutive calls of a row are a group. Another shape, or a
-            number that is not a duration, raises `ConfigError`.
+        settings: the settings of the trainer.
+        latencies_SC: the seconds of each call; `group_size` consecutive calls of a row are a group. Another shape or an
+            invalid duration raises `ConfigError`.
     """
     shape = (settings.steps, settings.calls_per_step)
     if latencies_SC.shape != shape:
@@ -405,12 +407,12 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
 
 def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Begin calls in order, each as soon as a slot is free; return when they begin and end.
+    """Begin calls in order, each as soon as a slot is free; return their begin and end times.
 
     Args:
         latencies_C: seconds of each call.
-        slots: a heap of the second at which each slot becomes free; updated in place.
-        not_before_s: no call begins earlier.
+        slots: a heap of the times at which the slots become free; updated in place.
+        not_before_s: the earliest start of a call.
     """
     begins = np.empty(len(latencies_C))
     for index, seconds in enumerate(latencies_C):
@@ -421,7 +423,7 @@ def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s
 
 
 class _Simulation:
-    """The simulation in progress; the machines are free from `trainer_s` and `rollouts_s` on."""
+    """A simulation in progress; the machines become free at `trainer_s` and `rollouts_s`."""
 
     def __init__(self, settings: PipelineSettings, schedule: Schedule, latencies_SC: Floats) -> None:
         self.settings, self.schedule, self.latencies_SC = settings, schedule, latencies_SC
@@ -457,7 +459,7 @@ class _Simulation:
         return ScheduleResult(self.schedule, self.trainer_s, intervals, rollouts, batches, staleness, *means)
 
     def _roll_out(self) -> None:
-        """Roll out the next batch, unless there is none, and make its calls."""
+        """Roll out the next batch, if any, and make its calls."""
         step, settings = len(self.batches), self.settings
         if step == settings.steps:
             return
@@ -540,7 +542,7 @@ _DOINGS: tuple[Doing, ...] = get_args(Doing)
 
 
 class TimelineRow(NamedTuple):
-    """One row of a drawing: its schedule, its content (machine, rollouts, step, calls), and its cells."""
+    """A row of a drawing: its schedule, its content (machine, rollouts, step, calls), and its cells."""
 
     schedule: Schedule
     shows: str
@@ -571,8 +573,8 @@ def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
     """Draw two steps of each schedule, from the second step, or from the first if there are fewer than four.
 
     Letters: R rollout, L log-probabilities, U update, P weights published, · waits for rewards, - waits for rollouts.
-    The row `step` has the last digit of the batch's step, the row `calls` the reward calls in flight, █ for all slots.
-    Raises `ConfigError` if the width is too small.
+    The row `step` shows the last digit of the batch's step; the row `calls` the concurrent reward calls, █ for all
+    slots. Raises `ConfigError` if the width is too small.
     """
     if width < _NARROWEST:
         raise ConfigError(f"a timeline needs at least {_NARROWEST} characters, got {width}")
@@ -600,7 +602,7 @@ def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
 def _shares(
     intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], field: str
 ) -> list[int | None]:
-    """For each cell the index in `kinds` of the `field` value that fills most of it; None for an empty cell."""
+    """Return for each cell the index in `kinds` of the `field` value that fills most of it; None if empty."""
     filled = np.zeros((len(kinds), len(edges) - 1))
     indices = {kind: index for index, kind in enumerate(kinds)}
     for item in intervals:
@@ -615,7 +617,7 @@ def _letters(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
 
 
 def _calls(result: ScheduleResult, edges: Floats, slots: int) -> str:
-    """The mean number of calls in flight in each cell; any call shows at least the lowest level."""
+    """Return the mean number of concurrent calls in each cell; any call shows at least the lowest level."""
     done = np.zeros(len(edges))
     for batch in result.batches:
         if batch.submitted_s < edges[-1] and batch.ends_C.max() > edges[0]:

@@ -1,7 +1,7 @@
 """PPO on token rows, in reading order: the learner, one optimizer step, the loss of a micro-batch, diagnostics.
 
 An update runs epochs of mini-batches over the rows of one batch of episodes, each mini-batch in micro-batches that fit
-in memory. The axis `_N` is the tokens that take part, `_M` actions.
+in memory. The axis `_N` has the tokens in the loss, `_M` the actions.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 logger = logging.getLogger("reward_kit.rl")
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""Receives the batch on which an update failed, and facts about the failure."""
+"""A function of the batch on which an update failed, and of facts about the failure."""
 
 
 class DeviceContext(NamedTuple):
-    """The module's device and floating-point type, the micro-batch budget, and the processes that share parts."""
+    """The module's device and floating-point type, the micro-batch budget, and the processes that share the batch."""
 
     device: torch.device
     dtype: torch.dtype
@@ -74,7 +74,7 @@ class DeviceContext(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str) -> DeviceContext:
-        """Make the context of a module; on a CPU the process keeps freed memory."""
+        """Create the context of a module; on a CPU, also let the process keep freed memory."""
         target = torch.device(device)
         if target.type == "cpu":
             keep_freed_memory()
@@ -91,7 +91,7 @@ class DeviceContext(NamedTuple):
 
 
 class _StepRecord(NamedTuple):
-    """One optimizer step: its loss, the gradient's norm before clipping, and the diagnostics of its micro-batches."""
+    """The loss of an optimizer step, its gradient norm before clipping, and its micro-batches' diagnostics."""
 
     loss: float
     grad_norm: float
@@ -101,9 +101,9 @@ class _StepRecord(NamedTuple):
 class _StepCounts(NamedTuple):
     """The divisors of the losses of one optimizer step."""
 
-    policy: GlobalBatch  # of the policy loss; "decoupled" leaves tokens out
-    tokens: GlobalBatch  # of losses over all tokens
-    actions: GlobalBatch  # of the critic's loss, in which an action counts once
+    policy: GlobalBatch  # Of the policy loss; "decoupled" excludes some tokens
+    tokens: GlobalBatch  # Of losses over all tokens
+    actions: GlobalBatch  # Of the critic's loss, in which an action counts once
 
 
 class PPOLearner:
@@ -112,15 +112,15 @@ class PPOLearner:
     Args:
         module: the weights in training, changed in place: a causal language model of `transformers`, a
             `PolicyWithValue`, or anything that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout,
-            as the sampler does. Trained weights in half precision become float32.
+            as the sampler does. Half-precision trainable weights become float32.
         config: the options.
-        reference: the module for the KL divergence, if options or diagnostics need one; not the one in training.
-            None with adapters: the module without them.
-        seed: of the order of mini-batches, and of new adapters.
-        device: the module is moved there.
+        reference: a separate module for the KL divergence, if options or diagnostics need one. None with adapters: the
+            module without its adapters.
+        seed: the seed of the order of mini-batches and of new adapters.
+        device: the device to which the module is moved.
         total_steps: the number of updates, for schedules that end.
-        on_failure: called with the rows and facts before a `TrainingError` for a loss or gradient that is not finite,
-            to keep the batch for study. `facts["rows"]` are the indices of the mini-batch's rows.
+        on_failure: a function called with the rows and facts before a `TrainingError` for a non-finite loss or
+            gradient, to save the batch for debugging. `facts["rows"]` are the indices of the mini-batch's rows.
 
     Raises:
         ConfigError: the module cannot be trained with these options.
@@ -167,12 +167,12 @@ class PPOLearner:
                 raise ConfigError(
                     f"{type(base).__name__} does not support gradient checkpointing; remove gradient_checkpointing"
                 )
-            # The newer of the two method names, if the model has it.
+            # Prefer the newer of two method names.
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
             for layer in base.modules():
                 if getattr(layer, "gradient_checkpointing", False):
-                    layer.training = True  # these layers recompute only in training mode; dropout inside them stays off
+                    layer.training = True  # These layers recompute only in training mode; dropout inside them stays off
         self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = adamw(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
@@ -190,16 +190,17 @@ class PPOLearner:
         """Run all epochs on one batch.
 
         Args:
-            rows: from `build_rows`.
+            rows: the result of `build_rows`.
             version: the policy version of the module before the update, as in `policy_versions`.
 
         Returns:
-            The diagnostics; see `docs/reference/ppo.md`. If no token takes part, only `tokens` and
+            The diagnostics; see `docs/reference/ppo.md`. Without tokens in the loss, only `tokens` and
             `optimizer_steps`, both 0.
 
         Raises:
             TrainingError: a required log-probability is missing, or a loss or gradient is not finite. That optimizer
-                step is skipped, earlier ones stay. The update does not count; repeating it uses the same order of rows.
+                step is skipped; earlier steps remain. The update does not count: repeating it uses the same order of
+                rows.
         """
         flat, order = self._trainable_rows(rows), self._generator.get_state()
         diagnostics = {"tokens": 0.0, "optimizer_steps": 0.0}
@@ -220,7 +221,7 @@ class PPOLearner:
         factor = lr_factor(self.config, self.updates, self.total_steps)
         set_lr(self.optimizer, factor)
         steps: list[_StepRecord] = []
-        # Rows without a token that takes part would cost a forward pass and change nothing.
+        # Rows without tokens in the loss would cost a forward pass without effect.
         used, size = np.flatnonzero(flat.counts_B), self.config.minibatch_rows
         count = -(-len(used) // size) if size else min(self.config.minibatches or 1, len(used))
         cuts = [size * part for part in range(1, count)] if size else count
@@ -248,7 +249,7 @@ class PPOLearner:
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
         """Compute the gradient of the loss over all rows into the parameters' `grad`, without an optimizer step.
 
-        `grad_norm` of the diagnostics is the unclipped norm. Raises `TrainingError` if no token takes part or a
+        `grad_norm` in the diagnostics is the unclipped norm. Raises `TrainingError` if the loss has no token or a
         required log-probability is missing.
         """
         flat = self._trainable_rows(rows)
@@ -270,9 +271,9 @@ class PPOLearner:
         return laid
 
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
-        """Return everything that an equal learner needs for an exact continuation.
+        """Return the state from which an identical learner continues exactly.
 
-        `keep` is False in a process that only helps to gather shards; the tensors are then None.
+        With `keep=False`, for a process that only helps to gather shards, the tensors are None.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -285,9 +286,9 @@ class PPOLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. Options are not loaded; an adaptive coefficient without a state starts again.
+        """Load a state. Options are not loaded; an adaptive coefficient without a state starts from its initial value.
 
-        A state of a module with other weights, or with other weights trainable, raises `ConfigError`.
+        Raises `ConfigError` if the weights, or the choice of trainable weights, differ from the module's.
         """
         with boundary(ConfigError, "the state is from a module with other weights, or other trainable weights"):
             load_module(self.module, state["module"])
@@ -307,10 +308,10 @@ class PPOLearner:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
     def _with_loss_columns(self, flat: TrainingRows) -> TrainingRows:
-        """Add the columns that the losses need beyond the recorded ones.
+        """Add the columns that the losses need but that are not recorded.
 
         `old`: the denominator of the ratio. `recomputed`: the module's log-probabilities before the update.
-        `reference`, `weights`, `is_within`, `old_values`: if the options use them.
+        `reference`, `weights`, `is_within`, `old_values`: only if the options use them.
         """
         config, recorded = self.config, flat.columns
         if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
@@ -344,7 +345,7 @@ class PPOLearner:
             is_own = self._reference is self._model
             with without_adapters(self.module) if is_own else nullcontext():
                 columns["reference"] = score_rows(self._reference, flat, self._context)[0]
-        # In the loss's dtype, so that both compare with the same cap.
+        # In the loss's dtype, so that both comparisons with the cap agree.
         old, sampler = (
             torch.from_numpy(one.astype(columns["old"].dtype))[None] for one in (columns["old"], recorded["logprobs"])
         )
@@ -362,10 +363,10 @@ class PPOLearner:
     def _gradients(
         self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None
     ) -> _StepRecord:
-        """Accumulate the gradient of a mini-batch, then read loss and norm, which is the only wait for the device.
+        """Accumulate the gradient of a mini-batch, then read loss and norm, the only synchronization with the device.
 
-        With `policy=False` only the value head learns; `gap` compares the module's log-probabilities with the
-        sampler's; the gradient is clipped to the norm `limit`.
+        With `policy=False` only the value head learns; `gap` enables the comparison of the module's log-probabilities
+        with the sampler's; the gradient is clipped to the norm `limit`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
@@ -423,7 +424,7 @@ class PPOLearner:
         raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
 
     def _row_diagnostics(self, flat: TrainingRows, version: int) -> dict[str, float]:
-        """Diagnostics of the rows as a whole."""
+        """Return the diagnostics of the rows as a whole."""
         measured: dict[str, float] = {}
         columns = flat.columns
         if flat.forced:
@@ -456,7 +457,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
     order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows.token_indices(chosen) for chosen in parts)])
 
     def laid(pieces: list[Tensor], indices: Ints) -> Array:
-        flat = torch.cat(pieces or [torch.zeros(0)]).cpu().numpy()  # the only wait for the device
+        flat = torch.cat(pieces or [torch.zeros(0)]).cpu().numpy()  # The only synchronization with the device
         result = np.zeros(rows.count, dtype=flat.dtype)
         result[indices] = flat
         return context.processes.added(result)
@@ -466,7 +467,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
 
 
 class _LossArguments(TypedDict):
-    """The tokens of a loss, and how they are reduced."""
+    """The tokens of a loss, and their reduction."""
 
     loss_mask_BT: Tensor
     aggregation: Aggregation
@@ -481,7 +482,7 @@ def _micro_batch_loss(
 
         loss = policy + kl_coefficient · KL(π, reference) - entropy_coefficient · entropy + value_coefficient · value
 
-    In the critic's warm-up, with `policy=False`, only the value head learns.
+    With `policy=False`, during the critic's warm-up, only the value head learns.
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
     # All tokens with a choice, as one row; `row_ids` separate sequences.
@@ -575,18 +576,18 @@ def _why_empty(rows: TokenBatch, flat: TrainingRows) -> str:
 
 
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:
-    """Reduce the diagnostics of an update to numbers for a log, read from the device once.
+    """Reduce the diagnostics of an update to numbers for a log, with one read from the device.
 
-    The steps' `parts` are of this process; all else is of all processes.
+    The steps' `parts` come from this process; all other numbers cover all processes.
 
-    They are the means of `loss`, its terms and `grad_norm` over optimizer steps; `grad_norm_max`; and the merged
-    diagnostics of all parts. `effective_sample_size` is for one epoch, `effective_share` its share of the tokens.
+    The numbers are the means of `loss`, its terms and `grad_norm` over optimizer steps; `grad_norm_max`; and the merged
+    diagnostics of all parts. `effective_sample_size` covers one epoch; `effective_share` is its share of the tokens.
     """
     if not steps:
         return {}
     parts = [part for step in steps for part in step.parts]
     if statistics := [statistic for part in parts for statistic in part.statistics.values()]:
-        # In float64 on the host, by one copy.
+        # Copied once, to float64 on the host.
         flat = torch.cat([statistic.parts for statistic in statistics]).cpu().double()
         pieces = iter(torch.split(flat, [len(statistic.parts) for statistic in statistics]))
         parts = [
@@ -613,7 +614,7 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 
 
 def version_lag(versions_N: Array, version: int) -> dict[str, float]:
-    """The age of tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
+    """Return the age of tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
 
     `versions_N` are the policy versions that sampled the tokens, -1 if unknown; `version` is the one before the update.
     """
@@ -624,6 +625,6 @@ def version_lag(versions_N: Array, version: int) -> dict[str, float]:
 
 
 def explained_variance(values: Floats, returns: Floats) -> dict[str, float]:
-    """`explained_variance`: 1 - Var(returns - values) / Var(returns); absent if the returns are all equal."""
+    """Return `explained_variance`, 1 - Var(returns - values) / Var(returns); absent if all returns are equal."""
     spread = float(np.var(returns)) if len(returns) else 0.0
     return {"explained_variance": 1.0 - float(np.var(returns - values)) / spread} if spread > 0.0 else {}

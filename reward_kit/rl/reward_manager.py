@@ -1,6 +1,6 @@
-"""Reward managers: from scores on episodes or answers to rewards on tokens, in the shape of verl's reward managers.
+"""Reward managers: turn scores of episodes or answers into token rewards, with the interface of verl's managers.
 
-`EpisodeRewardManager` places existing scores of episodes; the others score single answers by a reward function.
+`EpisodeRewardManager` uses existing scores of episodes; the others score single answers with a reward function.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
 SHOWN_SHARE = 0.1
-"""The probability that a row is shown while its data source has not had all its examples."""
+"""The probability of showing a row, until its data source reaches its maximum."""
 EPSILON = 1e-8
-"""Added to the deviation that scores are divided by."""
+"""Added to the standard deviation by which scores are divided."""
 logger = logging.getLogger("reward_kit.rl")
 
 
 class Tokenizer(Protocol):
-    """The interface that reward managers need of a tokenizer."""
+    """The tokenizer interface that reward managers use."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of these tokens."""
+        """Return the decoded text."""
 
 
 def check_tokenizer(tokenizer: object) -> None:
@@ -99,7 +99,7 @@ class RunningStatistics:
     m2: float = 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """Return the statistics with these numbers added; their order affects only rounding.
+        """Return the statistics with `numbers` added; their order affects only rounding.
 
         Welford's recurrence, for a whole batch at once (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
@@ -121,7 +121,7 @@ class RunningStatistics:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """Read the result of `asdict`; a missing or impossible number is a `ConfigError`."""
+        """Read the result of `asdict`; raise `ConfigError` if a number is missing or impossible."""
         try:
             read = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -134,25 +134,25 @@ class RunningStatistics:
 
 
 class BatchScores(NamedTuple):
-    """A manager's scores of a batch."""
+    """A manager's scores for a batch."""
 
-    scores_B: Floats  # placed on each row's last valid token; NaN places nothing
-    info: dict[str, Column]  # facts for each row, (B,) each
+    scores_B: Floats  # Added to each row's last valid token; NaN adds nothing
+    info: dict[str, Column]  # Data about the rows, (B,) each
     step_rewards: TokenRewards | None = None
-    statistics: RunningStatistics | None = None  # the new ones, if the manager keeps any
+    statistics: RunningStatistics | None = None  # The updated statistics, if the manager keeps any
 
 
 class RewardManager(ABC):
-    """Base class: use a batch's `rm_scores` unchanged, else score, place the rewards, and show examples.
+    """Base class: uses a batch's `rm_scores` unchanged, or else scores it, assigns token rewards and shows examples.
 
     Args:
-        tokenizer: decodes rows to show or score.
-        num_examine: maximum rows per data source shown of a batch, each with probability 0.1.
-        seed: of the generator that chooses them.
-        echo: receives each line to show; by default the logger "reward_kit.rl", at level INFO.
+        tokenizer: the tokenizer that decodes rows to show or score.
+        num_examine: the maximum number of rows shown per data source and batch, each with probability 0.1.
+        seed: the seed of the generator that chooses these rows.
+        echo: a function that shows one line; by default it logs to "reward_kit.rl" at level INFO.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
     """
 
     skips_special_tokens = True
@@ -174,14 +174,14 @@ class RewardManager(ABC):
     @overload
     def __call__(self, data: Any, return_dict: Literal[True]) -> dict[str, Any]: ...
     def __call__(self, data: Any, return_dict: bool = False) -> Tensor | dict[str, Any]:
-        """Return the rewards of a batch: float32, shaped like `responses` (or our `action_mask`), on its device.
+        """Return the rewards of a batch: float32, with the shape and device of `responses` (or our `action_mask`).
 
         Args:
             data: a batch; see `rl.reward_batches`. Its `rm_scores`, if any, are the rewards.
             return_dict: return `reward_tensor` and `reward_extra_info`, arrays with one item per row.
 
         Raises:
-            ConfigError: the batch is incomplete; the call changes nothing.
+            ConfigError: the batch is incomplete; it is left unchanged.
             RewardError: the tokenizer cannot decode a row.
         """
         rewards, info = self._ready(data) or self._rewarded(data)
@@ -189,7 +189,7 @@ class RewardManager(ABC):
 
     @staticmethod
     def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
-        """The batch's `rm_scores`, if any, and the facts named by its `reward_extra_keys`."""
+        """Return the batch's `rm_scores`, if any, and the data named by its `reward_extra_keys`."""
         tensors = read_tensors(data, ("rm_scores", "responses", "action_mask"))
         if (rewards := tensors.pop("rm_scores", None)) is None:
             return None
@@ -237,28 +237,28 @@ class RewardManager(ABC):
 
     @abstractmethod
     def _score(self, batch: RewardBatch) -> BatchScores:
-        """Score a batch without changing anything."""
+        """Score a batch without changing it or the manager."""
 
 
 class EpisodeRewardManager(RewardManager):
     """Rewards from scored episodes: `non_tensor_batch["episode_rewards"]`, one score per row.
 
-    An episode's score is placed once, on the last valid token of the row that ends it: by `ends_episode`, else the last
-    row of its `traj_uid` with a valid token. An episode whose score is None or NaN is unscored: its rows get no reward,
-    and `is_scored` is false. The visual scorer's number is applied first, then normalization; step rewards are added
-    unchanged.
+    An episode's score is added once, to the last valid token of its final row: the row marked by `ends_episode`, or
+    else the last row of its `traj_uid` with a valid token. An episode whose score is None or NaN is unscored: its rows
+    get no reward, and `is_scored` is false. The visual scorer is applied first, then normalization; step rewards are
+    added unchanged.
 
     Args:
-        normalize_by_length: same as normalization_type="length".
+        normalize_by_length: the same as normalization_type="length".
         normalization_type: "none"; "length": divide by `episode_lengths`; "variance": (score - mean) / (std + 1e-8),
             over all episodes so far, including this batch. Save `state_dict()` with checkpoints.
-        step_rewards: also place the batch's `step_rewards`, each on its action's last token: a (B,T) array, as in our
+        step_rewards: also add the batch's `step_rewards`, each to its action's last token: a (B,T) array, as in our
             rows, or in `non_tensor_batch` a list per row with one reward per action.
-        visual_scorer: takes the `multi_modal_inputs` of the row that ends an episode (`pixel_values`,
-            `image_grid_thw`), if any. None, NaN or an error leaves the episode unscored.
-        visual_rule: multiply the score by its number, or add it.
+        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of an
+            episode's final row, if any. None, NaN or an error leaves the episode unscored.
+        visual_rule: multiply the score by the visual score, or add both.
 
-    The other arguments are those of `RewardManager`. Unknown or contradicting options raise `ConfigError`.
+    The other arguments are those of `RewardManager`. Unknown or contradictory options raise `ConfigError`.
     """
 
     skips_special_tokens = False
@@ -297,7 +297,7 @@ class EpisodeRewardManager(RewardManager):
         return {"normalization_type": self.normalization_type, **asdict(self.statistics)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; an invalid state, or one of another normalization, is a `ConfigError`."""
+        """Load a checkpoint's state; raise `ConfigError` if it is invalid or has another normalization."""
         if not isinstance(state, Mapping):
             raise ConfigError(f"pass the result of state_dict(), got {state!r:.80}")
         if (kind := state.get("normalization_type")) != self.normalization_type:
@@ -339,7 +339,7 @@ class EpisodeRewardManager(RewardManager):
     def _apply_visual(
         self, batch: RewardBatch, scorer: VisualScorer, scores_B: Floats, rows: Ints
     ) -> list[dict[str, str]]:
-        """Apply the visual scorer to the scores of these rows in place; return each row's failure."""
+        """Apply the visual scorer to the rows' scores in place; return each row's failure."""
         failures = [{"failure_class": "", "failure": ""} for _ in scores_B]
         inputs = batch.column("multi_modal_inputs")
         for row in rows.tolist():
@@ -364,7 +364,7 @@ class EpisodeRewardManager(RewardManager):
 
 
 def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards:
-    """The step rewards of scored episodes on their actions, except None and NaN."""
+    """Return the step rewards of scored episodes at their actions, without None and NaN."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
@@ -381,7 +381,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
             raise ConfigError(
                 "step_rewards=True, but the batch has no 'step_rewards', on tokens or in non_tensor_batch"
             )
-        # An action is an unbroken run of valid tokens; its reward goes on the last.
+        # An action is an unbroken run of valid tokens; its last token gets the reward.
         valid = batch.valid_BT.cpu().numpy()
         ends = valid.copy()
         ends[:, :-1] &= ~valid[:, 1:]
@@ -407,11 +407,11 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
 
 
 class NaiveRewardManager(RewardManager):
-    """Scores rows by their ground truth, one after the other.
+    """Scores rows against their ground truth, one by one.
 
-    A failed reward or invalid score leaves its row unscored: no reward, `is_scored` false, and `failure_class` and
-    `failure` give the reason. Further results (the metrics of an `EvaluateResult`, other keys of verl's dict) are in
-    `reward_extra_info` under their own names.
+    A failed reward or invalid score leaves its row unscored: it gets no reward, `is_scored` is false, and
+    `failure_class` and `failure` give the reason. Other results (the metrics of an `EvaluateResult`, other keys of
+    verl's dict) are in `reward_extra_info` under their own names.
 
     Args:
         compute_score: a reward function, a `Scorer` (sandboxed), or a function with verl's signature
@@ -443,13 +443,13 @@ class NaiveRewardManager(RewardManager):
         if isinstance(reward, RewardSpec) and requests:
             truths = [request.ground_truth for request in requests]
             models = batch.column("reward_model")
-            # The fields beside a ground truth; without a `reward_model`, the batch's.
+            # The fields next to a ground truth, or the batch's without a `reward_model`.
             fields = {str(key) for model in models for key in model or {}} if models is not None else set()
             fields = set(map(str, batch.others)) if models is None else fields
             check_truth(reward, truths, fields, "row of non_tensor_batch['reward_model']")
         scored = self._run(requests) if requests else []
         facts: list[dict[str, Any]] = []
-        for one in scored:  # texts and plain numbers, since trainers write them to files
+        for one in scored:  # Only texts and plain numbers, since trainers write them to files
             failure, result = one.failure, one.result
             metrics = result.metrics if failure is None and result is not None else {}
             failed = {"failure_class": failure.failure_class, "failure": failure.message} if failure else {}
@@ -509,7 +509,7 @@ class NaiveRewardManager(RewardManager):
             asyncio.get_running_loop()
         except RuntimeError:
             return anyio.run(run)
-        # The caller runs in an event loop, as in a notebook.
+        # The caller is in an event loop, as in a notebook.
         with ThreadPoolExecutor(1) as threads:
             return threads.submit(anyio.run, run).result()
 
@@ -517,8 +517,8 @@ class NaiveRewardManager(RewardManager):
 class BatchRewardManager(NaiveRewardManager):
     """Scores all rows in one call of a batch reward, or of a function with verl's signature for batches.
 
-    The latter is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a list. For the
-    arguments see `NaiveRewardManager`.
+    verl's batch function is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a
+    list. For the arguments see `NaiveRewardManager`.
     """
 
     mode: EvaluationMode = "batch"
@@ -527,12 +527,12 @@ class BatchRewardManager(NaiveRewardManager):
 class PrimeRewardManager(NaiveRewardManager):
     """Scores rows in parallel; a call that exceeds the deadline leaves its row unscored with the class `timeout`.
 
-    Plain functions run in threads, and after the deadline a call continues in its thread until it ends. Run a reward
-    that may hang, or computes much in Python, in the sandbox: pass a `Scorer` with its own deadline.
+    Plain functions run in threads, where a call continues after its deadline until it ends. Run a reward that may hang,
+    or that is CPU-bound in Python, in the sandbox: pass a `Scorer` with its own deadline.
 
     Args:
-        max_concurrency: calls in flight.
-        deadline_s: seconds for one call; None with a `Scorer`.
+        max_concurrency: the maximum number of concurrent calls.
+        deadline_s: the time limit of one call in seconds; None with a `Scorer`.
 
     The other arguments are those of `NaiveRewardManager`.
     """
@@ -558,15 +558,15 @@ class PrimeRewardManager(NaiveRewardManager):
 
 
 class DAPORewardManager(NaiveRewardManager):
-    """Scores like `NaiveRewardManager`, and penalises responses close to the maximum length.
+    """Scores like `NaiveRewardManager`, and penalizes responses close to the maximum length.
 
     The soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): zero up to max_response_length -
     overlong_buffer_len tokens, then growing linearly to `overlong_penalty_factor` at max_response_length.
-    `reward_extra_info` has it as `overlong_penalty`, at most 0.
+    `reward_extra_info` contains it as `overlong_penalty`, at most 0.
 
     Args:
-        max_response_length: in tokens.
-        overlong_buffer_len: tokens before the maximum at which the penalty starts.
+        max_response_length: the maximum length in tokens.
+        overlong_buffer_len: the number of tokens before the maximum at which the penalty starts.
         overlong_penalty_factor: the maximum penalty.
 
     The other arguments are those of `NaiveRewardManager`.
@@ -627,9 +627,10 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 
 
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
-    """Create the reward manager with this name: batch, dapo, episode, naive or prime.
+    """Create a reward manager by name: batch, dapo, episode, naive or prime.
 
-    `options` are the manager's. Raises `ConfigError` for an unknown name or option, and a missing or invalid option.
+    `options` are the manager's arguments. An unknown name, or an unknown, missing or invalid option, raises
+    `ConfigError`.
     """
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)

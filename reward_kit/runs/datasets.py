@@ -55,6 +55,15 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ConfigError(f"dataset {path} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from None
 
 
+def load_jsonl(file_path: str | Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSONL file.
+
+    Raises:
+        ConfigError: the file does not exist, or a line is not a JSON object; the message has file and line.
+    """
+    return [row for _, row in read_rows(Path(file_path))]
+
+
 def check_dataset(path: Path) -> None:
     """Check that a dataset exists and has a known format."""
     if path.suffix not in _READERS:

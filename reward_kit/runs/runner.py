@@ -1,7 +1,7 @@
-"""`Run`: every sample, every rollout, every policy; collected, scored and written as they finish.
+"""`Run`: collects, scores and writes the episodes of every sample, rollout and policy.
 
 Collecting and scoring overlap: an episode is submitted to the reward agent when it stops (for a batch reward, when its
-group is complete), and its slot starts the next one. Results depend on seeds only, so the concurrency changes only the
+group is complete), and its slot starts the next one. Results depend only on seeds; the concurrency changes only the
 order of the lines.
 """
 
@@ -59,7 +59,7 @@ class RolloutWorker(Protocol):
     """Collects episodes of one task with one policy, such as `RLRolloutWorker`."""
 
     def group(self, sample: Sample, run_seed: int = 0) -> Any:
-        """Return the lazy common start of the episodes of `sample`, a context manager with `close`."""
+        """Return the shared start of the episodes of `sample`, made on first use; a context manager with `close`."""
 
     async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
         """Collect one episode; a failure becomes part of its record.
@@ -75,7 +75,7 @@ class RunEngine(Protocol):
         """Yield a worker for each policy by label; all share `budget`."""
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return the scorer of a reward; the deadline is for one call, unless the reward has its own."""
+        """Return the scorer of a reward; `deadline_s` limits one call, unless the reward has its own deadline."""
 
 
 class LocalEngine:
@@ -83,7 +83,7 @@ class LocalEngine:
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
-        """Yield the workers, on this event loop."""
+        """Yield workers that use this event loop."""
         yield {
             named.label: RLRolloutWorker(
                 plan.definition,
@@ -97,20 +97,20 @@ class LocalEngine:
         }
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return the scorer of this process."""
+        """Return a scorer in this process."""
         return make_scorer(reward, deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedEpisode:
-    """A stopped episode.
+    """An episode that has stopped, with or without an error.
 
     Attributes:
-        rollout_id: its id.
-        attempt: its attempt number.
-        index: its index in its group.
-        request: makes the scoring request; None if the episode ended with an error.
-        score: its line of `scores.jsonl` for this attempt, if any.
+        rollout_id: the id of the episode.
+        attempt: the attempt number.
+        index: the index within the group.
+        request: a function that creates the scoring request; None if the episode ended with an error.
+        score: the line of `scores.jsonl` for this attempt; None if unscored.
     """
 
     rollout_id: str
@@ -122,7 +122,7 @@ class StoppedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ScoringUnit:
-    """Episodes that one call scores, in the order of their group; empty if all ended with an error.
+    """Episodes scored in one call, in group order; empty if all ended with an error.
 
     Attributes:
         episodes: the episodes without errors.
@@ -134,7 +134,7 @@ class ScoringUnit:
 
     @property
     def is_scored(self) -> bool:
-        """True if each episode has a score from this very group.
+        """True if each episode has a score that was computed with exactly this group.
 
         A whole group is scored again if one of its episodes has no score or has run again.
         """
@@ -150,8 +150,8 @@ class ScoringUnits:
     """Collects stopped episodes into scoring units.
 
     Args:
-        mode: the mode of the reward.
-        group_size: episodes per group, with errors; None if only known at the end of the run.
+        mode: the reward's mode.
+        group_size: the number of episodes per group, including failed ones; None if known only at the end of the run.
     """
 
     def __init__(self, mode: EvaluationMode, group_size: int | None) -> None:
@@ -197,12 +197,12 @@ def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | 
 
 
 class RunClock:
-    """Seconds since the start of a run, even if another process started it. Create it inside the event loop.
+    """A clock of the seconds since a run started, even in another process. Create it inside the event loop.
 
-    It is monotonic within a process, even if the system clock is changed.
+    Within a process it is monotonic, even if the system clock changes.
 
     Args:
-        started_at: the start of the run.
+        started_at: the time at which the run started.
     """
 
     def __init__(self, started_at: datetime.datetime) -> None:
@@ -211,7 +211,7 @@ class RunClock:
         self._zero_s = self._loop.time() - elapsed.total_seconds()
 
     def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
-        """Return the times of a result: submitted, each call's start and end, and done, which is now."""
+        """Return the times of a result: its submission, the start and end of each call, and now as its completion."""
         return {
             "submitted_s": self._since(ticket.submitted_at),
             "attempts": [[self._since(began), self._since(ended)] for began, ended in ticket.spans[index]],
@@ -226,12 +226,12 @@ if TYPE_CHECKING:
     from reward_kit.runs.credit import RunCredit
 
 logger = logging.getLogger("reward_kit.runs")
-_MOST_LOADED = 256  # stored units in memory at a time, many more than are scored at once
+_MOST_LOADED = 256  # The maximum number of stored units in memory, far above the scoring concurrency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The end of a run."""
+    """The outcome of a run."""
 
     path: Path
     status: str
@@ -261,20 +261,20 @@ async def run(
     given: Iterable[SingleAgentEpisode] = (),
     further: Callable[[Sequence[EpisodeRow]], Mapping[str, Any]] = lambda _: {},
 ) -> RunOutcome:
-    """Collect and score what a folder lacks, then write its summary, its credit and its page.
+    """Collect and score a run's missing episodes, then write its summary, credit and report.
 
     Args:
         plan: the plan of the run.
-        folder: the run's folder; the episodes in it are not run again.
-        control: stops the run.
-        traffic: the provider session of all requests; None without models.
-        listener: called for every episode.
-        watch: makes a context that is open while episodes are collected and scored.
-        error_limit: stop beyond this number of errors, or below 1 beyond this share.
-        only_failed: run only the episodes that ended with an error.
-        engine: collects and scores; by default in this process.
-        given: finished episodes that are only scored.
-        further: makes additional keys of `summary.json` from the rows.
+        folder: the run's folder; its finished episodes are not run again.
+        control: an object that can stop the run.
+        traffic: the provider session for all requests; None without models.
+        listener: callbacks for every episode.
+        watch: a factory of a context that is open while episodes are collected and scored.
+        error_limit: the number of errors after which the run stops, or, if below 1, their share of all episodes.
+        only_failed: rerun only the episodes that ended with an error.
+        engine: the collector and scorer of episodes; by default in this process.
+        given: finished episodes to score without collecting them.
+        further: a function from the rows to additional keys of `summary.json`.
     """
     control = control or Control()
     tool_errors, log = ToolErrors(), folder.path / "run.log"
@@ -286,7 +286,7 @@ async def run(
         stack.enter_context(folder)
         stack.enter_context(events.log_to_file(log, folder.redaction))
         stack.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
-        session = CURRENT_PROVIDER_SESSION.set(traffic)  # for rewards that call a model
+        session = CURRENT_PROVIDER_SESSION.set(traffic)  # For rewards that call a model
         stack.callback(CURRENT_PROVIDER_SESSION.reset, session)
         stack.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
         folder.write_header(folder.header.replace(run_limits=plan.definition.run_limits.model_dump()))
@@ -311,7 +311,7 @@ async def run(
         settings = plan.definition.credit
         if (
             settings is None and (folder.path / "credit.jsonl").exists()
-        ):  # assigned by `reward-kit credit`, perhaps for other scores
+        ):  # Written by `reward-kit credit`, possibly for other scores
             from reward_kit.runs.credit import credit_settings
 
             settings = credit_settings(folder.path)
@@ -336,7 +336,7 @@ async def run(
 
 
 def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[RunCredit | None, RewardKitError | None]:
-    """Assign credit; a failure does not fail the run. Stored settings execute no code."""
+    """Assign credit; an error does not fail the run. Settings from the folder cannot execute code."""
     from reward_kit.runs.credit import assign_credit, reject_stored_code, write_section
 
     try:
@@ -351,7 +351,7 @@ def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[R
 
 
 def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
-    """Write `report.html`. A failure is logged and does not fail the run; `reward-kit view RUN -o` writes it again."""
+    """Write `report.html`. An error is logged and does not fail the run; `reward-kit view RUN -o` rewrites the file."""
     from reward_kit.report.run_page import write_report
 
     try:
@@ -363,7 +363,7 @@ def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
 
 
 class Run:
-    """Collects and scores the episodes that a run's folder lacks."""
+    """Collects and scores a run's missing episodes."""
 
     def __init__(
         self,
@@ -387,7 +387,7 @@ class Run:
         self._failed: set[str] = set()
         self._errors = 0
         self._mode: EvaluationMode = plan.reward.mode if plan.reward else "pointwise"
-        # Without policies, the groups in the store are final.
+        # Without policies, no episode can be added to the stored groups.
         self._units = ScoringUnits(self._mode, plan.rollouts if plan.policies else None)
         self._unscored: deque[ScoringUnit] = deque()
         self._groups: dict[str, _OpenGroup] = {}
@@ -407,7 +407,7 @@ class Run:
     def load_stored(self) -> None:
         """Load finished episodes and their scores from the store. Call it first.
 
-        The cost of an episode counts even if it is unfinished or runs again.
+        The cost of an episode counts even if it is unfinished or will be rerun.
         """
         latest: dict[str, tuple[int, EpisodeRow, str, int]] = {}
         for offset, record in placed_episodes(self._store.path):
@@ -436,7 +436,7 @@ class Run:
             self._check_budget()
 
     def add_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> None:
-        """Write finished episodes from elsewhere to the store and queue them for scoring.
+        """Store episodes that were collected elsewhere, and queue them for scoring.
 
         Their cost does not count towards the limits of this run.
         """
@@ -449,10 +449,10 @@ class Run:
         self._settle(units.remaining())
 
     async def execute(self) -> None:
-        """Run missing episodes and score unscored ones; the results are in the store and `rows`."""
+        """Run missing episodes and score unscored ones; the results go to the store and to `rows`."""
         began = time.perf_counter()
         status = "failed"
-        # Each episode in flight may block a thread in its environment or tool, and so may each reward.
+        # Each running episode may block a thread in its environment or a tool, and so may each reward.
         threads = anyio.to_thread.current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
         async with ServerPool():
@@ -469,12 +469,12 @@ class Run:
                     worked_s = self._store.header.timing.worked_s + time.perf_counter() - began
                     self._store.update_status(status=status, worked_s=worked_s)
                 except StoreError as error:
-                    if status != "failed":  # a full disk must not hide the original failure
+                    if status != "failed":  # A full disk must not hide the original error
                         raise
                     logger.warning("%s", error)
 
     async def _close_policies(self) -> None:
-        """Close the policies and the user; a failure is only logged."""
+        """Close the policies and the user; an error is only logged."""
         own = (named for named in self._plan.policies if not named.is_lent)
         opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in own}
         if self._plan.user is not None:
@@ -493,7 +493,7 @@ class Run:
         if reward is None:
             await self._collect(None)
             return
-        # The sandbox limits itself to one slot per CPU; waiting for a slot is free.
+        # The sandbox itself allows one call per CPU; waiting for a slot costs nothing.
         width = max(plan.max_concurrency, os.cpu_count() or 1)
         scorer = self._engine.scorer(reward, plan.definition.limits.reward_time_s)
         self._agent = AsyncRewardAgent(scorer, max_concurrency=width)
@@ -574,12 +574,12 @@ class Run:
         request: Callable[[], ScoringRequest],
         score: Mapping[str, Any] | None = None,
     ) -> None:
-        """Queue an episode for scoring; one with an error is not scored and does not block its group."""
+        """Queue an episode for scoring; an episode with an error is not scored and does not delay its group."""
         given = request if row.error_class is None else None
         self._settle(units.add(group_id, StoppedEpisode(row.rollout_id, row.attempt, index, given, score)))
 
     def _settle(self, units: Iterable[ScoringUnit]) -> None:
-        """Keep valid scores of an earlier process, and queue the other units."""
+        """Keep valid scores from an earlier process, and queue the other units."""
         for unit in units:
             if unit.is_scored:
                 for episode in unit.episodes:
@@ -596,7 +596,6 @@ class Run:
     def record_score(
         self, scored: Scored, reward: Reward, scorer_hash: str, group: str | None, times: Mapping[str, Any]
     ) -> None:
-        """Write one score."""
         row = self.rows[scored.rollout_id]
         record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash, group)}
         self._store.append_score({**record, "timing": {**record["timing"], **times}})
@@ -623,7 +622,7 @@ class Run:
 
 
 class _Item(NamedTuple):
-    """An episode to run; `group_size` episodes of its group are run."""
+    """An episode to run, in a group of `group_size` episodes."""
 
     policy: str
     sample: Sample

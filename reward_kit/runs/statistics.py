@@ -1,7 +1,7 @@
 """Statistics of scores: clustered intervals, unbiased pass@k, bootstrap, paired comparison and its corrections.
 
-Everything here is a pure function. Unscored values (None) are left out and counted; they are never zeros. SciPy would
-be a large dependency for two functions of Student's t, so these are here.
+All functions are pure. Unscored values (None) are excluded and counted, never treated as zeros. SciPy would be a large
+dependency for two functions of Student's t, so they are implemented here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Method = Literal["bca", "percentile"]
-_SQUARABLE = 1e100  # sums of squares of many such numbers are finite
+_SQUARABLE = 1e100  # Sums of squares of many numbers up to this stay finite
 _ALIKE = 1e-12
 _DRAWN_AT_ONCE = 200_000
 _NORMAL = NormalDist()
@@ -58,7 +58,7 @@ class Interval:
         return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
     def scaled(self, factor: float) -> Interval:
-        """Return the interval of values multiplied by `factor`, without bounds if one overflows."""
+        """Return the interval scaled by `factor`, without bounds if one overflows."""
         if self.low is None or self.high is None or self.standard_error is None:
             return replace(self, mean=self.mean * factor)
         low, high, error = self.low * factor, self.high * factor, self.standard_error * factor
@@ -84,7 +84,7 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
     SE is 0, the bounds are Wilson's (1927) for G trials.
 
     Args:
-        scores: (N,) None where unscored.
+        scores: (N,) the scores, None if unscored.
         clusters: (N,) the sample of each score.
         confidence: the probability that the interval covers the true mean.
 
@@ -143,9 +143,9 @@ _LARGE = 300.0
 def t_quantile(p: float, df: float) -> float:
     """Return the `p` quantile of Student's t distribution with `df` degrees of freedom.
 
-    By bisection of the distribution function, which is P(T <= t) = 1 − I_x(df/2, 1/2)/2 for t >= 0 and
-    x = df/(df + t²), with I the regularised incomplete beta function (Abramowitz and Stegun 26.7.1). From 10,000
-    degrees of freedom on by the expansion 26.7.5 about the normal quantile, whose error is then below 1e-12.
+    Computed by bisection of the distribution function, P(T <= t) = 1 − I_x(df/2, 1/2)/2 for t >= 0 and
+    x = df/(df + t²), with I the regularized incomplete beta function (Abramowitz and Stegun 26.7.1). From 10,000
+    degrees of freedom, the expansion 26.7.5 about the normal quantile is used, whose error is then below 1e-12.
 
     Raises:
         ValueError: `p` is not in (0, 1) or `df` is not positive.
@@ -182,14 +182,14 @@ def t_two_sided(t: float, df: float) -> float:
     """
     if not df > 0:
         raise ValueError(f"degrees of freedom are positive, got {df}")
-    share = t / df * t  # t²/df, which is finite where t² alone may not be
+    share = t / df * t  # t²/df is finite even if t² is not
     return incomplete_beta(df / 2.0, 0.5, 1.0 / (1.0 + share), 1.0 / (1.0 + 1.0 / share) if share else 0.0)
 
 
 def incomplete_beta(a: float, b: float, x: float, rest: float | None = None) -> float:
     """Return the regularized incomplete beta function I_x(a, b) by continued fraction (Abramowitz and Stegun 26.5.8).
 
-    `rest` is 1 − x, if known to more digits than from x.
+    `rest` is 1 − x, if known more precisely than x allows.
     """
     rest = 1.0 - x if rest is None else rest
     if x <= 0.0 or rest <= 0.0:
@@ -274,7 +274,7 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 
 class SampleMean(NamedTuple):
-    """A mean over samples, None without any; `left_out` samples had too few attempts."""
+    """A mean over samples, None without samples; `left_out` samples had too few attempts."""
 
     mean: float | None
     n_samples: int
@@ -282,12 +282,12 @@ class SampleMean(NamedTuple):
 
 
 def mean_pass_at_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """Return the mean of `pass_at_k` over samples, each given as (scored attempts, passes)."""
+    """Return the mean of `pass_at_k` over samples, each passed as (scored attempts, passes)."""
     return _mean_over_samples(pass_at_k, attempts, k)
 
 
 def mean_pass_hat_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """Return the mean of `pass_hat_k` over samples, each given as (scored attempts, passes)."""
+    """Return the mean of `pass_hat_k` over samples, each passed as (scored attempts, passes)."""
     return _mean_over_samples(pass_hat_k, attempts, k)
 
 
@@ -307,7 +307,7 @@ _FEWEST_DEFINED = 0.5
 
 
 class Bounds(NamedTuple):
-    """An interval; None if undefined."""
+    """The bounds of an interval; None if undefined."""
 
     low: float | None
     high: float | None
@@ -322,11 +322,11 @@ def bootstrap_bounds(
     confidence: float = 0.95,
     method: Method = "bca",
 ) -> list[Bounds]:
-    """Return bootstrap intervals of each figure, by default BCa (bias-corrected and accelerated; Efron 1987).
+    """Return the bootstrap interval of each figure, by default BCa (bias-corrected and accelerated; Efron 1987).
 
     Rows of one cluster are drawn together. With z₀ = Φ⁻¹(share of the replicates below the figure, ties half) and the
     acceleration a from leaving clusters out (in at most 200 blocks), the bounds are the quantiles
-    Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. If z₀ or a is undefined they are percentiles.
+    Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. If z₀ or a is undefined, the bounds are plain percentiles.
     """
     rows: dict[Hashable, list[int]] = {}
     for row, cluster in enumerate(clusters):
@@ -375,7 +375,7 @@ def bootstrap_mean(
         return Bounds(None, None)
     chance, size, alike = np.random.default_rng(seed), len(sum_G), bool((count_G == count_G[0]).all())
     at_once, means = max(1, _DRAWN_AT_ONCE // size), []
-    for begin in range(0, resamples, at_once):  # in parts, so that memory does not grow with the number of clusters
+    for begin in range(0, resamples, at_once):  # In parts, so that memory does not grow with the number of clusters
         drawn_RG = chance.integers(0, size, (min(at_once, resamples - begin), size))
         counted = size * count_G[0] if alike else count_G[drawn_RG].sum(axis=1)
         means.append(sum_G[drawn_RG].sum(axis=1) / counted)
@@ -408,8 +408,8 @@ def _bounds(value: float, replicates_R: Floats, left_out_J: Floats | None, confi
     return Bounds(*(float(np.quantile(defined, p)) for p in (low, high)))
 
 
-# Paired comparison of two runs on the same samples, with one difference of means per sample. A sample counts once
-# however many rollouts it has.
+# Paired comparison of two runs on the same samples, with one difference of means per sample. Each sample counts once,
+# regardless of its number of rollouts.
 
 _MOST_ENUMERATED = 32
 
@@ -423,14 +423,14 @@ class SignFlipTest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairedFigures:
-    """The figures of the differences of samples.
+    """Statistics of the samples' differences.
 
     Attributes:
         interval: the mean with Student's t interval.
         bootstrap: the BCa interval of the mean; None if all differences are equal.
         permutation: the sign-flip test.
         p_t: the p-value of the paired t-test; None if the differences have no spread.
-        cohens_dz: the mean in standard deviations of the differences; None as `p_t`.
+        cohens_dz: the mean in standard deviations of the differences; None like `p_t`.
         cliffs_delta: the share of better samples less the share of worse ones.
     """
 
@@ -450,10 +450,10 @@ def paired_figures(
     seed: int = 0,
     resamples: int = 10_000,
 ) -> PairedFigures:
-    """Return every figure of the differences of samples.
+    """Return all statistics of the samples' differences.
 
     Args:
-        differences: (G,) one for each sample.
+        differences: (G,) the difference of each sample.
         reach: the largest possible difference, 1 for scores in [0, 1]; None if unknown.
         confidence: the confidence level of the intervals.
         seed: the seed of the bootstrap and of sampled permutations.
@@ -506,8 +506,8 @@ def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999
 
     Under the null hypothesis each difference has either sign with equal probability (Fisher 1935, "The Design of
     Experiments", section 21). For up to 32 nonzero differences all signs are enumerated, by the sums of two halves. For
-    more, m = `draws` are sampled, and p is (b + 1)/(m + 1) for b of them at least as large, which is never 0 (Phipson
-    and Smyth 2010).
+    more, m = `draws` sets of signs are sampled; p is (b + 1)/(m + 1) if b of their means are at least as large, and
+    never 0 (Phipson and Smyth 2010).
     """
     difference_G = _checked(differences)
     moved_G = difference_G[difference_G != 0.0]
@@ -517,11 +517,11 @@ def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999
     if len(moved_G) <= _MOST_ENUMERATED:
         half = len(moved_G) // 2
         one, other = np.sort(_signed_sums(moved_G[:half])), _signed_sums(moved_G[half:])
-        pairs = int((len(one) - np.searchsorted(one, least - other)).sum())  # those whose sum is `least` > 0 or more
+        pairs = int((len(one) - np.searchsorted(one, least - other)).sum())  # Those whose sum is at least `least` > 0
         return SignFlipTest(min(1.0, 2.0 * pairs / 2.0 ** len(moved_G)), True)
     chance, total, as_large = np.random.default_rng(seed), float(moved_G.sum()), 0
     at_once = max(1, _DRAWN_AT_ONCE // len(moved_G))
-    for begin in range(0, draws, at_once):  # in parts, so that memory does not grow with the number of samples
+    for begin in range(0, draws, at_once):  # In parts, so that memory does not grow with the number of samples
         heads = chance.integers(0, 2, (min(at_once, draws - begin), len(moved_G)), dtype=np.int8)
         as_large += int((np.abs(2.0 * (heads.astype(np.float64) @ moved_G) - total) >= least).sum())
     return SignFlipTest((as_large + 1) / (draws + 1), False)
@@ -547,7 +547,7 @@ def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
 def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
     """Return the mean difference in standard deviations of the differences (Cohen 1988, section 2.3.5).
 
-    It is the effect size of paired samples, not the d of two separate groups.
+    This is the effect size of paired samples, not the d of two separate groups.
     """
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
@@ -593,7 +593,7 @@ def _deviation(difference_G: Floats) -> float | None:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for the family-wise error rate (Holm 1979).
 
-    The i-th smallest of m is multiplied by m − i + 1; none is then below a smaller one, or above 1.
+    The i-th smallest of m is multiplied by m − i + 1; the results are made non-decreasing and at most 1.
     """
     order, size, worst = _order(p_values), len(p_values), 0.0
     corrected = [0.0] * size
@@ -606,7 +606,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for the false discovery rate (Benjamini and Hochberg 1995).
 
-    The i-th smallest of m is multiplied by m/i; none is then above a larger one. For independent or
+    The i-th smallest of m is multiplied by m/i; the results are made non-decreasing. Valid for independent or
     positively dependent tests.
     """
     order, size, least = _order(p_values), len(p_values), 1.0

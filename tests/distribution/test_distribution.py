@@ -21,6 +21,7 @@ from tests.distribution.building import (
 
 pytestmark = pytest.mark.campaign
 
+PACKAGES = {*tracked_files("reward_kit"), *tracked_files("reward_protocol")}
 SOURCES = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
 WRITTEN_BY_THE_BUILD = {".gitignore", "PKG-INFO"}
 
@@ -28,7 +29,7 @@ WRITTEN_BY_THE_BUILD = {".gitignore", "PKG-INFO"}
 def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
     info = f"reward_kit-{PROJECT['version']}.dist-info"
     facts = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    assert names_in_wheel(built.wheel) == set(tracked_files("reward_kit")) | facts
+    assert names_in_wheel(built.wheel) == PACKAGES | facts
 
 
 def test_what_is_no_python_is_in_it_byte_by_byte(built: Built) -> None:
@@ -39,7 +40,7 @@ def test_what_is_no_python_is_in_it_byte_by_byte(built: Built) -> None:
 
 
 def test_the_sources_have_what_a_build_needs(built: Built) -> None:
-    expected = set(tracked_files("reward_kit")) | SOURCES
+    expected = PACKAGES | SOURCES
     assert names_in_sources(built.sources) - WRITTEN_BY_THE_BUILD == expected
 
 

@@ -185,14 +185,14 @@ class TestAnnotations:
     @pytest.mark.parametrize(
         "name, truth, problem",
         [
-            ("order", {"city": "Paris"}, "reward 'order', ground_truth: count: missing"),
-            ("order", "Paris", "reward 'order', ground_truth: expected a mapping of keys"),
-            ("Judge", {"city": [], "count": 1}, "reward 'Judge', ground_truth: city: expected a string (got [])"),
-            ("point", {"x": "far"}, "ground_truth: x: expected a number (got 'far')"),
-            ("row", [{"count": 1}], "ground_truth: 0.city: missing"),
-            ("whole", "four", "reward 'whole', ground_truth: expected a whole number (got 'four')"),
-            ("text", {"answer": "4"}, "reward 'text', ground_truth: expected a string (got {'answer': '4'})"),
-            ("choice", "c", "ground_truth: expected 'a' or 'b' (got 'c')"),
+            ("order", {"city": "Paris"}, "validation: count: missing"),
+            ("order", "Paris", "validation: expected a mapping of keys"),
+            ("Judge", {"city": [], "count": 1}, "validation: city: expected a string (got [])"),
+            ("point", {"x": "far"}, "validation: x: expected a number (got 'far')"),
+            ("row", [{"count": 1}], "validation: 0.city: missing"),
+            ("whole", "four", "validation: expected a whole number (got 'four')"),
+            ("text", {"answer": "4"}, "validation: expected a string (got {'answer': '4'})"),
+            ("choice", "c", "validation: expected 'a' or 'b' (got 'c')"),
         ],
     )
     def test_mismatch_is_an_invalid_result_with_the_field(

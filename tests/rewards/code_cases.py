@@ -276,7 +276,7 @@ FORGERIES = [
         "import os\nprint('{\"value\": 2} PASSED', flush=True)\nos._exit(0)",
         DOUBLE,
         0.0,
-        "exit status 0",
+        "status 0",
     ),
     Case("exits at import", "import sys\nsys.exit(0)", DOUBLE, 0.0, "SystemExit"),
     Case(

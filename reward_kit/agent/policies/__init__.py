@@ -1,4 +1,4 @@
-"""Built-in policies by their names in task files, and the construction of policies from options."""
+"""The built-in policies by their names in task files, and the construction of policies from options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUILT_IN: dict[str, str] = {
     "replay": "reward_kit.agent.policies.replay_policy:ReplayPolicy",
     "scripted": "reward_kit.agent.policies.simple_policies:ScriptedPolicy",
 }
-# Parameters filled in by the program are not options of a task file.
+# Parameters supplied by the program are not task file options.
 _NOT_OPTIONS = {"expert": {"resource"}, "human": {"reader", "writer"}, "openai": {"client", "http_client"}}
 _SHARED = "traffic"
 
@@ -39,16 +39,16 @@ def make_policy(
     section: str = "policy",
     of_user: Collection[str] = (),
 ) -> AgentPolicy:
-    """Return the policy of a built-in name or `module:Class`, with its options.
+    """Create the policy with a built-in name or `module:Class` from its options.
 
     Args:
-        name: as in a task file's `policy.type`.
-        options: its other keys; each is a parameter of the policy's constructor.
-        folder: base of a relative `file.py:Class`.
-        traffic: shared by all requests of a run; passed to a policy whose constructor has such a parameter.
+        name: the name, as in a task file's `policy.type`.
+        options: the other keys; each is a parameter of the policy's constructor.
+        folder: the folder to which a `file.py:Class` is relative.
+        traffic: shared by all requests of a run; passed to a policy whose constructor has this parameter.
         section: the task file's key of this block, for messages.
-        of_user: names of options set on the command line or in Python. Others count as the file's, which may send a key
-            only to its configured origins (`providers/keys.py`).
+        of_user: the names of options set on the command line or in Python. All others count as set by the file, which
+            may send a key only to its configured origins (`providers/keys.py`).
 
     Raises:
         ConfigError: the policy or an option is unknown, a required option is missing, or a key is not configured for
@@ -90,7 +90,7 @@ def make_policy(
 
 
 def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path, message: str) -> str:
-    """Return the folder in which a name of the message was looked up as a path, and a similar name there."""
+    """Return a hint naming the folder in which a name was looked up as a path, and a similar name in it."""
     for key in kind.maybe_path_options:
         value = options.get(key)
         if not isinstance(value, str) or not (
@@ -106,7 +106,7 @@ def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path
 def policy_class(
     name: str, options: Mapping[str, Any], folder: Path | None = None, *, section: str = "policy"
 ) -> type[AgentPolicy]:
-    """Return the class of a policy, after checking the names of its options; arguments and errors as `make_policy`."""
+    """Return the class of a policy after checking its option names; arguments and errors as in `make_policy`."""
     kind = _find_class(name, folder)
     known = _option_names(name, kind)
     if known is None:
@@ -122,7 +122,7 @@ def policy_class(
 
 
 def option_names(name: str, folder: Path | None = None) -> set[str] | None:
-    """Return the keys that a policy takes, None if it takes any; an unknown policy raises a ConfigError."""
+    """Return the keys that a policy accepts, or None if it accepts any; an unknown policy raises a ConfigError."""
     return _option_names(name, _find_class(name, folder))
 
 

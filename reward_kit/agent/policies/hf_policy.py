@@ -1,8 +1,8 @@
-"""`HFAgentPolicy`: act with any causal language model of `transformers`, on token ids from prompt to answer.
+"""`HFAgentPolicy`: act with any causal language model of `transformers`, using token ids from prompt to answer.
 
-A session's context is the exact ids of its episode so far, plus what the chat template adds for new messages. Sampled
-tokens are recorded with their log-probabilities, the version of the weights, and the ids that a constraint allowed. All
-sessions share one engine, which acts with a copy of the weights in training.
+A session's context is the exact ids of its episode so far plus the text that the chat template adds for new messages.
+Sampled tokens are recorded with their log-probabilities, the version of the weights, and the ids that a constraint
+allowed. All sessions share one engine, which acts with a copy of the trained weights.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from reward_kit.models import Message
 from reward_kit.validation import check_number
 
 _TOOL_ROLES = ("tool", "user")
-_TEXT = Plain()  # without tools, every answer is a text
+_TEXT = Plain()  # without tools, every answer is plain text
 
 
 class HFAgentPolicy(AgentPolicy):
     """A trainable policy that acts with a causal language model.
 
     Args:
-        model: a folder written by `save_pretrained`, a name at the hub, or a model.
-        tokenizer: a tokenizer, or its folder or name; by default the one stored with the model.
+        model: a folder written by `save_pretrained`, a name on the hub, or a model object.
+        tokenizer: a tokenizer, or its folder or name; by default the one saved with the model.
         action_format: the format of tool calls: hermes, llama, mistral, template, plain, bare; by default the one saved
             with the model, else inferred from its tokenizer and chat template.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_p: sample from the smallest set of tokens with this total probability. Episodes sampled with it cannot be
-            trained on, since the excluded tokens are not recorded.
-        top_k: sample from this many likeliest tokens; 0: all. Not for training either.
-        max_new_tokens: limit of one answer.
-        constrain: make every answer a tool call that is valid for its schema.
-        tools_in_prompt: pass the tools to the chat template; by default as the model was trained, else True.
-        tool_role: the role under which tool results appear in the prompt, "tool" or "user"; by default as the model was
-            trained, else "tool".
-        chat_template: Jinja text or a file of it, replacing the tokenizer's.
+        temperature: the divisor of the logits; 0 takes the most likely token.
+        top_p: sample from the smallest set of tokens with this total probability. Episodes sampled this way cannot be
+            used for training, since the excluded tokens are not recorded.
+        top_k: sample from this many of the most likely tokens; 0 for all. Not for training either.
+        max_new_tokens: the maximum number of tokens in one answer.
+        constrain: force every answer to be a tool call that is valid for its schema.
+        tools_in_prompt: pass the tools to the chat template; by default as in the model's training, else True.
+        tool_role: the role of tool results in the prompt, "tool" or "user"; by default as in the model's training,
+            else "tool".
+        chat_template: a Jinja text or file that replaces the tokenizer's template.
         template_options: variables of the chat template, such as `{enable_thinking: false}`.
-        lockstep: sample for all open sessions at once, so that a run repeats bit for bit.
-        max_sessions: contexts kept in memory at once.
-        max_context: tokens of a context; by default the model's own limit.
-        value_head: put a critic on the model.
-        device: "auto" is the accelerator if there is one. A model object stays where it is. "meta" loads no weights:
+        lockstep: sample for all open sessions together, so that a run is bit-for-bit reproducible.
+        max_sessions: the maximum number of contexts cached in memory.
+        max_context: the maximum number of tokens in a context; by default the model's own limit.
+        value_head: add a critic to the model.
+        device: "auto" is the accelerator if one exists. A model object stays on its device. "meta" loads no weights:
             the policy cannot act, but everything else works.
-        dtype: "auto" is bfloat16 on an accelerator and float32 on the CPU. A model object keeps its own.
+        dtype: "auto" is bfloat16 on an accelerator and float32 on the CPU. A model object keeps its dtype.
         download: fetch missing files from the hub.
 
     Attributes:
-        sampling: how tokens are drawn.
+        sampling: the sampling options.
         taught: options to save with the model.
-        lockstep: as given; collectors open all sessions of a batch together.
-        version: of the weights that act.
+        lockstep: the argument; with it, collectors open all sessions of a batch together.
+        version: the version of the weights in use.
 
     Raises:
         ConfigError: the model or tokenizer is missing, or an option is invalid.
@@ -175,9 +175,9 @@ class HFAgentPolicy(AgentPolicy):
 
     @cached_property
     def module(self) -> nn.Module:
-        """The weights in training, a model of `transformers` or a `PolicyWithValue`; the engine has a copy.
+        """The weights being trained: a `transformers` model or a `PolicyWithValue`; the engine uses a copy.
 
-        Weights of a folder are loaded again on first use, since a policy that only acts needs them once.
+        Weights from a folder are loaded again on first use, since a policy that only acts does not need a second copy.
         """
         return self._given if self._given is not None else self._load()
 
@@ -196,18 +196,18 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The id that fills rows; never attended to."""
+        """The id that pads rows; it is never attended to."""
         pad = self.tokenizer.pad_token_id
         return int(pad) if isinstance(pad, int) else self._end_id
 
     @property
     def version(self) -> int:
-        """The version of the weights that act; 0 without weights."""
+        """The version of the weights in use; 0 without weights."""
         return self._started.version if self._started is not None else 0
 
     @property
     def untrainable_reason(self) -> str | None:
-        """The reason why recorded episodes cannot be trained on; None if they can."""
+        """The reason why recorded episodes cannot be used for training; None if they can."""
         if self.sampling.temperature == 0:
             return "temperature 0 samples nothing: every token has probability one"
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -215,14 +215,14 @@ class HFAgentPolicy(AgentPolicy):
         return None
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return the session of one episode: its context, its random generator, its slot in the engine."""
+        """Open the session of one episode, with its context, random generator and engine slot."""
         rank = (context.sample_id, context.rollout_index, context.rollout_id)
         return HFSession(self, self._engine.open(rank, context.seed))
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return one action outside of any episode."""
+        """Return one action outside of an episode."""
         session = await self.open(EpisodeContext("", 0))
         try:
             return await session.get_action(observation, available_tools_specs)
@@ -232,7 +232,7 @@ class HFAgentPolicy(AgentPolicy):
     async def publish(self, version: int, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Act with new weights from the next turn on; a PolicyError if they do not fit.
 
-        Weights are named as in `module`; by default they are its own, with trained adapters merged.
+        Weight names are those of `module`; by default its current weights are used, with trained adapters merged.
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
         weights: dict[str, Tensor] = {}
@@ -250,7 +250,7 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        """Return the call format for these tools; raise a PolicyError if it is unknown or cannot call one of them."""
+        """Return the call format for these tools; a PolicyError if it is unknown or cannot express their calls."""
         if isinstance(self._form, PolicyError):
             raise PolicyError(str(self._form))
         self._form.check(tools)
@@ -271,7 +271,7 @@ class HFSession(AgentPolicy):
 
         Raises:
             LimitError: the context is full.
-            PolicyError: the chat template refuses the messages, the tools cannot be called, or the model failed.
+            PolicyError: the chat template rejects the messages, the tools cannot be called, or the model failed.
         """
         policy, given, tools = self._policy, tools_given(available_tools_specs), tools_of(available_tools_specs)
         form = policy.form_of(tools) if tools else None
@@ -309,7 +309,7 @@ class HFSession(AgentPolicy):
         return PolicyOutput(action, text, known, generated.value)
 
     async def close(self) -> None:
-        """Release the slot in the engine."""
+        """Release the session's slot in the engine."""
         await self._policy._engine.close_slot(self._slot)
 
 

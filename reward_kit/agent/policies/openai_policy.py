@@ -1,7 +1,7 @@
 """`OpenAIAgentPolicy`: act through an OpenAI-compatible endpoint.
 
-One policy owns one `ChatEndpoint`; the sessions of all episodes share its connections. A session holds what belongs to
-one episode: its seed, and its messages as they were already encoded.
+One policy owns one `ChatEndpoint`, and the sessions of all episodes share its connections. A session contains the
+per-episode state: its seed and its already encoded messages.
 """
 
 from __future__ import annotations
@@ -24,48 +24,50 @@ from reward_kit.providers.session import ProviderSession, endpoint_for
 from reward_kit.validation import check_number
 
 _CREDENTIALS = ("authorization", "api-key", "x-api-key")  # headers that replace a bearer token
-_SEED_RANGE = 2**31  # servers keep seeds in a signed 32-bit integer
+_SEED_RANGE = 2**31  # servers store seeds in a signed 32-bit integer
 _OWN_KEYS = ("model", "messages", "tools", "stream", "stream_options", "seed")
 
 
 class OpenAIAgentPolicy(AgentPolicy):
-    """Acts by chat completions.
+    """Acts through chat completions.
 
     Args:
         model: the model's name at the endpoint.
         client: an `openai.AsyncOpenAI` or `AsyncAzureOpenAI` that sends the requests, with its own URL, key and
-            headers. You close it. Its `max_retries` and `timeout` do not apply; those below do.
-        http_client: an `httpx.AsyncClient` that sends them instead of our own, for proxies and certificates. You close
-            it.
-        default_headers: sent with each request, such as `{"api-key": …}`.
-        base_url: by default OPENAI_BASE_URL, else OpenAI's own; it may have a query, such as `?api-version=1`.
-        api_key: by default the value of `api_key_env`, else OPENAI_API_KEY; both also from `.env`.
-        api_key_env: name of the variable that holds the key; "" sends none. Here both are the caller's own choice; a
-            task file may name only what is configured for that origin (`providers/keys.py`).
-        temperature: sent if given, as the three below; the endpoint's defaults apply otherwise.
+            headers. You must close it. Its `max_retries` and `timeout` are ignored in favor of the options below.
+        http_client: an `httpx.AsyncClient` to use instead of the built-in one, for proxies and certificates. You must
+            close it.
+        default_headers: headers sent with each request, such as `{"api-key": …}`.
+        base_url: the endpoint's URL, which may include a query such as `?api-version=1`; by default OPENAI_BASE_URL,
+            else OpenAI's.
+        api_key: the key; by default the value of `api_key_env`, else OPENAI_API_KEY; both may also come from `.env`.
+        api_key_env: the name of the variable that contains the key; "" sends none. In Python, both may be anything; a
+            task file may name only variables configured for that origin (`providers/keys.py`).
+        temperature: sent only if set, like the next three options; otherwise the endpoint's defaults apply.
         top_p: as in the chat completions API.
-        max_tokens: of one answer.
-        parallel_tool_calls: whether one answer may hold several calls.
-        logprobs: ask for the log-probabilities of the sampled tokens.
-        stream: have answers streamed, so that long ones do not run into `idle_timeout_s`.
+        max_tokens: the maximum number of tokens in one answer.
+        parallel_tool_calls: whether one answer may contain several calls.
+        logprobs: request the log-probabilities of the sampled tokens.
+        stream: stream answers, so that long ones do not hit `idle_timeout_s`.
         send_seed: send the episode's seed (modulo 2**31) with each request.
-        send_reasoning: send earlier `reasoning_content` back; some endpoints need it, others refuse it.
-        extra_body: further keys of the request, such as `return_token_ids` or `max_completion_tokens`.
+        send_reasoning: send earlier `reasoning_content` back; some endpoints require it, others reject it.
+        extra_body: additional keys of the request, such as `return_token_ids` or `max_completion_tokens`.
         idle_timeout_s: seconds without a byte after which an attempt ends and is retried; by default 60 with `stream`,
-            and no other limit than the total without, because then nothing arrives before the whole answer.
+            otherwise unlimited within the total, because nothing arrives before the whole answer.
         total_timeout_s: seconds after which an attempt ends.
-        max_attempts: attempts for one action, the first included.
-        retry_budget_s: seconds from the first attempt after which no further one begins.
-        retry_base_s: upper bound in seconds of the first random wait between attempts; it doubles.
-        price_file: YAML or JSON with US dollars per million tokens; see `providers/prices.py`.
-        trust_env: take proxies from the environment.
-        requests_per_minute: attempts that may begin in a minute, spread evenly, over all episodes of the run.
-        tokens_per_minute: tokens of prompts and answers in a minute, likewise.
-        max_connections: requests in flight; by default what the run has in flight, and less if the endpoint refuses.
-        traffic: shared by the requests of a run. The program fills it in; it is not a key of a task file.
+        max_attempts: the maximum number of attempts per action, including the first.
+        retry_budget_s: seconds after the first attempt during which further attempts may begin.
+        retry_base_s: the upper bound in seconds of the first random wait between attempts; it doubles each time.
+        price_file: a YAML or JSON file with US dollars per million tokens; see `providers/prices.py`.
+        trust_env: use the proxies set in the environment.
+        requests_per_minute: the rate limit of attempts, spread evenly, over all episodes of the run.
+        tokens_per_minute: the rate limit of prompt and answer tokens, likewise.
+        max_connections: the maximum number of concurrent requests; by default the run's concurrency, reduced if the
+            endpoint rejects requests.
+        traffic: shared by all requests of a run. The program supplies it; it is not a task file key.
 
     Raises:
-        ConfigError: an option is wrong, a key is missing, or the price file cannot be read.
+        ConfigError: an option is invalid, a key is missing, or the price file cannot be read.
     """
 
     path_options = ("price_file",)
@@ -156,14 +158,14 @@ class OpenAIAgentPolicy(AgentPolicy):
             headers=default_headers,
             transport=transport,
         )
-        self._endpoint.queue(model)  # refuses two policies with different rates before the run begins
+        self._endpoint.queue(model)  # rejects two policies with different rates before the run begins
 
     def __repr__(self) -> str:
         return f"OpenAIAgentPolicy({self._request['model']!r}, {self._endpoint!r})"
 
     @property
     def knows_cost(self) -> bool:
-        """The price file has the model, so that every answer with a usage has a cost."""
+        """True if the price file lists the model, so that every answer with a usage has a cost."""
         return self._prices is not None and self._request["model"] in self._prices.models
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -173,20 +175,20 @@ class OpenAIAgentPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return one action outside of any episode, without a seed."""
+        """Return one action outside of an episode, without a seed."""
         return await _ChatSession(self, None).get_action(observation, available_tools_specs)
 
     async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
-        """Return the model's answer to a request in chat form; the options of this policy override its keys.
+        """Return the model's answer to a chat request; this policy's options override the request's keys.
 
         Raises:
-            ProviderError: the endpoint refused, or failed to the end of the retries.
-            DeadlineError: it took too long.
+            ProviderError: the endpoint rejected the request, or all retries failed.
+            DeadlineError: the request took too long.
         """
         own = {**self._request, **({"seed": seed % _SEED_RANGE} if self._send_seed else {})}
         if request.get("tools") and self._parallel_tool_calls is not None:
             own["parallel_tool_calls"] = self._parallel_tool_calls
-        synonyms = ("max_tokens", "max_completion_tokens")  # endpoints refuse both together
+        synonyms = ("max_tokens", "max_completion_tokens")  # endpoints reject both together
         overridden = synonyms if any(key in own for key in synonyms) else ()
         merged = {key: value for key, value in request.items() if key not in overridden} | own
         if not self._send_reasoning:
@@ -199,7 +201,7 @@ class OpenAIAgentPolicy(AgentPolicy):
 
 
 class _ChatSession(AgentPolicy):
-    """An episode's conversation with the policy's endpoint."""
+    """An episode's session with the policy's endpoint."""
 
     def __init__(self, policy: OpenAIAgentPolicy, seed: int | None, scope: str = "") -> None:
         self._endpoint, self._scope = policy._endpoint, scope
@@ -215,14 +217,14 @@ class _ChatSession(AgentPolicy):
         """Ask the model for its next message.
 
         Raises:
-            ProviderError: the endpoint refused, or failed to the end of the retries.
-            DeadlineError: it took too long.
+            ProviderError: the endpoint rejected the request, or all retries failed.
+            DeadlineError: the request took too long.
         """
         self._messages.update(observation)
         request = {**self._request, "messages": self._messages}
         if available_tools_specs:
             request["tools"] = available_tools_specs
-            if self._parallel_tool_calls is not None:  # endpoints refuse it without tools
+            if self._parallel_tool_calls is not None:  # endpoints reject it without tools
                 request["parallel_tool_calls"] = self._parallel_tool_calls
         return policy_output(await self._endpoint.complete(request, scope=self._scope))
 

@@ -1,10 +1,10 @@
 """`OwnAgentPolicy`: run an agent with its own loop, in any framework, and record its requests to the model.
 
-The agent gets a private OpenAI-compatible address in front of the real model and needs nothing else of this package. It
-runs in a task beside the worker. The two take turns: while `get_action` runs, the episode's environment belongs to the
-agent, otherwise to the worker.
+Each episode's agent gets a private OpenAI-compatible URL in front of the real model and needs no code of this package.
+It runs in a task next to the worker, and the two take turns: while `get_action` runs, only the agent may use the
+episode's environment; otherwise only the worker.
 
-`RecordingEndpoint` is the OpenAI-compatible server on loopback through which such an agent asks the model.
+`RecordingEndpoint` is the OpenAI-compatible server on loopback to which the agent sends its requests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from reward_kit.safe_input import AGENT_REQUEST_BYTES, parse_json
 from reward_kit.validation import describe_validation_error
 
 ChatMessage = dict[str, Any]
-"""A message in chat form, unchanged."""
+"""A message in chat form, unmodified."""
 _MESSAGES = pydantic.TypeAdapter(list[Message])
 _NOT_PASSED_ON = frozenset({"model", "messages", "stream", "stream_options", "n", "seed", "logprobs", "top_logprobs"})
 _NOT_SERVED = {
@@ -58,9 +58,9 @@ _NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A client's request: the conversation, unchanged, and the further keys but those that the server sets.
+    """A client's request: the unmodified conversation and the other keys, except those that the server sets.
 
-    `include_usage` ends a stream with a chunk that holds the usage.
+    `include_usage` adds a final chunk with the usage to a stream.
     """
 
     messages: list[ChatMessage]
@@ -70,7 +70,7 @@ class ChatRequest:
 
 
 def _parse_request(data: bytes) -> ChatRequest:
-    """Parse the body of a chat completion request, or answer with a status of 400."""
+    """Parse the body of a chat completion request; an invalid body gets the HTTP status 400."""
     try:
         body = parse_json(data)
     except (ValueError, RecursionError) as error:
@@ -99,7 +99,7 @@ def _parse_request(data: bytes) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """A completion for a client, with its id and the model's name."""
+    """A completion to return to a client, with its id and the model's name."""
 
     completion: ChatCompletion
     id: str
@@ -112,7 +112,7 @@ class RecordedAnswer:
         return {**self._head("chat.completion"), "choices": [choice], **self._usage()}
 
     def chunks(self, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Return it as chat completion chunks; the usage comes last if requested and known."""
+        """Return the completion as chunks; the usage comes last if it is requested and known."""
         message, head = self.completion.message, self._head("chat.completion.chunk")
         deltas: list[dict[str, Any]] = [
             {"role": "assistant", "content": None if message.tool_calls and not message.text else ""}
@@ -151,11 +151,11 @@ class RecordedAnswer:
 
 
 Answerer = Callable[[ChatRequest], Awaitable[RecordedAnswer]]
-"""Answers one request of an episode's agent; raises an `EpisodeError` if the episode is over."""
+"""Answers one request from an episode's agent; raises an `EpisodeError` if the episode is over."""
 
 
 class RecordingEndpoint:
-    """A server for all episodes of a policy, which names `model`; it starts with its first address."""
+    """The server for all episodes of a policy, started by the first `open`; `model` is the reported model name."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -165,14 +165,14 @@ class RecordingEndpoint:
         self._url = ""
 
     async def open(self, answerer: Answerer) -> str:
-        """Return a new address, such as "http://127.0.0.1:41233/TOKEN/v1", whose requests `answerer` answers."""
+        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1"; `answerer` answers its requests."""
         async with self._starting:
             if self._runner is None:
                 app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
                 app.router.add_post("/{token}/v1/chat/completions", self._complete)
                 app.router.add_get("/{token}/v1/models", self._models)
                 app.router.add_route("*", "/{token}/v1/{rest:.*}", self._unserved)
-                # Requests of disconnected clients are cancelled, to save calls of the model.
+                # Cancel the requests of disconnected clients, to save calls to the model.
                 self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
                 await self._runner.setup()
                 await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -182,11 +182,11 @@ class RecordingEndpoint:
         return f"{self._url}/{token}/v1"
 
     def forget(self, base_url: str) -> None:
-        """Remove this address; further requests to it get 404."""
+        """Remove this base URL; later requests to it get 404."""
         self._answerers.pop(base_url.split("/")[-2], None)
 
     async def close(self) -> None:
-        """Stop the server. Call it once, when no address is in use."""
+        """Stop the server. Call it once, when no base URL is in use."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -226,7 +226,7 @@ class RecordingEndpoint:
 async def _errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Return errors in the form that clients of the API read."""
+    """Return errors in the JSON format of the OpenAI API."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -243,18 +243,19 @@ _END_SECONDS = 10.0
 
 @dataclass(slots=True)
 class AgentTask:
-    """The task of an agent in one episode.
+    """The task passed to an agent for one episode.
 
     Attributes:
         messages: the conversation so far in chat form; usually a system and a user message.
-        tools: the specifications in OpenAI form of the tools of `call_tool` at the model's last request, possibly [].
-        call_tool: `await call_tool(name, arguments)` calls a tool of the episode's environment and returns the text
-            that answers it; without `await` for an agent that is a plain function. `arguments` is a mapping, or the
-            JSON text as the model wrote it. Raises an EpisodeError once the episode is over.
-        model: the model's name; requests may give any.
-        sample_id: of the episode.
-        rollout_id: the episode's own id.
-        seed: for all randomness in the agent; unique to the episode.
+        tools: the OpenAI-format specifications of the tools available through `call_tool` at the latest model request;
+            may be [].
+        call_tool: `await call_tool(name, arguments)` calls a tool of the environment and returns its text result; omit
+            `await` in an agent that is a plain function. `arguments` is a mapping, or the JSON text written by the
+            model. Raises an EpisodeError once the episode is over.
+        model: the model's name; requests may use any name.
+        sample_id: the id of the sample.
+        rollout_id: the id of the episode.
+        seed: the seed for all randomness in the agent; unique to the episode.
     """
 
     messages: list[ChatMessage]
@@ -278,20 +279,20 @@ answer as text, or None if that is the model's last answer."""
 
 
 class OwnAgentPolicy(AgentPolicy):
-    """Runs an agent, and records every answer of the model to it as one action.
+    """Runs an agent and records every model answer it receives as one action.
 
-    An action is complete when the agent sends its next request or ends; its work in between, in the episode's
-    environment or on its own, is in the action's `results`. So a policy's time limits include the agent's own work, and
-    an agent is stopped when its episode ends.
+    An action is complete when the agent sends its next request or ends; the `results` of the action contain the work
+    in between, including tool calls. A policy's time limits therefore include the agent's own work, and the agent is
+    stopped when its episode ends.
 
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
         model: the model's name at the real endpoint.
-        **options: the further options of `OpenAIAgentPolicy`, which configure the real endpoint. They override the
-            agent's requests.
+        **options: the other options of `OpenAIAgentPolicy`, which configure the real endpoint and override the agent's
+            requests.
 
     Raises:
-        ConfigError: the agent cannot be loaded or called, or an option is wrong.
+        ConfigError: the agent cannot be loaded or called, or an option is invalid.
     """
 
     path_options = OpenAIAgentPolicy.path_options
@@ -319,11 +320,11 @@ class OwnAgentPolicy(AgentPolicy):
 
     @property
     def knows_cost(self) -> bool:
-        """The usage of the real endpoint includes its cost."""
+        """True if the usage reported by the real endpoint includes the cost."""
         return self._upstream.knows_cost
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return one episode: a run of the agent, with its own address."""
+        """Start the agent for one episode, with a separate base URL."""
         session = _AgentSession(self._agent, self._model, self._upstream, self._endpoint, context)
         session.base_url = await self._endpoint.open(session.answer)
         return session
@@ -331,18 +332,18 @@ class OwnAgentPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError: an agent acts only in an episode."""
+        """Raise a PolicyError: an agent acts only within an episode."""
         raise PolicyError("own_agent acts in episodes only; open a session first")
 
     async def close(self) -> None:
-        """Stop the recording endpoint, and close the connections to the real one."""
+        """Stop the recording endpoint and close the connections to the real one."""
         try:
             await self._endpoint.close()
         finally:
             await self._upstream.close()
 
 
-# The signature names the options in `**options`, so that typos are refused.
+# The signature lists the names accepted in `**options`, so that typos are rejected.
 _parameters = [
     *inspect.signature(OwnAgentPolicy.__init__).parameters.values(),
     *inspect.signature(OpenAIAgentPolicy).parameters.values(),
@@ -355,14 +356,14 @@ OwnAgentPolicy.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-
 
 @dataclass(slots=True)
 class CallMade:
-    """A call by the agent in the episode's environment, and its answer."""
+    """A call that the agent made in the episode's environment, and its answer."""
 
     name: str
     answer: str
 
 
 class _AgentSession(AgentPolicy):
-    """A run of an agent, whose requests come through `endpoint` and are answered by the model `upstream`."""
+    """A run of an agent: requests arrive through `endpoint`, and the model `upstream` answers them."""
 
     def __init__(
         self,
@@ -381,15 +382,15 @@ class _AgentSession(AgentPolicy):
         self._unanswered: set[asyncio.Future[RecordedAnswer]] = set()
         self._moved = asyncio.Event()
         self._environment = asyncio.Lock()
-        self._is_workers = False  # the worker holds the environment
+        self._is_workers = False  # the worker may use the environment
         self._calling: asyncio.Task[Any] | None = None
         self._is_over = False
-        self._made: list[CallMade] = []  # after the model's last answer
+        self._made: list[CallMade] = []  # calls made after the model's last answer
         self._answers = 0
-        self._conversation: list[ChatMessage] = []  # as recorded
+        self._conversation: list[ChatMessage] = []  # as recorded so far
 
     async def answer(self, request: ChatRequest) -> RecordedAnswer:
-        """Return the model's answer to a request of the agent, once its turn has come."""
+        """Wait for the agent's turn and return the model's answer to its request."""
         if self._is_over:
             raise EpisodeError(_OVER)
         answer: asyncio.Future[RecordedAnswer] = asyncio.get_running_loop().create_future()
@@ -400,12 +401,12 @@ class _AgentSession(AgentPolicy):
             return await answer
         finally:
             self._unanswered.discard(answer)
-            self._requests.pop(answer, None)  # the agent hung up before its turn came
+            self._requests.pop(answer, None)  # the agent disconnected before its turn
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Answer the agent's next request, and record its use of the answer; a PolicyError if the agent failed."""
+        """Answer the agent's next request and record how it uses the answer; a failed agent raises a PolicyError."""
         self._tools[:] = available_tools_specs or []
         if self._running is None:
             self._conversation = [message.to_chat() for message in observation]
@@ -421,7 +422,7 @@ class _AgentSession(AgentPolicy):
             self._is_workers = True
 
     async def close(self) -> None:
-        """Refuse further requests and calls, and end the agent; a hanging thread is abandoned."""
+        """Reject further requests and calls and stop the agent; a thread that hangs is abandoned."""
         self._is_over = True
         self._endpoint.forget(self.base_url)
         for answer in self._unanswered:
@@ -441,7 +442,6 @@ class _AgentSession(AgentPolicy):
             logger.debug("the agent of %s ended with its episode", self._context.rollout_id, exc_info=error)
 
     async def _run(self) -> str | None:
-        """Run the agent to its end, in its own task."""
         context, agent, loop = self._context, self._agent, asyncio.get_running_loop()
         is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
 
@@ -464,7 +464,7 @@ class _AgentSession(AgentPolicy):
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
-        """Call a tool of the episode's environment, when it is the agent's turn."""
+        """Call a tool of the episode's environment during the agent's turn."""
         if isinstance(arguments, str):
             try:
                 read = parse_json(arguments) if arguments.strip() else {}
@@ -493,7 +493,7 @@ class _AgentSession(AgentPolicy):
         waiting, request = next(iter(self._requests.items()))
         del self._requests[waiting]
         given = request.messages
-        # A seed for each turn, so that an agent that repeats a request can get another answer.
+        # Use a new seed for each turn, so that an agent that repeats a request can get a different answer.
         seed = self._context.seed + self._answers
         self._answers += 1
         completion = await self._upstream.complete(
@@ -521,19 +521,19 @@ class _AgentSession(AgentPolicy):
         self._made = []
         ended = self._running
         if ended is not None and ended.done() and not ended.cancelled() and ended.exception() is None:
-            text = ended.result()  # the agent's own answer, which may repeat the model's last one
+            text = ended.result()  # the agent's final answer, which may repeat the model's last one
             if text is None or text.strip() == completion.message.text.strip():
                 action["is_final"] = True
         return output
 
     async def _wait_for_agent(self) -> None:
-        """Wait until the agent asks again or ends, or the episode is over."""
+        """Wait until the agent sends a request or ends, or the episode is over."""
         while not (self._requests or self._is_over or self._has_ended()):
             self._moved.clear()
             await self._moved.wait()
 
     def _closing_action(self) -> PolicyOutput:
-        """Return the last action of an agent whose last output is not the model's answer."""
+        """Return the last action of an agent whose final output is not the model's answer."""
         text = None
         if self._has_ended():
             assert self._running is not None
@@ -542,7 +542,7 @@ class _AgentSession(AgentPolicy):
         action: Action = {"type": "terminate", **({"content": text} if text else {})}
         if self._made:
             action["results"] = results_of_calls(action, self._made, self._is_over)
-        # The action was free, and must report that if costs are known.
+        # The action was free; report a cost of 0 if costs are known.
         facts = {"usage": {"cost": 0.0}} if self._upstream.knows_cost else None
         return PolicyOutput(action, text, facts)
 
@@ -551,13 +551,13 @@ class _AgentSession(AgentPolicy):
 
 
 async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a plain function in its own thread, which continues if this is cancelled.
+    """Run a plain function in a separate thread, which continues if the awaiting task is cancelled.
 
-    A pool would delay episodes while all its threads wait for a model, and keep the program from ending while one of
-    them hangs.
+    A thread pool would delay episodes while all its threads wait for a model, and one hanging thread would keep the
+    program from exiting.
     """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()  # a running one is not cancelled with the waiting task
+    done.set_running_or_notify_cancel()  # cancelling the waiting task does not cancel a running call
 
     def work() -> None:
         try:
@@ -575,10 +575,10 @@ async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 def read_results(
     given: Sequence[ChatMessage], answer: ChatMessage, later: Sequence[ChatMessage]
 ) -> list[ChatMessage] | None:
-    """Return the messages that followed the answer to `given` in a later request of the agent.
+    """Return the messages that followed the answer to `given` in a later request from the agent.
 
-    The answer may be reformatted, so it is located by position. If the agent rewrote its context, only the messages
-    that refer to one of the answer's calls are returned, or None.
+    The answer is located by position, because the agent may have reformatted it. If the agent rewrote its context,
+    return only the messages that refer to the answer's calls, or None.
     """
     size = len(given)
     continues = len(later) > size and later[size]["role"] == "assistant"
@@ -590,10 +590,10 @@ def read_results(
 
 
 def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) -> list[ChatMessage]:
-    """Return the results of an action, if no later request of the agent contains them.
+    """Return the results of an action that no later request of the agent contains.
 
-    That is a tool message for each of the action's calls that was `made`, matched by name and order, or that the end of
-    the episode prevented, and a user message with the answer of each other call, which the agent made on its own.
+    Each call that was `made` (matched by name and order) or prevented by the end of the episode gets a tool message.
+    Each other call, executed by the agent itself, gets a user message with its answer.
     """
     left, messages = list(made), []
     for call in get_tool_calls(action):
@@ -607,7 +607,7 @@ def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) ->
 
 
 def same_conversation(given: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> bool:
-    """Return whether a model reads both alike, whatever keys, nulls and spaces frameworks add or drop."""
+    """Return whether a model reads both conversations alike, despite added or dropped keys, nulls and spaces."""
     if len(given) != len(other):
         return False
     return all(one == two or _normalized(one) == _normalized(two) for one, two in zip(given, other, strict=True))

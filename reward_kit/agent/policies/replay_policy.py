@@ -1,7 +1,7 @@
 """`ReplayPolicy`: repeat a recorded run, and report the first difference.
 
-The new episode repeats the recorded one: same actions, tokens, usage and value estimates, in a newly built environment.
-Its answers are compared with the record before every action and at the end.
+The new episode repeats the actions, tokens, usage and value estimates of the recorded one in a newly built
+environment. Its observations are compared with the record before every action and at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENVIRONMENT_FAILURES = ("EnvironmentFailure", "ToolError")
 
 
 class _Line(NamedTuple):
-    """The attempt number of a line's episode, and its offset in the file; the latest attempt counts."""
+    """The attempt number of the episode in a line, and the line's offset in the file; the latest attempt counts."""
 
     attempt: int
     offset: int
@@ -41,9 +41,9 @@ class ReplayPolicy(AgentPolicy):
     """Replays the recorded episode with the same rollout id, else with the same sample and group position.
 
     Args:
-        run: a run's folder, or its `episodes.jsonl`. An index of it is kept in memory, the episodes are not.
-        on_difference: at the first difference in the conversation, "stop" fails the episode with a `PolicyError` that
-            shows it; "continue" logs it and continues.
+        run: a run's folder or its `episodes.jsonl`. Only an index of the file is kept in memory.
+        on_difference: the reaction to the first difference in the conversation: "stop" fails the episode with a
+            `PolicyError` that shows the difference; "continue" logs it and continues.
         policy: the label of the policy to replay; required if the run has several.
 
     Raises:
@@ -77,10 +77,10 @@ class ReplayPolicy(AgentPolicy):
             raise ConfigError(f"{self._file} has episodes of {', '.join(sorted(labels))}; name one of them as policy")
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session that plays one recorded episode.
+        """Return a session that replays one recorded episode.
 
         Raises:
-            PolicyError: the run has no such episode, or it was not collected by a worker.
+            PolicyError: the run has no matching episode, or a worker did not collect it.
         """
         position = (context.sample_id, context.rollout_index)
         line = self._by_id.get(context.rollout_id) or self._by_position.get(position)
@@ -101,12 +101,12 @@ class ReplayPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError: actions belong to an episode; act through the session that `open` returns."""
+        """Raise a PolicyError: actions belong to an episode; use the session returned by `open`."""
         raise PolicyError("a replay acts through the session of an episode, which open() returns")
 
 
 class _ReplaySession(AgentPolicy):
-    """A recorded episode, played from its beginning."""
+    """A replay of a recorded episode from its beginning."""
 
     def __init__(
         self,
@@ -128,12 +128,12 @@ class _ReplaySession(AgentPolicy):
 
         Raises:
             PolicyError: the conversation differs from the recorded one, or continues beyond its end.
-            RewardKitError: the recorded policy raised it here.
+            RewardKitError: the recorded policy raised this error at this point.
         """
         step, recorded = self._next, self._episode
         if step == len(recorded):
             return self._past_the_end(observation)
-        # Before the first action the conversation is compared as the task gave it to the policy.
+        # Before the first action, compare the conversation as the task passed it to the policy.
         given = recorded.get_infos(0).get("given_messages") if step == 0 else None
         if given is not None:
             expected = [Message.model_validate(message) for message in given]
@@ -143,13 +143,13 @@ class _ReplaySession(AgentPolicy):
         outputs = {key: column.get(step) for key, column in recorded.extra_model_outputs.items()}
         action = await self._action(step, outputs)
         self._next += 1
-        # The prompt of the first action is the record's own beginning.
+        # The prompt of the first action is the start of the record.
         self._compared = recorded.assistant_turns[step]
         log_probs = read_log_probs(recorded, step, self._turns.get(step))
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Compare the messages after the last action with the record; a difference raises a PolicyError."""
+        """Compare the messages after the last action with the record; a PolicyError if they differ."""
         self._compare(messages, self._episode.messages)
 
     def _compare(self, now: Sequence[Message], before: Sequence[Message]) -> None:
@@ -169,7 +169,7 @@ class _ReplaySession(AgentPolicy):
         self._compared = len(before)
 
     def _report(self, what: str) -> None:
-        """Stop, or log the first difference; later ones are expected."""
+        """Raise an error, or log the first difference; later differences are expected."""
         if self._has_diverged:
             return
         text = f"{self._name}: step {self._next}: {what}"
@@ -179,7 +179,7 @@ class _ReplaySession(AgentPolicy):
         self._has_diverged = True
 
     def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
-        """Raise the recorded policy's failure, or report that this episode continues."""
+        """Raise the recorded policy's failure, or report that this episode continues beyond the record."""
         self._compare(observation[: len(self._episode.messages)], self._episode.messages)
         facts = get_facts(self._episode)
         failure = facts["failure"]
@@ -190,7 +190,7 @@ class _ReplaySession(AgentPolicy):
         return PolicyOutput({"type": "terminate"})
 
     async def _action(self, step: int, outputs: Mapping[str, Any]) -> Action:
-        """Return the recorded action, after repeating the calls that the policy made itself."""
+        """Return the recorded action after repeating the calls that the policy executed itself."""
         recorded, action = self._episode, dict(self._episode.get_actions(step))
         turn, own = recorded.assistant_turns[step], outputs.get("own_account") or ()
         if step == 0 and "given_messages" in recorded.get_infos(0):
@@ -212,7 +212,7 @@ class _ReplaySession(AgentPolicy):
 
 
 def episodes_file(run: Path) -> Path:
-    """Return the `episodes.jsonl` of a run, given its folder or that file; a missing file raises a ConfigError."""
+    """Return the path of a run's `episodes.jsonl` from its folder or that path; a ConfigError if it is missing."""
     file = run / "episodes.jsonl" if run.is_dir() else run
     if not file.is_file():
         raise ConfigError(f"run: {run} is not a run to replay; name a folder with an episodes.jsonl, or that file")
@@ -220,14 +220,14 @@ def episodes_file(run: Path) -> Path:
 
 
 def recorded_labels(run: Path) -> list[str]:
-    """Return the labels of the policies whose episodes a run holds; an unreadable run raises a ConfigError."""
+    """Return the labels of the policies whose episodes a run contains; a ConfigError if the run is unreadable."""
     return sorted({identity["policy"] for _, identity in _identities(episodes_file(run))})
 
 
 def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return the offset and the first fields of each line; an incomplete last line is skipped."""
+    """Yield the offset and first fields of each line, skipping an incomplete last line."""
     for number, (offset, line) in enumerate(complete_lines(file), 1):
-        # Quotes are escaped inside JSON strings, so this is the key itself, and the long part need not be parsed.
+        # Quotes are escaped inside JSON strings, so this match is the key itself; the long part need not be parsed.
         end = line.find(_AFTER_IDENTITY)
         try:
             identity = json.loads(line if end < 0 else line[:end] + b"}")

@@ -25,10 +25,10 @@ _NEXT_LINE = "\n  "  # indented, so that a text cannot look like another message
 
 
 class RandomPolicy(AgentPolicy):
-    """Acts at random, from the episode's policy seed: a baseline for every agent.
+    """Acts randomly, seeded by the episode's policy seed: a baseline for every agent.
 
     If the resource lists its admissible actions, each is equally likely; otherwise each tool is, with arguments drawn
-    from its schema. Without tools it answers with an empty text.
+    from its schema. Without tools, the policy answers with an empty text.
     """
 
     is_free = True
@@ -58,14 +58,14 @@ class RandomPolicy(AgentPolicy):
 
 
 class ScriptedPolicy(AgentPolicy):
-    """Plays a list of actions, or calls a function, for tests, demos and first tutorials.
+    """Executes a list of actions or calls a function, for tests, demos and tutorials.
 
     Args:
-        actions: the actions in order, after which the policy terminates; or a function, sync or async, of the
+        actions: the actions in order, after which the policy terminates; or a sync or async function of the
             conversation and the tools that returns an action, a 4-tuple or a `PolicyOutput`.
 
     Raises:
-        PolicyError: an action of the list is invalid.
+        PolicyError: an action in the list is invalid.
     """
 
     is_free = True
@@ -75,10 +75,10 @@ class ScriptedPolicy(AgentPolicy):
             for action in actions:
                 check_output(PolicyOutput(action))
         self._script = actions
-        self._next: int | None = None  # outside of an episode, a list's first action is repeated
+        self._next: int | None = None  # outside of an episode, the list's first action is repeated
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session with its own position in the list."""
+        """Return a session with a separate position in the list."""
         if callable(self._script):
             return self
         session = copy.copy(self)
@@ -103,10 +103,10 @@ class ScriptedPolicy(AgentPolicy):
 
 
 class ExpertPolicy(AgentPolicy):
-    """Takes the resource's `expert_action`, and terminates when it has none left: the ceiling of a task.
+    """Takes the resource's `expert_action` and terminates when none is left: an upper bound for the task.
 
     Args:
-        resource: the episode's; `open` fills it in.
+        resource: the episode's resource, set by `open`.
     """
 
     is_free = True
@@ -116,7 +116,7 @@ class ExpertPolicy(AgentPolicy):
         self._has_acted = False
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session that uses the episode's resource; without one raise a PolicyError."""
+        """Return a session that uses the episode's resource; raise a PolicyError without a resource."""
         if context.resource is None:
             raise PolicyError("the expert policy needs a resource, and this task has none")
         return ExpertPolicy(context.resource)
@@ -124,7 +124,7 @@ class ExpertPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action; a resource without an expert raises a PolicyError."""
+        """Return the expert's action; raise a PolicyError if the resource has no expert."""
         action = await self._resource.expert_action() if self._resource else None
         if action is not None:
             self._has_acted = True
@@ -135,11 +135,11 @@ class ExpertPolicy(AgentPolicy):
 
 
 class HumanPolicy(AgentPolicy):
-    """Shows new messages and reads one line for each action.
+    """Shows new messages and reads one input line per action.
 
     Args:
-        reader: source of lines, standard input by default.
-        writer: where the conversation is shown, standard error by default.
+        reader: the source of lines, standard input by default.
+        writer: the output for the conversation, standard error by default.
     """
 
     is_free = True
@@ -149,14 +149,14 @@ class HumanPolicy(AgentPolicy):
         self._shown = 0
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session that begins at the first message."""
+        """Return a session that starts at the first message."""
         self._show(f"\n--- episode {context.rollout_id} ---\n{HELP}")
         return HumanPolicy(self._reader, self._writer)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the typed action; the end of the input raises a PolicyError."""
+        """Return the typed action; raise a PolicyError at the end of the input."""
         for message in observation[self._shown :]:
             self._show(f"[{message.role}] {message.text}".replace("\n", _NEXT_LINE))
         self._shown = len(observation) + 1
@@ -188,7 +188,7 @@ class HumanPolicy(AgentPolicy):
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """Parse arguments given as `{json}` or `key=value …`, with values in JSON if possible; else raise a ValueError."""
+    """Parse `{json}` or `key=value …` arguments, with JSON values if possible; raise a ValueError otherwise."""
     text = text.strip()
     if text.startswith("{"):
         return dict(json.loads(text))

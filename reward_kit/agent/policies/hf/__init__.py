@@ -1,1 +1,1 @@
-"""A language model of your own that acts: the engine that samples from it, and what its answers may hold."""
+"""The engine that samples actions from a local language model, and the formats and constraints of its answers."""

@@ -1,7 +1,7 @@
-"""Action formats: how a model writes its tool calls, to be read, and to be written as a constraint.
+"""Action formats: how a model writes tool calls, for parsing and for constraining them.
 
-The text of a model becomes an assistant message, and that an action, by the rules for the answers of endpoints:
-arguments that are not a JSON object stay verbatim as `arguments_text`, and the worker answers with a tool error.
+The model's text becomes an assistant message and then an action, as for endpoint answers: arguments that are not a
+JSON object are stored verbatim as `arguments_text`, and the worker responds with a tool error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
 from reward_kit.safe_input import parse_json
 
 MAX_LISTED = 10_000
-"""Limit of listed calls; beyond it a grammar is made."""
+"""The maximum number of listed calls; with more, a grammar is used."""
 Literal = Callable[[str], str]
 Schema = Callable[[Mapping[str, Any]], str]
 _THINK_END = "</think>"
@@ -35,7 +35,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool that can be called now, with the JSON schema of its arguments, an object."""
+    """A tool that can be called now, with the JSON schema of its arguments, which is an object schema."""
 
     name: str
     schema: Mapping[str, Any]
@@ -48,7 +48,7 @@ class ToolSchema:
 
     @cached_property
     def text_parameter(self) -> str | None:
-        """The name of its parameter, if it has exactly one and that takes a text."""
+        """The name of the tool's only parameter, if it has exactly one and its type is text."""
         if len(self.parameters) != 1:
             return None
         ((name, schema),) = self.parameters.items()
@@ -58,11 +58,11 @@ class ToolSchema:
 
     @property
     def takes_any_text(self) -> bool:
-        """Its text parameter may hold any text."""
+        """True if the text parameter accepts any text."""
         return all(schema.keys() <= {"type", "description", "title", "default"} for schema in self.parameters.values())
 
     def listed_calls(self) -> list[dict[str, Any]] | None:
-        """Return all arguments that it can be called with; None if they cannot be listed."""
+        """Return all possible arguments, or None if they cannot be listed."""
         required = set(self.schema.get("required") or ())
         choices: list[list[tuple[str, Any] | None]] = []
         for name, schema in self.parameters.items():
@@ -77,7 +77,7 @@ class ToolSchema:
 
 
 def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return all values of a schema; None if they cannot be listed."""
+    """Return all values allowed by a schema, or None if they cannot be listed."""
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
@@ -87,13 +87,12 @@ def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def tools_of(specs: Sequence[ToolSpec] | None) -> list[ToolSchema]:
-    """Return the tools of these specifications."""
     functions = [spec["function"] for spec in specs or ()]
     return [ToolSchema(function["name"], function.get("parameters") or {"type": "object"}) for function in functions]
 
 
 def all_calls(tools: Sequence[ToolSchema]) -> Iterator[tuple[str, dict[str, Any]]] | None:
-    """Return every call of every tool, as name and arguments; None if they cannot be listed."""
+    """Return every call of every tool as name and arguments, or None if they cannot be listed."""
     listed = [(tool.name, tool.listed_calls()) for tool in tools]
     calls = [(name, arguments) for name, arguments in listed if arguments is not None]
     if len(calls) < len(listed) or sum(len(arguments) for _, arguments in calls) > MAX_LISTED:
@@ -110,37 +109,37 @@ class Written(NamedTuple):
 
 
 class ActionFormat(ABC):
-    """A way to write tool calls; `name` is its name in options."""
+    """A format for tool calls; `name` is its name in options."""
 
     name: str
 
     @abstractmethod
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
-        """Parse a text without reasoning; never fails."""
+        """Parse a text without reasoning. Never raises."""
 
     @abstractmethod
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a turn that is this one call; a PolicyError if the format cannot express it."""
+        """Return the text of a turn with only this call; a PolicyError if the format cannot express it."""
 
     @abstractmethod
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
-        """Return the right side of a Lark rule for a turn that is one call of this tool.
+        """Return the right side of a Lark rule for a turn with exactly one call, of this tool.
 
-        `literal` and `schema` turn a text and a JSON schema into terminals of the grammar.
+        `literal` converts a text and `schema` a JSON schema into terminals of the grammar.
         """
 
     def check(self, tools: Sequence[ToolSchema]) -> None:
-        """Raise a PolicyError if this format cannot call one of the tools."""
+        """Raise a PolicyError if this format cannot express calls of one of the tools."""
         return
 
     def call_id(self, turn: int, position: int) -> str:
-        """Return the id of the call at `position` in this turn; "" leaves it to the conversation."""
+        """Return the id of the call at `position` in this turn; "" lets the conversation assign one."""
         return ""
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
-        """Return the action of a turn's whole text, as sampled, without the token that ended it.
+        """Return the action for a turn's complete sampled text, without the token that ended it.
 
-        The ids of calls contain `turn`. Unless `may_reason`, the end of reasoning is ordinary text.
+        Call ids contain `turn`. Without `may_reason`, an end-of-reasoning marker is ordinary text.
         """
         before, end, rest = text.partition(_THINK_END) if may_reason else (text, "", "")
         content, calls, reasoning = self.read(rest.strip("\n") if end else text, tools)
@@ -155,7 +154,7 @@ class ActionFormat(ABC):
 
 
 class Hermes(ActionFormat):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, several of them, and text around."""
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, possibly several, with optional text around them."""
 
     name = "hermes"
     _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -189,7 +188,7 @@ class Hermes(ActionFormat):
 
 
 class Llama(ActionFormat):
-    """`{"name": …, "parameters": {…}}` alone, with or without `<|python_tag|>` before; several separated by `;`."""
+    """Only `{"name": …, "parameters": {…}}`, optionally after `<|python_tag|>`; several are separated by `;`."""
 
     name = "llama"
 
@@ -213,7 +212,7 @@ class Llama(ActionFormat):
 
 
 class Mistral(ActionFormat):
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` once for each call."""
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` repeated for each call."""
 
     name = "mistral"
     _TAG = "[TOOL_CALLS]"
@@ -248,7 +247,7 @@ class Mistral(ActionFormat):
 
 
 class Plain(ActionFormat):
-    """`tool_name {json}`; `tool_name value` if its one parameter is a text; `tool_name` if it has none."""
+    """`tool_name {json}`; `tool_name value` if its only parameter is a text; `tool_name` without parameters."""
 
     name = "plain"
 
@@ -265,7 +264,7 @@ class Plain(ActionFormat):
         if tool is None or (value and not tool.parameters and not value.startswith("{")):
             return Written(text)
         if tool.text_parameter is not None and not _is_object_of(value, tool.text_parameter):
-            # An empty text is not a value: the tool reports what is missing.
+            # An empty text is not passed as a value, so that the tool reports what is missing.
             return Written("", [RawToolCall(name, json_text({tool.text_parameter: value} if value else {}))])
         return Written("", [RawToolCall(name, value or "{}")])
 
@@ -288,7 +287,7 @@ class Plain(ActionFormat):
 
 
 class Bare(ActionFormat):
-    """The whole text is the one text argument of the one tool."""
+    """The whole text is the only argument of the only tool."""
 
     name = "bare"
 
@@ -317,9 +316,9 @@ class Bare(ActionFormat):
 
 
 class ResponseTemplate(ActionFormat):
-    """The tokenizer's own `response_template`; see `PreTrainedTokenizerBase.parse_response`. It only reads.
+    """The tokenizer's own `response_template` (see `PreTrainedTokenizerBase.parse_response`), for parsing only.
 
-    `opening`, the text between the last message and an answer, may be the beginning of its reasoning.
+    `opening`, the text between the last message and an answer, may contain the start of its reasoning.
     """
 
     name = "template"
@@ -340,7 +339,7 @@ class ResponseTemplate(ActionFormat):
         return Written(parsed.get("content") or "", calls, reasoning)
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
-        return super().action(text, tools, turn, may_reason=False)  # the template reads the reasoning
+        return super().action(text, tools, turn, may_reason=False)  # the template parses the reasoning
 
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         raise PolicyError("constrain: a response_template only reads; set action_format to how the model writes calls")
@@ -350,7 +349,7 @@ class ResponseTemplate(ActionFormat):
 
 
 def _is_object_of(value: str, parameter: str) -> bool:
-    """Return whether a text is a JSON object with this one key."""
+    """Return whether a text is a JSON object with only this key."""
     try:
         parsed = parse_json(value) if value.startswith("{") else None
     except (ValueError, RecursionError):
@@ -359,7 +358,7 @@ def _is_object_of(value: str, parameter: str) -> bool:
 
 
 def _split_json(text: str) -> tuple[str, str]:
-    """Return the JSON value that a text begins with, and the rest; all of it if it is broken."""
+    """Split a text into its leading JSON value and the rest; the rest is "" if the JSON is broken."""
     try:
         _, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
@@ -368,7 +367,7 @@ def _split_json(text: str) -> tuple[str, str]:
 
 
 def _read_call(block: str) -> RawToolCall:
-    """Return the call in a JSON text; of a broken one the recognizable parts, verbatim."""
+    """Parse the call in a JSON text; keep the recognizable parts of a broken one verbatim."""
     try:
         value = _DECODER.decode(block)
     except (ValueError, RecursionError):
@@ -381,7 +380,7 @@ def _read_call(block: str) -> RawToolCall:
 
 
 def _as_text(arguments: Any) -> str:
-    """Return arguments as text. Some models put JSON into a string."""
+    """Return arguments as text. Some models wrap the JSON in a string."""
     if isinstance(arguments, str):
         return arguments
     return "{}" if arguments is None else json_text(arguments)
@@ -394,14 +393,14 @@ _CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
 def find_action_format(
     name: str, tokenizer: Any, template: str | None, opening: str = ""
 ) -> ActionFormat | PolicyError:
-    """Return the format of this name, or for "auto" the model's own; or an error, to be raised once there are tools.
+    """Return the format `name`, or the model's own for "auto"; return an error to raise once there are tools.
 
-    "auto" takes the first that fits: the tokenizer's `response_template`; hermes if the chat template has `<tool_call>`
-    and its calls are JSON; mistral if it has `[TOOL_CALLS]`; llama if it has `<|python_tag|>`, or `"parameters"`
-    beside `<|start_header_id|>`. `opening` is the template's text between the last message and an answer.
+    "auto" takes the first match: the tokenizer's `response_template`; hermes if the chat template contains
+    `<tool_call>` and JSON calls; mistral if it contains `[TOOL_CALLS]`; llama if it contains `<|python_tag|>`, or both
+    `"parameters"` and `<|start_header_id|>`. `opening` is the template's text between the last message and an answer.
 
     Raises:
-        ConfigError: the format is unknown, or "template" and the tokenizer has no `response_template`.
+        ConfigError: the format is unknown, or it is "template" and the tokenizer has no `response_template`.
     """
     if name in FORMATS:
         return FORMATS[name]()

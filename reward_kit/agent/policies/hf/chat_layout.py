@@ -1,9 +1,9 @@
-"""From messages to token ids: the chat template's text for new messages, without tokenizing anything twice.
+"""Convert messages to token ids: the chat template's text for new messages, with no text tokenized twice.
 
-The context of a turn is the exact ids of the episode so far and the ids of what the template writes after an answer:
-the rest after its end token, the new messages, the generation prompt. That text is rendered from a short conversation
-of placeholders, tokenized once and cached. It is right only if the template leaves earlier text unchanged; this is
-tested with the real messages before it is relied on.
+A turn's context is the exact ids of the episode so far, followed by the ids of the text that the template adds after
+an answer: the remainder after the answer's end token, the new messages and the generation prompt. That text is
+rendered from a short conversation of placeholders, tokenized once and cached. This is valid only if the template
+leaves earlier text unchanged, which is tested first with the real messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Value = TypeVar("_Value")
 _PLACEHOLDER, _MARK = "zq1stand2in", "zq3mark4"
 _MARKER = mark_control_tokens("x", re.compile("x"))[0]
 _CACHED_RESULTS = 8192
-_CACHED_TOKENS = 2_000_000  # about 100 MB, with the texts
+_CACHED_TOKENS = 2_000_000  # about 100 MB, including the texts
 _UNTRUSTED_ROLES = ("user", "tool", "function")
 _NAMES = ("tool_call_id", "name")
 _PLAIN_KEYS = {"role", "content", *_NAMES}
@@ -43,14 +43,14 @@ _TOOLS_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)
 
 
 class Delta(NamedTuple):
-    """The template's text after an answer, and its ids."""
+    """The text that the template adds after an answer, and its ids."""
 
     ids: tuple[int, ...]
     text: str
 
 
 class Tools(NamedTuple):
-    """The tools of a turn as the template gets them; equal keys are equal tools."""
+    """The tools of a turn as passed to the template; equal keys mean equal tools."""
 
     key: str
     specs: Sequence[ToolSpec] | None
@@ -60,19 +60,19 @@ NO_TOOLS = Tools("", None)
 
 
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
-    """Return the tools of a turn with their key, made each time, since specifications may change in place."""
+    """Return the tools of a turn with a fresh key, since specifications may change in place."""
     return Tools(_TOOLS_ENCODER.encode(specs), specs) if specs else NO_TOOLS
 
 
 class ChatLayout:
-    """A tokenizer and its chat template, with the template's options; shared by all sessions.
+    """A tokenizer with its chat template and the template's options; shared by all sessions.
 
-    A missing template, or one that cannot render a question and an answer, is a ConfigError.
+    Raises a ConfigError if the template is missing or cannot render a question and an answer.
 
     Attributes:
-        source: of the chat template.
-        shows_tools: tools can change the template's text.
-        end_id: the token that the template puts after an answer; None if it is ordinary text.
+        source: the source of the chat template.
+        shows_tools: True if tools can change the template's text.
+        end_id: the token that the template appends to an answer; None if it is ordinary text.
         opening: the template's text between the last message and an answer.
     """
 
@@ -94,11 +94,11 @@ class ChatLayout:
         added_ids = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_id: int | None = closing.ids[0] if closing.ids and closing.ids[0] in added_ids else None
         self.opening = closing.text.partition(_MARK)[2]
-        # The text may depend on a result's name or id, which differ between equal texts.
+        # The text may depend on a result's name or id, which can differ between equal texts.
         self._key_names = tuple(name for name in _NAMES if name in self.source or self._writes(name))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, with no token added. Half surrogate pairs are replaced."""
+        """Return the ids of a text without adding tokens. Lone surrogates are replaced."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -111,7 +111,7 @@ class ChatLayout:
         return ids
 
     def encoded(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text that may come again."""
+        """Return the ids of a text that may occur again; they are cached."""
         return self._cache.get(("text", text), lambda: tuple(self.encode(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -120,16 +120,16 @@ class ChatLayout:
         return text
 
     def whole(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render a conversation from its beginning, up to the next answer; the template may refuse it (PolicyError)."""
+        """Render a conversation from its beginning up to the next answer; a PolicyError if the template rejects it."""
         return self._cache.get(("whole", self._key(chat), tools.key), lambda: self.whole_uncached(chat, tools))
 
     def whole_uncached(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render as `whole` a conversation that will not come again."""
+        """Render like `whole` but without caching, for a conversation that will not occur again."""
         text = self._render(chat, tools)
         return Delta(tuple(self.encode(text)), text)
 
     def delta(self, new: Sequence[Chat], tools: Tools) -> Delta:
-        """Render the text after an answer: its end token, the new messages, the head of the next answer."""
+        """Render the text after an answer: its end token, the new messages, and the header of the next answer."""
 
         def render() -> Delta:
             answer = _PLACEHOLDER
@@ -141,7 +141,7 @@ class ChatLayout:
                 raise PolicyError("the chat template leaves out the last answer, or writes it twice")
             head, _, tail = text.partition(answer)
             before, ids = self.encoded(head + answer), self.encode(text)
-            # Some tokenizers write a text differently at the beginning of a string.
+            # Some tokenizers encode a text differently at the beginning of a string.
             is_alike = tuple(ids[: len(before)]) == before
             return Delta(tuple(ids[len(before) :] if is_alike else self.encode(tail)), tail)
 
@@ -150,9 +150,9 @@ class ChatLayout:
     def keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, *, reasons: bool) -> bool:
         """Return whether new messages of these roles leave the text before them unchanged.
 
-        Tested once for each sequence of roles, with two answers, since an old one may be rendered differently from the
-        last. `first` are the messages before the first answer; `reasons` gives answers with reasoning. A template that
-        refuses the messages or leaves some out raises a PolicyError.
+        Tested once per sequence of roles, with two answers, since an earlier answer may be rendered differently from
+        the last. `first` are the messages before the first answer; with `reasons`, the answers contain reasoning. A
+        template that rejects or omits messages raises a PolicyError.
         """
 
         def test() -> bool:
@@ -176,7 +176,7 @@ class ChatLayout:
         return self._cache.get(("keeps", first_roles, roles, tools.key if self.shows_tools else "", reasons), test)
 
     def _render(self, chat: Sequence[Chat], tools: Tools) -> str:
-        # Messages and specifications from outside must not write the control tokens that mark roles.
+        # External messages and specifications must not contain the control tokens that mark roles.
         safe = [
             {**message, "content": mark_control_tokens(message["content"], self._control)}
             if message["role"] in _UNTRUSTED_ROLES and self._control.search(message["content"])
@@ -199,7 +199,7 @@ class ChatLayout:
         return text
 
     def _mark_nested(self, value: Any) -> Any:
-        """Mark control tokens also in the names of parameters, which `mark_control_tokens` leaves unchanged."""
+        """Mark control tokens in parameter names too, which `mark_control_tokens` leaves unchanged."""
         if isinstance(value, Mapping):
             return {self._mark_nested(key): self._mark_nested(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -214,7 +214,7 @@ class ChatLayout:
             return True
 
     def _key(self, chat: Sequence[Chat]) -> Hashable:
-        """Return a key, equal for conversations with the same text."""
+        """Return a key that is equal for conversations with the same text."""
         return tuple(
             (message["role"], message["content"], *(message.get(name) for name in self._key_names))
             if isinstance(message.get("content"), str) and not message.keys() - _PLAIN_KEYS
@@ -224,7 +224,7 @@ class ChatLayout:
 
 
 class RecentResults:
-    """The most recently used results, bounded by their number and their tokens."""
+    """A cache of recently used results, with limits on their number and total tokens."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -232,7 +232,7 @@ class RecentResults:
         self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the result of `make`, called only for a new key."""
+        """Return the result for a key, calling `make` only for a new key."""
         if key in self._known:
             self._known.move_to_end(key)
             known: _Value = self._known[key]
@@ -250,7 +250,7 @@ def _token_count(result: Any) -> int:
 
 
 def to_chat(message: Message, tool_role: str = "tool") -> Chat:
-    """Return a message for templates: content is text, arguments are mappings, None is left out."""
+    """Return a message for templates: content as text, arguments as mappings, and no None values."""
     chat: Chat = {"role": message.role, "content": message.text}
     if message.role == "tool":
         chat["role"] = tool_role
@@ -271,14 +271,14 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 
 
 class PromptTokens(NamedTuple):
-    """The model's input in one turn: the whole context, and the reason if it does not continue the one before."""
+    """The model's input in one turn: the whole context, and the reason if it does not extend the previous one."""
 
     ids: list[int]
     reason: str | None
 
 
 class TokenConversation:
-    """The context of one episode: its exact ids, continued with every turn, or rewritten for a reason."""
+    """The context of one episode: its exact ids, extended with every turn, or rewritten for a stated reason."""
 
     def __init__(self, layout: ChatLayout, stop_ids: Collection[int], *, tools_in_prompt: bool, tool_role: str) -> None:
         self._layout, self._stop_ids, self._tool_role = layout, stop_ids, tool_role
@@ -288,13 +288,13 @@ class TokenConversation:
         self._chat: list[Chat] = []
         self._tools = NO_TOOLS
         self._has_ended = self._awaits_answer = False
-        self._reasoned: set[bool] = set()  # of the answers that stand in the context as they were sampled
+        self._reasoned: set[bool] = set()  # whether the answers that the context contains as sampled have reasoning
 
     def prompt(self, observation: Sequence[Message], tools: Tools) -> PromptTokens:
-        """Return the context of the next turn; the messages of the conversation after the last answer are new.
+        """Return the context of the next turn; messages after the last answer are new.
 
         Raises:
-            PolicyError: the chat template refuses the messages.
+            PolicyError: the chat template rejects the messages.
         """
         tools = tools if self._shows_tools else NO_TOOLS
         if not self._chat:
@@ -302,13 +302,13 @@ class TokenConversation:
             return self._begin(self._layout.whole(self._chat, tools), tools, None)
         seen = len(self._chat)
         if self._awaits_answer and len(observation) == seen and tools.key == self._tools.key:
-            return PromptTokens(list(self._ids), None)  # the same turn again
+            return PromptTokens(list(self._ids), None)  # a repeated request for the same turn
         new = [to_chat(message, self._tool_role) for message in observation[seen:]]
         if self._awaits_answer or len(observation) < seen or any(chat["role"] == "assistant" for chat in new):
             self._first = self._chat = [to_chat(message, self._tool_role) for message in observation]
             return self._begin(self._layout.whole_uncached(self._chat, tools), tools, CONVERSATION_CHANGED)
         reason = TOOLS_CHANGED if tools.key != self._tools.key else None
-        # A template may drop reasoning, and it may put an empty one where there was none.
+        # A template may drop reasoning, or insert an empty block if an answer has no reasoning.
         for reasons in self._reasoned:
             if reason is None and not self._layout.keeps(self._first, new, tools, reasons=reasons):
                 reason = REASONING_LEFT_OUT if reasons else TEMPLATE_REWRITES
@@ -316,13 +316,13 @@ class TokenConversation:
         if reason is not None:
             return self._begin(self._layout.whole_uncached(self._chat, tools), tools, reason)
         added = self._layout.delta(new, tools).ids
-        # The end token was sampled; after an answer that was cut off, the template's is used.
+        # The end token was sampled; if the answer was cut off, use the template's.
         self._ids += added[1:] if self._has_ended and added and added[0] in self._stop_ids else added
         self._awaits_answer = True
         return PromptTokens(list(self._ids), None)
 
     def answered(self, token_ids: Sequence[int], text: str) -> None:
-        """Note an answer: all sampled ids, and the text without the token that ended it."""
+        """Record an answer: all sampled ids, and the text without the token that ended it."""
         self._ids += token_ids
         self._awaits_answer = False
         self._chat = [*self._chat, {"role": "assistant", "content": text}]

@@ -1,8 +1,8 @@
-"""Constraints on the tokens of a turn, so that a tool call is always valid.
+"""Constraints on the tokens of a turn, which guarantee valid tool calls.
 
-A constraint belongs to one turn. The engine asks which ids are allowed, samples among them, and reports the result; a
-token that alone is allowed costs no forward pass. If all calls can be listed, the constraint is a trie (`Choices`),
-else a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
+A constraint belongs to one turn. The engine asks which ids are allowed, samples one of them, and reports it; if only
+one token is allowed, no forward pass is needed. If all calls can be listed, the constraint is a trie (`Choices`),
+otherwise a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 class TokenConstraint(Protocol):
-    """A constraint on one turn, which is over if `is_done`."""
+    """A constraint on one turn; the turn is over once `is_done` is True."""
 
     @property
     def is_done(self) -> bool: ...
@@ -37,11 +37,11 @@ class TokenConstraint(Protocol):
         """Return the ids that may come next; None for any."""
 
     def advance(self, token_id: int) -> None:
-        """Note the token that came."""
+        """Record the sampled token."""
 
 
 class TurnConstraints:
-    """Makes the constraints of all turns; each set of tools is prepared once."""
+    """Creates the constraints of all turns; each set of tools is prepared only once."""
 
     def __init__(self, layout: ChatLayout, tokenizer: Any, stop_id: int, max_new_tokens: int) -> None:
         self._layout, self._tokenizer, self._stop_id = layout, tokenizer, stop_id
@@ -49,10 +49,10 @@ class TurnConstraints:
         self._prepared = RecentResults(_TOOL_SETS)
 
     def start(self, key: str, tools: Sequence[ToolSchema], form: ActionFormat) -> Choices | JsonGrammar:
-        """Return a constraint for one turn: a call of one of the tools, which have this key, valid for its schema.
+        """Return a constraint for one turn: a schema-valid call of one of `tools`, which `key` identifies.
 
         Raises:
-            PolicyError: the format or the tokenizer cannot write a call, or a schema cannot be followed.
+            PolicyError: the format or tokenizer cannot express a call, or a schema is not supported.
             ConfigError: a grammar is needed and llguidance is not installed.
         """
 
@@ -68,7 +68,7 @@ class TurnConstraints:
                 return trie
             lines = [f"start: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
             for number, tool in enumerate(tools):
-                # Schemas that leave it open allow no further arguments.
+                # Schemas that do not specify it allow no additional arguments.
                 closed = ToolSchema(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
                 lines.append(f"call_{number}: {form.rule(closed, self._grammars.literal, self._grammars.schema)}")
             return "\n".join(lines)
@@ -82,9 +82,9 @@ class TurnConstraints:
 
 
 class _Node:
-    """A node of the trie, of choices that share their first `depth` tokens; its children are made on first use.
+    """A trie node for the choices that share their first `depth` tokens; children are created on first use.
 
-    At the end of a choice `text` is set; `allowed` are the ids that may come next.
+    `text` is set at the end of a choice; `allowed` contains the ids that may come next.
     """
 
     __slots__ = ("_children", "_depth", "_parts", "allowed", "text")
@@ -99,7 +99,7 @@ class _Node:
         self.allowed: TokenIds = np.array(list(self._parts), dtype=np.int64)
 
     def child(self, token_id: int) -> _Node | None:
-        """Return the node that a token leads to; None if it is not allowed."""
+        """Return the child node for a token; None if the token is not allowed."""
         child = self._children.get(token_id)
         if child is None and token_id in self._parts:
             child = self._children[token_id] = _Node(self._parts[token_id], self._depth + 1)
@@ -107,9 +107,9 @@ class _Node:
 
 
 class ChoiceTrie:
-    """The token ids of a set of texts, each ended by the stop token. One trie serves many turns.
+    """A trie of the token ids of texts, each followed by the stop token. Many turns can share it.
 
-    `choices` has the ids of each text without the stop token; none, or the same ids twice, is a PolicyError.
+    `choices` contains the ids of each text without the stop token; empty or duplicate choices raise a PolicyError.
     """
 
     __slots__ = ("longest", "root")
@@ -129,12 +129,12 @@ class ChoiceTrie:
                 )
             by_ids[key] = text
         self.longest = max(map(len, by_ids))
-        """Tokens of the longest choice, with the stop token."""
+        """The number of tokens in the longest choice, including the stop token."""
         self.root = _Node(sorted(by_ids.items()), 0)
 
 
 class Choices:
-    """A choice among the texts of a trie, and then the stop token."""
+    """A choice among the texts of a trie, followed by the stop token."""
 
     __slots__ = ("_node",)
 
@@ -143,12 +143,12 @@ class Choices:
 
     @property
     def is_done(self) -> bool:
-        """A whole choice was made."""
+        """True once a choice is complete."""
         return self._node.text is not None
 
     @property
     def chosen(self) -> str | None:
-        """The choice that was made; None before its end."""
+        """The completed choice; None before its end."""
         return self._node.text
 
     def allowed(self) -> TokenIds:
@@ -156,7 +156,7 @@ class Choices:
         return self._node.allowed
 
     def advance(self, token_id: int) -> None:
-        """Note the token that came; one that continues no choice is a PolicyError."""
+        """Record the sampled token; a PolicyError if it continues no choice."""
         node = self._node.child(token_id)
         if node is None:
             raise PolicyError(f"token {token_id} is not among the allowed {self._node.allowed.tolist()}")
@@ -164,9 +164,9 @@ class Choices:
 
 
 class GrammarCompiler:
-    """Compiles grammars, each once, for one fast tokenizer of `transformers` whose tokens are bytes.
+    """Compiles each grammar once, for a fast `transformers` tokenizer with byte-level tokens.
 
-    A ConfigError reports that llguidance is not installed, or cannot read the tokenizer.
+    Raises a ConfigError if llguidance is not installed or cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, stop_id: int) -> None:
@@ -181,19 +181,19 @@ class GrammarCompiler:
         self._added: Mapping[str, int] = tokenizer.added_tokens_encoder
         self.stop_ids: TokenIds = np.array([stop_id], dtype=np.int64)
         self._matcher = lru_cache(_GRAMMARS)(self._compile)
-        # Equal masks give the same array, so that it is stored once.
+        # Equal masks share one array, so that it is stored once.
         self.ids_of = lru_cache(_MASKS)(_allowed_ids)
 
     def literal(self, text: str) -> str:
-        """Return `text` in the grammar's language; a text that is one added token is that token."""
+        """Return `text` as a grammar literal; a text that equals one added token becomes that token."""
         return f"<[{self._added[text]}]>" if text in self._added else json.dumps(text)
 
     def schema(self, schema: Mapping[str, Any]) -> str:
-        """Return the rule of JSON valid for `schema`, with a space after each comma and colon and none elsewhere."""
+        """Return the rule for JSON valid for `schema`, with spaces only after commas and colons."""
         return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
 
     def start(self, grammar: str) -> JsonGrammar:
-        """Return a turn that fits `grammar`, in Lark's notation with a rule `start`; else raise a PolicyError."""
+        """Return a constraint to `grammar`, a Lark grammar with a rule `start`; a PolicyError if it is invalid."""
         return JsonGrammar(self, self._matcher(grammar).deep_copy())
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -210,7 +210,7 @@ def _allowed_ids(bitmask: bytes) -> TokenIds:
 
 
 class JsonGrammar:
-    """A turn that fits a grammar, and then the stop token."""
+    """A turn that matches a grammar, followed by the stop token."""
 
     __slots__ = ("_compiler", "_matcher", "is_done")
 
@@ -219,7 +219,7 @@ class JsonGrammar:
         self.is_done = False
 
     def allowed(self) -> TokenIds:
-        """Return the ids that continue the turn; a grammar too complex for llguidance is a PolicyError."""
+        """Return the ids that continue the turn; a PolicyError if the grammar is too complex for llguidance."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return self._compiler.stop_ids
         ids = self._compiler.ids_of(self._matcher.compute_bitmask())
@@ -227,7 +227,7 @@ class JsonGrammar:
         return ids
 
     def advance(self, token_id: int) -> None:
-        """Note the token that came; one that does not fit the grammar is a PolicyError."""
+        """Record the sampled token; a PolicyError if it does not match the grammar."""
         if token_id == self._compiler.stop_ids[0] and self._matcher.is_accepting():
             self.is_done = True
             return
@@ -240,5 +240,5 @@ class JsonGrammar:
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    """Return the matcher's error without the parser's state, which follows it."""
+    """Return the matcher's error without the parser state appended to it."""
     return " ".join(matcher.get_error().split("<state>")[0].split())[:500]

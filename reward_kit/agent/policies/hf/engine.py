@@ -1,9 +1,9 @@
-"""`Engine`: sample from a `transformers` causal LM for many sessions at once.
+"""`Engine`: sample from a `transformers` causal LM for many sessions at the same time.
 
-Sessions ask for turns. One task owns the model and computes the waiting and the running turns together, in a worker
-thread, in bursts of forward passes; new turns join between two forward passes. Keys and values stay between the turns
-of a session, so that only new tokens are computed, and prompts with a common beginning share it. Weights are swapped
-while no turn is running: a turn, and the keys and values it attends to, have one version.
+Each session requests turns. A single task owns the model and computes waiting and running turns together in a worker
+thread, in bursts of forward passes; new turns join between two forward passes. A session's keys and values are cached
+between its turns, so that only new tokens are computed, and prompts with a common prefix share it. Weights are swapped
+only while no turn is running, so a turn and all keys and values it attends to come from one version.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ if TYPE_CHECKING:
     from reward_kit.agent.policies.hf.constraints import TokenConstraint
 
 QUIET_PASSES = 8
-"""Passes of the event loop without a new turn after which a burst begins without the sessions that have not asked."""
+"""The number of event loop passes without a new turn after which a burst begins without the sessions still idle."""
 WORTH_SHARING = 16
-"""Tokens that another row must hold beyond one's own before they are copied."""
+"""The number of additional cached tokens that another row must offer before they are copied."""
 MASK_CELLS = 2**25
-"""Approximate limit of the cells of one forward pass's mask; long prompts are computed in pieces above it."""
+"""The approximate maximum number of cells in one forward pass's mask; longer prompts are split into pieces."""
 
 
 class Generated(NamedTuple):
-    """The tokens sampled in one turn, the stop token included.
+    """The tokens sampled in one turn, including the stop token.
 
-    The log-probabilities are of the distribution really sampled: temperature, filters and constraint applied. They are
-    0.0 for greedy and for forced tokens, which had probability one.
+    The log-probabilities are those of the sampling distribution after temperature, filters and constraint. They are
+    0.0 for greedy and forced tokens, which had probability one.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     policy_version: int
-    finish_reason: str  # "stop" (a stop token, or the constraint was done) or "length"
+    finish_reason: str  # "stop" (a stop token, or the constraint is complete) or "length"
     value: float | None = None  # V(s) at the last prompt token, if the engine has a value head
-    allowed_ids: list[Ints | None] | None = None  # for each token the allowed ids, None for any
+    allowed_ids: list[Ints | None] | None = None  # the allowed ids at each token, None for any
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A session in the engine: its rank, its random generator, its row while it has one."""
+    """A session in the engine: its rank, random generator and current row, if any."""
 
     rank: Any
     generator: np.random.Generator
@@ -66,34 +66,34 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class GeneratedTurn:
-    """A call of `generate`, and in the end its result or error."""
+    """A call of `generate` and, once it is over, its result or error."""
 
     slot: Slot
     prompt: Ints
     max_new_tokens: int
     sampling: Sampling
     constraint: TokenConstraint | None
-    allowed: Ints | None = None  # by the constraint, next; None for any
+    allowed: Ints | None = None  # ids that the constraint allows next; None for any
     allowed_ids: list[Ints | None] = field(default_factory=list)  # at each token so far
     value: float | None = None
-    finish_reason: str = ""  # while the turn is running
+    finish_reason: str = ""  # "" while the turn is running
     generated: Generated | None = None
     error: RewardKitError | None = None
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is sampled."""
+        """True if nothing more will be sampled."""
         return bool(self.finish_reason) or self.error is not None
 
     def advance(self, token_id: int) -> None:
-        """Pass a token to the constraint. If nothing may follow, the turn is over, also at its last token."""
+        """Pass a token to the constraint. If no token may follow, end the turn, even on its last allowed token."""
         assert self.constraint is not None
         self.constraint.advance(token_id)
         if self.constraint.is_done:
             self.finish_reason = "stop"
 
     def ask(self, vocabulary: int) -> int | None:
-        """Ask the constraint for the allowed ids; return the id if only one is allowed."""
+        """Ask the constraint for the allowed ids; return the id if exactly one is allowed."""
         assert self.constraint is not None
         if self.constraint.is_done:
             self.finish_reason = self.finish_reason or "stop"
@@ -105,7 +105,7 @@ class GeneratedTurn:
         ids = np.asarray(allowed, dtype=np.int64)
         if not len(ids):
             raise PolicyError("the constraint allows no token and is not done")
-        if ids.view(np.uint64).max() >= vocabulary:  # a negative id is a very large one here
+        if ids.view(np.uint64).max() >= vocabulary:  # a negative id wraps to a very large one
             raise PolicyError(f"the constraint allows a token outside of the {vocabulary} of the model")
         self.allowed = ids
         return None if len(ids) > 1 else int(ids[0])
@@ -119,21 +119,22 @@ class _Publication(NamedTuple):
 
 
 class Engine:
-    """Samples turns for many sessions; see the module's docstring.
+    """Samples turns for many sessions concurrently.
 
     Args:
         model: a causal LM that nothing else uses from now on; it stays on its device.
         stop_ids: tokens that end a turn.
-        max_context: tokens of a context, prompt and answer together.
-        max_slots: contexts held at once. Of more sessions, those idle the longest recompute theirs.
-        lockstep: begin only when every open session has asked, rows in order of rank: the same sessions with the same
-            seeds then give the same bits.
-        value_head: returns values (B,) or (B, 1) of the last hidden states (B, H).
-        tokens_per_forward: limit of new tokens in one forward pass.
-        version: of the model's current weights.
+        max_context: the maximum number of tokens in a context, prompt and answer together.
+        max_slots: the number of contexts cached at once. With more sessions, the longest-idle ones lose their cache
+            and recompute it.
+        lockstep: start a batch only when every open session has requested a turn, with rows in order of rank: the same
+            sessions with the same seeds then produce bit-identical results.
+        value_head: a module that maps the last hidden states (B, H) to values (B,) or (B, 1).
+        tokens_per_forward: the maximum number of new tokens in one forward pass.
+        version: the version of the model's current weights.
 
     Raises:
-        ConfigError: the model is not a causal LM, or a number is invalid.
+        ConfigError: the model is not a causal LM, or a numeric option is invalid.
     """
 
     def __init__(
@@ -157,9 +158,9 @@ class Engine:
         self._lockstep, self._value_head = lockstep, value_head
         self._open: set[Slot] = set()
         self._callers: dict[GeneratedTurn, asyncio.Event] = {}
-        self._waiting: list[GeneratedTurn] = []  # the event loop adds to it at any time
+        self._waiting: list[GeneratedTurn] = []  # the event loop may add to it at any time
         self._queue: list[GeneratedTurn] = []  # turns that a burst may begin; belongs to the engine's task
-        self._over: list[GeneratedTurn] = []  # turns that a burst has ended
+        self._over: list[GeneratedTurn] = []  # turns ended by a burst
         self._given_back: list[Slot] = []
         self._published: list[_Publication] = []
         self._has_news = False  # ends a burst after the current forward pass
@@ -171,11 +172,11 @@ class Engine:
 
     @property
     def version(self) -> int:
-        """Of the weights that act."""
+        """The version of the weights in use."""
         return self._running.version
 
     def open(self, rank: Any, seed: int) -> Slot:
-        """Open a session. `rank`, of one sortable type for all, orders the rows in lockstep."""
+        """Open a session. In lockstep, `rank` determines the order of rows; all ranks must be mutually sortable."""
         self._check_open()
         slot = Slot(rank, np.random.default_rng(seed))
         self._open.add(slot)
@@ -190,9 +191,9 @@ class Engine:
         sampling: Sampling,
         constraint: TokenConstraint | None = None,
     ) -> Generated:
-        """Sample one turn; a session has one at a time, and each turn its own constraint.
+        """Sample one turn. A session runs one turn at a time; each turn needs its own constraint.
 
-        The prompt is the whole context; the part that the session's row holds is not computed again.
+        The prompt is the whole context; the prefix cached in the session's row is not computed again.
 
         Raises:
             LimitError: prompt and answer do not fit `max_context`.
@@ -205,7 +206,7 @@ class Engine:
         prompt = np.array(prompt_ids, dtype=np.int64)
         if not len(prompt) or max_new_tokens < 1:
             raise PolicyError(f"{len(prompt)} prompt tokens and {max_new_tokens} new ones: at least one of each")
-        if prompt.view(np.uint64).max() >= self._model.vocabulary:  # a negative id is a very large one here
+        if prompt.view(np.uint64).max() >= self._model.vocabulary:  # a negative id wraps to a very large one
             raise PolicyError(f"a prompt token lies outside of the {self._model.vocabulary} of the model")
         capacity = self._model.slots.capacity
         if len(prompt) + max_new_tokens > capacity:
@@ -232,7 +233,7 @@ class Engine:
         return turn.generated
 
     async def close_slot(self, slot: Slot) -> None:
-        """Close a session; a turn of it that still runs is dropped."""
+        """Close a session and drop its running turn, if any."""
         if slot.is_closed:
             return
         slot.is_closed = True
@@ -245,9 +246,9 @@ class Engine:
     async def publish(
         self, state_dict: Mapping[str, Tensor], version: int, *, value_head: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Act with other weights, which may not change meanwhile, from the next turn on; return when they are in place.
+        """Use new weights from the next turn on; return once they are in use. They must not change in the meantime.
 
-        Running turns are finished with the weights they began with, and none begins before the swap.
+        Running turns finish with the weights they began with, and no new turn begins before the swap.
 
         Raises:
             PolicyError: the weights do not fit the model, or the engine is closed.
@@ -259,7 +260,7 @@ class Engine:
         await done
 
     async def close(self) -> None:
-        """End every waiting call with an error, and leave the model as it was found."""
+        """End every waiting call with an error, and restore the model's original state."""
         if self._is_closed:
             return
         self._is_closed = self._has_news = True
@@ -277,7 +278,7 @@ class Engine:
             self._task = asyncio.get_running_loop().create_task(self._work(), name="language model engine")
 
     async def _work(self) -> None:
-        """Own the model until there is nothing to do, in bursts and swaps of weights; new work wakes it again."""
+        """Run bursts and weight swaps until no work is left; new work starts this task again."""
         try:
             with boundary(PolicyError, "the engine"):
                 while True:
@@ -303,7 +304,7 @@ class Engine:
                     self._has_news = False
                     await anyio.to_thread.run_sync(self._burst)
                     self._deliver()
-        except RewardKitError as error:  # a rank that cannot be sorted, say; no caller may wait forever
+        except RewardKitError as error:  # for example, ranks that cannot be sorted; no caller may wait forever
             for turn in self._callers:
                 turn.error = turn.error or error
                 self._over.append(turn)
@@ -314,7 +315,7 @@ class Engine:
         return bool(self._running.turns or self._queue)
 
     async def _settle(self) -> None:
-        """Wait for sessions that are about to ask, so that they are computed together."""
+        """Wait for sessions that are about to request a turn, so that all turns are computed together."""
         asked, quiet = self._asked, 0
         if self._lockstep or not (self._waiting or self._is_busy):
             return
@@ -324,7 +325,7 @@ class Engine:
             asked = self._asked
 
     def _tidy(self) -> None:
-        """Drop turns without callers, end the turns of closed sessions, and free the rows of these."""
+        """Drop turns without callers, end the turns of closed sessions, and free the rows of these sessions."""
         for turn in self._callers:
             if not turn.is_over and (self._is_closed or turn.slot.is_closed):
                 closed = "the engine" if self._is_closed else f"the session of {turn.slot.rank!r}"
@@ -340,8 +341,8 @@ class Engine:
             self._running.release(slot)
         self._given_back.clear()
         if self._is_batch_over:
-            # Reusing keys and values of earlier sessions changes the shapes of what is computed, and with them, on some
-            # CPUs, the last bits: a resumed run, which has no earlier sessions, would differ from an unbroken one.
+            # Reusing the keys and values of earlier sessions changes the shapes of the computation and, on some CPUs,
+            # the last bits: a resumed run, which has no earlier sessions, would differ from an uninterrupted one.
             self._model.slots.forget()
             self._is_batch_over = False
         self._published = [publication for publication in self._published if not publication.done.done()]
@@ -354,7 +355,7 @@ class Engine:
         self._over = []
 
     def _burst(self) -> None:
-        """Run forward passes until a turn is over or there is news; called in the worker thread."""
+        """Run forward passes in the worker thread until a turn is over or `_has_news` is set."""
         try:
             with self._alone, boundary(PolicyError, "the model"), no_denormals(), torch.inference_mode():
                 while not self._over:
@@ -384,7 +385,7 @@ class Engine:
 
 
 class _Running:
-    """The running turns, one row each, by row: `turns`. Used by one thread at a time."""
+    """The running turns by row, one per row. Only one thread may use it at a time."""
 
     def __init__(
         self, model: RowModel, stop_ids: Sequence[int], value_head: nn.Module | None, tokens_per_forward: int
@@ -409,7 +410,7 @@ class _Running:
         self.version = 0
 
     def admit(self, waiting: list[GeneratedTurn]) -> list[GeneratedTurn]:
-        """Give rows to as many waiting turns as possible, in order; return the rest."""
+        """Assign rows to as many waiting turns as possible, in order; return the rest."""
         left: list[GeneratedTurn] = []
         for turn in waiting:
             row = -1 if self._is_worth_waiting(turn) else self._row_for(turn.slot)
@@ -420,7 +421,7 @@ class _Running:
         return left
 
     def _row_for(self, slot: Slot) -> int:
-        """Return the session's row, a free one, or that of the session idle the longest; -1 if all are busy."""
+        """Return the session's row, else a free row, else that of the longest-idle session; -1 if all are busy."""
         if slot.row >= 0:
             return slot.row
         if None in self._owners:
@@ -434,7 +435,7 @@ class _Running:
         return row
 
     def _is_worth_waiting(self, turn: GeneratedTurn) -> bool:
-        """Return whether a running turn will soon hold the beginning of this prompt; if so, let it pause there."""
+        """Return whether a running turn will soon cache a prefix of this prompt; if so, make that turn pause there."""
         own = self._slots.common(turn.slot.row, turn.prompt) if turn.slot.row >= 0 else 0
         if len(turn.prompt) - own <= WORTH_SHARING or not self.turns:
             return False
@@ -450,7 +451,7 @@ class _Running:
         return True
 
     def release(self, slot: Slot) -> None:
-        """Take its row from a session. The row's content stays until another context needs the row."""
+        """Take a session's row away. The row's content remains until another context needs the row."""
         if slot.row >= 0:
             self._owners[slot.row], slot.row = None, -1
 
@@ -460,13 +461,13 @@ class _Running:
         self._clock += 1
         turn.slot.last_used = self._clock
         held = slots.common(row, prompt)
-        if count - held > WORTH_SHARING:  # another row may hold more of the prompt
+        if count - held > WORTH_SHARING:  # another row may cache more of the prompt
             held_R = np.minimum(slots.common_R(prompt), slots.held_R)
             other = int(held_R.argmax())
             if held_R[other] >= held + WORTH_SHARING:
                 held = int(held_R[other])
                 slots.copy_row(other, row, held)
-        slots.held_R[row] = min(held, count - 1)  # the last token is computed, for its logits
+        slots.held_R[row] = min(held, count - 1)  # compute the last token again, for its logits
         slots.ids_RC[row, :count] = prompt
         self._counts_R[row] = self._prompts_R[row] = count
         self._limits_R[row], self._stops_R[row] = count + turn.max_new_tokens, 0
@@ -474,11 +475,11 @@ class _Running:
         self._draws.begin(row, turn.slot.generator)
         self.turns[row] = turn
         if turn.constraint is not None:
-            # With a value head the prompt is computed by itself, even if all that follows is forced.
+            # With a value head, compute the prompt separately, even if all following tokens are forced.
             self._follow(row, may_force=self._value_head is None)
 
     def step(self) -> list[GeneratedTurn]:
-        """Run one forward pass, add a token to every row whose context is complete, return the turns that are over."""
+        """Run one forward pass, append a token to each row with a complete context, and return the ended turns."""
         if self.turns and not self._ended:
             rows_B, counts_B = self._due()
             is_ready_B = self._slots.held_R[rows_B] + counts_B == self._counts_R[rows_B]
@@ -490,7 +491,7 @@ class _Running:
         return ended
 
     def _due(self) -> tuple[Ints, Ints]:
-        """Return the rows and counts of tokens to compute next; the shortest first if not all fit."""
+        """Return the rows to compute next and their token counts, shortest first if not all fit."""
         rows_B = np.array(sorted(self.turns), dtype=np.int64)
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
         counts_B = np.where(stops_B > held_B, stops_B, self._counts_R[rows_B]) - held_B
@@ -521,7 +522,7 @@ class _Running:
                 mask = allowed_mask([self.turns[row].allowed for row in rows_B[part].tolist()], len(self._is_stop_V))
                 allowed = None if mask is None else self._model.tensor(mask)
                 drawn = draw(logits, self._model.tensor(uniforms_B[part]), sampling, allowed)
-                # Together, since each transfer waits for the device; float64 holds every id.
+                # One combined transfer, since each waits for the device; float64 represents every id exactly.
                 ids_B[part], logprobs_B[part] = torch.stack([drawn.ids_B.double(), drawn.logprobs_B]).cpu().numpy()
         positions_B = self._counts_R[rows_B]
         self._slots.ids_RC[rows_B, positions_B] = ids_B
@@ -541,7 +542,7 @@ class _Running:
             self._end(row)
 
     def _follow(self, row: int, sampled: int | None = None, *, may_force: bool = True) -> None:
-        """Pass the sampled token to the constraint, ask for the allowed ones, and append those that are forced."""
+        """Pass the sampled token to the constraint, request the allowed tokens, and append forced ones."""
         turn, size = self.turns[row], len(self._is_stop_V)
         try:
             with boundary(PolicyError, "the constraint"):
@@ -579,12 +580,12 @@ class _Running:
         self.drop(turn)
 
     def drop(self, turn: GeneratedTurn) -> None:
-        """Continue without this turn; its session keeps the row."""
+        """Drop this turn; its session keeps the row."""
         if self.turns.get(turn.slot.row) is turn:
             del self.turns[turn.slot.row]
 
     def fail(self, error: RewardKitError) -> list[GeneratedTurn]:
-        """End all running turns with `error`, and discard their rows' content."""
+        """End all running turns with `error` and discard the content of their rows."""
         for turn in self.turns.values():
             turn.error = error
             self._slots.held_R[turn.slot.row] = 0
@@ -593,7 +594,7 @@ class _Running:
         return failed
 
     def publish(self, version: int) -> None:
-        """Note new weights: everything computed with older ones is discarded."""
+        """Set the version of the weights and discard everything computed with older ones."""
         assert not self.turns, "a turn has one version"
         self._slots.forget()
         self.version = version

@@ -1,14 +1,14 @@
 """`RowModel`: a `transformers` causal LM that computes the new tokens of many contexts at once.
 
-Keys and values are kept in rows. A row holds one context: its token ids and, for a prefix of them, the keys and values
-of every layer. It lives as long as its session, so that a turn computes only its new tokens. Memory is allocated for
-as many rows and positions as were ever needed at once: a full context of 131,072 tokens for every row would fit no
-machine.
+Keys and values are cached in rows. A row stores one context: its token ids and, for a prefix of them, the keys and
+values of every layer. It lasts as long as its session, so that a turn computes only new tokens. Memory is allocated
+for the largest number of rows and positions needed so far; a full context of 131,072 tokens for every row would not
+fit in memory.
 
-A forward pass computes new tokens of some rows, a chunk. Packed: one after another in a single row of the batch, so
-that nothing is padded and a prompt of hundreds of tokens joins rows that decode one. Only attention sees rows: it is
-computed by a function of ours, called through `transformers`' attention interface. Padded: rows of equal length with a
-mask, for models that do not use the interface.
+A forward pass computes a chunk: new tokens of some rows. A packed chunk concatenates them into a single batch row, so
+that nothing is padded and a prompt of hundreds of tokens can join rows that decode one. Only attention distinguishes
+the rows: a custom function, registered with `transformers`' attention interface, computes it. A padded chunk has rows
+of equal length and a mask, for models that do not use the interface.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
 
 Ints = NDArray[np.int64]
 _POSITIONS = 256
-"""Positions of a row for which memory is allocated at first."""
+"""The number of positions per row that are allocated initially."""
 
 
 class SlotLayer(CacheLayerMixin):
-    """A layer's keys and values, (R, C, heads, width) each: R rows of C positions, as reserved."""
+    """A layer's keys and values, (R, C, heads, width), for the reserved R rows of C positions."""
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,14 +44,14 @@ class SlotLayer(CacheLayerMixin):
         self.stores: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the reserved memory, zeroed: masked values must be finite too."""
+        """Allocate the reserved memory and zero it: masked values must be finite too."""
         shape = self._slots.reserved
         keys, values = (states.new_zeros(*shape, *states.shape[1::2]) for states in (key_states, value_states))
         self.keys, self.values, self.stores = keys, values, (keys, values)
         self.is_initialized = True
 
     def grow(self, reserved: tuple[int, int]) -> None:
-        """Allocate memory for these rows and positions, and keep the content."""
+        """Allocate memory for the reserved rows and positions, and copy the existing content."""
         if self.stores is None:
             return
         rows, positions = self.stores[0].shape[:2]
@@ -67,7 +67,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write (B, heads, T, width) of the current chunk; return the keys and values its tokens attend to."""
+        """Write the current chunk's (B, heads, T, width); return the keys and values that its tokens attend to."""
         if self.stores is None:
             self.lazy_initialization(key_states, value_states)
         chunk = self._slots.chunk
@@ -82,32 +82,32 @@ class SlotLayer(CacheLayerMixin):
             store[target, :count] = store[source, :count]
 
     def get_seq_length(self) -> int:
-        """Return the positions that a token may attend to."""
+        """Return the number of positions that a token may attend to."""
         return self._slots.chunk.length if self._slots.chunk else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the sizes for models that make a mask of their own; ours is passed to them anyway."""
+        """Return the mask sizes for models that build their own mask; they receive the chunk's mask anyway."""
         return self.get_seq_length(), 0
 
     def get_max_length(self) -> int:
-        """Return the positions of a row."""
+        """Return the number of positions in a row."""
         return self._slots.capacity
 
 
 class KVSlots(Cache):
-    """All rows of all layers, and the tokens they hold."""
+    """All rows of all layers, and the tokens they contain."""
 
     def __init__(self, rows: int, capacity: int, layers: int) -> None:
         self._layers = [SlotLayer(self) for _ in range(layers)]
         super().__init__(layers=[*self._layers])
         self.rows, self.capacity = rows, capacity
-        self.reserved = (1, min(capacity, _POSITIONS))  # rows and positions for which memory is allocated
+        self.reserved = (1, min(capacity, _POSITIONS))  # allocated rows and positions
         self.ids_RC: Ints = np.zeros((rows, capacity), dtype=np.int64)
         self.held_R: Ints = np.zeros(rows, dtype=np.int64)  # length of the prefix with stored keys and values
         self.chunk: PackedChunk | PaddedChunk | None = None
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Allocate memory for the first `rows`, and this many positions in each."""
+        """Allocate memory for `rows` rows and `positions` positions in each."""
         had_rows, had_positions = self.reserved
         if rows > had_rows:
             had_rows = min(self.rows, max(rows, 2 * had_rows))
@@ -121,25 +121,25 @@ class KVSlots(Cache):
                 layer.grow(wanted)
             self.reserved = wanted
         finally:
-            if self.reserved != wanted:  # out of memory, with some layers grown and others not
+            if self.reserved != wanted:  # out of memory after only some layers have grown
                 self.forget()
                 for layer in self._layers:
                     layer.drop()
 
     def common(self, row: int, ids: Ints) -> int:
-        """Return the length of the prefix of `ids` that is held in `row`."""
+        """Return the length of the prefix of `ids` that is cached in `row`."""
         count = min(len(ids), int(self.held_R[row]))
         differs = self.ids_RC[row, :count] != ids[:count]
         return int(differs.argmax()) if differs.any() else count
 
     def common_R(self, ids: Ints) -> Ints:
-        """Return (R,) the length of the prefix of `ids` in each row; keys and values need not be stored yet."""
+        """Return (R,) the length of the prefix of `ids` in each row, even if its keys and values are not stored yet."""
         differs_RT = self.ids_RC[:, : len(ids)] != ids
         common_R: Ints = np.where(differs_RT.any(axis=1), differs_RT.argmax(axis=1), len(ids))
         return common_R
 
     def copy_row(self, source: int, target: int, count: int) -> None:
-        """Let `target` hold the first `count` tokens of `source`."""
+        """Copy the first `count` tokens of `source` to `target`."""
         self.reserve(target + 1, count)
         for layer in self._layers:
             layer.copy_row(source, target, count)
@@ -147,7 +147,7 @@ class KVSlots(Cache):
         self.held_R[target] = count
 
     def forget(self) -> None:
-        """Discard all content, since the weights have changed."""
+        """Discard all content, because the weights have changed."""
         self.held_R[:] = 0
 
 
@@ -156,9 +156,9 @@ _EIGHT = 8  # alignment of the rows of masks for GPU kernels
 
 
 class NewTokens(NamedTuple):
-    """The tokens to compute: the next `counts_B` of `rows_B`, each row once, from position `starts_B` on.
+    """The tokens to compute: for each row of `rows_B`, its next `counts_B` tokens from position `starts_B` on.
 
-    `length` is the limit of the positions of a row that they attend to.
+    `length` is the number of positions in a row that they can attend to.
     """
 
     rows_B: Ints
@@ -168,7 +168,7 @@ class NewTokens(NamedTuple):
 
 
 class PaddedChunk:
-    """(B, T) inputs, the shorter rows padded at the end.
+    """(B, T) inputs, with shorter rows padded at the end.
 
     Padding repeats the row's last token at the same position, so that it writes the same values again.
     """
@@ -194,10 +194,10 @@ class PaddedChunk:
 
 
 class PackedChunk:
-    """(1, N) inputs, the tokens of one row after those of another.
+    """(1, N) inputs: the new tokens of all rows, one row after another.
 
-    `stored_at` has the index of each input token in a layer's flat store, `picked_P` the indices of the flattened
-    inputs whose last hidden states are wanted.
+    `stored_at` is the index of each input token in a layer's flattened store; `picked_P` are the indices of the
+    flattened inputs whose last hidden states are needed.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
@@ -211,7 +211,7 @@ class PackedChunk:
         self.inputs = {
             "input_ids": _tensor(ids_RC[rows_N, positions_N], like)[None],
             "position_ids": positions[None],
-            "attention_mask": like.new_zeros(1, 1, 1, 1),  # so that the model makes none
+            "attention_mask": like.new_zeros(1, 1, 1, 1),  # so that the model does not create one
         }
         is_single_B = counts_B == 1
         self._parts = [
@@ -227,7 +227,7 @@ class PackedChunk:
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Return the attention of all tokens, each over its own row up to itself: (N, heads, width of a value)."""
+        """Return (N, heads, value width): the attention of each token over its own row up to itself."""
         if len(self._parts) == 1 and self._parts[0].queries_BT is None:
             return self._parts[0].attend(query_NHW, keys, values, scale, window)
         result = query_NHW.new_empty(*query_NHW.shape[:2], values.shape[-1])
@@ -239,23 +239,23 @@ class PackedChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows of a chunk with similar numbers of new tokens, as (B, T) queries.
+    """A set of a chunk's rows with similar numbers of new tokens, as (B, T) queries.
 
-    The rows are a slice that is read in place (rows in between without a query of their own have unused results), or
-    indices of rows to be copied.
+    The rows are either a slice that is read in place (results of rows without queries are unused) or indices of rows
+    to copy.
     """
 
     rows: slice | Tensor
-    queries_BT: Tensor | None  # the token of each query; None if the tokens are the queries in order
-    positions_BT: Tensor  # of the queries in their contexts
+    queries_BT: Tensor | None  # index of the token of each query; None if the tokens are the queries in order
+    positions_BT: Tensor  # positions of the queries in their contexts
     sources_M: Tensor  # indices of results in the flattened (B*T)
-    targets_M: Tensor  # the tokens that they belong to
+    targets_M: Tensor  # indices of the corresponding tokens
     length: int
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows_B: Ints, first_B: Ints, counts_B: Ints, positions_N: Tensor, length: int, like: Tensor) -> _Part:
-        """Make the part of a chunk with `rows_B`, whose tokens begin at `first_B`."""
+        """Build the part of a chunk for `rows_B`, whose tokens begin at `first_B`."""
         low, high, width = int(rows_B.min()), int(rows_B.max()) + 1, int(counts_B.max())
         is_stretch = 2 * len(rows_B) >= high - low
         lines_B = rows_B - low if is_stretch else np.arange(len(rows_B))
@@ -277,13 +277,13 @@ class _Part:
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Return (B*T, heads, width). Heads that share keys are queries of one head, so that keys are not repeated."""
+        """Return (B*T, heads, width). Heads that share keys become queries of one head, to avoid repeating keys."""
         lines, width = self.positions_BT.shape
         shared = query_NHW.shape[1] // keys.shape[2]
         query = query_NHW if self.queries_BT is None else query_NHW[self.queries_BT.flatten()]
         grouped_BKQW = query.reshape(lines, width, keys.shape[2], shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
         window = None if window is None or window >= self.length else window
-        if (shared, window) not in self._masks:  # made once for all layers
+        if (shared, window) not in self._masks:  # computed once for all layers
             mask_B1TL = _causal_mask(self.positions_BT, self.length, window, query.dtype)
             self._masks[shared, window] = mask_B1TL.repeat(1, 1, shared, 1)
         key_BKLW, value_BKLW = (self._rows_of(store).transpose(1, 2) for store in (keys, values))
@@ -299,7 +299,7 @@ class _Part:
 
 
 def _causal_mask(positions_BT: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Return (B, 1, T, L) to add to scores: 0 at the last `window` positions up to the token's own, else -inf."""
+    """Return (B, 1, T, L) to add to the scores: 0 at the last `window` positions up to the token's own, else -inf."""
     places_L = torch.arange(length, device=positions_BT.device)
     positions_BT1 = positions_BT[..., None]
     is_hidden_BTL = places_L > positions_BT1
@@ -313,7 +313,7 @@ def _tensor(array: Ints, like: Tensor) -> Tensor:
     return torch.from_numpy(array).to(like.device, non_blocking=True)
 
 
-_current = threading.local()  # the packed chunk that is computed in this thread
+_current = threading.local()  # the packed chunk being computed in this thread
 _WITHOUT_EFFECT = {
     "cache_position",
     "output_attentions",
@@ -335,11 +335,11 @@ def attend_to_rows(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for `transformers`' attention interface: of the current packed chunk, over the whole stores.
+    """Compute attention for `transformers`' attention interface: the current packed chunk over all stored rows.
 
     The query is (1, heads, N, width); key and value are the layer's stores, (R, C, heads, width), from the cache. The
-    chunk makes its own mask. Of the other options only `sliding_window` may change the result; an unknown one raises a
-    NotImplementedError. Outside of an engine's forward pass it is scaled dot-product attention.
+    chunk builds its own mask. Of the other options, only `sliding_window` may change the result; an unknown one raises
+    a NotImplementedError. Outside of an engine's forward pass, compute scaled dot-product attention.
     """
     chunk: PackedChunk | None = getattr(_current, "chunk", None)
     if chunk is None:
@@ -354,25 +354,25 @@ AttentionInterface.register(IMPLEMENTATION, attend_to_rows)
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 _PROBE = 7
-"""Tokens of the contexts with which a layout is tested."""
+"""The length in tokens of the contexts used to test a layout."""
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Allowed difference of last hidden states from a plain forward pass, in their standard deviations."""
+"""The allowed deviation of last hidden states from a plain forward pass, in standard deviations."""
 
 
 class RowModel:
-    """A causal LM and the rows it computes in.
+    """A causal LM and the cache rows in which it computes.
 
-    Logits are computed for the wanted tokens only: a hook before the output embedding picks their hidden states, which
-    works for every causal LM. Rows are packed if the model uses the attention interface, else padded; either is tested
-    first against a plain forward pass.
+    Logits are computed only for the requested tokens: a hook before the output embedding selects their hidden states,
+    which works for every causal LM. Rows are packed if the model uses the attention interface, else padded; either
+    layout is first tested against a plain forward pass.
 
     Args:
-        model: in evaluation mode from now on.
-        rows: number of contexts.
-        capacity: tokens of a context.
+        model: the model; it stays in evaluation mode from now on.
+        rows: the number of contexts.
+        capacity: the number of tokens per context.
 
     Raises:
-        ConfigError: the model is not a causal LM, or cannot compute in rows.
+        ConfigError: the model is not a causal LM, or does not support caching in rows.
     """
 
     def __init__(self, model: PreTrainedModel, rows: int, capacity: int) -> None:
@@ -394,7 +394,7 @@ class RowModel:
         self._choose_layout(text)
 
     def tensor(self, array: NDArray[Any] | Tensor) -> Tensor:
-        """Return an array on the model's device."""
+        """Return an array as a tensor on the model's device."""
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._like.device, non_blocking=True)
 
@@ -406,7 +406,7 @@ class RowModel:
         return (self._hidden[None], *inputs[1:])
 
     def close(self) -> None:
-        """Restore the model as it was, in evaluation mode."""
+        """Restore the model's original state, in evaluation mode."""
         self._hook.remove()
         self._attend_with(self._own_attention)
 
@@ -416,10 +416,10 @@ class RowModel:
         value_head: nn.Module | None = None,
         head_state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load weights of the model and, if given, of the value head beside it, all or none.
+        """Load the weights of the model and, if passed, of the value head; load all or none.
 
         Raises:
-            PolicyError: names or shapes are not those of the model or the value head.
+            PolicyError: names or shapes do not match the model or the value head.
         """
         own = self._model.state_dict()
         problems = _misfits(own, state_dict)
@@ -434,10 +434,10 @@ class RowModel:
 
     @torch.inference_mode()
     def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> tuple[Tensor, Tensor]:
-        """Compute the next `counts_B` tokens of some rows, each once, and store their keys and values.
+        """Compute the next `counts_B` tokens of `rows_B`, each row once, and store their keys and values.
 
-        `picked` has for every wanted token the index into `rows_B` and the index among the row's new tokens. Returns
-        logits_PV and hidden_PH, their logits and last hidden states.
+        For every requested token, `picked` contains its index in `rows_B` and its index among the row's new tokens.
+        Returns their logits, logits_PV, and last hidden states, hidden_PH.
         """
         slots, starts_B = self.slots, self.slots.held_R[rows_B]
         kind, end = PackedChunk if self.is_packed else PaddedChunk, int((starts_B + counts_B).max())
@@ -455,9 +455,9 @@ class RowModel:
 
     @torch.inference_mode()
     def _choose_layout(self, text: PretrainedConfig) -> None:
-        """Choose packed rows if they give the last hidden states of a plain forward pass, else padded.
+        """Choose packed rows if they reproduce the last hidden states of a plain forward pass, else padded rows.
 
-        Of two test contexts one is computed in two passes, the other in one.
+        One of two test contexts is computed in two passes, the other in one.
         """
         slots, nowhere = self.slots, np.zeros(0, dtype=np.int64)
         lines, count = min(2, slots.rows), min(_PROBE, slots.capacity)
@@ -482,7 +482,7 @@ class RowModel:
             except RewardKitError as error:
                 problem = str(error)
                 continue
-            # The longest context in which the layout attends exactly as far back as the model does.
+            # The longest context for which the layout attends exactly as far back as the model.
             names = ("attention_chunk_size",) if self.is_packed else ("attention_chunk_size", "sliding_window")
             limits = [getattr(text, name, None) for name in names]
             reach = min((limit for limit in limits if limit is not None), default=slots.capacity)
@@ -498,10 +498,10 @@ class RowModel:
 
 
 def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    """Return the reasons why weights cannot be loaded."""
+    """Return the reasons why the weights cannot be loaded."""
     places = {own[name].data_ptr() for name in given if name in own}
     problems = [f"unknown {name}" for name in given if name not in own]
-    # Of tied weights one name is enough.
+    # One name is enough for tied weights.
     problems += [f"missing {name}" for name in own if name not in given and own[name].data_ptr() not in places]
     return problems + [
         f"{name} is {tuple(new.shape)}, not {tuple(own[name].shape)}"

@@ -1,4 +1,4 @@
-"""Language models: loading, the options kept with a tokenizer, merged weights and the value head.
+"""Language models: loading, options stored with a tokenizer, merged weights and the value head.
 
 `transformers` is imported inside the functions that need it, so that code that only saves weights does not load it.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 OPTIONS: dict[str, Any] = {"action_format": "auto", "tools_in_prompt": True, "tool_role": "tool"}
-"""Options kept with the tokenizer, with their defaults."""
+"""Options stored with the tokenizer, and their defaults."""
 _KEY = "reward_kit"
 _MODEL_FILES = ("config.json", "tokenizer_config.json")
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -31,7 +31,7 @@ _hook_lock = threading.RLock()  # the progress hook is process-wide and is resto
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Load and save models without progress bars; downloads, which may take minutes, keep theirs."""
+    """Load and save models without progress bars; downloads, which may take minutes, still show theirs."""
     from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
     with _hook_lock:
@@ -43,14 +43,15 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def remember(tokenizer: Any, **options: Any) -> None:
-    """Keep options with the tokenizer; `save_pretrained` writes them to `tokenizer_config.json`.
+    """Store options with the tokenizer; `save_pretrained` writes them to `tokenizer_config.json`.
 
-    A model trained to answer with bare commands acts badly, without any error, if its answers are read as JSON. So the
-    options that decide how prompts and answers look are saved with the tokenizer, as its chat template is.
+    A model trained to answer with bare commands performs badly, without any error, if its answers are parsed as JSON.
+    The options that determine the form of prompts and answers are therefore saved with the tokenizer, like its chat
+    template.
 
     Args:
-        tokenizer: of `transformers`.
-        **options: of `OPTIONS`; options kept earlier stay.
+        tokenizer: a tokenizer of `transformers`.
+        **options: keys of `OPTIONS`; options stored earlier remain.
 
     Raises:
         ConfigError: unknown option.
@@ -62,16 +63,16 @@ def remember(tokenizer: Any, **options: Any) -> None:
 
 
 def remembered(tokenizer: Any) -> dict[str, Any]:
-    """Return the options kept with the tokenizer; unknown ones are left out."""
+    """Return the options stored with the tokenizer, without unknown ones."""
     kept = getattr(tokenizer, "init_kwargs", {}).get(_KEY)
     return {key: value for key, value in kept.items() if key in OPTIONS} if isinstance(kept, dict) else {}
 
 
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Combine the given `OPTIONS` with those kept with the tokenizer; None takes the kept value, if there is one.
+    """Combine the given `OPTIONS` with those stored with the tokenizer; None takes the stored value, if any.
 
     Raises:
-        ConfigError: a given option contradicts the kept one.
+        ConfigError: a given option contradicts the stored one.
     """
     kept = remembered(tokenizer)
     chosen = {key: value for key, value in given.items() if value is not None}
@@ -89,7 +90,7 @@ def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelSource(NamedTuple):
-    """A model's folder or name at the hub, and the device ("meta" loads no weights) and type of its weights."""
+    """A model's folder or hub name, and the device ("meta" loads no weights) and dtype of its weights."""
 
     name: str
     may_download: bool
@@ -100,7 +101,7 @@ class ModelSource(NamedTuple):
     def parse(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> ModelSource:
         """Parse the options of a policy; an unknown folder, device or type is a ConfigError.
 
-        A path begins with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
+        A path starts with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
         """
         target = parse_device(device)
         if dtype != "auto" and dtype not in DTYPES:
@@ -119,7 +120,7 @@ class ModelSource(NamedTuple):
         return cls(name, may_download, target, DTYPES.get(dtype, automatic))
 
     def load_model(self) -> PreTrainedModel:
-        """Load the model; a missing one, or one that is not a causal language model, is a ConfigError."""
+        """Load the model; a ConfigError if it is missing or not a causal language model."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self._check_present("model", self.name)
@@ -136,7 +137,7 @@ class ModelSource(NamedTuple):
         return loaded
 
     def load_tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
-        """Load the tokenizer, from `name` if it is not with the model; a missing one is a ConfigError."""
+        """Load the tokenizer, from `name` if the model has none; a ConfigError if it is missing."""
         from transformers import AutoTokenizer
 
         source = name or self.name
@@ -148,7 +149,7 @@ class ModelSource(NamedTuple):
         return tokenizer
 
     def _loader_options(self) -> dict[str, Any]:
-        """Return options for every loader: no code of the model's folder runs, the network only if asked for."""
+        """Return the options for every loader: no code from the model's folder, network access only on request."""
         return {"local_files_only": not self.may_download, "trust_remote_code": False}
 
     def _check_present(self, what: str, place: str) -> None:
@@ -159,7 +160,7 @@ class ModelSource(NamedTuple):
             return
         try:
             is_cached = any(isinstance(try_to_load_from_cache(place, file), str) for file in _MODEL_FILES)
-        except ValueError:  # not a valid name at the hub
+        except ValueError:  # not a valid name on the hub
             is_cached = False
         if not is_cached:
             raise ConfigError(
@@ -169,7 +170,7 @@ class ModelSource(NamedTuple):
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device of this name; "auto" is the accelerator, if any. An unusable device is a ConfigError."""
+    """Return the device for this name; "auto" is the accelerator, if any. A ConfigError if it is unusable."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return accelerator or torch.device("cpu")
@@ -185,14 +186,14 @@ def parse_device(name: str) -> torch.device:
 
 @torch.no_grad()
 def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights with low-rank adapters of `peft` added in, under the names they have without adapters.
+    """Return the weights with `peft` low-rank adapters merged, under their names without adapters.
 
-    The module is not changed. Without adapters this is its own `state_dict`.
+    The module is not changed. Without adapters, return its `state_dict`.
     """
     state: dict[str, Tensor] = module.state_dict()
     modules: Iterator[tuple[str, Any]] = module.named_modules()
     for path, layer in modules:
-        # Recognized by attributes, so that peft is not imported.
+        # Recognized by attributes, so that peft need not be imported.
         if not (hasattr(layer, "lora_A") and hasattr(layer, "get_delta_weight")):
             continue
         for key in [key for key in state if key.startswith(f"{path}.lora_")]:
@@ -200,7 +201,7 @@ def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
         for key in [key for key in state if key.startswith(f"{path}.base_layer.")]:
             state[key.replace(".base_layer.", ".")] = state.pop(key)
         weight = layer.get_base_layer().weight
-        # Merged adapters are in the weight already, and not every adapter covers every layer.
+        # Merged adapters are already in the weight, and not every adapter covers every layer.
         known = {*layer.lora_A, *layer.lora_embedding_A} - {*layer.merged_adapters}
         names = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in known]
         delta = sum((layer.get_delta_weight(name) for name in names), torch.zeros_like(weight))
@@ -216,11 +217,11 @@ class PolicyWithValue(nn.Module):
 
     Args:
         policy: a causal language model of `transformers`.
-        value_head: (…,H) -> (…,1). By default a linear layer of zeros in the model's type and on its device: a critic
-            that begins at 0 makes advantages of returns, not of noise.
+        value_head: a module (…,H) -> (…,1). By default a linear layer of zeros with the model's dtype and device,
+            because advantages should start as plain returns, without noise from the critic.
 
     Raises:
-        ConfigError: the model has no output embeddings to take the hidden state from.
+        ConfigError: the model has no output embeddings, which provide the hidden state.
     """
 
     def __init__(self, policy: nn.Module, value_head: nn.Module | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Draw the next token: temperature, filters, constraints, and one uniform number for each token.
+"""Draw the next token: temperature, filters, constraints, and one uniform number per token.
 
-A token is drawn by the inverse CDF: it is the first at which the cumulative distribution, in float64, exceeds a uniform
-number of the session's own generator. So the samples of a session depend on its seed and its logits alone, not on the
-rest of the batch.
+A token is drawn by the inverse CDF: it is the first token at which the cumulative distribution, in float64, exceeds a
+uniform number from the session's own generator. A session's samples therefore depend only on its seed and logits, not
+on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from reward_kit.errors import ConfigError
 
 
 class Sampling(NamedTuple):
-    """The options of sampling, in the order in which they are applied.
+    """The sampling options, in the order in which they are applied.
 
     Attributes:
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: keep this many of the likeliest tokens, and those as likely as the last of them; 0 keeps all.
-        top_p: keep the fewest of the likeliest tokens that together have at least this probability; 1.0 keeps all.
+        temperature: the divisor of the logits; 0 takes the most likely token.
+        top_k: keep this many of the most likely tokens, plus any tied with the last of them; 0 keeps all.
+        top_p: keep the smallest number of most likely tokens with at least this total probability; 1.0 keeps all.
     """
 
     temperature: float = 1.0
@@ -32,7 +32,7 @@ class Sampling(NamedTuple):
     top_k: int = 0
 
     def check(self) -> Sampling:
-        """Return itself; a value out of range is a ConfigError."""
+        """Return `self`; raise a ConfigError if a value is out of range."""
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature: {self.temperature} is not a number from 0; 0 takes the likeliest token")
         if not 0 < self.top_p <= 1:
@@ -43,22 +43,22 @@ class Sampling(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A token for each row: `ids_B` int64, and `logprobs_B` float64 of the distribution really sampled."""
+    """One token per row: `ids_B` int64, and `logprobs_B` float64 under the sampling distribution."""
 
     ids_B: Tensor
     logprobs_B: Tensor
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: Tensor | None = None) -> Drawn:
-    """Sample one token for each row.
+    """Sample one token per row.
 
-    `uniforms_B` are float64 in [0, 1); `allowed_BV` is True for tokens that may come, None for all.
+    `uniforms_B` are float64 in [0, 1); `allowed_BV` is True for allowed tokens, None to allow all.
     """
     logits_BV = logits_BV.float()
     if allowed_BV is not None:
         logits_BV = logits_BV.masked_fill(~allowed_BV, -torch.inf)
     if sampling.temperature == 0:
-        # A point mass: the token had probability one, whatever the logits. NaN stays NaN, to be noticed.
+        # A point mass: the token had probability one, whatever the logits. Keep NaN, so that it is noticed.
         best_B = logits_BV.max(dim=-1)
         return Drawn(best_B.indices, best_B.values.double() * 0)
     logits_BV = logits_BV / sampling.temperature
@@ -75,14 +75,14 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
     logprobs_BV = logits_BV.log_softmax(dim=-1)
     cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
     total_B1 = cumulative_BV[:, -1:]
-    # Strictly below the total, or rounding could point behind the last token with a probability above 0.
+    # Strictly below the total, or rounding could select an index after the last token with a probability above 0.
     targets_B1 = torch.minimum(uniforms_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
     ids_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
     return Drawn(ids_B1[:, 0], logprobs_BV.gather(-1, ids_B1)[:, 0].double())
 
 
 def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -> Tensor | None:
-    """Return (B, V), True for the ids that a row allows (None: any); None if no row is restricted."""
+    """Return (B, V), True for the allowed ids of each row (None allows any); None if no row is restricted."""
     restricted = [row for row, ids in enumerate(allowed) if ids is not None]
     if not restricted:
         return None
@@ -94,10 +94,10 @@ def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -
 
 
 class Draws:
-    """Uniform numbers for many rows at once, each row from its own generator, drawn ahead.
+    """Uniform numbers for many rows at once, each drawn ahead from the row's own generator.
 
-    A turn begins with fresh numbers of the session's generator, so that it does not matter how many the turn before
-    left over, nor in which row it ran.
+    A turn begins with fresh numbers from the session's generator, so that neither the numbers left over by the
+    previous turn nor its row affect the result.
     """
 
     AHEAD = 64
@@ -108,13 +108,13 @@ class Draws:
         self._generators: list[np.random.Generator | None] = [None] * rows
 
     def begin(self, row: int, generator: np.random.Generator) -> None:
-        """Let `row` draw from `generator` from now on."""
+        """Draw the numbers of `row` from `generator` from now on."""
         self._generators[row] = generator
         self._next_R[row] = 0
         self._uniforms_RN[row] = generator.random(self.AHEAD)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return (B,) the next number of each of `rows`."""
+        """Return (B,) the next number of each row in `rows`."""
         for row in rows[self._next_R[rows] == self.AHEAD]:
             generator = self._generators[row]
             assert generator is not None, f"row {row} was never begun"

@@ -1,0 +1,46 @@
+"""Scorers of Braintrust, `(input, output, expected) -> float`, as reward functions and back, as in reward-kit 0.4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reward_kit.models import EvaluateResult, Message
+from reward_kit.typed_interface import reward_function
+
+Scorer = Callable[[Any, Any, Any], float]
+Messages = list[Message]
+
+
+def scorer_to_reward_fn(
+    scorer: Scorer,
+    *,
+    messages_to_input: Callable[[Messages], Any] | None = None,
+    ground_truth_to_expected: Callable[[Messages], Any] | None = None,
+) -> Callable[..., Any]:
+    """Return a reward function that calls a scorer.
+
+    Its input is the first message's content, its output the last one's; `expected` is that of the ground truth's last
+    message. The two functions replace the first and the third.
+    """
+
+    @reward_function
+    def scored(messages: Messages, ground_truth: Messages | None = None, **kwargs: Any) -> EvaluateResult:
+        given = messages_to_input(messages) if messages_to_input else messages[0].content
+        expected = None
+        if ground_truth:
+            expected = ground_truth_to_expected(ground_truth) if ground_truth_to_expected else ground_truth[-1].content
+        return EvaluateResult(score=scorer(given, messages[-1].content, expected))
+
+    return scored
+
+
+def reward_fn_to_scorer(reward_fn: Callable[..., Any]) -> Scorer:
+    """Return a scorer that calls a reward function, with two messages and `expected` as an assistant's message."""
+
+    def scorer(input: Any, output: Any, expected: Any = None) -> float:
+        messages = [Message(role="user", content=str(input)), Message(role="assistant", content=str(output))]
+        truth = None if expected is None else [Message(role="assistant", content=str(expected))]
+        return float(reward_fn(messages=messages, ground_truth=truth).score)
+
+    return scorer

@@ -1,0 +1,42 @@
+"""Public names of reward-kit 0.4 that have no equal here. They can be imported, and raise an error when used."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NoReturn
+
+from reward_kit.errors import ConfigError
+
+REMOVED_NAMES = {
+    "make": "the task file names the environment",
+    "rollout": "use RLRolloutWorker or evaluate",
+    "test_mcp": "use a resource of type mcp and reward-kit check",
+    "MCPVectorEnv": "use RLRolloutWorker",
+    "FireworksPolicy": "use an AgentPolicy",
+    "PlaybackPolicyBase": "use --record and --replay",
+    "create_llm_resource": "use llm_judge, or resources= of reward_function",
+    "auth": "provider keys are read from the environment",
+    "config": "use task files",
+    "mcp": "use a resource of type mcp",
+}
+
+
+@functools.cache
+class RemovedName:
+    """Stands for a removed function, class or module; calling it or reading an attribute raises a ConfigError."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigError(
+            f"reward_kit.{self._name} was removed: {REMOVED_NAMES[self._name]}; see docs/migrating/reward_kit.md"
+        )
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # read by inspection
+            raise AttributeError(name)
+        self._refuse()
