@@ -61,7 +61,8 @@ class ScoringRequest:
 
     @classmethod
     def from_episode(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
-        """Return the request for an episode."""
+        """Return the request for an episode; `task` is the definition, or a `Task`."""
+        task = getattr(task, "definition", task)
         facts = get_facts(episode)
         stored, broke = facts.get("final_state"), facts.get("failure")
         extra = {}
