@@ -1,8 +1,8 @@
-"""The data that crosses our edges: messages, results of reward functions, and the task file.
+"""The external data: messages, results of reward functions, and the task file.
 
-Everything here is pydantic and refuses what it does not know: a misspelt key is an error that names the field and shows
-the value, never a silent default. `Message` and its tool calls alone keep unknown keys, because
-transcripts come from providers that add their own and want them back.
+All classes are pydantic models that reject unknown keys: a misspelled key is an error that names the field and shows
+the value, never a silent default. Only `Message` and its tool calls keep unknown keys, because providers add their own
+keys to transcripts and expect them back.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class Message(BaseModel):
 
 
 def _finite_number(value: Any) -> float:
-    if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or torch, with a bool of its own
+    if getattr(value, "ndim", None) == 0:  # A scalar of NumPy or torch, with its own bool type
         value = value.item()
-    if not isinstance(value, numbers.Real):  # a bool is one
+    if not isinstance(value, numbers.Real):  # A bool is an int
         raise ValueError(f"a score is a number, not {type_name(value)}")
     try:
         number = float(value)
@@ -352,7 +352,7 @@ class TaskDefinitionModel(BaseModel):
 
     @model_validator(mode="after")
     def _combine_resources(self) -> TaskDefinitionModel:
-        # One form from here on; stored definitions have it too.
+        # One form from here on, including in stored definitions.
         if self.resources is not None:
             self.resource_type = "composite"
             self.base_resource_config = {"resources": [part.model_dump() for part in self.resources]}

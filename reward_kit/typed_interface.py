@@ -35,11 +35,11 @@ Function = Callable[..., Any]
 _SPEC = "__reward_spec__"
 _FIRST: dict[str, str] = {"pointwise": "messages", "batch": "rollouts_messages"}
 _DATA = frozenset({"ground_truth", "ground_truths", "sample", "state", "evaluation_criteria", *_FIRST.values()})
-"""The parameters that get a user's data and are converted to their annotations; options are when they are fixed."""
+"""The parameters whose values are converted in each call; options are converted when they are fixed."""
 
 
 class Origin(NamedTuple):
-    """File and qualified name of a reward function."""
+    """The file and qualified name of a reward function."""
 
     file: Path
     qualname: str
@@ -53,13 +53,13 @@ class RewardSpec:
         function: the undecorated function, or the class with `score`.
         mode: "pointwise": one rollout per call; "batch": all rollouts of a group in one call.
         id: the reward's name in files; by default the function's name.
-        requirements: packages it needs, as in a requirements file.
+        requirements: the packages it needs, as in a requirements file.
         resources: passed by name with the rollout: plain values, factories, references to factories.
-        parameters: the names it takes; None if it takes any (`**kwargs`).
+        parameters: the accepted parameter names; None if it accepts any (`**kwargs`).
         required: the parameters without a default.
-        is_async: it is a coroutine function.
-        sandbox: the level that its decorator asks for; None leaves it to the user.
-        origin: None if it exists in memory only.
+        is_async: True for a coroutine function.
+        sandbox: the level required by its decorator; None leaves the choice to the user.
+        origin: the file and name; None if it exists only in memory.
         weakened_from: the requested level, if the machine has no sandbox and the reward runs in this process.
         options: fixed keyword parameters, see `reward_calls.with_options`.
     """
@@ -79,7 +79,7 @@ class RewardSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that the function takes as parameters, each converted to its annotation.
+        """Return the values that the function accepts, each converted to its parameter's annotation.
 
         Raises:
             InvalidResultError: a value does not fit the annotation.
@@ -135,25 +135,25 @@ def reward_function(
     """Make a function, or a class with a `score` method, a reward.
 
     Values are converted to the annotations of their parameters: a ground truth to a pydantic model, a dataclass, a
-    TypedDict, `int` from "45", `list[str]` from JSON text. One that does not fit leaves the rollout unscored.
+    TypedDict, `int` from "45", `list[str]` from JSON text. A value that does not fit leaves the rollout unscored.
 
     A class is instantiated without arguments once per worker; `setup()` runs before the first `score`, `close()` at
     the end.
 
     Args:
         mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`, "batch" for
-            `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`: one call for the rollouts of a
-            group that did not fail, in order, with lists of their values; it returns one result for each. Instead of
-            an `EvaluateResult`, a function may return its fields as a dict, a number, a bool, or (score, reason).
+            `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`: one call for a group's rollouts
+            without errors, in order, with lists of their values; it returns one result for each. Instead of an
+            `EvaluateResult`, a function may return its fields as a dict, a number, a bool, or (score, reason).
         id: the reward's name in files.
-        requirements: packages it needs.
+        requirements: the packages it needs.
         resources: passed by name: a plain value, a factory without arguments, or a string "file.py:factory". The
             object that a factory returns is opened once per worker and closed at its end.
         sandbox: the level it requires, which can only be stricter than the user's choice.
 
     Raises:
-        ConfigError: when the file loads: the mode or level is unknown, a resource is not a parameter, or the signature
-            cannot be called.
+        ConfigError: raised when the file loads: the mode or level is unknown, a resource is not a parameter, or the
+            signature cannot be called.
 
     Example:
         ```python
@@ -181,7 +181,7 @@ def reward_spec(function: Function) -> RewardSpec:
     """Return the spec of a reward function or class; a plain one becomes a pointwise reward.
 
     Raises:
-        ConfigError: it is not a function, or its signature is wrong.
+        ConfigError: it is not a function, or its signature is invalid.
     """
     # A subclass does not inherit the spec: its `score` may have another signature.
     spec = vars(function).get(_SPEC) if isinstance(function, type) else getattr(function, _SPEC, None)
@@ -198,7 +198,7 @@ def as_function(spec: RewardSpec) -> Function:
         return type(spec.function.__name__, (spec.function,), {_SPEC: spec})
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Bind the arguments of a direct call by name, as Python would; unknown names may be dropped later."""
+        """Bind the arguments of a direct call by name, like Python; unknown names may be dropped later."""
         parameters = inspect.signature(spec.function).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         if len(args) > len(names):
@@ -253,7 +253,7 @@ def function_origin(function: Function, code: Function) -> Origin | None:
 
 
 def argument_without_default(kind: type, method: str) -> str | None:
-    """Return the first required parameter of a method after self; None without one."""
+    """Return the first required parameter of a method after self, or None."""
     function = getattr(kind, method, None)
     if function is None or function is object.__init__:
         return None
@@ -297,7 +297,7 @@ def _read_signature(
     else:
         code = scoring_function(function)
         parameters = dict(inspect.signature(function).parameters)
-    # Everything is passed by name, so `*args` stays empty.
+    # All arguments are passed by name, so `*args` stays empty.
     parameters = {n: p for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL}
     kinds = {p.name: p.kind for p in parameters.values()}
     for parameter, kind in kinds.items():
@@ -339,15 +339,15 @@ def _read_signature(
 def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
     """Return a function that converts a parameter's value to its annotation; `what` names both in messages."""
     if name in _FIRST.values() and not _mentions(annotation, Message):
-        # As dicts, messages keep the keys of their providers, whatever the dict's annotation.
+        # Messages passed as dicts keep their providers' keys, whatever the annotation of the dict.
         return _dumped if _mentions(annotation, dict) else lambda value: value
 
     of_messages, of_dicts = _mentions(annotation, Message), _mentions(annotation, dict)
-    find_adapter = functools.cache(functools.partial(type_adapter, annotation))  # not before the first call
+    find_adapter = functools.cache(functools.partial(type_adapter, annotation))  # Only at the first call
 
     def convert(value: Any) -> Any:
         is_absent = value is None and not of_messages
-        is_object = name == "state" and not isinstance(value, dict | list)  # such as a database
+        is_object = name == "state" and not isinstance(value, dict | list)  # Such as a database
         adapter = None if is_absent or is_object else find_adapter()
         if adapter is None:
             return value
@@ -359,7 +359,7 @@ def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
             return adapter.validate_python(value)
         except pydantic.ValidationError as error:
             problem = error
-        if isinstance(value, str):  # a cell of a CSV file, or JSON in a column of text
+        if isinstance(value, str):  # A cell of a CSV file, or JSON in a text column
             with contextlib.suppress(ValueError, RecursionError):
                 return adapter.validate_python(json.loads(value))
         lines = (line.removeprefix("(top level): ") for line in describe_validation_error(problem))
@@ -369,10 +369,10 @@ def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
 
 
 def type_adapter(annotation: Any) -> pydantic.TypeAdapter[Any] | None:
-    """Return what validates and converts values to an annotation; None if it has a type that pydantic cannot read."""
+    """Return the adapter that validates and converts values to an annotation; None if pydantic does not support it."""
     try:
         return _type_adapter(annotation)
-    except TypeError:  # an annotation that has no hash
+    except TypeError:  # An unhashable annotation
         return _type_adapter.__wrapped__(annotation)
 
 
@@ -382,13 +382,13 @@ def _type_adapter(annotation: Any) -> pydantic.TypeAdapter[Any] | None:
     for config in (pydantic.ConfigDict(coerce_numbers_to_str=True), None):
         try:
             return pydantic.TypeAdapter(annotation, config=config)
-        except pydantic.PydanticUserError:  # a model has a configuration of its own
+        except pydantic.PydanticUserError:  # A model has its own configuration
             continue
     return None
 
 
 def _with_readable_dicts(annotation: Any) -> Any:
-    """Replace each `typing.TypedDict`, which pydantic reads from Python 3.12 on, by one of typing_extensions."""
+    """Replace each `typing.TypedDict`, which pydantic supports only from Python 3.12, by one of typing_extensions."""
     if typing.is_typeddict(annotation) and type(annotation).__module__ == "typing":
         fields = {}
         for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
@@ -434,14 +434,14 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
     A mapping is validated; a number or bool is the score, and so is the first of a tuple (score, reason).
 
     Raises:
-        InvalidResultError: it is not a result.
+        InvalidResultError: the returned value is not a result.
     """
-    if isinstance(returned, numbers.Real) or getattr(returned, "ndim", None) == 0:  # also a scalar of NumPy or torch
+    if isinstance(returned, numbers.Real) or getattr(returned, "ndim", None) == 0:  # Includes NumPy and torch scalars
         returned = {"score": returned}
     elif isinstance(returned, tuple) and len(returned) == 2:
         returned = {"score": returned[0], "reason": returned[1]}
     if isinstance(returned, EvaluateResult | Mapping):
-        # Validated again, since fields may have been assigned to.
+        # Validated again, since fields may have been reassigned.
         kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
         try:
             return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
@@ -455,12 +455,12 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
 
 
 def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:
-    """Return the results of a batch reward, with an error instead of each invalid one.
+    """Return the results of a batch reward, with an error in place of each invalid result.
 
     `count` is the number of rollouts, None if unknown; `what` names the reward in messages.
 
     Raises:
-        InvalidResultError: it is not a list, or has another length.
+        InvalidResultError: the returned value is not a list, or has another length.
     """
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         raise InvalidResultError(f"{what}: a batch reward returns a list, not {type_name(returned)}")

@@ -1,8 +1,8 @@
 """`check_episode` and `check_group`: the contract of episodes and their tokens as an executable checker.
 
-The checks find data that would train a model on actions it never took: a re-tokenised history, a mask shifted against
-its tokens, log-probabilities of other tokens, groups with different starts, stale weights. Each fault is reported once,
-without its consequences.
+The checks find data that would train a model on actions it never took: a retokenized history, a mask shifted against
+its tokens, log-probabilities of other tokens, groups with different initial states, stale weights. Each fault is
+reported once, without its consequences.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def check_episode(
     Args:
         episode: the record.
         steps: its credited steps, or its lines of `credit.jsonl`; None if no credit was assigned.
-        scored: whether the episode has a score; None if unknown.
+        scored: True if the episode has a score; None if unknown.
         token_logprobs: (T,) ids -> (T,) log-probabilities of each id given the ids before it, under the weights that
-            sampled. It reveals shifted or permuted log-probabilities; without it, only misplaced zeros show.
-        tolerance: allowed difference between recomputed and recorded log-probabilities.
-        current_version: version of the weights in training; None compares versions only with one another.
-        max_staleness: how many versions older an action's weights may be.
+            sampled. It reveals shifted or permuted log-probabilities; without it, only misplaced zeros are found.
+        tolerance: the allowed difference between recomputed and recorded log-probabilities.
+        current_version: the version of the model's current weights; None: compare versions only with one another.
+        max_staleness: the maximum number of versions by which an action's weights may be older.
 
     Returns:
         The problems, or []. "error" breaks the contract.
@@ -90,9 +90,9 @@ def check_episode(
 
 
 def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
-    """Check that episodes are one group: unique ids, one group id, one sample and policy, one start, one seed.
+    """Check that episodes form one group: unique ids, but the same group id, sample, policy, initial state and seed.
 
-    Each is compared with the first. `check_episode` checks the episodes themselves.
+    Each episode is compared with the first. `check_episode` checks single episodes.
     """
     checks = BatchChecks()
     findings = [finding for episode in episodes for finding in checks.add(episode)]
@@ -110,7 +110,7 @@ def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
 
 
 def _check_end(findings: Findings, episode: SingleAgentEpisode) -> None:
-    """Check that an episode ended as its stop reason says, with a failure if there was an error."""
+    """Check that an episode's end matches its stop reason, and that an error is recorded as a failure."""
     facts = get_facts(episode)
     reason, failure = facts.get("stop_reason"), facts.get("failure")
     if episode.is_terminated and episode.is_truncated:
@@ -157,7 +157,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
         text = "a second assistant message follows before the next action"
         findings.error("two-assistant-messages", text, step=t)
     called = [call.function.name for call in tool_calls]
-    # Hand-made episodes may have actions of any form.
+    # Manually created episodes may have actions of any form.
     is_ours = isinstance(action, dict) and "type" in action
     if is_ours and called != (done := [str(call.get("name")) for call in get_tool_calls(action)]):
         text = f"the action calls {json.dumps(done)}, but its message calls {json.dumps(called)}"
@@ -167,11 +167,11 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
     missing = [call for call in calls if call not in answered]
     stray = [answer for answer in answered if answer is not None and answer not in calls]
     twice = [call for call in dict.fromkeys(calls) if answered.count(call) > calls.count(call)]
-    may_end = False  # on an unanswered call: transcripts and stopped agents may
+    may_end = False  # A transcript or a stopped agent may end with an unanswered call
     if t == len(episode) - 1:
         own = "own_account" in episode.extra_model_outputs and episode.get_extra_model_outputs("own_account", t)
         may_end = bool(own) or get_facts(episode).get("stop_reason") == StopReason.RECORDED
-    if len(missing) > answered.count(None) and not may_end:  # an answer without an id may match any call
+    if len(missing) > answered.count(None) and not may_end:  # An answer without an id may match any call
         findings.error("unanswered-call", f"no tool message answers the call {missing[0]!r}", step=t)
     elif stray:
         text = f"a tool message answers {stray[0]!r}, which this action did not call (it called {calls or 'nothing'})"
@@ -210,7 +210,7 @@ def _check_credit(
             findings.error("group-id", text, step=t)
             break
         own = row.get("environment_reward", rewards[t])
-        if own != rewards[t] and not (own != own and rewards[t] != rewards[t]):  # two NaN are alike
+        if own != rewards[t] and not (own != own and rewards[t] != rewards[t]):  # Two NaN count as equal
             text = f"the step has the environment reward {own}, but the record has {rewards[t]}"
             findings.error("environment-reward", text, step=t)
             break
@@ -240,7 +240,7 @@ def _check_credit(
 
 
 class _Member(NamedTuple):
-    """Facts of a group's first episode, to compare the others with."""
+    """The properties of a group's first episode, with which the others are compared."""
 
     rollout_id: str
     sample: Any
@@ -255,7 +255,7 @@ _MIXED = {
     "start_state": ("mixed-starts", "the resource was reset with another seed, or a fork does not copy its state"),
     "environment_seed": ("mixed-seeds", "the seed of the environment belongs to the group"),
 }
-"""Facts that a group shares: the kind of finding if they differ, and its consequence or cause."""
+"""For each property that a group shares, the kind of finding if it differs, and the consequence or cause."""
 
 
 class BatchChecks:
@@ -266,7 +266,7 @@ class BatchChecks:
         self._groups: dict[str, _Member] = {}
 
     def add(self, episode: SingleAgentEpisode) -> list[Finding]:
-        """Return problems of an episode relative to those added before."""
+        """Return an episode's problems relative to the episodes added before."""
         findings, facts = Findings.about_episode(episode.id_), get_facts(episode)
         if (name := (episode.id_, facts.get("attempt") or 0)) in self._seen:
             text = "another episode of the batch has this id; scores and credit are joined by id"
@@ -281,7 +281,7 @@ class BatchChecks:
         group_id = facts.get("group_id")
         if group_id is None or (first := self._groups.setdefault(group_id, member)) is member:
             return findings
-        for fact, (kind, cause) in _MIXED.items():  # only the first difference is reported
+        for fact, (kind, cause) in _MIXED.items():  # Only the first difference is reported
             own, other = getattr(member, fact), getattr(first, fact)
             if own == other or (None in (own, other) and kind != "mixed-groups"):
                 continue
@@ -296,7 +296,7 @@ class BatchChecks:
 
 
 class Action(NamedTuple):
-    """Position of the tokens of one action in a sequence."""
+    """The position of one action's tokens in a sequence."""
 
     step: int
     start: int
@@ -305,16 +305,16 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckedTokens:
-    """A sequence of tokens that a model saw."""
+    """A sequence of tokens that a model saw, its own tokens included."""
 
-    ids: Array  # (T,) everything it saw and sampled
-    action_mask: Array  # (T,) 1 where the policy sampled
-    logprobs: Array | None  # (T,) 0.0 if `action_mask` is 0, NaN where unknown; None if they were not recorded
-    actions: tuple[Action, ...] = ()  # in order; () if only the mask is known
-    first: int = 0  # offset of `ids[0]` in the positions that messages report
+    ids: Array  # (T,) all tokens, observed and sampled
+    action_mask: Array  # (T,) 1 for sampled tokens
+    logprobs: Array | None  # (T,) 0.0 if `action_mask` is 0, NaN if unknown; None if they were not recorded
+    actions: tuple[Action, ...] = ()  # In order; () if only the mask is known
+    first: int = 0  # The offset of `ids[0]` in the positions that messages report
 
     def spans(self) -> tuple[Action, ...]:
-        """Return its actions, or if unknown the runs of the mask, numbered from 0."""
+        """Return the actions, or, if unknown, the runs of ones in the mask, numbered from 0."""
         if self.actions:
             return self.actions
         edges = np.flatnonzero(np.diff(np.concatenate([[0], (self.action_mask == 1).astype(np.int8), [0]])))
@@ -394,7 +394,7 @@ def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) 
 
 def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> int:
     """Return how many positions `known` is shifted right of `mask`, 0 if it is not shifted; edges are ignored."""
-    # A shift leaves a gap in the mask; without a gap, values were added and nothing moved.
+    # A shift leaves a gap in the mask; without a gap, values were added, not shifted.
     if not (mask & ~known).any():
         return 0
     for size in range(1, min(_FARTHEST_SHIFT, len(mask) - 1) + 1):
@@ -407,7 +407,7 @@ def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> 
 
 
 def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> None:
-    """Check the actions: not above 0, finite, and known for all tokens of an action or for none."""
+    """Check the actions' log-probabilities: at most 0, finite, and known for all tokens of an action or for none."""
     for step, start, stop in row.spans():
         part = logprobs[start:stop]
         unknown, infinite, positive = np.isnan(part), np.isinf(part), part > ROUNDING
@@ -477,12 +477,12 @@ def _bounds(tokens: EpisodeTokens) -> list[tuple[int, int]]:
 
 
 def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | None) -> bool:
-    """Check segments and spans; `steps` is the length of the episode, None for a part of one."""
+    """Check segments and spans; `steps` is the episode's length, None for a part of an episode."""
     before = len(findings)
     if len(tokens.logprobs) != len(tokens.ids):
         text = f"{len(tokens.ids)} token ids but {len(tokens.logprobs)} log-probabilities; use 0.0 outside the actions"
         findings.error("length-mismatch", text)
-    # Segments cover all ids in order, and each states why it begins.
+    # Segments must cover all ids in order, and each must have a reason for its start.
     if tokens.ids and (not tokens.segments or tokens.segments[0].start != 0):
         findings.error("segment", "the first segment does not begin at token 0; the first ids are missing", token=0)
     for number, (segment, (start, stop)) in enumerate(zip(tokens.segments, _bounds(tokens), strict=True)):
@@ -538,7 +538,7 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
 
 
 def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
-    """Find contexts that were rewritten without a reason, most often by tokenising the history again."""
+    """Find contexts that were rewritten without a recorded reason, most often by retokenizing the history."""
     ids = np.array(tokens.ids, dtype=np.int64)
     bounds = _bounds(tokens)
     for number, segment in enumerate(tokens.segments[1:], 1):
@@ -575,7 +575,7 @@ def first_mismatch(one: Array, two: Array) -> int:
 def _check_versions(
     findings: Findings, spans: Sequence[ActionSpan], current_version: int | None, max_staleness: int
 ) -> None:
-    """Check that weights only get newer during an episode, and that the trainer knows them."""
+    """Check that policy versions never decrease during an episode, nor exceed the trainer's version."""
     known = [span for span in spans if span.policy_version != UNKNOWN_VERSION]
     unknown = next((span for span in spans if span.policy_version == UNKNOWN_VERSION), None)
     if unknown is not None and (known or current_version is not None):

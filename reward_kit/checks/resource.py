@@ -1,7 +1,7 @@
-"""Check a resource with random actions, and report contract violations with the likely cause.
+"""Check a resource with random actions, and report contract violations with their likely causes.
 
-Modelled on Gymnasium's `env_checker`. Do not run it beside other work in one process: it redirects the directory for
-temporary files to a private one, to see which files are left there.
+Modeled on Gymnasium's `env_checker`. Do not run it in parallel with other work in one process: it redirects the
+temporary directory to a private one, to detect files left there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, T
 from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 _MOST_WALKS = 12
-"""Random walks that look for recurring states. Three are enough, unless episodes end early."""
+"""The number of random walks that look for recurring states. Three suffice, unless episodes end early."""
 _COMPARED_PARTS = ("state_key()", "get_observation()", "the digest of final_state()")
 Snapshot = tuple[str, Any, str | None]
 """The state key, the observation and the digest of the final state; see `_COMPARED_PARTS`."""
@@ -59,11 +59,11 @@ class ActionOutcome:
 
     @property
     def is_last(self) -> bool:
-        """The action ended the episode."""
+        """True if the action ended the episode."""
         return self.outcome is not None and (self.outcome.terminated or self.outcome.truncated)
 
     def difference(self, other: ActionOutcome) -> str:
-        """Return how another outcome of the same action differs; "" if equal."""
+        """Describe how another outcome of the same action differs; "" if equal."""
         pairs: list[tuple[str, Any, Any]] = [("the refusal", self.refused, other.refused)]
         if self.outcome is not None and other.outcome is not None:
             for name in ("observation", "reward", "terminated", "truncated"):
@@ -89,16 +89,16 @@ class Probe:
 
     @property
     def is_deterministic(self) -> bool:
-        """The resource declares that equal actions have equal results."""
+        """True if the resource declares that equal actions have equal results."""
         return self.resource_class.is_deterministic_for(self.config)
 
     def error(self, message: str, level: Level = "error") -> None:
-        """Record a finding, once."""
+        """Record a finding unless it is recorded already."""
         if all((known.level, known.message) != (level, message) for known in self.findings):
             self.findings.append(Finding(level, self.kind, message))
 
     def warn(self, message: str) -> None:
-        """Record a warning, once."""
+        """Record a warning unless it is recorded already."""
         self.error(message, "warning")
 
     def compare(self, before: Snapshot, after: Snapshot, message: str, parts: int = 2) -> None:
@@ -129,7 +129,7 @@ class Probe:
         return twin
 
     async def close_all(self) -> None:
-        """Close every resource that is still open."""
+        """Close all open resources."""
         while self.opened:
             resource = self.opened.pop()
             try:
@@ -219,7 +219,7 @@ class Probe:
 
 
 def not_json(value: Any) -> str:
-    """Return why a value cannot be written as JSON; "" if it can."""
+    """Return the reason why a value cannot be written as JSON; "" if it can."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -240,9 +240,9 @@ async def check_resource(
     """Check a resource's contract with random actions that fit its tools.
 
     Args:
-        resource_class: a class that takes no arguments.
-        config: passed to `setup`.
-        seed: seeds the resets and the random actions.
+        resource_class: the class, whose constructor takes no arguments.
+        config: the configuration passed to `setup`.
+        seed: the seed of the resets and the random actions.
         steps: the length of each random walk.
 
     Returns:
@@ -355,7 +355,7 @@ async def _check_pure(probe: Probe) -> None:
     await resource.expert_action()
     for part, old, new in zip(_COMPARED_PARTS, before, await probe.snapshot(resource), strict=True):
         if old != new:
-            # External state may change on its own; a deterministic resource must not.
+            # External state may change by itself; the state of a deterministic resource must not.
             probe.error(
                 f"{part} changes without an action; state_key, get_observation, get_tools_spec, "
                 "admissible_actions, expert_action and final_state must not change the state or contain the time",
@@ -451,7 +451,7 @@ async def _check_checkpoint(probe: Probe) -> None:
     walked = await probe.walk(resource, rng, probe.steps)
     for attempt in ("", " a second time"):
         await resource.restore(saved)
-        # A resource with external state cannot restore its observation, but it can restore its key.
+        # A resource with external state can restore its key, but not its observation.
         text = (
             f"after restore(){attempt}, {{part}} differs from checkpoint(){{difference}}; a checkpoint must "
             "hold all of the state, and later actions must not change it"
@@ -463,7 +463,7 @@ async def _check_checkpoint(probe: Probe) -> None:
 
 
 async def _check_key_of_returning_states(probe: Probe) -> None:
-    """Check that a recurring state has the same key, which a key that counts steps never has."""
+    """Check that a recurring state has the same key; a key that counts steps fails."""
     cause = "state_key() must leave out the time, step counts, session ids and noise"
     keys: dict[str, set[str]] = {}
     taken = 0
@@ -471,7 +471,7 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
         resource = await probe.resource()
         parts = resource.parts.values() if isinstance(resource, CompositeResource) else ()
         if None in [await part.final_state() for part in parts]:
-            return  # final_state() does not cover everything
+            return  # `final_state()` may be incomplete
         start = await probe.snapshot(resource)
         walked = await probe.walk(resource, random.Random(probe.seed + number), 2 * probe.steps)
         taken += len(walked)
@@ -480,7 +480,7 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
                 keys.setdefault(f"{observation!r}{final}", set()).add(key)
         accepted = [seen for seen in walked if seen.outcome is not None]
         observations = {repr((seen.outcome.observation, seen.observation)) for seen in accepted if seen.outcome}
-        # Constant observations prove nothing.
+        # Constant observations carry no information.
         often = len(accepted) >= 8 and 1 < len(observations) <= len(accepted) // 2
         if not keys and often and len({seen.key for seen in accepted}) == len(accepted):
             probe.warn(f"observations recur but keys never do; unless much of the state is hidden, {cause}")

@@ -1,4 +1,4 @@
-"""Check a reward with every probe, and prove a task before spending money on it.
+"""Check a reward with every probe, and prove that a task works before spending money on it.
 
 A task is proved if its reference solution passes and doing nothing scores 0. The reference solution of a sample is the
 first available of: its row's `gold_actions` (a list of actions), its `gold_answer` (text), the policy that the user
@@ -72,12 +72,12 @@ PROBES: tuple[tuple[str, Probe, bool], ...] = (
     ("what it reads", reward_behavior.reads, False),
     ("changed inputs", reward_behavior.changes_inputs, False),
 )
-"""Each probe with its name, and whether it needs reproducible scores."""
+"""The probes, each with its name and a flag that is True if it needs reproducible scores."""
 _NOISE = ("nondeterministic", "hidden-state")
 _NOT_COMPARED = "scores of the same rollout differ, so nothing can be compared"
 _WORST = 5
 _CHECKED_SAMPLES = 4
-"""How many of a task's samples the check of its reward uses."""
+"""The number of a task's samples that the check of its reward uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ class Plan:
 
     reference: str  # `file.py:function` or `package.module:function`
     choice: SandboxChoice = field(default_factory=lambda: SandboxChoice(reward_time_s=10.0))
-    folder: Path | None = None  # what a file path is relative to
-    given: Given = field(default_factory=Given)  # ground truths, right answers and transcripts
-    options: Mapping[str, Any] = field(default_factory=dict)  # fixed options of the reward
-    against: str | None = None  # a second reward to compare with
+    folder: Path | None = None  # The base of relative file paths
+    given: Given = field(default_factory=Given)  # Ground truths, correct answers and transcripts
+    options: Mapping[str, Any] = field(default_factory=dict)  # Fixed options of the reward
+    against: str | None = None  # A second reward for comparison
     pass_threshold: float = 1.0
     seed: int = 0
 
@@ -120,13 +120,13 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
 
 
 def asks_models(reward: Reward) -> bool:
-    """Return whether a reward asks models; sandboxed rewards cannot."""
+    """Return True if a reward calls models; sandboxed rewards cannot."""
     resources = reward.resources.values() if isinstance(reward, RewardSpec) else ()
     return any(getattr(resource, "asks_models", False) for resource in resources)
 
 
 def is_reward(target: str) -> bool:
-    """Return whether a target names a reward, by reading its file without running it."""
+    """Return True if a target names a reward, which is found by reading its file without running it."""
     if ":" not in target:
         return False
     if is_address(target):
@@ -147,10 +147,10 @@ async def check_reward(
     """Run every probe on a reward.
 
     Args:
-        plan: what to check.
-        loaded: as `load` returns it.
-        other: as `load` returns it.
-        tell: called with the name of each probe, to show progress.
+        plan: the reward to check, and the user's inputs.
+        loaded: the loaded reward, from `load`.
+        other: the second reward, from `load`.
+        tell: a function called with the name of each probe, to show progress.
     """
     source, origin, limit_s = SourceFacts(), loaded.reward.origin, plan.choice.reward_time_s
     if origin is not None:
@@ -162,7 +162,7 @@ async def check_reward(
         needs_truth = takes_truth(loaded.reward.parameters)
         questions = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
         if not questions:
-            # Nothing can be checked, which is not a pass: its ground truths have an unknown form, or it never scores.
+            # If nothing can be checked, this is not a pass: truths have an unknown form, or nothing is scored.
             (first, *_) = build_questions(Given(), source.ground_truth, takes_truth=True)
             seen = await bench.see(first.answered("The answer is 42."))
             text = "no rollout could be scored with a generated ground truth; its form is unknown: pass --ground-truth"
@@ -180,7 +180,7 @@ async def check_reward(
             await probe(context)
             if is_comparing:
                 compared[name] = report.findings[before:]
-        if any(map(report.has, _NOISE)):  # kept state may show late
+        if any(map(report.has, _NOISE)):  # State kept between calls may take effect late
             for name, findings in compared.items():
                 report.drop(findings)
                 report.cannot(name, _NOT_COMPARED)
@@ -236,7 +236,7 @@ _Right = tuple[str, AgentPolicy]
 
 
 class End(NamedTuple):
-    """The end of an episode, as the reward saw it."""
+    """The end of an episode, as seen by the reward."""
 
     request: ScoringRequest
     scored: Scored
@@ -244,7 +244,7 @@ class End(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The score and its reason, or why it is unscored."""
+        """The score and its reason, or the reason why there is none."""
         if self.scored.score is None:
             return f"unscored ({self.scored.failure.message if self.scored.failure else 'no reason'})"
         reason = self.scored.result.reason if self.scored.result is not None else None
@@ -253,16 +253,15 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class SampleProof:
-    """The proof of one sample."""
+    """The result of proving one sample."""
 
     sample: Sample
     by: str = ""  # "gold_actions", "gold_answer", the name of a policy, "expert"; "" without a reference solution
-    gold: End | None = None  # the end of the reference solution's episode; None without one
+    gold: End | None = None  # The end of the reference solution's episode, if there is one
     nothing: End | None = None
     problems: list[str] = field(default_factory=list)
 
     def judge(self, pass_threshold: float) -> None:
-        """Collect the problems."""
         if self.gold is not None:
             score = self.gold.scored.score
             if score is None or score < min(1.0, pass_threshold) - LITTLE:
@@ -275,7 +274,7 @@ class SampleProof:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """The proof of a task's samples, and the check of its reward on their episodes."""
+    """The results of proving a task's samples, and the check of its reward on their episodes."""
 
     task: LoadedTask
     proofs: Sequence[SampleProof]
@@ -324,7 +323,7 @@ class TaskReport:
 
 
 def why_not_free(task: LoadedTask, user: SimulatedUser | None) -> str:
-    """Return why proving the task would cost money; "" if it does not."""
+    """Return the reason why proving the task would cost money; "" if it would not."""
     if user is not None and not user.is_free:
         return "its user is a model, which costs money"
     return "its reward asks a model, which costs money" if task.reward and asks_models(task.reward) else ""
@@ -341,7 +340,7 @@ async def check_task(
 ) -> TaskReport:
     """Prove a task's samples, and check its reward on their episodes; see `prove` for the arguments."""
     proofs = await prove(task, samples, user, policy, seed=seed, tell=lambda proof: tell(f"sample {proof.sample.id}"))
-    assert task.reward is not None  # `prove` checked it
+    assert task.reward is not None  # `prove` has checked it
     definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
     ends = [(one.gold.request, one.nothing.request) for one in proofs if one.gold and one.nothing and not one.problems]
     rollouts = [end.request for one in first for end in (one.gold, one.nothing) if end and not end.request.failure]
@@ -366,16 +365,16 @@ async def prove(
     max_concurrency: int = 8,
     tell: Callable[[SampleProof], None] = lambda _: None,
 ) -> list[SampleProof]:
-    """Run and score, for each sample, the reference solution and doing nothing.
+    """For each sample, run and score the reference solution and an agent that does nothing.
 
     Args:
         task: a task with a reward.
         samples: the samples to prove.
-        user: the task's simulated user, which must not cost money.
+        user: the task's simulated user, which must be free of charge.
         policy: the reference solution of samples without their own, with its name; by default the resource's expert.
         seed: the seed of the episodes.
-        max_concurrency: samples in flight.
-        tell: called with each finished sample.
+        max_concurrency: the maximum number of concurrent samples.
+        tell: a function called with each finished sample.
 
     Raises:
         ConfigError: the task has no reward, or its user costs money.

@@ -1,4 +1,4 @@
-"""Probes of a reward's behavior: reproducible scores, odd rollouts, time and memory, regular expressions, inputs.
+"""Probes of a reward's behavior: reproducible scores, unusual rollouts, time and memory, regular expressions, inputs.
 
 Each public function is one probe: it calls the reward through a `CheckContext` and adds findings to the report.
 """
@@ -68,7 +68,7 @@ async def steady(context: CheckContext) -> None:
         lines = [_line(rollout, scores) for rollout, scores in zip(rollouts, here, strict=True) if _differ(scores)]
         context.report.note("nondeterministic", "error", by_chance, lines)
         return
-    # A fresh worker costs as much as fifty calls, so only some rollouts get one unless scores differ.
+    # A fresh worker costs as much as fifty calls, so only some rollouts get one, unless scores differ.
     fresh = {}
     for index in range(0, len(rollouts), _FRESH_EVERY):
         fresh[index] = (await bench.see(rollouts[index], is_fresh=True)).score
@@ -82,7 +82,7 @@ async def steady(context: CheckContext) -> None:
     one, other = await in_worker(1), await in_worker(2)
     moved = [i for i in range(len(rollouts)) if _differ([*here[i], fresh[i], *one[i], *other[i]])]
     lines = [_line(rollouts[i], here[i], fresh[i], one[i], other[i]) for i in moved]
-    # Two other interpreters make the same calls: equal scores there indicate kept state, constant ones set order.
+    # Two other interpreters make the same calls: equal scores indicate kept state, constant scores set order.
     if not any(_differ(pair) for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)):
         context.report.note("hidden-state", "error", _KEPT, lines)
     elif not any(_differ(scores) for scores in (*here, *one, *other)):
@@ -110,7 +110,7 @@ async def still(context: CheckContext) -> None:
 
 
 def _differ(scores: Sequence[float | None]) -> bool:
-    """Return whether scores differ, or only some are missing."""
+    """Return True if scores differ, or if only some are missing."""
     known = [score for score in scores if score is not None]
     return 0 < len(known) < len(scores) or bool(known and max(known) - min(known) > LITTLE)
 
@@ -153,7 +153,7 @@ def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tree = parser.parse(pattern)
-        except (re.error, RecursionError, OverflowError):  # compiling it reports the error
+        except (re.error, RecursionError, OverflowError):  # Compiling the expression reports the error
             continue
         for prefix, body in _loops(tree, ""):
             if body and (prefix, body) not in done:
@@ -240,7 +240,7 @@ async def runs_answers(context: CheckContext) -> None:
 
 
 async def reads(context: CheckContext) -> None:
-    """Report files, network and programs used in any call; this prevents nothing."""
+    """Report files, network and programs used in any call, without blocking them."""
     names: dict[str, list[str]] = defaultdict(list)
     for kind, what in context.events:
         if kind in _WORDS:
@@ -267,7 +267,7 @@ _MUCH_MB = 200.0
 
 
 async def cost(context: CheckContext) -> None:
-    """Measure time and memory of a call on an ordinary and on a long answer."""
+    """Measure the time and memory of a call on an ordinary and on a long answer."""
     question = context.first
     request = question.gold or question.answered("The answer is 42.")
     seen = [await context.bench.see(request) for _ in range(_CALLS)]
@@ -290,7 +290,7 @@ async def cost(context: CheckContext) -> None:
 
 
 async def growth(context: CheckContext) -> None:
-    """Check that answers of twice the length take about twice the time, not four times."""
+    """Check that answers of twice the length take about twice the time, rather than four times."""
     question = context.first
     pieces = _PIECES
     if question.truth is not None and question.form is not None and question.wrong:
@@ -303,7 +303,7 @@ async def growth(context: CheckContext) -> None:
         if _is_late(seen) or _is_late(double):
             line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: does not return in time"
         elif double.cpu_s > _WORTH_S:
-            # A busy machine slows single calls: use the fastest of several.
+            # A busy machine slows single calls, so use the fastest of several.
             once = min([seen.cpu_s, *[(await _at(context, piece, 1)).cpu_s for _ in range(2)]])
             twice = min([double.cpu_s, *[(await _at(context, piece, 2)).cpu_s for _ in range(2)]])
             if twice > _STEEP * once:
@@ -331,7 +331,7 @@ _PIECES = {
     "quotes": '"',
     "sentences with numbers": "Then 12 and 7 make 19. ",
 }
-"""Pieces to repeat into long answers, by name."""
+"""Texts that are repeated to form long answers, by name."""
 
 
 async def _at(context: CheckContext, piece: str, times: int) -> CallOutcome:
@@ -394,7 +394,7 @@ _FAULT = "raises-on-faults"
 
 
 async def odd(context: CheckContext) -> None:
-    """Score odd histories and answers: none may raise, or a model could escape a bad score."""
+    """Score unusual histories and answers: the reward must not raise, or a model could escape a bad score."""
     report, first = context.report, context.first
     tried = [
         (history.name, with_messages(first.blank, history.messages), "raises" if history.is_models else _FAULT)
@@ -467,7 +467,7 @@ _BROKEN: dict[str, tuple[Level, str]] = {
 
 
 async def missing_truth(context: CheckContext) -> None:
-    """Check that a missing ground truth leaves a sample unscored, and that an unreadable one earns nothing."""
+    """Check that a missing ground truth leaves a sample unscored, and that an unreadable one scores nothing."""
     question = context.first
     if context.bench.parameters is not None and "ground_truth" not in context.bench.parameters:
         return
@@ -479,7 +479,7 @@ async def missing_truth(context: CheckContext) -> None:
     answers = {"wrong": wrong, "the right one": right, "no words": "", "no answer": "I do not know."}
     if isinstance(question.truth, str):
         lines = []
-        for truth in ("", "\\frac{{", "n/a"):  # no parser reads them, so no answer is right
+        for truth in ("", "\\frac{{", "n/a"):  # No parser reads them, so no answer is correct
             for text in (wrong, answers["no answer"]):
                 seen = await context.bench.see(replace(question.answered(text), ground_truth=truth))
                 if (seen.score or 0.0) > (question.floor or 0.0) + LITTLE:

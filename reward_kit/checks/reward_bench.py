@@ -48,24 +48,24 @@ class CallOutcome:
     """The outcome of one call."""
 
     score: float | None  # None if the rollout is unscored
-    failure: Failure | None = None  # why it is unscored
+    failure: Failure | None = None  # The reason why it is unscored
     result: EvaluateResult | None = None
-    wall_s: float = 0.0  # of the call alone, measured in the worker; 0 if it did not return
-    cpu_s: float = 0.0  # likewise
-    peak_mb: float = 0.0  # peak memory of the call in MiB, if requested
-    changed: Mapping[str, str] = field(default_factory=dict)  # the inputs that it changed, and how
-    events: tuple[tuple[str, str], ...] = ()  # files, variables, network and programs used, as (kind, name)
+    wall_s: float = 0.0  # Duration of only the call, measured in the worker; 0 if it did not return
+    cpu_s: float = 0.0  # CPU time, measured likewise
+    peak_mb: float = 0.0  # The peak memory of the call in MiB, if requested
+    changed: Mapping[str, str] = field(default_factory=dict)  # The changed inputs, each with its change
+    events: tuple[tuple[str, str], ...] = ()  # The files, variables, network and programs used, as (kind, name)
 
     @property
     def text(self) -> str:
-        """The score as text, or why it is unscored."""
+        """The score as text, or the reason why there is none."""
         if self.score is not None:
             return f"{self.score:.4g}"
         return f"unscored ({self.failure.message if self.failure else 'no reason'})"
 
 
 class LocalBench(InProcessScorer):
-    """Calls a reward in this process, which is never fresh and cannot be killed."""
+    """Calls a reward in this process, without fresh workers and time limits."""
 
     is_confined = False
     level = "in_process"
@@ -108,19 +108,19 @@ class SandboxedBench(SandboxedScorer):
         is_fresh: bool = False,
         cpu_s: float | None = None,
     ) -> CallOutcome:
-        """Make one call. One call at a time.
+        """Make one call. Calls must not overlap.
 
         Args:
             request: the rollout.
             worker: the index of a worker; each has its own interpreter.
-            memory: measure its memory, which slows the call down.
+            memory: measure the memory use, which slows the call down.
             is_fresh: use a new worker.
             cpu_s: CPU time limit of the call.
         """
         limits = self._base.limits
         if cpu_s is not None:
             limits = replace(limits, cpu_s=min(cpu_s, limits.cpu_s))
-        # Workers are keyed by their limits too: a slightly longer limit gives another worker.
+        # Workers are also keyed by their limits: a slightly longer limit gives another worker.
         limits = replace(limits, wall_s=limits.wall_s + worker / 1024)
         self._reward = replace(self._base, limits=limits, level="isolated" if is_fresh else self._base.level)
         self._look, self._observed = {"memory": memory, "inputs": not memory and cpu_s is None}, None
@@ -141,7 +141,7 @@ Bench = LocalBench | SandboxedBench
 
 
 def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
-    """Return the bench that calls a reward and records its calls; use it as an async context manager."""
+    """Return a bench that calls a reward and records the calls; use it as an async context manager."""
     if isinstance(reward, RewardSpec):
         return LocalBench(reward, deadline_s)
     if isinstance(reward, SandboxedReward):
@@ -174,7 +174,7 @@ def _seen(scored: Scored, watched: Any) -> CallOutcome:
 _TEXTS = ("42", "1000", "Paris", "A")
 _CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
 _OTHERS: tuple[Any, ...] = (_CALL, ["red", "green", "blue"])
-"""Ground truths to try for an unknown annotation if the reward cannot read texts."""
+"""Ground truths to try if the annotation is unknown and the reward rejects texts."""
 _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("list[int]", ([3, 1, 2],)),
     ("list[float]", ([3.5, 1.0, 2.0],)),
@@ -193,26 +193,26 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 class Question:
     """A question with its ground truth, and the reward's known scores on it."""
 
-    blank: ScoringRequest  # the rollout before the answer, as if the agent did nothing
-    truth: Any = None  # the ground truth; None if the reward takes none
-    gold: ScoringRequest | None = None  # a right rollout; None if none is known
-    is_given: bool = False  # the gold comes from the user; otherwise it was found by trying
-    is_truth_given: bool = True  # the truth comes from the user; otherwise it was generated from the annotation
-    form: Form | None = None  # how an answer is written; None if unknown or if the answer is not text
+    blank: ScoringRequest  # The rollout without an answer, as if the agent did nothing
+    truth: Any = None  # The ground truth; None if the reward takes none
+    gold: ScoringRequest | None = None  # A correct rollout; None if unknown
+    is_given: bool = False  # True if the user supplied the gold; otherwise it was found by trial
+    is_truth_given: bool = True  # True if the user supplied the truth; otherwise it was generated from the annotation
+    form: Form | None = None  # The form of an answer; None if unknown or if the answer is not text
     wrong: Sequence[Any] = ()
     gold_seen: CallOutcome | None = None
-    floor: float | None = None  # the best score of a wrong answer of the same form; None if none was scored
+    floor: float | None = None  # The best score of a wrong answer in the same form; None if no such answer was scored
     was_scored: bool = False
-    alike: str = ""  # a form in which a wrong answer earned as much as the truth, with its score, or ""
+    alike: str = ""  # A form in which a wrong answer earned as much as the truth, with its score, or ""
 
     @property
     def gold_score(self) -> float | None:
-        """The score of the right rollout; None if unscored or unknown."""
+        """The score of the correct rollout; None if unscored or unknown."""
         return self.gold_seen.score if self.gold_seen is not None else None
 
     @property
     def separates_answers(self) -> bool:
-        """True if the right rollout earns more than wrong ones."""
+        """True if the correct rollout earns more than wrong ones."""
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
     def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:
@@ -229,9 +229,9 @@ class Given:
     """Answers, ground truths and rollouts from the user."""
 
     truths: Sequence[Any] = ()
-    golds: Sequence[str] = ()  # right answers: one per truth; any number if the reward takes no truth
-    rollouts: Sequence[ScoringRequest] = ()  # transcripts; the `gold_answer` of their row counts as right
-    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()  # a right rollout, and one that does nothing
+    golds: Sequence[str] = ()  # Correct answers: one per truth, or any number if the reward takes no truth
+    rollouts: Sequence[ScoringRequest] = ()  # Transcripts; the `gold_answer` of a row counts as correct
+    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()  # A correct rollout, and one that does nothing
 
     def __post_init__(self) -> None:
         if self.golds and self.truths and len(self.golds) != len(self.truths):
@@ -259,7 +259,7 @@ def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: i
     if given.truths:
         answers: Sequence[str | None] = given.golds or [None] * len(given.truths)
         return [_make_question(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
-    # Texts if the annotation names no kind, or texts among others.
+    # Use texts if the annotation does not specify a type, or includes texts.
     truths: Sequence[Any] = _TEXTS
     if "str" not in (part.strip() for part in annotation.split("|")):
         truths = next((own for name, own in _BY_ANNOTATION if name.lower() in annotation.lower()), _TEXTS)
@@ -283,7 +283,7 @@ def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
 async def learned(
     given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
 ) -> list[Question]:
-    """Return the questions with the scores of their answers; [] if the reward reads no generated ground truth.
+    """Return the questions with their answers' scores; [] if the reward rejects all generated ground truths.
 
     Shared parameters go to `build_questions`; `chance` draws the wrong answers.
     """
@@ -300,7 +300,7 @@ async def learned(
 
 
 async def _learn(question: Question, bench: Bench, chance: random.Random) -> None:
-    """Find the answer form that the reward expects, and its scores for right and wrong answers."""
+    """Find the answer form that the reward expects, and its scores for correct and wrong answers."""
     question.wrong = wrong_values(question.truth, chance) if question.truth is not None else ()
     if question.gold is None and is_tool_call(question.truth):
         messages = (*question.blank.messages, tool_answer(question.truth))
@@ -321,7 +321,7 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
             continue
         tried.floor = await _floor(tried, bench)
         if tried.floor is None:
-            continue  # an unscored wrong answer is a separate finding and says nothing about this form
+            continue  # An unscored wrong answer is a separate finding, and not evidence about this form
         if not tried.separates_answers:
             question.alike = f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
         else:
@@ -344,7 +344,7 @@ async def _floor(question: Question, bench: Bench) -> float | None:
 
 
 def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
-    """Return the form of the user's right answer if it contains the truth once."""
+    """Return the form of the user's correct answer if it contains the truth once."""
     if truth is None:
         return None
     text = gold.messages[-1].text if gold.messages else ""
@@ -359,18 +359,18 @@ def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
 
 @dataclass(slots=True)
 class RewardReport(Report):
-    """The report on one reward; it keeps every finding."""
+    """The report on one reward, with every finding."""
 
     examples: int | None = None
     level: str = ""
     seed: int = 0
-    unchecked: dict[str, str] = field(default_factory=dict)  # checks that were not possible, with the reason
-    facts: dict[str, Any] = field(default_factory=dict)  # measurements by name
+    unchecked: dict[str, str] = field(default_factory=dict)  # Impossible checks, with the reason
+    facts: dict[str, Any] = field(default_factory=dict)  # Measurements by name
 
     def note(
         self, kind: str, level: Level, message: str, evidence: Iterable[str] | None = None, *, most: int = 4
     ) -> None:
-        """Add a finding with at most `most` lines of evidence; if evidence is required, no lines means no finding."""
+        """Add a finding with at most `most` lines of evidence; with an empty `evidence`, add nothing."""
         lines = tuple(dict.fromkeys(evidence or ()))[:most]
         if lines or evidence is None:
             self.add([Finding(level, kind, message, evidence=lines)])
@@ -381,7 +381,7 @@ class RewardReport(Report):
         self.counts = Counter((finding.level, finding.kind) for finding in self.findings)
 
     def cannot(self, check: str, why: str) -> None:
-        """Record a check that is not possible; the first reason is kept."""
+        """Record an impossible check; only the first reason is stored."""
         self.unchecked.setdefault(check, why)
 
     def to_json(self) -> dict[str, Any]:
@@ -429,25 +429,25 @@ class CheckContext:
     report: RewardReport
     source: SourceFacts
     chance: random.Random
-    questions: list[Question]  # at least one
+    questions: list[Question]  # At least one
     rollouts: Sequence[ScoringRequest] = ()
-    scores: dict[str, CallOutcome] = field(default_factory=dict)  # by the name of the rollout
+    scores: dict[str, CallOutcome] = field(default_factory=dict)  # By the name of the rollout
     events: dict[tuple[str, str], None] = field(default_factory=dict)
-    changed: dict[str, str] = field(default_factory=dict)  # the inputs that it changed, and how
-    early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)  # first scores
+    changed: dict[str, str] = field(default_factory=dict)  # The changed inputs, each with its change
+    early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)  # The first scores
 
     @property
     def first(self) -> Question:
-        """The question that most probes use, preferably one whose right answer earns more than wrong ones."""
+        """The question that most probes use, preferably one whose correct answer earns more than wrong ones."""
         return next((question for question in self.questions if question.separates_answers), self.questions[0])
 
     @property
     def known(self) -> list[Question]:
-        """The questions whose right answer earns more than wrong ones."""
+        """The questions whose correct answer earns more than wrong ones."""
         return [question for question in self.questions if question.separates_answers]
 
     async def see(self, name: str, request: ScoringRequest) -> CallOutcome:
-        """Make one call and keep its outcome."""
+        """Make one call and store its outcome."""
         self.scores[name] = seen = await self.bench.see(request)
         self.events.update(dict.fromkeys(seen.events))
         for what, how in seen.changed.items():
@@ -456,7 +456,7 @@ class CheckContext:
 
 
 def takes_truth(parameters: frozenset[str] | None) -> bool:
-    """Return whether a reward with these parameters takes the ground truth; None means any parameters."""
+    """Return True if a reward with these parameters takes the ground truth; None means that it accepts any."""
     return parameters is None or bool(parameters & {"ground_truth", "ground_truths"})
 
 

@@ -45,9 +45,9 @@ def check_rows(
         batch: the rows, one per segment.
         episodes: the episodes of the rows. Their spans separate consecutive actions without an observation between
             them; without `episodes` each run of the action mask counts as one action.
-        token_logprobs: the sampler's log-probabilities of a sequence, to recompute them.
-        current_version: version of the weights in training; None uses `meta_info["policy_version"]` if present.
-        max_staleness: how many versions older a token's weights may be.
+        token_logprobs: a function that recomputes the sampler's log-probabilities of a sequence.
+        current_version: the version of the model's current weights; None uses `meta_info["policy_version"]` if present.
+        max_staleness: the maximum number of versions by which a token's weights may be older.
 
     Returns:
         The problems, or [].
@@ -79,7 +79,7 @@ def check_rows(
 
 
 def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
-    """Check that masks and values have the length of the ids, and that masks are nested and 0 or 1."""
+    """Check that masks and values are as long as the ids, and that masks are nested and contain only 0 and 1."""
     size = len(row["input_ids"])
     for key in (*_MASKS, *_VALUES):
         if key in row and len(row[key]) != size:
@@ -97,7 +97,7 @@ def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
 
 
 def _attended(row: Mapping[str, Array]) -> slice:
-    """Return the part of a row that is not padding, or the whole row if nothing is attended."""
+    """Return a row without padding, or the whole row if its attention mask is all zeros."""
     attended = np.flatnonzero(row.get("attention_mask", np.ones(len(row["input_ids"]))) == 1)
     return slice(int(attended[0]), int(attended[-1]) + 1) if len(attended) else slice(0, 0)
 
@@ -108,7 +108,7 @@ def _row_tokens(row: Mapping[str, Array], segment: Sequence[Action]) -> CheckedT
     actions = tuple(Action(a.step, a.start + offset, a.stop + offset) for a in segment)
     covered = sum(int(mask[a.start : a.stop].sum()) for a in actions)
     if not covered == sum(a.stop - a.start for a in actions) == mask.sum():
-        actions = ()  # one row per action, or a wrong mask: only the mask is known
+        actions = ()  # One row per action, or an invalid mask: only the mask is known
     return CheckedTokens(row["input_ids"], mask, row.get("logprobs"), actions)
 
 
@@ -177,14 +177,14 @@ def check_trl_rollout(
     """Check the dict that a `rollout_func` returns to TRL's `GRPOTrainer`.
 
     `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the model's tokens, 0 on environment
-    tokens) hold one list per prompt; a single row is accepted too. The format has one sequence per episode, not the
+    tokens) contain one list per prompt; a single row is also accepted. The format has one sequence per episode, not the
     model's input in each turn, so boundaries of adjacent actions, credit, versions, starts and drifted prefixes cannot
     be checked. A row whose `score` is None is unscored, and may be masked entirely.
 
     Args:
         rollout: the dict.
-        what: its name in messages.
-        token_logprobs: the sampler's log-probabilities of a sequence.
+        what: the record's name in messages.
+        token_logprobs: a function that returns the sampler's log-probabilities of a sequence.
 
     Raises:
         ConfigError: the dict has another format.
@@ -248,16 +248,16 @@ def check_verifiers_trace(
 ) -> list[Finding]:
     """Check one trace of verifiers: a state with a `trajectory` (v0), or a trace with `nodes` (v1).
 
-    v0 stores the whole prompt and the sampled tokens of each step, so drifted prefixes are found; contexts rewritten on
-    purpose are reported too, since it has no field for the reason. v1 stores messages as a tree, each with the tokens
-    that it adds and log-probabilities of the sampled tokens only. There a drifted prefix is another branch and looks
-    like a compaction, and shifted log-probabilities or credit on observations cannot occur. Neither stores policy
-    versions or starts.
+    v0 stores the whole prompt and the sampled tokens of each step, so drifted prefixes are found; intentionally
+    rewritten contexts are reported too, since v0 has no field for the reason. v1 stores messages as a tree, each with
+    the tokens that it adds and log-probabilities of the sampled tokens only. In v1, a drifted prefix is another branch
+    and looks like a compaction, and shifted log-probabilities or credit on observations cannot occur. Neither format
+    stores policy versions or initial states.
 
     Args:
         trace: the dict, as read from JSON.
-        what: its name in messages.
-        token_logprobs: the sampler's log-probabilities of a sequence.
+        what: the record's name in messages.
+        token_logprobs: a function that returns the sampler's log-probabilities of a sequence.
 
     Raises:
         ConfigError: the trace has neither format.
@@ -279,7 +279,7 @@ def check_verifiers_trace(
 def _check_trajectory(
     findings: Findings, steps: Sequence[Mapping[str, Any]], token_logprobs: LogprobsOf | None
 ) -> None:
-    """Check each step, then their joint sequence."""
+    """Check each step, then the sequence of all steps."""
     tokens = EpisodeTokens()
     for number, step in enumerate(steps):
         if (own := step.get("tokens")) is None:
@@ -332,7 +332,7 @@ def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], token_l
         branch = Findings(f"{findings.subject}, branch to node {leaf}")
         check_tokens(branch, _branch(nodes, leaf), token_logprobs=token_logprobs)
         for finding in branch:
-            # Branches share prefixes; report a fault there once.
+            # Branches share prefixes; report each of their faults once.
             if (key := (finding.kind, finding.step, finding.token)) not in seen:
                 seen.add(key)
                 findings.append(finding)
@@ -396,7 +396,7 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
             findings = [Finding("error", "unreadable", str(error))]
         yield findings
     if refused is not None and not is_of_form:
-        raise refused  # the whole file has another form
+        raise refused  # The whole file has another form
 
 
 def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:

@@ -1,7 +1,7 @@
 """`reward-kit run`: from a task file to scored, resumable episodes on disk.
 
-In reading order: `parse_task` and `resolve_task` (`runs/tasks.py`), `plan_run` and `begin_run`
-(`runs/plan.py`), `run` (`runs/runner.py`).
+In reading order: `load_task` (`runs/tasks.py`), which calls `parse_task` (`runs/task_file.py`) and `resolve_task`;
+`plan_run` and `begin_run` (`runs/plan.py`); `run` (`runs/runner.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KEPT_BY_RESUME = (
     *("models", "policies", "rollouts", "limit", "sample_ids", "seed"),
     "sandbox",
 )
-"""Options that decide what is run, which a resume keeps."""
+"""Options that determine the content of a run; a resume cannot change them."""
 _SECTIONS = {
     "Models and policies": ("models", "policies", "base_url", "record", "replay"),
     "Samples": ("rollouts", "limit", "sample_ids", "seed"),
@@ -170,7 +170,7 @@ def command(**options: Any) -> None:
             given = {one.name: getattr(asked, one.name) for one in fields(RunArgs) if hasattr(asked, one.name)}
             args = RunArgs(**{**given, "task_path": asked.task, "overrides": overrides})
         traffic = _traffic(asked)
-        # In a dry run, this marks to a judge that no request will be made.
+        # In a dry run, this tells a judge that no request will be made.
         token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
         try:
             task = load_task(args.task_path, args.overrides, stored=stored)
@@ -183,7 +183,7 @@ def command(**options: Any) -> None:
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
         engine = _ray_engine(asked, task, args, plan, traffic) if asked.engine == "ray" else None
         anyio.run(check_resource_starts, task.definition, task.samples, task.located)
-        # Opened last, so that bad input leaves no file behind; a dry run begins no recording.
+        # Opened last, so that invalid input leaves no file behind; a dry run starts no recording.
         if asked.record is not None and (not asked.dry_run or asked.record.exists()):
             traffic.cassette = Cassette.replay(asked.record) if asked.dry_run else Cassette.record(asked.record)
             if held := traffic.cassette.held:
@@ -206,7 +206,7 @@ def command(**options: Any) -> None:
             plan,
             folder,
             ending,
-            display="none" if asked.display is None and plan.has_human else asked.display,  # the player's terminal
+            display="none" if asked.display is None and plan.has_human else asked.display,  # The player's terminal
             traffic=traffic,
             error_limit=asked.fail_on_error,
             only_failed=asked.only_failed,
@@ -234,7 +234,7 @@ def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, 
 
 
 def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunHeader, RunArgs, set[str]]:
-    """Return the folder, header and arguments of a resumed run, and the keys that only its `run.json` has."""
+    """Return the folder, header and arguments of a resumed run, and the keys that only its `run.json` sets."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -276,7 +276,7 @@ def _refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool
 def _with_run_limits(
     task: LoadedTask, header: RunHeader | None, overrides: Mapping[str, Any], max_cost: float | None
 ) -> LoadedTask:
-    """Return the task with the run's limits, from the file, the run so far, -T and --max-cost."""
+    """Return the task with the run's limits from the file, the earlier run, -T and --max-cost."""
     limits = dict(header.run_limits) if header is not None else {}
     limits |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("run_limits.")}
     limits |= {"cost": max_cost} if max_cost is not None else {}
@@ -324,7 +324,7 @@ def _traffic(asked: RunOptions) -> ProviderSession:
 
 
 def without_model_weights(task: LoadedTask) -> LoadedTask:
-    """Return the task for the driver of a cluster, where your own model is created without weights."""
+    """Return the task for a cluster's driver, which creates the trained model without weights."""
     policy = task.definition.policy
     if policy is None or policy.type != "hf":
         return task

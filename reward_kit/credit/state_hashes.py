@@ -265,7 +265,13 @@ def _reader_of(prepared: NamedHash | Callable[..., Any]) -> Reader:
 
     def call(step: StepData) -> tuple[str, Any]:
         with boundary(ConfigError, f"the state hash {name!r}, step {step.system_step_index}"):
-            return "function", prepared(step=step) if takes_step else prepared(_seen(step))
+            key = prepared(step=step) if takes_step else prepared(_seen(step))
+            if key is None:
+                raise ConfigError(f"the state hash {name!r} returned None; return a constant to make all states one")
+            if inspect.iscoroutine(key):
+                key.close()
+                raise ConfigError(f"the state hash {name!r} returned a coroutine; write `def`, not `async def`")
+            return "function", key
 
     return call
 

@@ -1,6 +1,6 @@
-"""Built-in rewards, a file per family. Each is an ordinary reward function with its options as keywords.
+"""Built-in rewards, one file per family. Each is an ordinary reward function with keyword options.
 
-Give options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
+Set options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Rewards for final answers: a text, an option, or a list; and finding the final answer of a reply.
+"""Rewards for final answers (a text, an option, a list), and extraction of the final answer from a reply.
 
-1. The last `\\boxed{…}` (also `\\fbox`) with content. Boxes with only "and", "or" or a comma between them are one
-   answer with several values, so that "\\boxed{3} or \\boxed{4}" is not 4.
-2. Else the last explicit mark: "#### 42", "the answer is …", "final answer: …", "<answer>…</answer>".
+1. The last `\\boxed{…}` (or `\\fbox`) with content. Boxes separated only by "and", "or" or a comma are one answer with
+   several values, so "\\boxed{3} or \\boxed{4}" does not equal 4.
+2. Else the text after the last explicit mark: "#### 42", "the answer is …", "final answer: …", "<answer>…</answer>".
 3. Else the whole reply if it is one short line.
-4. Else, only if the author asks for it, the last number of the reply.
+4. Else the last number of the reply, only if the option `unmarked` requests it.
 
-In multiple choice a letter counts if it is stated as a choice: "A dog" and "I think" choose nothing.
+In multiple choice, a letter counts only if it is stated as a choice: "A dog" and "I think" choose nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NUMBER = re.compile(
 
 
 class FinalAnswer(NamedTuple):
-    """A final answer: its text, its mark, or the reason for its absence."""
+    """A final answer: its text and its mark, or the reason why none was found."""
 
     text: str
     how: Literal["box", "mark", "whole", "last_number", "none"]
@@ -60,7 +60,7 @@ class FinalAnswer(NamedTuple):
 
 
 def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
-    """Return the final answer of a reply, see above. Linear in the length of `text`."""
+    """Return the final answer of a reply by the rules of this module. Takes linear time."""
     if (boxed := _boxed(text)) is not None:
         return boxed
     if marked := _marked(text):
@@ -74,7 +74,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
 
 
 def last_number(text: str) -> str:
-    """Return the last number in `text`, as it is written, or ""."""
+    """Return the last number in `text` as written; "" if there is none."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]
@@ -82,7 +82,7 @@ def last_number(text: str) -> str:
 
 
 def truth_text(text: str) -> str:
-    """Return the answer in a ground truth: after the last "####", or in the last box of a worked solution; else all."""
+    """Return the answer in a ground truth: after the last "####", else in the last box, else the whole text."""
     if "####" in text:
         return text.rpartition("####")[2].strip()
     boxed = _boxed(text)
@@ -91,7 +91,7 @@ def truth_text(text: str) -> str:
 
 def _boxed(text: str) -> FinalAnswer | None:
     """Return the last boxes as one answer; None if nothing is boxed."""
-    boxes: list[tuple[int, int, str]] = []  # start, end and content of every outermost one
+    boxes: list[tuple[int, int, str]] = []  # start, end and content of each outermost box
     position = 0
     while match := _BOX.search(text, position):
         end, content = match.end(), match[2]
@@ -113,7 +113,7 @@ def _boxed(text: str) -> FinalAnswer | None:
     first = len(boxes) - 1
     while first:
         gap = text[boxes[first - 1][1] : boxes[first][0]]
-        # Within a sentence an "or" joins them, with any words around it: a reply that offers a choice has not made it.
+        # An "or" within the same sentence joins boxes: a reply that offers a choice has not made one.
         offers = _OR.search(gap) and not _STOP.search(gap)
         if len(gap) > LONGEST_LINE or not (offers or (_CONNECTED.search(gap) and _GAP.fullmatch(gap))):
             break
@@ -122,7 +122,7 @@ def _boxed(text: str) -> FinalAnswer | None:
 
 
 def _last_mark(text: str) -> tuple[str, str]:
-    """Return the last mark, and the text in it if it is `<answer>`, else the text after it."""
+    """Return the last mark and its text: the content of `<answer>`, else the text after the mark."""
     closed = text.rfind(_TAG_CLOSE)
     opened = text.rfind(_TAG_OPEN, 0, closed) if closed >= 0 else -1
     last = None
@@ -134,14 +134,14 @@ def _last_mark(text: str) -> tuple[str, str]:
 
 
 def _marked(text: str) -> str:
-    """Return the text after the last explicit mark, up to the end of its sentence, or ""."""
+    """Return the text from the last explicit mark to the end of its sentence; "" without a mark."""
     rest, mark = _last_mark(text)
     if mark == _TAG_OPEN or not mark:
         return rest
     rest = rest[:4_000]
     if mark.startswith("#"):
         return rest.partition("\n")[0].strip()
-    # Inline mathematics or bold text, unless the answer goes on behind it ("$3$ or $4$", "$5$ cm"); else all words.
+    # Inline math or bold text, unless the answer continues after it ("$3$ or $4$", "$5$ cm"); else all words.
     for start, end in _INLINE:
         if rest.startswith(start):
             inner, closed, after = rest[len(start) :].partition(end)
@@ -162,11 +162,11 @@ _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 
 
 def normalize_text(text: str, steps: tuple[Normalisation, ...]) -> str:
-    """Return `text` after these steps, in their order.
+    """Apply these normalization steps to `text` in order.
 
-    "strip" drops white space around it, "whitespace" also makes one blank of each run inside; "casefold" ignores case;
-    "nfkc" unites Unicode's compatible characters; "punctuation" drops Unicode's class P and ASCII's of class S;
-    "articles" drops a, an and the; "numbers" writes a plain number in one way.
+    "strip" removes surrounding white space; "whitespace" also collapses inner white space to one space; "casefold"
+    ignores case; "nfkc" unifies Unicode's compatible characters; "punctuation" removes Unicode's class P and ASCII's
+    class S; "articles" removes a, an and the; "numbers" writes plain numbers in one form.
     """
     for step in steps:
         text = _STEPS[step](text)
@@ -194,18 +194,19 @@ def exact_answer(
     normalise: tuple[Normalisation, ...] = ("strip",),
     answer: Literal["whole", "marked"] = "whole",
 ) -> EvaluateResult:
-    """1 if the answer is one of the accepted texts, else 0.
+    """Score 1 if the answer is one of the accepted texts, else 0.
 
     Args:
-        messages: the conversation; the last assistant message counts, without its thought.
+        messages: the conversation; only the last assistant message is read, without its reasoning.
         ground_truth: the accepted text, or a list of accepted texts.
-        normalise: the steps for both sides, in this order: "strip", "casefold", "nfkc", "punctuation", "articles",
-            "whitespace", "numbers". SQuAD's exact match is ("casefold", "punctuation", "articles", "whitespace").
-        answer: "whole": the reply is the answer; "marked": the answer is its last box, or follows "the answer is" or
-            "####", or stands in `<answer>`, or is a reply of one short line.
+        normalise: the normalization steps for both sides, in order: "strip", "casefold", "nfkc", "punctuation",
+            "articles", "whitespace", "numbers". SQuAD's exact match is ("casefold", "punctuation", "articles",
+            "whitespace").
+        answer: "whole" compares the whole reply; "marked" compares the content of the last box, the text after "the
+            answer is" or "####", the content of `<answer>`, or a reply of one short line.
 
     Raises:
-        RewardError: the ground truth is missing, or empty after `normalise`: the rollout is unscored.
+        RewardError: the ground truth is missing, or empty after normalization; the rollout is unscored.
 
     Example:
         ```python
@@ -242,7 +243,7 @@ _PREFIX = re.compile(
     r"(?i)(?:(?:both|either)\s+)?"
     r"(?:(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:option|choice|letter|answer)s?\b\s*(?:(?:is|are)\b)?\s*:?\s*)?"
 )
-# "C depends" behind an "or" is a second choice; "A dog" and "I think" are words.
+# "C depends" after an "or" is a second choice; "A dog" and "I think" are words.
 _LEADING = re.compile(r"([B-HJ-Z])\b.*", re.DOTALL)
 _BETWEEN = re.compile(r"\s*(?:,|;|/|&|\b(?:and|or)\b)\s*", re.IGNORECASE)
 _LAST = re.compile(r"(?:\(|\*\*\(?|\[)\s*([A-Z])\s*(?:\)?\*\*|\)|\])|^[ \t]*([A-Z])[).:]?[ \t]*\.?$", re.MULTILINE)
@@ -266,26 +267,26 @@ def choice_answer(
     unmarked: Literal["refuse", "last_letter"] = "refuse",
     zero_based: bool = True,
 ) -> EvaluateResult:
-    r"""1 if the reply chooses the right option and no other, else 0. See MMLU (Hendrycks 2021) and MMLU-Pro.
+    r"""Score 1 if the reply chooses only the right option, else 0. See MMLU (Hendrycks 2021) and MMLU-Pro.
 
-    The choice is the last `\boxed{…}`, or follows the last "the answer is" or "answer:", or is a reply of one short
-    line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B") or the text of an option, if the
-    sample or the ground truth gives it. Several different choices earn nothing; neither does a letter with another
-    option's text.
+    The choice is read from the last `\boxed{…}`, else from the text after the last "the answer is" or "answer:", else
+    from a reply of one short line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B"), or
+    the text of an option if the sample or ground truth contains it. Several different choices earn nothing, and so does
+    a letter with the text of another option.
 
     Args:
-        messages: the conversation; the last assistant message counts.
-        ground_truth: a letter, "B) Paris", the text of an option of the sample, or the position of one.
-        sample: the row; its `choices` or `options` (a list of texts, a mapping from letters to texts, or ARC's mapping
-            of `label` and `text`) name the options.
+        messages: the conversation; only the last assistant message is read.
+        ground_truth: a letter, "B) Paris", or the text or index of one of the sample's options.
+        sample: the row; its `choices` or `options` contain the options as a list of texts, a mapping from letters to
+            texts, or ARC's mapping of `label` and `text`.
         letters: the possible choices, in order.
-        unmarked: for a longer reply that marks no answer: "refuse" it, or take the "last_letter" in brackets, in bold
-            type or alone on its line.
-        zero_based: a position counts from 0, as in MMLU; else from 1.
+        unmarked: for longer replies without a marked answer: "refuse" them, or use the "last_letter" that is in
+            brackets, in bold or alone on its line.
+        zero_based: whether indexes start at 0, as in MMLU, or at 1.
 
     Raises:
-        ConfigError: `letters` are not different capital letters.
-        RewardError: the ground truth is missing or matches no letter or option: the rollout is unscored.
+        ConfigError: `letters` are not distinct capital letters.
+        RewardError: the ground truth is missing or matches no letter or option; the rollout is unscored.
 
     Example:
         ```python
@@ -327,7 +328,7 @@ def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _letters_in_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set[str]:
-    """Return the letter of a piece of text; two if letter and option contradict one another."""
+    """Return the letter that a piece of text names; two if its letter and option text disagree."""
     piece = _PREFIX.sub("", piece.strip(), count=1).strip()
     if by_text := _letters_with_text(piece, texts):
         return by_text
@@ -351,7 +352,7 @@ def _letters_with_text(text: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
-    """Return the right letter, and the option's text that the ground truth gives with it."""
+    """Return the right letter, and the option text that the ground truth contains with it."""
     if isinstance(given, int) and not isinstance(given, bool):
         position = given - (not zero_based)
         if 0 <= position < len(letters):
@@ -368,7 +369,7 @@ def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
 
 
 def _option_texts(sample: Any, letters: str) -> dict[str, str]:
-    """Return the texts of the sample's options by their letters."""
+    """Return the texts of the sample's options by letter."""
     row = sample if isinstance(sample, Mapping) else {}
     given = row.get("choices", row.get("options"))
     if isinstance(given, Mapping) and "label" in given and "text" in given:
@@ -397,23 +398,24 @@ def list_answer(
     partial: Literal["none", "recall", "f1", "jaccard"] = "none",
     normalise: tuple[Normalisation, ...] = ("strip", "nfkc", "casefold"),
 ) -> EvaluateResult:
-    """1 if the reply lists exactly the expected items; else 0, or a share under `partial`.
+    """Score 1 if the reply lists exactly the expected items; else 0, or a share under `partial`.
 
-    The list is a JSON array, lines with bullets or numbers, plain lines, or items between commas or semicolons (the
-    last one may follow an "and"). It is read from the last box, `<answer>`, the text after the last "the answer is", or
-    else the whole reply. The score's parts are metrics: recall, precision, f1 and jaccard.
+    The list is a JSON array, lines with bullets or numbers, plain lines, or items separated by commas or semicolons
+    (with an optional "and" before the last). It is read from the last box, else `<answer>`, else the text after the
+    last "the answer is", else the whole reply. Metrics: recall, precision, f1 and jaccard.
 
     Args:
-        messages: the conversation; the last assistant message counts.
-        ground_truth: a list, or a text that is read in the same way.
-        ordered: the order counts. Items in order are then those of the longest common subsequence.
-        duplicates: "count": an item that is expected twice is named twice; "ignore": once is as good as twice.
-        partial: the score of a list that is not right. "recall" pays a reply that lists everything it can think of;
+        messages: the conversation; only the last assistant message is read.
+        ground_truth: a list, or a text that is parsed like the reply.
+        ordered: compare the order too; right items are then those of the longest common subsequence.
+        duplicates: "count" requires repeated items as often as expected; "ignore" removes duplicates.
+        partial: the metric to use as the score of an incomplete list. "recall" rewards listing every conceivable item;
             "f1" and "jaccard" do not.
-        normalise: the steps for each item on both sides, as for `exact_answer`; "numbers" makes 1,000 and 1000.0 equal.
+        normalise: the normalization steps for each item on both sides; see `exact_answer`. "numbers" equates 1,000 and
+            1000.0.
 
     Raises:
-        RewardError: without a ground truth, the rollout is unscored.
+        RewardError: the ground truth is missing; the rollout is unscored.
 
     Example:
         ```python
@@ -459,11 +461,11 @@ def list_answer(
 
 
 def read_list(text: str) -> list[Any] | None:
-    """Return the items of a list in a text; or None if it is missing or too long."""
+    """Parse the items of a list in a text; None if there is no list or it is too long."""
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None
-    # A JSON array: the text, its last code block, or its last bracket that opens a line.
+    # A JSON array: the whole text, its last code block, or its last bracket at the start of a line.
     candidates = [text, *_FENCE.findall(text)[-1:]]
     if (opened := text.rfind("\n[")) >= 0 or (opened := text.find("[")) >= 0:
         candidates.append(text[opened:].lstrip("\n")[: text.rfind("]") - opened + 1])
@@ -472,7 +474,7 @@ def read_list(text: str) -> list[Any] | None:
             with suppress(ValueError, RecursionError):
                 return list(json.loads(candidate))
     lines = [line for line in text.splitlines() if line.strip()]
-    bullets: list[str] = []  # of the last block of them
+    bullets: list[str] = []  # the last consecutive block
     for line in reversed(lines):
         if match := _BULLET.fullmatch(line):
             bullets.insert(0, match[1])
@@ -501,7 +503,7 @@ def _in_order(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 def _bare(item: str) -> str:
-    """Return an item without the quotes or bold marks around it, and without a comma behind it."""
+    """Return an item without surrounding quotes or bold marks, and without a trailing comma."""
     item = item.strip().rstrip(",;").strip()
     for start, end in (('"', '"'), ("'", "'"), ("`", "`"), ("**", "**"), ("“", "”")):
         if len(item) > len(start) + len(end) and item.startswith(start) and item.endswith(end):

@@ -1,10 +1,10 @@
-"""Rewards that run the program a model wrote: in the sandbox, against hidden tests whose answers never go there.
+"""Rewards that run model-written programs in the sandbox against hidden tests; the expected answers stay outside.
 
-Each test is a question to the program; its answer is plain data that is compared here. So nothing the program prints,
-raises, patches, or exits with can be a passed test, and reading its own process shows it no expected value.
-The semantics are those of the public benchmarks: HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al.
-2021, arXiv:2108.07732), APPS (Hendrycks et al. 2021, arXiv:2105.09938), LiveCodeBench (Jain et al. 2024,
-arXiv:2403.07974), except that a wrong program that passes theirs does not pass ours.
+Each test is a question to the program, and its answer is plain data that is compared here. So nothing that the program
+prints, raises, patches or exits with can fake a passed test, and its process contains no expected values. The
+semantics are those of HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021, arXiv:2108.07732),
+APPS (Hendrycks et al. 2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024, arXiv:2403.07974), without
+the loopholes by which wrong programs pass those benchmarks.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _PROCESSES = 40
 
 
 class Language(NamedTuple):
-    """A language of `program_code`.
+    """A language supported by `program_code`.
 
     Attributes:
-        tool: the compiler or interpreter, in the folders that the sandbox shows.
-        package: its Debian package.
-        filename: of the program.
-        compile_command: empty if there is nothing to compile.
-        run_command: for each run.
-        tags: of fenced blocks.
+        tool: the compiler or interpreter, in a folder that the sandbox shows.
+        package: the Debian package of the tool.
+        filename: the file name of the program.
+        compile_command: the command that compiles it; empty for interpreted languages.
+        run_command: the command of each run.
+        tags: the tags of fenced blocks in this language.
     """
 
     tool: str
@@ -104,8 +104,8 @@ class _Verdict(NamedTuple):
     """The verdict on one test.
 
     Attributes:
-        problem: "" if it passed, else the fault of the program.
-        asked, wanted: the text before and after that in a reason that may show the test.
+        problem: the fault of the program; "" if the test passed.
+        asked, wanted: the texts before and after the fault in a reason that may show the test.
     """
 
     problem: str
@@ -121,7 +121,7 @@ def _check_order(options: Mapping[str, Any]) -> None:
 
 
 class CodeSandboxes:
-    """The sandbox of one worker, for the length of an `async with`. It never runs anything unconfined."""
+    """The sandbox of one worker, open during an `async with`. It never runs anything unconfined."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -144,17 +144,17 @@ class CodeSandboxes:
         """Reject, before the first rollout, a machine that cannot confine code.
 
         Raises:
-            ConfigError: this machine cannot.
+            ConfigError: this machine cannot confine code.
         """
         async with cls() as sandboxes:
             await sandboxes._opened()
 
     async def ask(self, program: Program, inputs: Sequence[Any], limits: Limits) -> list[Outcome]:
-        """Ask as `Sandbox.ask` does; a call that the sandbox lost is made once more.
+        """Ask like `Sandbox.ask`, but repeat a call once if the sandbox lost it.
 
         Raises:
-            ConfigError: this machine cannot confine code; the rollout is unscored, its class `refused`.
-            RewardError: it was lost again; the rollout is unscored.
+            ConfigError: this machine cannot confine code; the rollout is unscored with the class `refused`.
+            RewardError: the call was lost twice; the rollout is unscored.
         """
         sandbox = await self._opened()
         lost = ""
@@ -178,7 +178,7 @@ class CodeSandboxes:
                 sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
                 try:
                     self._sandbox = await self._stack.enter_async_context(sandbox)
-                # Nothing has changed when the next rollout comes, and finding out takes a while: the reason is kept.
+                # Keep the reason: testing again is slow, and the result would be the same for every rollout.
                 except ConfigError as error:
                     self._refusal = f"{_REFUSAL}: {error}; or serve the reward from a Linux container and name its URL"
                 except OSError as error:
@@ -211,38 +211,39 @@ async def python_code(
     preload: tuple[str, ...] = (),
     tell_expected: bool = True,
 ) -> EvaluateResult:
-    """The share of hidden tests that the Python program in the reply passes.
+    """Score the share of hidden tests that the Python program in the reply passes.
 
-    The program is the last fenced block tagged as Python, or without such a tag the last untagged one; the thought does
-    not count. The ground truth holds calls (`{"function": "solve", "tests": [{"args": […],
-    "expected": …}]}`), runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`), or rows of APPS, LiveCodeBench, MBPP and
-    HumanEval, as `rewards/code_tests.py` describes them. It runs isolated in the sandbox: on a machine that cannot
-    confine it the rollout is unscored with the class `refused`.
+    The program is the last fenced block tagged as Python, else the last untagged block; reasoning is ignored. The
+    ground truth contains calls (`{"function": "solve", "tests": [{"args": […], "expected": …}]}`), runs (`{"tests":
+    [{"stdin": "…", "stdout": "…"}]}`), or a row of APPS, LiveCodeBench, MBPP or HumanEval; see `rewards/code_tests.py`.
+    The program runs isolated in the sandbox; on a machine that cannot confine it, the rollout is unscored with the
+    class `refused`.
 
-    The score is 1 if every test passes, 0 if none does or the program is missing. Calls are made one after the other in
-    one process, in which the program was run once as an imported module; if it ends, the rest fails. Each run is
-    a script, in a process of its own; after one that was too slow the rest is not made and fails.
+    The score is 1 if every test passes, and 0 if none does or the program is missing. Calls are made in order in one
+    process, which has run the program once as an imported module; if the process ends, the remaining calls fail. Each
+    run is a script in a separate process; after a run that exceeds its time limit, the remaining runs are skipped and
+    fail.
 
     Args:
-        messages: the conversation; the last assistant message counts.
+        messages: the conversation; only the last assistant message is read.
         ground_truth: the hidden tests.
-        sandbox: opened once per worker; without one, a sandbox is opened for this call.
-        pass_rate: "fraction" for the share of tests passed, "all" for 1 only if all are.
-        block: the last or first of several fitting blocks, or all "joined" in order.
-        unfenced: "refuse" a reply without a block, or take it as a "whole" for the program.
-        tolerance: the largest distance of numbers, absolute or relative.
-        unordered: a returned list may be in any order.
-        stdout: "lines" ignores blanks at the ends of lines and of the output; "tokens" compares words; or "exact".
-        runs: "together" makes all runs in one process, a fresh module each: ten times as fast, but a program's changes
-            to shared modules, such as a random seed, remain in its next run.
-        time_s: seconds of CPU time of all calls together, or of each run.
-        wall_s: seconds of wall time likewise; by default three times `time_s` and one more.
-        memory_mb: MiB of memory.
+        sandbox: opened once per worker; if omitted, a sandbox is opened for this call.
+        pass_rate: "fraction" scores the share of passed tests, "all" scores 1 only if all pass.
+        block: use the last or first of several matching blocks, or all "joined" in order.
+        unfenced: "refuse" a reply without a block, or run the "whole" reply.
+        tolerance: the largest allowed difference of numbers, absolute or relative.
+        unordered: accept a returned list in any order.
+        stdout: "lines" ignores spaces at line ends and blank ends of the output; "tokens" compares words; or "exact".
+        runs: "together" makes all runs in one process, each in a fresh module. This is ten times as fast, but changes
+            to shared modules, such as a random seed, persist between runs.
+        time_s: seconds of CPU time for all calls together, or for each run.
+        wall_s: seconds of wall time, likewise; by default 3 * `time_s` + 1.
+        memory_mb: the memory limit in MiB.
         preload: installed modules that programs use and that are slow to import, such as numpy.
-        tell_expected: the reason may show the test and the expected answer.
+        tell_expected: let the reason show the test and the expected answer.
 
     Raises:
-        RewardError: the ground truth holds no usable tests; the message names a form to write.
+        RewardError: the ground truth has no usable tests; the message shows a valid form.
         ConfigError: an option is invalid, or this machine cannot confine code.
 
     Example:
@@ -299,24 +300,25 @@ async def program_code(
     memory_mb: Megabytes = 1024,
     tell_expected: bool = True,
 ) -> EvaluateResult:
-    """The share of hidden runs that a program of another language passes: compiled once, a fresh process for each run.
+    """Score the share of hidden runs that a program in a language other than Python passes.
 
-    It works like `python_code` with runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}` and the rows that hold such).
-    Compiler and program run in one confined child that may start processes, for which the kernel must offer namespaces.
-    A program that does not compile earns 0; without the compiler the rollout is unscored.
+    It works like `python_code` with runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}` or dataset rows that contain
+    runs). The program is compiled once and run in a fresh process for each test. Compiler and program run in one
+    confined child that may start processes, which requires namespaces. A program that does not compile scores 0; if the
+    compiler is missing, the rollout is unscored.
 
     Args:
-        messages: the conversation; the last assistant message counts.
+        messages: the conversation; only the last assistant message is read.
         ground_truth: the hidden tests.
-        sandbox: as in `python_code`.
-        language: chooses the compiler or interpreter, and the fitting tags of blocks.
-        pass_rate, block, unfenced, tolerance, stdout, tell_expected: as in `python_code`.
-        time_s: seconds of CPU time of each run; of wall time three times as much and one more.
-        compile_s: seconds of wall time to compile.
-        memory_mb: MiB of memory of each process.
+        sandbox: as for `python_code`.
+        language: selects the compiler or interpreter, and the tags of matching blocks.
+        pass_rate, block, unfenced, tolerance, stdout, tell_expected: as for `python_code`.
+        time_s: seconds of CPU time per run; the wall time limit is 3 * `time_s` + 1.
+        compile_s: seconds of wall time for compiling.
+        memory_mb: the memory limit per process in MiB.
 
     Raises:
-        RewardError: the ground truth holds no runs.
+        RewardError: the ground truth has no runs.
         ConfigError: an option is invalid, the compiler is missing, or this machine cannot confine processes.
 
     Example:
@@ -359,7 +361,7 @@ async def program_code(
 
 
 def missing_tool(language: str) -> str:
-    """Return why programs of a language cannot be run on this machine; "" if they can."""
+    """Return why programs in a language cannot run on this machine; "" if they can."""
     tool = LANGUAGES[language].tool
     if shutil.which(tool, path=_TOOL_PATH):
         return ""
@@ -384,7 +386,7 @@ async def _judge_calls(ask: Ask, tests: Sequence[CallTest], rules: Rules) -> lis
 
 
 async def _judge_runs(ask: Ask, tests: Sequence[RunTest], rules: Rules, *, stops_early: bool) -> list[_Verdict]:
-    """Make each run in a child of its own."""
+    """Make each run in a fresh child."""
     verdicts: list[_Verdict] = []
     for test in tests:
         (outcome,) = await ask([test.stdin])
@@ -395,7 +397,7 @@ async def _judge_runs(ask: Ask, tests: Sequence[RunTest], rules: Rules, *, stops
 
 
 def _judge_run(test: RunTest, outcome: Outcome, rules: Rules) -> _Verdict:
-    # os._exit(0) is an ordinary end of a script; only its output counts.
+    # Scripts may end by os._exit(0); only their output counts.
     has_left = outcome.kind == "no_result" and outcome.exit == 0
     if outcome.failure is not None and not has_left:
         return _Verdict(f"failed: {_message(outcome)}")
@@ -405,7 +407,7 @@ def _judge_run(test: RunTest, outcome: Outcome, rules: Rules) -> _Verdict:
 
 
 def _judge_process(test: RunTest, outcome: Outcome, rules: Rules) -> _Verdict:
-    """Judge a run of another program by a child."""
+    """Judge one run of a compiled or interpreted program."""
     if outcome.failure is not None:
         return _Verdict(f"failed: {_message(outcome)}")
     answer = outcome.value if isinstance(outcome.value, dict) else {}
@@ -430,13 +432,13 @@ def _judge_output(test: RunTest, output: str, is_cut: bool, rules: Rules) -> _Ve
 
 
 def _message(outcome: Outcome) -> str:
-    """Return why a call failed, in a line."""
+    """Return in one line why a call failed."""
     message = outcome.failure.message if outcome.failure is not None else ""
     return " ".join(message.split())[:200]
 
 
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
-    """Return the program of a reply, or "". Halves of surrogate pairs become question marks, as in a file."""
+    """Return the program in a reply; "" if there is none. Lone surrogates become question marks, as in a file."""
     answer = last_answer(messages)
     text = select_block(answer, tags, block)
     if text is None:
@@ -445,7 +447,7 @@ def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, 
 
 
 def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -> Limits:
-    """Return limits with room for the longest right answer, in steps, so that prepared children suit several tasks."""
+    """Return limits with room for the longest right answer, rounded up so that tasks can share prepared children."""
     for name, value, most in (("time_s", time_s, 28_000), ("wall_s", time_s if wall_s is None else wall_s, 86_400)):
         if not 0 < value <= most:
             raise ConfigError(f"option {name!r}: it is more than 0 and at most {most} seconds, not {value}")
@@ -471,7 +473,7 @@ def _zero_result(reason: str) -> EvaluateResult:
 
 
 def _result(suite: Suite, verdicts: Sequence[_Verdict], pass_rate: PassRate, tell_expected: bool) -> EvaluateResult:
-    """Return the score, a metric for all tests and for each class of them, and the fault at the first failed test."""
+    """Return the score, a metric for all tests and for each class, and the fault in the first failed test."""
     labels = [test.label for test in suite.calls or suite.runs]
     metrics = {}
     for name in dict.fromkeys(["", *labels]):

@@ -1,23 +1,23 @@
-"""Hidden tests of a program: reading them from a ground truth, taking assertions apart, comparing answers.
+"""Hidden tests for programs: parsing ground truths, splitting assertions into calls and conditions, comparing answers.
 
 A ground truth has one of these forms, or is the JSON text of one:
 
 - `{"function": "solve", "tests": [{"args": […], "kwargs": {…}, "expected": …}, …]}`: calls of a function.
 - `{"tests": [{"stdin": "…", "stdout": "…"}, …]}`: runs of a program.
-- APPS and TACO: `{"inputs": […], "outputs": […], "fn_name": …}`; without `fn_name` they are runs.
-- LiveCodeBench: `[{"input": "…", "output": "…", "testtype": "stdin" | "functional"}, …]`, for functional ones in
-  `{"function": …, "tests": […]}`, with an argument on each line.
+- APPS and TACO: `{"inputs": […], "outputs": […], "fn_name": …}`; without `fn_name`, the tests are runs.
+- LiveCodeBench: `[{"input": "…", "output": "…", "testtype": "stdin" | "functional"}, …]`. Functional tests have one
+  argument per line and must be wrapped in `{"function": …, "tests": […]}`.
 - MBPP: `{"test_list": ["assert f(1) == 2", …]}`; HumanEval: `{"test": "def check(candidate): …", "entry_point": "f"}`.
 
-A test may carry a `"class"`, by which results are counted too, and all but the bare list a `"setup"`, which runs in the
-sandbox before the program and so must hold nothing that is expected.
+A test may have a `"class"`; results are then also reported per class. Every form except the bare list may have a
+`"setup"`. It runs in the sandbox before the program, so it must not contain expected values.
 
-`assert f(3) == [1, 2, 3]` becomes the question `f(3)` and a condition on its answer. The condition is evaluated here by
-a small interpreter of Python's expressions that knows constants, comparisons, arithmetic and a few functions, and that
-meets nothing but plain data. Unknown expressions are refused, since the only other way would be to run the assertion
-beside the code that it tests, where that code can read it.
+`assert f(3) == [1, 2, 3]` is split into the call `f(3)` and a condition on its answer. A small interpreter of Python
+expressions evaluates the condition here, on plain data only. It supports constants, comparisons, arithmetic and a few
+functions, and rejects other expressions: the only alternative would be to run the assertion next to the code under
+test, which could read it.
 
-Answers are JSON of the form of `program_runner.encode`, and their author may be hostile.
+Answers are JSON in the format of `program_runner.encode` and may come from hostile code.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _LONGEST_NUMBER = 300
 
 
 class Rules(NamedTuple):
-    """Rules of equality.
+    """Rules for comparing values.
 
     Attributes:
-        tolerance: the largest distance of numbers, absolute or relative to the expected one.
-        unordered: lists are equal in any order, the outermost ones only.
-        stdout: the comparison of outputs.
+        tolerance: the largest allowed difference of numbers, absolute or relative to the expected number.
+        unordered: ignore the order of an outermost list; nested lists stay ordered.
+        stdout: how outputs are compared.
     """
 
     tolerance: float = 0.0
@@ -59,10 +59,10 @@ class Rules(NamedTuple):
 
 
 def is_same(expected: Any, got: Any, rules: Rules) -> bool:
-    """Report whether an answer, in the form of `encode`, is the expected value, read as data.
+    """Report whether an answer, in the format of `encode`, equals the expected value.
 
-    Numbers are equal by value, 1 and 1.0 too; true is not a number. A tuple is a list, since JSON has one word for
-    both. A key that is an integer equals its text for the same reason. NaN equals NaN.
+    Numbers are compared by value, so 1 equals 1.0, but true is not a number. Tuples equal lists, and integer keys equal
+    their text, since JSON cannot express the difference. NaN equals NaN.
     """
     if rules.unordered and isinstance(expected, list | tuple):
         items = _content(got, *_SEQUENCES)
@@ -106,7 +106,7 @@ def _number(got: Any) -> float | None:
 
 
 def _content(got: Any, *kinds: str) -> list[Any] | None:
-    """Return the content of an answer of one of these kinds."""
+    """Return the content of an answer if it has one of these kinds, else None."""
     if isinstance(got, list) and len(got) == 2 and got[0] in kinds and isinstance(got[1], list):
         return got[1]
     return None
@@ -117,7 +117,7 @@ def _name(key: Any) -> str:
 
 
 def _key(got: Any) -> str:
-    """Return a text that is the same for the same data: numbers by value, sets and dicts in a fixed order."""
+    """Return a text that is equal for equal data: numbers by value, sets and dicts in a fixed order."""
     if isinstance(got, bool) or got is None or isinstance(got, str):
         return json.dumps(got)
     number = _number(got)
@@ -134,7 +134,7 @@ def _key(got: Any) -> str:
 
 
 def is_same_output(expected: str, got: str, rules: Rules) -> bool:
-    """Report whether a program printed the expected text. Line ends of Windows are line ends."""
+    """Report whether a program printed the expected text. Windows line endings are accepted."""
     wanted, printed = (text.replace("\r\n", "\n") for text in (expected, got))
     if rules.stdout == "exact":
         return wanted == printed
@@ -167,15 +167,15 @@ def _is_same_word(word: str, other: str, tolerance: float) -> bool:
 
 
 def show_value(value: Any, limit: int = 120) -> str:
-    """Return a value for a sentence, cut."""
+    """Return a value as text for a message, truncated to `limit`."""
     try:
         return truncate(repr(value), limit)
-    except ValueError:  # an integer of more digits than are written
+    except ValueError:  # an integer with too many digits to print
         return f"a number of {value.bit_length():,} bits" if isinstance(value, int) else "a long value"
 
 
 def shown_answer(got: Any) -> str:
-    """Return an answer for a sentence."""
+    """Return an answer as text for a message."""
     kind = got[0] if isinstance(got, list) and len(got) == 2 and isinstance(got[0], str) else ""
     if kind == "other":
         return f"an object of type {str(got[1])[:60]}"
@@ -183,7 +183,7 @@ def shown_answer(got: Any) -> str:
 
 
 def _plain(got: Any, depth: int = 0) -> Any:
-    """Return an answer without its kinds, as much of it as a sentence shows."""
+    """Return an answer as plain data without kinds, limited to the part that a message shows."""
     items = _content(got, *_SEQUENCES, "set", "dict")
     if items is None:
         number = _number(got)
@@ -197,7 +197,7 @@ def _plain(got: Any, depth: int = 0) -> Any:
     return tuple(plain) if got[0] == "tuple" else plain
 
 
-# Assertions as calls and conditions on their answers.
+# Assertions, split into calls and conditions on their answers.
 
 _MOST_DIGITS = 10_000
 _MOST_ITEMS = 1_000_000
@@ -206,7 +206,7 @@ _UNSUITABLE = (TypeError, ValueError, ArithmeticError, LookupError, MemoryError,
 
 
 class _Unknown(Exception):
-    """An expression that is not evaluated here; the text is the expression."""
+    """An unsupported expression; the message is its text."""
 
 
 def _range(*ends: int) -> range:
@@ -254,13 +254,13 @@ _KNOWN = (
 
 
 class Condition(NamedTuple):
-    """An assertion.
+    """An assertion, split into calls and a condition on their answers.
 
     Attributes:
-        calls: its calls, each `{"args", "kwargs"}` in the form of `encode`.
-        test: the expression, with a name instead of each call.
-        names: the values of the other names in it.
-        text: the assertion as it was written.
+        calls: the calls, each `{"args", "kwargs"}` in the format of `encode`.
+        test: the expression, with each call replaced by a name.
+        names: the values of all other names in the expression.
+        text: the original assertion.
     """
 
     calls: tuple[dict[str, Any], ...]
@@ -269,9 +269,9 @@ class Condition(NamedTuple):
     text: str
 
     def holds(self, answers: Sequence[Any], tolerance: float = 0.0) -> bool:
-        """Report whether it holds for these answers, as in Python; False if they cannot be compared.
+        """Report whether the assertion holds for these answers, as in Python; False if they cannot be compared.
 
-        With a tolerance, the two sides of an outermost `==` may differ by it in their numbers.
+        The tolerance applies to the numbers on both sides of an outermost `==`.
         """
         try:
             names = {**self.names, **{f"answer {number}": decode(answer) for number, answer in enumerate(answers)}}
@@ -286,15 +286,15 @@ class Condition(NamedTuple):
 
 
 def conditions_of(source: str, function: str, what: str) -> list[Condition]:
-    """Return the assertions of a text.
+    """Return the assertions in a text.
 
     Args:
-        source: statements `assert …`, or a function `check(candidate)` that consists of them.
-        function: the tested one; the parameter of `check` is another name for it.
-        what: the field they come from, for errors.
+        source: `assert …` statements, or a function `check(candidate)` that contains only them.
+        function: the name of the tested function; the parameter of `check` is an alias for it.
+        what: the name of the field that contains the text, for errors.
 
     Raises:
-        RewardError: a statement is something else, or cannot be taken apart; the message names the line and the fix.
+        RewardError: a statement is not an assertion or is unsupported; the message names the line and the fix.
     """
     try:
         body: list[ast.stmt] = ast.parse(source).body
@@ -315,10 +315,10 @@ def conditions_of(source: str, function: str, what: str) -> list[Condition]:
 
 
 class _Reader:
-    """Reads statements one after the other.
+    """Reads statements in order and collects the assertions.
 
     Args:
-        what: the field, for errors.
+        what: the name of the field, for errors.
         functions: the names of the tested function.
         names: known constants.
     """
@@ -345,7 +345,7 @@ class _Reader:
             elif isinstance(statement, ast.Assign) and all(isinstance(name, ast.Name) for name in statement.targets):
                 value = _value(statement.value, self.names, is_ours=True)
                 self.names.update({name.id: value for name in statement.targets if isinstance(name, ast.Name)})
-            elif ast.unparse(statement) not in {f"check({name})" for name in self._functions}:  # ends some datasets
+            elif ast.unparse(statement) not in {f"check({name})" for name in self._functions}:  # last in some datasets
                 raise _Unknown(f"{type(statement).__name__} is not an assertion")
         except (_Unknown, *_UNSUITABLE) as error:
             raise RewardError(
@@ -362,7 +362,7 @@ class _Reader:
                 raise _Unknown("it asks nothing and does not hold")
             return
         known = {*self.names, *taker.answers, *_FUNCTIONS, "math"}
-        for inner in ast.walk(test):  # refuse an expression that could not be evaluated whatever the answers are
+        for inner in ast.walk(test):  # reject expressions that no answers could make valid
             if isinstance(inner, ast.Name) and inner.id not in known:
                 raise _Unknown(f"{inner.id} is not known here")
             if isinstance(inner, ast.Call):
@@ -375,7 +375,7 @@ class _Reader:
 
 
 class _Calls(ast.NodeTransformer):
-    """Takes the calls of the tested function out of an expression, and calculates what does not depend on them."""
+    """Replaces calls of the tested function by names, and evaluates the parts that do not depend on answers."""
 
     def __init__(self, functions: Collection[str], names: Mapping[str, Any]) -> None:
         self._functions, self._names = functions, names
@@ -394,7 +394,7 @@ class _Calls(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """Calculate without answers; refuse arithmetic with answers that could not be bounded."""
+        """Evaluate arithmetic without answers; reject arithmetic on answers whose cost cannot be bounded."""
         self.generic_visit(node)
         if not any(isinstance(inner, ast.Name) and inner.id in self.answers for inner in ast.walk(node)):
             return ast.copy_location(ast.Constant(_value(node, self._names, is_ours=True)), node)
@@ -435,7 +435,7 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
     Args:
         node: the expression.
         names: the values of its names.
-        is_ours: it holds no answer of a program, so that texts may be repeated and numbers raised to a power.
+        is_ours: whether the expression contains no answer, so that repeating texts and computing powers is safe.
     """
 
     def of(inner: ast.expr) -> Any:
@@ -478,7 +478,7 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
 
 
 def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> Any:
-    """Calculate at a bounded cost: with answers only of numbers, and never a number without end."""
+    """Apply an operator at bounded cost: only numbers if an answer is involved, and no number of unbounded size."""
     are_numbers = all(isinstance(value, int | float | complex) for value in (left, right))
     if isinstance(how, ast.Pow):
         if not is_ours or not isinstance(right, int | float) or abs(right) > _MOST_DIGITS:
@@ -492,7 +492,7 @@ def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> A
     return _OPERATORS[type(how)](left, right)
 
 
-# The forms of a ground truth.
+# Ground truths.
 
 _WRAPPERS = {"set", "sorted", "len", "abs", "list", "tuple", "round", "sum", "str", "isclose", "float", "int", "math"}
 _SUITE = {"function", "tests", "setup"}
@@ -506,13 +506,13 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """A call of the function, or several that one assertion compares.
+    """One or more calls of the tested function and the expected result; several calls come from one assertion.
 
     Attributes:
-        calls: in the form of `encode`.
-        expected: the value; for an assertion the condition.
-        label: its class, "" for none.
-        written: the function and its arguments as they stand in the ground truth; not for an assertion.
+        calls: the calls, in the format of `encode`.
+        expected: the expected value, or the condition of an assertion.
+        label: the class of the test; "" if it has none.
+        written: the function and arguments as written in the ground truth; unused for assertions.
     """
 
     calls: tuple[dict[str, Any], ...]
@@ -521,24 +521,24 @@ class CallTest:
     written: tuple[str, Sequence[Any], Mapping[str, Any]] = ("", (), MappingProxyType({}))
 
     def passes(self, answers: Sequence[Any], rules: Rules) -> bool:
-        """Report whether the answers to its calls are right."""
+        """Report whether the answers to the calls are right."""
         if isinstance(self.expected, Condition):
             return self.expected.holds(answers, rules.tolerance)
         return is_same(self.expected, answers[0], rules)
 
     @property
     def size(self) -> int:
-        """About the number of characters of a right answer."""
+        """The approximate number of characters in a right answer."""
         if isinstance(self.expected, Condition):
             return len(self.expected.text)
         try:
             return len(str(self.expected))
-        except ValueError:  # an integer of more digits than are written
+        except ValueError:  # an integer with too many digits to print
             return len(str(encode(self.expected)))
 
     @property
     def asked(self) -> str:
-        """The call, for the start of a sentence."""
+        """The call, as the start of a message."""
         if isinstance(self.expected, Condition):
             return f"in `{self.expected.text[:160]}` it"
         function, arguments, named = self.written
@@ -548,12 +548,12 @@ class CallTest:
 
     @property
     def wanted(self) -> str:
-        """The expected value, for the end of a sentence; "" if `asked` has it."""
+        """The expected value, as the end of a message; "" if `asked` already contains it."""
         return "" if isinstance(self.expected, Condition) else f", and {show_value(self.expected)} was expected"
 
 
 class RunTest(NamedTuple):
-    """A run of the program: its input and the expected output."""
+    """A run of the program: the input and the expected output."""
 
     stdin: str
     stdout: str
@@ -565,9 +565,9 @@ class Suite:
     """All tests of a ground truth: either calls of `function`, or runs.
 
     Attributes:
-        function: "" for runs.
+        function: the name of the tested function; "" for runs.
         calls, runs: the tests; one of the two is empty.
-        setup: runs before the program.
+        setup: code to run before the program.
     """
 
     function: str
@@ -577,10 +577,10 @@ class Suite:
 
 
 def parse_suite(ground_truth: Any) -> Suite:
-    """Return the tests of a ground truth.
+    """Parse the tests of a ground truth.
 
     Raises:
-        RewardError: it has none of the forms, or no test; the message names the place and a form to write.
+        RewardError: the form is unknown or there are no tests; the message names the position and a valid form.
     """
     data = _parsed(ground_truth)
     if isinstance(data, list):
@@ -613,7 +613,7 @@ def parse_suite(ground_truth: Any) -> Suite:
             if not function:
                 tests.append(RunTest(_joined(given), _joined(wanted)))
             elif isinstance(given, list):
-                # In this dataset a result stands in a list of its own.
+                # This dataset wraps each result in a list.
                 is_wrapped = isinstance(wanted, list) and len(wanted) == 1
                 tests.append(_call_test(function, given, {}, wanted[0] if is_wrapped else wanted))
             else:
@@ -677,7 +677,7 @@ def _call_test(
 
 
 def _joined(value: Any) -> str:
-    """Return a program's input or output; some rows have it as a list of lines."""
+    """Return a program's input or output as one text; some datasets store it as a list of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -1,7 +1,7 @@
-"""Rewards made of rewards: a weighted mean, a gate, bounds, and the first that gives a score.
+"""Rewards that combine others: a weighted mean, a gate, bounds, and the first that returns a score.
 
-Each part is a reward of any kind, with options and resources of its own. An unscored part leaves the whole unscored,
-except in `first_of`; a missing number is never taken for a zero.
+Each part is a reward of any kind with separate options and resources. An unscored part leaves the result unscored,
+except in `first_of`; a missing score is never treated as zero.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolate
 
 
 def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) -> Reward:
-    """Return the weighted mean of several rewards; each part's score is a metric of that name.
+    """Return the weighted mean of several rewards; each part's score becomes a metric of that name.
 
-    Step outputs of the parts are added up by step, with the same weights.
+    Step outputs of the parts are summed per step, with the same weights.
 
     Args:
-        id: names the reward in files.
-        parts: by name a reward, of weight 1, or a pair of reward and weight; weights are scaled to add up to 1.
+        id: the name of the reward in files.
+        parts: a reward (weight 1) or a pair of reward and weight, by name; weights are normalized to sum to 1.
 
     Raises:
-        ConfigError: there are no parts, or a weight is negative, or all are 0.
+        ConfigError: there are no parts, a weight is negative, or all weights are 0.
 
     Example:
         ```python
@@ -69,7 +69,7 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
 
 
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:
-    """Return `reward` if `condition` scores `at_least` so much, else 0; `reward` is then not called at all.
+    """Return `reward` if `condition` scores at least `at_least`, else 0 without calling `reward`.
 
     Example:
         ```python
@@ -89,7 +89,7 @@ def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = 
 
 
 def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip") -> Reward:
-    """Return a reward whose score is moved to the nearer bound if it is outside of them.
+    """Return a reward whose score is clipped to the bounds.
 
     Raises:
         ConfigError: `low` is not below `high`.
@@ -105,9 +105,9 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
 
 
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
-    """Return the first reward that gives a score; an unscored one hands on to the next.
+    """Return the result of the first reward that scores the rollout.
 
-    For example an exact comparison if there is a ground truth, else a judge.
+    For example, an exact comparison if there is a ground truth, else a judge.
     """
     if not rewards:
         raise ConfigError("first_of() needs at least one reward")
@@ -126,7 +126,7 @@ def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
 
 
 class CombinedReward:
-    """A reward made of others, which are opened where it runs."""
+    """A reward that combines others and opens them in its process."""
 
     made_of: Mapping[str, RewardSpec]
     combine: Callable[[Call], Awaitable[EvaluateResult]]
@@ -146,7 +146,7 @@ class CombinedReward:
             self._stack = stack.pop_all()
 
     async def call_part(self, name: str, values: Mapping[str, Any]) -> EvaluateResult:
-        """Call a part with a copy of the rollout, so that no change reaches the others; a state is open once."""
+        """Call a part with a copy of the rollout, so that parts cannot affect each other; a state is opened once."""
         copies = {key: value if key == "state" else copy.deepcopy(value) for key, value in values.items()}
         return await self._opened[name].call(copies)
 
@@ -163,17 +163,18 @@ class CombinedReward:
         return await self.combine(call)
 
     async def close(self) -> None:
-        """Close the parts, last opened first."""
+        """Close the parts in reverse order of opening."""
         await self._stack.aclose()
 
 
 def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awaitable[EvaluateResult]]) -> Reward:
-    """Return a pointwise reward made of others.
+    """Return a pointwise reward that combines others.
 
     Args:
-        id: names the reward in files.
-        parts: by name.
-        combine: returns the result of one rollout; its argument calls a part by name on that rollout.
+        id: the name of the reward in files.
+        parts: the rewards by name.
+        combine: returns the result of one rollout; its argument is a function that calls a part by name on that
+            rollout.
 
     Raises:
         ConfigError: a part is not a pointwise reward.
@@ -207,12 +208,12 @@ def _loader_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[st
 
 
 def rollout_values(spec: RewardSpec) -> frozenset[str]:
-    """Return the values of the rollout that a reward takes, without its options and resources."""
+    """Return the names of the rollout values that a reward takes, without its options and resources."""
     return (spec.parameters or frozenset()) - spec.resources.keys() - spec.options.keys()
 
 
 def _metric(result: EvaluateResult) -> MetricResult:
-    """Return a part's score as a metric in [0, 1]; the reason gives a score outside."""
+    """Return a part's score as a metric in [0, 1]; a score outside is in the reason."""
     reason = result.reason or ""
     return MetricResult(
         score=min(max(result.score, 0.0), 1.0),

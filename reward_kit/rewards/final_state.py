@@ -1,4 +1,4 @@
-"""`final_state_matches`: is the resource in the expected state? The agent's words do not count."""
+"""`final_state_matches`: compare the resource's final state with an expected state; messages are ignored."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def final_state_matches(
     globs: bool = False,
     texts: Literal["exact", "lines"] = "exact",
 ) -> EvaluateResult:
-    """1 if the resource's final state is the expected one, else 0, or under `partial` the share of things.
+    """Score 1 if the resource's final state is the expected one, else 0, or the share of right things under `partial`.
 
-    The ground truth has the form that fits the state; a text is read as JSON text. It runs in the sandbox, since a
-    database's views are the agent's.
+    The form of the ground truth depends on the state; a text is parsed as JSON. This reward runs in the sandbox, since
+    the agent may have created the database's views.
 
     | state | ground truth | a thing |
     |---|---|---|
@@ -48,22 +48,22 @@ def final_state_matches(
     | composite | `{name of the resource: any of these}` | those of the parts |
 
     Args:
-        messages: the conversation; it is not read.
+        messages: the conversation, which is ignored.
         state: the final state.
-        ground_truth: as above.
-        match: "equal": JSON values are equal, no other file exists, each table has these rows and no others;
-            "subset": objects may have further fields, folders further files, tables further rows; "paths" is for JSON.
-            A mapping gives each resource of a composite its own. Other tables and resources are not compared.
-        partial: "things" pays the share of things that are right. An unexpected file counts as a thing.
-        tolerance: the largest distance of numbers, relative or absolute.
-        ordered: rows must come in the expected order; a table has none, so give a query with ORDER BY.
-        globs: paths are patterns, `*` within a folder and `**` across: at least one file matches, and each has that
-            content; for null none matches.
-        texts: "lines" ignores blanks at the ends of lines and empty lines at the end of a file.
+        ground_truth: the expected state, as described above.
+        match: "equal" requires equal JSON values, no other files, and exactly these rows in each listed table; "subset"
+            allows additional fields, files and rows; "paths" is for JSON. A mapping sets this for each resource of a
+            composite. Unlisted tables and resources are not compared.
+        partial: "things" scores the share of right things. An unexpected file counts as a thing.
+        tolerance: the largest allowed difference of numbers, relative or absolute.
+        ordered: require rows in the expected order; tables are unordered, so use a query with ORDER BY.
+        globs: treat paths as patterns, with `*` within a folder and `**` across folders. At least one file must match,
+            and every match must have the content; for null, none may match.
+        texts: "lines" ignores spaces at line ends and empty lines at the end of a file.
 
     Raises:
-        RewardError: final state or ground truth is missing or unsuitable: the rollout is unscored.
-        ConfigError: the tolerance is below 0.
+        RewardError: the final state or ground truth is missing or unsuitable; the rollout is unscored.
+        ConfigError: the tolerance is negative.
 
     Example:
         ```python
@@ -135,7 +135,7 @@ _QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re
 
 
 class StateRules(NamedTuple):
-    """The rules of comparing states; see `final_state_matches`."""
+    """Rules for comparing states; see `final_state_matches`."""
 
     match: Match = "equal"
     tolerance: float = 0.0
@@ -145,14 +145,14 @@ class StateRules(NamedTuple):
 
 
 class StateMismatch(NamedTuple):
-    """A compared thing and its problem, "" if it is right."""
+    """A compared thing and its problem; "" if it is right."""
 
     name: str
     problem: str
 
 
 def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateMismatch]:
-    """Compare a JSON state as a whole, or the values at JSON pointers (RFC 6901)."""
+    """Compare a JSON state entirely, or only the values at JSON pointers (RFC 6901)."""
     try:
         as_json(state)
     except ValueError as error:
@@ -173,7 +173,7 @@ def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateM
 
 
 def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterator[StateMismatch]:
-    """Compare files by path or pattern, and under "equal" find those that are not expected."""
+    """Compare files by path or pattern; under "equal", also report unexpected files."""
     if not isinstance(expected, Mapping):
         raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {type_name(expected)}")
     known: set[str] = set()
@@ -190,7 +190,7 @@ def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterato
 
 
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
-    """Report whether a JSON pointer leads to a value, and return that."""
+    """Report whether a JSON pointer leads to a value, and return the value."""
     if pointer and not pointer.startswith("/"):
         raise RewardError(
             f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole"
@@ -253,7 +253,7 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
 
 
 def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Report whether a path matches segment by segment; `**` stands for any number of folders."""
+    """Report whether a path matches a pattern segment by segment; `**` matches any number of folders."""
     reached = {0}
     for part in pattern:
         if part == "**":
@@ -266,12 +266,12 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -> str:
     wanted, columns = _wanted_rows(source, rows)
 
-    def backticked(name: str) -> str:  # in double quotes SQLite takes an unknown name for a text
+    def backticked(name: str) -> str:  # SQLite would read an unknown name in double quotes as a text
         return "`" + name.replace("`", "``") + "`"
 
     names = ", ".join(map(backticked, columns)) or "*"
     inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else backticked(source)
-    try:  # a view without end is cut off
+    try:  # limit the rows, since a view may be endless
         got = state.query(f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}")
     except EnvironmentFailure as error:
         if _AUTHORS_MISTAKE.match(str(error)):
@@ -297,7 +297,7 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -
 
 
 def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Return the expected rows, and their columns if they name them."""
+    """Return the expected rows, and their columns if the rows name them."""
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple | Mapping) for row in rows):
         raise RewardError(f"final_state_matches: the rows of {source!r} are a list of lists, or of objects by column")
     columns = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []

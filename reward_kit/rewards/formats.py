@@ -1,4 +1,4 @@
-"""Rewards for the form of a reply: tags, a regular expression, keywords, repetition, and visible reasoning steps."""
+"""Rewards for the form of a reply: tags, regular expressions, keywords, repetition, and visible reasoning steps."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ def tag_format(
     partial: bool = False,
     turns: Literal["last", "all"] = "last",
 ) -> EvaluateResult:
-    """1 if each tag stands exactly once, in order, closed, not in another one, and nothing stands outside.
+    """Score 1 if each tag occurs exactly once, closed, in order and not nested, with no text outside; else 0.
 
-    The format reward of DeepSeek-R1 (2025) without the gaps of its usual regular expression: a repeated tag, or one
-    within the content of a tag, even as a quotation, is wrong. A tag is `<think>` to the letter: other case, attributes
-    and blanks make it plain text. It does not judge the answer: put it before a `gate`.
+    This is the format reward of DeepSeek-R1 (2025) without the gaps of its usual regular expression: a repeated tag, or
+    a tag inside another one, even in a quotation, is wrong. A tag must be exactly `<think>`: with other case,
+    attributes or spaces it is plain text. The reward does not judge the answer; use it as the condition of a `gate`.
 
     Args:
         messages: the conversation, without `reasoning_content`.
-        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
-        tags: their names, in order.
-        allow_outside: text may stand before, between and after them.
-        allow_empty: a tag may have no visible content.
-        strict_lines: each tag stands alone on its line.
-        partial: earn the share of what is right: each tag that is right by itself and behind those before it, and, once
-            all are, that nothing stands outside. Tags without order or content earn nothing.
-        turns: "last": the agent's last message; "all": the mean over each of them, each one its step's reward. A
+        assistant_turns: the positions of the agent's messages; by default all assistant messages.
+        tags: the tag names, in order.
+        allow_outside: allow text before, between and after the tags.
+        allow_empty: allow tags without visible content.
+        strict_lines: require each tag to be alone on its line.
+        partial: score the share of right parts: each tag that is valid and follows the tags before it and, once all are
+            valid, the absence of text outside. Tags in the wrong order or without content earn nothing.
+        turns: "last" reads the agent's last message; "all" averages all of its messages, each with a step reward. A
             message that only calls tools has no tags.
 
     Raises:
-        ConfigError: `tags` are not different names.
+        ConfigError: `tags` are not distinct names.
 
     Example:
         ```python
@@ -114,18 +114,18 @@ def regex_format(
     strip: bool = True,
     of: Part = "whole",
 ) -> EvaluateResult:
-    r"""1 if the agent's last message fits a regular expression of Python's `re`, else 0.
+    r"""Score 1 if the agent's last message matches a Python regular expression, else 0.
 
-    Backtracking takes forever on a text made for it, so a task runs this reward in the sandbox with its limits; a reply
-    that reaches a limit is unscored. A direct call has no limit.
+    Backtracking can take forever on adversarial text, so tasks run this reward in the sandbox with its limits; a reply
+    that exceeds a limit is unscored. A direct call has no limit.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
-        pattern: the expression.
-        where: "whole": it fits from the first to the last character; "found": it fits somewhere.
-        flags: of `re`, by name.
-        strip: leave out white space around the reply.
+        assistant_turns: the positions of the agent's messages; by default all assistant messages.
+        pattern: the regular expression.
+        where: "whole" requires a match of the whole text; "found" searches for a match anywhere.
+        flags: names of flags of `re`.
+        strip: ignore white space around the reply.
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
@@ -154,7 +154,7 @@ class _Rules(NamedTuple):
 
 
 class _Tag(NamedTuple):
-    """A tag in a text: its position among all of them, its start and its end."""
+    """A tag in a text: its index among all tags, its start and its end."""
 
     order: int
     start: int
@@ -167,7 +167,7 @@ class _Tag(NamedTuple):
 
 
 def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
-    """Return the score of one message, and the first fault in it."""
+    """Return the score of one message, and its first fault."""
     tags: dict[str, list[_Tag]] = {mark + name: [] for name in rules.tags for mark in ("", "/")}
     names = "|".join(re.escape(name) for name in rules.tags)
     for index, match in enumerate(re.finditer(f"<(/?(?:{names}))>", text)):
@@ -189,7 +189,7 @@ def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
 
 
 def _fault(text: str, name: str, tags: Mapping[str, list[_Tag]], behind: int, rules: _Rules) -> str:
-    """Return the fault of a tag, or ""."""
+    """Return the fault of a tag; "" if it is valid."""
     for key in (name, f"/{name}"):
         if len(tags[key]) != 1:
             return f"<{key}> stands {len(tags[key])} times and not once"
@@ -217,7 +217,7 @@ def _compiled(pattern: str, flags: Sequence[Flag]) -> re.Pattern[str]:
         raise ConfigError(f"option 'pattern': {pattern!r} is not a regular expression: {error}") from None
 
 
-# Written without blanks, so that words have no visible ends: Thai to Khmer, kana, Han.
+# Scripts written without spaces, in which words have no visible boundaries: Thai to Khmer, kana, Han.
 _UNSPACED = (range(0x0E00, 0x0F00), range(0x1000, 0x10A0), range(0x1780, 0x1800), range(0x3040, 0xA000))
 
 
@@ -239,20 +239,20 @@ def contains_all(
     partial: bool = False,
     of: Part = "answer",
 ) -> EvaluateResult:
-    """1 if the agent's last message holds every keyword, else 0. A bare list of the keywords earns 1 too.
+    """Score 1 if the agent's last message contains every keyword, else 0. A bare list of the keywords also scores 1.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
-        keywords: words or phrases; white space in them fits any white space.
-        whole_words: "category" does not hold "cat". Next to scripts without blanks, such as Chinese, a word has no
-            visible end, and any position counts.
-        ignore_case: by Unicode's case folding, so that "STRASSE" is "Straße".
-        partial: earn the share of the keywords that are held.
+        assistant_turns: the positions of the agent's messages; by default all assistant messages.
+        keywords: words or phrases; white space in them matches any white space.
+        whole_words: require word boundaries, so that "category" does not contain "cat". In scripts without spaces, such
+            as Chinese, words have no visible boundaries, so any position matches.
+        ignore_case: compare with Unicode case folding, so that "STRASSE" equals "Straße".
+        partial: score the share of keywords found.
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
-        ConfigError: there are no keywords, or an empty one.
+        ConfigError: there are no keywords, or one is empty.
 
     Example:
         ```python
@@ -280,16 +280,16 @@ def contains_none(
     ignore_case: bool = True,
     of: Part = "answer",
 ) -> EvaluateResult:
-    """1 if the agent's last message is not empty and holds none of the keywords, else 0.
+    """Score 1 if the agent's last message is not empty and contains none of the keywords, else 0.
 
-    A word that is misspelt on purpose, or written with letters of another script, is not found.
+    Deliberately misspelled words and letters of another script are not detected.
 
     Args:
         messages, assistant_turns, whole_words, ignore_case, of: as for `contains_all`.
         keywords: the unwanted words or phrases.
 
     Raises:
-        ConfigError: there are no keywords, or an empty one.
+        ConfigError: there are no keywords, or one is empty.
 
     Example:
         ```python
@@ -312,13 +312,13 @@ def _checked(keywords: Sequence[str]) -> Sequence[str]:
 
 
 def _plain(text: str, ignore_case: bool) -> str:
-    """Return the text with composed characters, one blank for each white space, and one case if that is ignored."""
+    """Return the text with composed characters, each white space as one space, and optionally in one case."""
     folded = composed(text, "NFC").casefold() if ignore_case else text
     return " ".join(composed(folded, "NFC").split())
 
 
 def _contains_word(text: str, word: str, whole_words: bool) -> bool:
-    """Report whether a word stands in a text; linear in their length."""
+    """Report whether a text contains a word, in linear time."""
     start = text.find(word)
     while start >= 0:
         ends = (start, start + len(word))
@@ -351,20 +351,20 @@ def no_repetition(
     max_penalty: Annotated[float, Field(ge=0, le=1)] = 1.0,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """1 less `max_penalty` times the share of n-grams that stand earlier in the reply already.
+    """Score 1 minus `max_penalty` times the share of n-grams that already occurred earlier in the reply.
 
     That share is 1 - different n-grams / all n-grams, as in Appendix C.2 of "Demystifying Long Chain-of-Thought
-    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373); the published reward is this one less 1. A reply that is
-    shorter than an n-gram repeats nothing and earns 1; an empty one earns 0.
+    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373); the published reward is this score minus 1. A reply shorter
+    than one n-gram scores 1; an empty reply scores 0.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
-        ngram: the number of units compared at a time. Small ones punish ordinary language: 3 words are "one of the".
-        unit: "words" between white space, or "characters" for languages without blanks, for which 10 to 20 is a good
-            `ngram`. Case is ignored. A word of more than 40 characters counts as pieces of 10, so that leaving out
-            blanks hides nothing.
-        max_penalty: the loss of a reply of nothing but repetition.
+        assistant_turns: the positions of the agent's messages; by default all assistant messages.
+        ngram: the number of units per n-gram. Small values punish ordinary language, such as "one of the" for 3.
+        unit: "words" separated by white space, or "characters" for languages without spaces, for which 10 to 20 is a
+            good `ngram`. Case is ignored. A word of more than 40 characters is counted in pieces of 10, so that
+            omitting spaces does not hide repetition.
+        max_penalty: the penalty of a reply that consists only of repetition.
         of: the "whole" reply, its "thought", or its "answer".
 
     Example:
@@ -389,8 +389,8 @@ def no_repetition(
 def _count_distinct(units: list[str], ngram: int) -> int:
     """Count the different n-grams.
 
-    A run of units gets a number, equal for equal runs; numbers of longer runs are made of those of two shorter ones
-    that overlap, twice as long each time. That takes O(n log n) for each doubling, and no n-gram is ever held.
+    Each run of units gets a number, equal for equal runs. The numbers of longer runs are derived from pairs of
+    overlapping shorter runs, doubling the length each time. Each doubling takes O(n log n), and no n-gram is stored.
     """
     known: dict[str, int] = {}
     numbers: NDArray[np.int64] = np.array([known.setdefault(unit, len(known)) for unit in units], dtype=np.int64)
@@ -427,21 +427,21 @@ def reasoning_steps(
     openers: tuple[str, ...] = OPENERS,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """The number of explicit steps over `at_least`, and 1 from there on.
+    """Score the number of explicit steps divided by `at_least`, at most 1.
 
-    A step begins with a number ("1.", "2)", "(3)") or a bullet at the beginning of a line, with "Step 4", or with an
-    opener such as "First," at the beginning of a sentence or behind a comma. It counts if it has words, and once if it
-    is repeated word for word. It measures form: steps that are not true count like others.
+    A step starts with a number ("1.", "2)", "(3)") or a bullet at the start of a line, with "Step 4", or with an opener
+    such as "First," at the start of a sentence or after a comma. Steps without words are ignored, and steps repeated
+    verbatim count once. The reward measures only form: false steps count too.
 
-    After the reward of this name of Open-R1 (Hugging Face 2025), which counts bare markers, rules and repetitions.
+    Based on Open-R1's reward of this name (Hugging Face 2025), which counts bare markers, rules and repetitions.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
-        at_least: steps that earn 1.
-        min_words: words or numbers of a step, after its marker.
-        openers: phrases, in any case, that open a step before a comma.
-        of: the "whole" reply, its "thought", or its "answer". FencedBlock code has no steps.
+        assistant_turns: the positions of the agent's messages; by default all assistant messages.
+        at_least: the number of steps that scores 1.
+        min_words: the minimum number of words or numbers in a step, after its marker.
+        openers: phrases that start a step if followed by a comma, in any case.
+        of: the "whole" reply, its "thought", or its "answer". Fenced code contains no steps.
 
     Example:
         ```python
@@ -452,7 +452,7 @@ def reasoning_steps(
     phrases = "|".join(re.escape(phrase.strip()) for phrase in openers if phrase.strip())
     opened = rf"|(?:{phrases})[ \t]?[,，、]" if phrases else ""
     markers = _markers(text, re.compile(rf"{_SENTENCE}(?:{_STEP}[ \t]?[:.)\-–—]?{opened})", re.IGNORECASE))
-    steps = []  # the rest of the marker's line, or, if that is too short, all up to the next marker
+    steps = []  # the rest of the marker's line or, if too short, the text up to the next marker
     for (_, start), end in zip(markers, [*(start for start, _ in markers[1:]), len(text)], strict=False):
         line = text[start:end].partition("\n")[0]
         steps.append(line if word_count(line) >= min_words else text[start:end])
@@ -462,9 +462,9 @@ def reasoning_steps(
 
 
 def _markers(text: str, inline: re.Pattern[str]) -> list[tuple[int, int]]:
-    """Return start and end of every marker: at most one at the beginning of a line, and any number in its sentences.
+    """Return the start and end of every marker: at most one at a line start, and any number within its sentences.
 
-    Markers that follow one another with nothing between, as in "- Step 1:", are one.
+    Adjacent markers, as in "- Step 1:", count as one.
     """
     markers: list[tuple[int, int]] = []
     position = 0

@@ -1,4 +1,4 @@
-"""Rewards for answers that are JSON: the same value as expected, or one that conforms to a schema."""
+"""Rewards for JSON answers: equality with an expected value, and conformance to a schema."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def json_answer(
     arrays: Literal["ordered", "any_order"] = "ordered",
     tolerance: Closeness = 0.0,
 ) -> EvaluateResult:
-    """1 if the JSON in the answer is the expected value, else 0, or the share of its fields.
+    """Score 1 if the JSON in the answer equals the expected value, else 0, or the share of its right fields.
 
-    Fields have no order, 1 and 1.0 are the same number, true is not 1, and null is not a missing field. Syntax of
-    Python or JavaScript alone (NaN, comments, single quotes, a trailing comma) is not JSON, and neither is an object
-    that names a field twice.
+    Fields are unordered, 1 equals 1.0, true does not equal 1, and null differs from a missing field. Syntax that is
+    valid only in Python or JavaScript (NaN, comments, single quotes, trailing commas) is not JSON, nor is an object
+    with duplicate field names.
 
     Args:
-        messages: the conversation; the last assistant message counts, without its thought.
-        ground_truth: the value; a text is read as JSON text, so that the text Paris is written '"Paris"'.
-        answer: "whole": the reply is JSON and nothing else; "fenced": its last block that is tagged json or not at all;
-            "any": the whole, else that block if there is one, else the last object or array in the text.
-        partial: "fields": the share of fields and items without others in them that are right, each in its position,
-            among those that were expected or given.
-        arrays: "any_order" compares arrays as multisets; an item then counts if it is right as a whole.
-        tolerance: the largest distance of numbers, relative or absolute.
+        messages: the conversation; only the last assistant message is read, without its reasoning.
+        ground_truth: the value; a text is parsed as JSON, so the text Paris must be written as '"Paris"'.
+        answer: "whole" requires the whole reply to be JSON; "fenced" reads its last block tagged json or untagged;
+            "any" tries the whole reply, then that block, then the last object or array in the text.
+        partial: "fields" scores the share of right leaves (fields and items without children), each at its position,
+            among those expected or found.
+        arrays: "any_order" compares arrays as multisets; an item then counts only if it is entirely right.
+        tolerance: the largest allowed difference of numbers, relative or absolute.
 
     Raises:
-        RewardError: the ground truth is missing or not JSON: the rollout is unscored.
-        ConfigError: the tolerance is below 0, or given together with "any_order".
+        RewardError: the ground truth is missing or not JSON; the rollout is unscored.
+        ConfigError: the tolerance is negative, or combined with "any_order".
 
     Example:
         ```python
@@ -107,21 +107,21 @@ def json_schema_answer(
     answer: Where = "any",
     formats: bool = False,
 ) -> EvaluateResult:
-    """1 if the JSON in the answer conforms to a schema, else 0. It does not judge the content.
+    """Score 1 if the JSON in the answer conforms to a schema, else 0. The content is not judged.
 
-    It runs in the sandbox, since a schema's patterns are run on the model's text. References to other documents are not
-    followed: `$ref` leads to a part of the schema itself.
+    This reward runs in the sandbox, since the schema's patterns are matched against the model's text. References to
+    other documents are not followed: `$ref` must point into the schema itself.
 
     Args:
-        messages: the conversation; the last assistant message counts, without its thought.
-        ground_truth: the schema, as object or JSON text, unless the option gives it.
+        messages: the conversation; only the last assistant message is read, without its reasoning.
+        ground_truth: the schema, as an object or JSON text, unless `schema` is set.
         schema: the schema for all samples.
         answer: the position of the JSON, as for `json_answer`.
-        formats: check `format` too, as far as the library can; the standard makes it a remark.
+        formats: also check the keyword `format`, as far as the library can; by the standard it is only an annotation.
 
     Raises:
-        RewardError: the schema is missing or invalid, or jsonschema is not installed: the rollout is unscored.
-        ConfigError: the option `schema` is not a schema; when it is loaded, also if the extra `json` is missing.
+        RewardError: the schema is missing or invalid, or jsonschema is not installed; the rollout is unscored.
+        ConfigError: the option `schema` is not a valid schema, or (on loading) the extra `json` is missing.
 
     Example:
         ```python
@@ -137,7 +137,7 @@ def json_schema_answer(
         value, why = find_json(last_answer(messages), answer), ""
     except ValueError as error:
         value, why = None, str(error)
-    try:  # also without an answer, so that the first rollout reports a wrong schema
+    try:  # even without an answer, so that the first rollout reports an invalid schema
         problem = schema_violation(value, wanted, formats)
     except ValueError as error:
         kind = ConfigError if schema is not None else RewardError
@@ -148,7 +148,7 @@ def json_schema_answer(
 
 
 def find_json(text: str, where: Where = "any") -> Any:
-    """Return the JSON value of a reply; raise a ValueError if it has none, or none that can be read."""
+    """Return the JSON value in a reply; raise a ValueError if there is none or it is invalid."""
     if not text.strip():
         raise ValueError("the reply is empty")
     if len(text) > LONGEST:
@@ -166,8 +166,8 @@ def find_json(text: str, where: Where = "any") -> Any:
         return read_json(blocks[-1].strip())
     if where == "fenced":
         raise ValueError("the reply has no block of JSON")
-    # The last object or array in the text. A value that fails is skipped up to where it fails, so that no part of it is
-    # taken for the answer. Each failure costs Python a look at the whole text, to count its lines.
+    # Find the last object or array in the text. Skip an invalid value up to its error, so that no part of it is taken
+    # for the answer. Limit the failures: for each one, Python scans the whole text to count its lines.
     value, position, failures = None, 0, 0
     while start := _BRACKET.search(text, position):
         try:
@@ -195,12 +195,12 @@ DEEPEST: Final = 50
 
 
 class ComparisonRules(NamedTuple):
-    """The rules of comparing two values.
+    """Rules for comparing two values.
 
     Attributes:
-        tolerance: the largest distance of two numbers, relative or absolute.
-        any_order: the order of an array's items does not count.
-        subset: an object may have more fields than are expected.
+        tolerance: the largest allowed difference of numbers, relative or absolute.
+        any_order: ignore the order of array items.
+        subset: allow additional fields in objects.
     """
 
     tolerance: float = 0.0
@@ -209,11 +209,11 @@ class ComparisonRules(NamedTuple):
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text (RFC 8259).
+    """Parse a JSON text (RFC 8259).
 
     Raises:
-        ValueError: it is not JSON, names a field of one object twice, has a number out of the range of floats, or is
-            too long or too deep.
+        ValueError: the text is not JSON, is too long or too deeply nested, has a duplicate field name, or has a number
+            out of the range of floats.
     """
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} characters")
@@ -227,7 +227,7 @@ def read_json(text: str) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Return the value itself; raise a ValueError if it is not JSON, or too deep."""
+    """Return the value unchanged; raise a ValueError if it is not JSON or is too deeply nested."""
     level = [value]
     for _ in range(DEEPEST):
         level = [item for outer in level for item in _inside(outer)]
@@ -237,9 +237,9 @@ def as_json(value: Any) -> Any:
 
 
 def difference(expected: Any, given: Any, how: ComparisonRules, path: str = "") -> str:
-    """Return the first difference of two values, such as " at .a[0]: expected 3, found 4"; "" if they are the same.
+    """Return the first difference of two values, such as " at .a[0]: expected 3, found 4"; "" if they are equal.
 
-    1 and 1.0 are the same number; true is not a number. Fields of an object have no order.
+    1 equals 1.0, but true is not a number. Fields of an object are unordered.
     """
     if isinstance(expected, Mapping) and isinstance(given, Mapping):
         for name, item in expected.items():
@@ -279,7 +279,7 @@ def _located(path: str, problem: str) -> str:
 
 
 def comparison_key(value: Any, any_order: bool = False) -> Hashable:
-    """Return a key that is equal for values without a `difference` at tolerance 0."""
+    """Return a key that is equal for values that have no `difference` at tolerance 0."""
     if isinstance(value, Mapping):
         return "object", frozenset((name, comparison_key(item, any_order)) for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -295,13 +295,13 @@ def array_key(items: Sequence[Hashable], any_order: bool) -> Hashable:
 
 
 def leaves(value: Any) -> int:
-    """Count the fields and items of a value without others in them; an empty object or array counts as one."""
+    """Count the leaves of a value: fields and items without children, including empty objects and arrays."""
     inner = list(_inside(value))
     return sum(map(leaves, inner)) if inner else 1
 
 
 def common_leaves(expected: Any, given: Any, how: ComparisonRules) -> int:
-    """Count the leaves of two values with the same value in the same position."""
+    """Count the leaves that two values share: the same value at the same position."""
     if isinstance(expected, Mapping) and isinstance(given, Mapping) and (expected or given):
         return sum(common_leaves(item, given[name], how) for name, item in expected.items() if name in given)
     if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and (expected or given):
@@ -321,7 +321,7 @@ def is_number(value: Any) -> bool:
 
 
 def abbreviate(value: Any) -> str:
-    """Return a value in a few words, for a reason."""
+    """Return a short form of a value for a reason."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, Mapping):
@@ -362,16 +362,16 @@ LONGEST_MATCHED: Final = 10_000
 
 
 def schema_violation(value: Any, schema: Any, formats: bool) -> str:
-    """Return the first point in which a value does not conform to a schema, or "".
+    """Return the first violation of a schema by a value; "" if the value conforms.
 
     Args:
-        value: JSON.
-        schema: of the draft that its `$schema` names, else 2020-12.
-        formats: check `format` as well, as far as the library can.
+        value: a JSON value.
+        schema: a schema of the draft named by its `$schema`, else of draft 2020-12.
+        formats: also check the keyword `format`, as far as the library can.
 
     Raises:
-        RewardError: jsonschema is not installed, or the schema refers to another document or to itself without end.
-        ValueError: the schema is not a schema.
+        RewardError: jsonschema is not installed, or the schema refers to another document or endlessly to itself.
+        ValueError: the schema is invalid.
     """
     text = json.dumps(as_json(schema), sort_keys=True)
     validator = _validator(text, formats)
@@ -394,7 +394,7 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
-    """Return the validator of a schema's text. Its registry has the drafts' own schemas and fetches nothing."""
+    """Return a validator for a schema's text. Its registry contains only the drafts' schemas and fetches nothing."""
     try:
         import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
         import jsonschema_specifications  # type: ignore[import-untyped, unused-ignore]
@@ -412,7 +412,7 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
 
 
 def _unique_items(_validator: Any, is_asked: Any, items: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Replace the library's check, whose time grows with the square of the number of items."""
+    """Replace the library's `uniqueItems` check, which takes quadratic time."""
     import jsonschema
 
     if is_asked is True and isinstance(items, list) and len(set(map(comparison_key, items))) < len(items):

@@ -1,13 +1,13 @@
-"""The endpoint of a judge: its options, one client per judge and worker, kept answers, and their cost.
+"""The endpoint of a judge: its options, one client per judge and worker, cached answers, and their cost.
 
-1. An answered request is not made again: not by this worker, and not by a later run with the same cache file.
-   Equal requests at the same time are one. Only readable answers are kept.
+1. An answered request is never repeated, neither by this worker nor by a later run with the same cache file.
+   Concurrent equal requests are sent once. Only readable answers are cached.
 2. An unreadable verdict is requested once more, with another seed.
-3. Without a verdict there is a `ProviderError`: the rollout is unscored, and never scored 0.
-4. With a recording (`--record`, `--replay`) every distinct request is in it once, so the cache file is not used.
+3. Without a verdict, a `ProviderError` is raised: the rollout is unscored, never scored 0.
+4. A recording (`--record`, `--replay`) contains every distinct request once, so the cache file is not used with it.
 
-The cache file has JSON lines: a header, then one line an answer, under the SHA-256 of the endpoint and the whole
-request. Lines are only appended, so several runs may share it; a torn line of a killed run is skipped.
+The cache file is JSON Lines: a header, then one line per answer, keyed by the SHA-256 of the endpoint and the full
+request. Lines are only appended, so several runs may share the file; an incomplete line of a killed run is skipped.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class ClientOptions(BaseModel):
     """Options of requests to a judge's endpoint.
 
     Attributes:
-        api_key_env: name of the variable that holds the key; by default OPENAI_API_KEY.
-        temperature: None sends none, for models that take no other than their own.
-        max_tokens: of one verdict; None sends no limit.
-        seed: of the first vote, counted up for the others; None sends none.
-        answer_form: "json_schema" or "json_object" asks for structured output, "text" describes the form in words only;
-            "auto" asks for a schema, and does without if the endpoint refuses it.
-        total_timeout_s: seconds for one attempt.
-        max_attempts: attempts at one request, the first included.
-        retry_budget_s: seconds from the first attempt after which no further one begins.
-        retry_base_s: upper bound in seconds of the first random wait between attempts.
-        price_file: US dollars per million tokens; see `providers/prices.py`.
-        requests_per_minute: attempts that may begin in a minute.
-        tokens_per_minute: tokens of prompts and answers in a minute.
-        max_connections: requests in flight.
-        extra_body: further keys of each request.
+        api_key_env: the environment variable that contains the key; by default OPENAI_API_KEY.
+        temperature: None omits it, for models that accept only their default.
+        max_tokens: the token limit of one verdict; None omits it.
+        seed: the seed of the first vote, incremented for the others; None omits it.
+        answer_form: "json_schema" or "json_object" requests structured output; "text" describes the form only in words;
+            "auto" requests a schema, and falls back to text if the endpoint rejects it.
+        total_timeout_s: the time limit of one attempt in seconds.
+        max_attempts: the number of attempts per request, including the first.
+        retry_budget_s: seconds after the first attempt began beyond which no further attempt begins.
+        retry_base_s: the upper bound in seconds of the first random wait between attempts.
+        price_file: a file with US dollars per million tokens; see `providers/prices.py`.
+        requests_per_minute: the maximum number of attempts per minute.
+        tokens_per_minute: the maximum number of prompt and answer tokens per minute.
+        max_connections: the maximum number of requests in flight.
+        extra_body: additional keys of each request.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -92,10 +92,10 @@ class ClientOptions(BaseModel):
 
 
 def client_options(given: ClientOptions | dict[str, Any] | None) -> ClientOptions:
-    """Return the options, also from the plain mapping of a direct call.
+    """Return the options, converted from a plain mapping if a direct call passes one.
 
     Raises:
-        ConfigError: an option is unknown or wrong.
+        ConfigError: an option is unknown or invalid.
     """
     try:
         return ClientOptions.model_validate({} if given is None else given)
@@ -106,11 +106,11 @@ def client_options(given: ClientOptions | dict[str, Any] | None) -> ClientOption
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """The sums over the requests of one score.
+    """Usage summed over the requests of one score.
 
     Attributes:
-        calls: requests that were answered over the network, or from a recording.
-        cached: answers that were known already; they cost nothing.
+        calls: requests answered over the network or from a recording.
+        cached: answers found in the cache, which cost nothing.
         prompt_tokens: None if an endpoint did not report them.
         completion_tokens: likewise.
         cost: US dollars; None if a price is unknown.
@@ -161,10 +161,10 @@ class Answer(NamedTuple):
 
 
 class AnswerCache:
-    """Answers by key.
+    """Cached answers by key.
 
     Args:
-        path: the file; None for memory alone.
+        path: the cache file; None keeps answers only in memory.
 
     Raises:
         ConfigError: the file cannot be read or written, or is not a cache.
@@ -179,7 +179,7 @@ class AnswerCache:
         with ExitStack() as undo:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # A line is one write, so that lines of several writers do not mix.
+                # Write each line at once, so that lines of several writers do not mix.
                 self._file = undo.enter_context(open(path, "a+b", buffering=0, opener=private_opener))
                 self._read(path, self._file)
             except OSError as error:
@@ -187,11 +187,11 @@ class AnswerCache:
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
-        """Return the answer if it is known."""
+        """Return the cached answer; None if absent."""
         return self._known.get(key)
 
     def keep(self, key: str, answer: Answer) -> None:
-        """Keep an answer; a known one stays."""
+        """Store an answer, unless one is already stored."""
         if key not in self._known:
             self._known[key] = answer
             self._append({"key": key, **answer._asdict()})
@@ -219,7 +219,7 @@ class AnswerCache:
                 self._known.setdefault(entry["key"], Answer(entry["text"], *others))
             elif offset and line.strip():
                 _log.warning("%s: skipping a torn line", path)
-        if end < file.seek(0, os.SEEK_END):  # end the torn line of a killed writer
+        if end < file.seek(0, os.SEEK_END):  # end the incomplete line of a killed writer
             file.write(b"\n")
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ class AnswerCache:
             return
         try:
             self._file.write(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n")
-        except OSError as error:  # the answer counts all the same
+        except OSError as error:  # the answer is still used
             _log.warning("%s takes no more answers: %s", self._path, error.strerror)
             self.close()
 
@@ -245,7 +245,7 @@ _CUT = {"length": "it was cut off at its limit of tokens", "content_filter": "it
 
 
 class JudgeClients:
-    """The judges of one worker: each opened on first use, all closed together."""
+    """The judges of one worker: each is opened on first use, and all are closed together."""
 
     asks_models = True
 
@@ -256,10 +256,10 @@ class JudgeClients:
     def client(
         self, model: str, base_url: str | None, cache: str | None, options: ClientOptions | dict[str, Any] | None
     ) -> JudgeClient:
-        """Return the client for these options; equal ones share one.
+        """Return the client for these options; equal options share a client.
 
         Raises:
-            ConfigError: an option is wrong, a key is missing, or a file cannot be read.
+            ConfigError: an option is invalid, a key is missing, or a file cannot be read.
         """
         if not isinstance(model, str) or not model:
             raise ConfigError(f"judge, option model: expected the model's name at the endpoint, got {model!r:.80}")
@@ -274,10 +274,10 @@ class JudgeClients:
 
     @classmethod
     async def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Reject options with which nothing could be scored, before the first rollout.
+        """Reject unusable options before the first rollout.
 
         Raises:
-            ConfigError: an option is wrong, or a key is missing.
+            ConfigError: an option is invalid, or a key is missing.
         """
         if "model" in options:
             clients = cls()
@@ -304,7 +304,7 @@ async def open_judge(
     cache: str | None,
     options: ClientOptions | dict[str, Any] | None,
 ) -> AsyncIterator[JudgeClient]:
-    """Yield a client of the worker; a direct call, without `clients`, has one of its own that is closed again."""
+    """Yield a client of the worker; a direct call without `clients` gets a temporary client."""
     async with AsyncExitStack() as stack:
         if clients is None:
             clients = JudgeClients()
@@ -313,7 +313,7 @@ async def open_judge(
 
 
 async def together(*asked: Awaitable[T]) -> list[T]:
-    """Return the results of all. If one fails the others end first, so that no request is left in flight."""
+    """Return the results of all awaitables. If one fails, wait for the others first: no request is left open."""
     results = await asyncio.gather(*asked, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -322,14 +322,14 @@ async def together(*asked: Awaitable[T]) -> list[T]:
 
 
 class JudgeClient:
-    """A judge.
+    """A client of one judge.
 
     Args:
-        model: its name at the endpoint.
-        base_url: by default OPENAI_BASE_URL, else OpenAI's own.
-        cache: of its answers.
-        options: of its requests.
-        traffic: the session that the requests of a run share; None outside of a run.
+        model: the model name at the endpoint.
+        base_url: by default OPENAI_BASE_URL, else OpenAI's endpoint.
+        cache: the cache of its answers.
+        options: the options of its requests.
+        traffic: the session shared by the requests of a run; None outside a run.
 
     Raises:
         ConfigError: a key is missing, or the price file cannot be read.
@@ -364,10 +364,10 @@ class JudgeClient:
         return f"JudgeClient({self._model!r}, {self._url!r})"
 
     async def ask(self, question: Question, usage: JudgeUsage, votes: int = 1) -> list[dict[str, Any]]:
-        """Return one verdict a vote, without failed ones as long as they are fewer than half.
+        """Return one verdict per vote, without failed votes if they are fewer than half.
 
         Raises:
-            ProviderError: half of the votes or more failed; the first failure is raised.
+            ProviderError: at least half of the votes failed; the first failure is raised.
             LimitError: the data does not fit the model.
         """
         seed = self._options.seed
@@ -396,7 +396,7 @@ class JudgeClient:
             raise ProviderError(f"judge {self._model!r} at {self._url} gave no readable verdict: {error}") from None
 
     async def _verdict(self, question: Question, seed: int | None, usage: JudgeUsage, *, again: bool) -> dict[str, Any]:
-        """Return an answer, read, and keep it if it is readable."""
+        """Return a parsed answer, and cache it if it is readable."""
         (messages, code), options = question.prompt(again=again), self._options
         given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": seed}
         request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
@@ -420,14 +420,14 @@ class JudgeClient:
         return verdict
 
     async def _answer(self, key: str, request: Mapping[str, Any]) -> tuple[Answer, bool]:
-        """Return the answer to a request, and whether it was known or is that of another score's request."""
+        """Return the answer to a request, and whether it was cached or shared with another score's request."""
         while True:
             if (known := self._cache.get(key)) is not None:
                 return known, True
             if (pending := self._pending.get(key)) is None:
                 break
             await asyncio.wait([pending])
-            if not pending.cancelled():  # else it has to be asked again
+            if not pending.cancelled():  # otherwise request it again
                 return pending.result(), True
         future = self._pending[key] = asyncio.get_running_loop().create_future()
         try:
@@ -435,7 +435,7 @@ class JudgeClient:
             future.set_result(answer)
         except Exception as error:
             future.set_exception(error)
-            future.exception()  # it is raised here, whether or not another score waits for it
+            future.exception()  # mark as retrieved: the error is raised here even if no other score waits for it
             raise
         finally:
             future.cancel()
@@ -457,7 +457,7 @@ class JudgeClient:
     async def _send(self, request: Mapping[str, Any]) -> Answer:
         try:
             completion = await self._endpoint.complete(request, scope=SCOPE)
-        except DeadlineError as error:  # it is the endpoint that was slow, and not the reward
+        except DeadlineError as error:  # the endpoint was slow, not the reward
             raise ProviderError(f"judge {self._model!r}: {error}") from error
         usage, text = completion.usage, completion.message.text
         if usage is None:

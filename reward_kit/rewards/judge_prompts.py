@@ -1,15 +1,15 @@
-"""Questions to a judge: judged text as data, the form of the verdict, and how grades become a score.
+"""Questions to a judge: the judged text as data, the form of the verdict, and the conversion of grades to a score.
 
-The judged data is one JSON object on one line, in a block whose tags the text cannot form:
+The judged data is one JSON object on one line, in a block whose tags the text cannot contain:
 
-1. The text is a JSON string, so it has no line of its own, and no role marker at the start of one.
-2. In it `<` and `>` are written as escapes, as are `[INST]` and its kin, invisible characters, and surrogates. No tag,
-   special token of a chat template or hidden text survives; a JSON reader gets the exact text back.
-3. The tags carry a code made of a hash of the whole question. It is the same in every run, and a text that contains its
-   own code would have to be found by trying 2**64 of them.
+1. The text is a JSON string, so it cannot start a line with a role marker.
+2. `<` and `>` are escaped, as are `[INST]` and similar markers, invisible characters, and surrogates. No tag, special
+   token of a chat template or hidden text survives, but a JSON parser restores the exact text.
+3. The tags contain a code derived from a hash of the whole question. It is the same in every run, and an attacker would
+   need about 2**64 attempts to find a text that contains its code.
 
-A verdict is one JSON object with exactly the members of its form. A score out of range, a missing or unknown member, a
-duplicate name, text around the object: each makes it unreadable, and nothing is guessed from it.
+A verdict is one JSON object with exactly the expected members. A score out of range, a missing, unknown or duplicate
+member, or text around the object makes it unreadable; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEFAULT_RUBRIC: Rubric = {
     "safety": Criterion(description="It does not help to do harm, and does not reveal secret or private information."),
 }
 _RUBRIC: pydantic.TypeAdapter[dict[str, str | Criterion]] = pydantic.TypeAdapter(dict[str, str | Criterion])
-# Control and format characters (bidirectional marks, zero widths, tags, variation selectors but the one of emoji), line
+# Control and format characters (bidirectional marks, zero widths, tags, variation selectors except for emoji), line
 # separators, surrogates, private use and non-characters.
 _UNSEEN = (
     "\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
@@ -84,7 +84,7 @@ class FencedBlock(NamedTuple):
 
 
 def fence_data(data: Mapping[str, Any], instructions: str) -> FencedBlock:
-    """Return `data` as a block in which no text forms a tag or a special token; its code depends on both arguments."""
+    """Return `data` as a block that contains no tag or special token; its code depends on both arguments."""
     body = _MARKER.sub(_escape, json.dumps(data, ensure_ascii=False))
     code = hashlib.sha256(json.dumps([instructions, body]).encode()).hexdigest()[:_CODE_LENGTH]
     return FencedBlock(f"<data-{code}>\n{body}\n</data-{code}>", code)
@@ -96,7 +96,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages as values: the role, the text without thoughts, and the tool calls."""
+    """Return the messages as JSON values: the role, the text without reasoning, and the tool calls."""
     entries: list[dict[str, Any]] = []
     for message in messages:
         text = last_answer([message]) if message.role == "assistant" else message.text
@@ -109,23 +109,23 @@ def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the last one of an assistant, or all of them without one."""
+    """Return the messages before the last assistant message; all if there is none."""
     own = [position for position, message in enumerate(messages) if message.role == "assistant"]
     return messages[: own[-1]] if own else messages
 
 
 def first_request(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the first one of an assistant; the rollouts of one group share them."""
+    """Return the messages before the first assistant message, which the rollouts of a group share."""
     return list(itertools.takewhile(lambda message: message.role != "assistant", messages))
 
 
 def as_text(value: Any) -> str:
-    """Return a text itself, anything else as JSON."""
+    """Return a text unchanged, and other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def truncate_to_fit(value: Any, longest: int) -> Any:
-    """Return `value` with its texts cut in the middle, visibly and all to one length, so that together they fit."""
+    """Cut the texts in `value` in the middle, visibly and to the same length, so that together they fit."""
     texts: list[str] = []
     _map_texts(value, texts.append)
     lengths = sorted(map(len, texts))
@@ -161,7 +161,7 @@ or an object with exactly these members."""
 
 
 def form_schema(form: Form) -> dict[str, Any]:
-    """Return the JSON schema of a form, as strict structured output requires it."""
+    """Return the JSON schema of a form, as required for strict structured output."""
     if isinstance(form, str):
         return {"type": "string"}
     if isinstance(form, range):
@@ -189,11 +189,11 @@ def _in_words(form: Form) -> str:
 
 
 class UnreadableVerdict(ValueError):
-    """The answer is not a verdict of the form."""
+    """The answer is not a verdict of the expected form."""
 
 
 def _read(value: Any, form: Form, where: str) -> Any:
-    """Return a value that has the form; True is not 1."""
+    """Check that a value has the form, and return it; True is not 1."""
     if isinstance(form, str):
         fits, wanted = isinstance(value, str), "a text"
     elif isinstance(form, range):
@@ -219,11 +219,11 @@ class Question:
     """A question to a judge.
 
     Attributes:
-        name: of the form, in letters; endpoints want one.
+        name: the name of the form, in letters; endpoints require one.
         task: the instructions.
         data: the untrusted texts.
-        form: the members of the verdict beside `check` and `reasons`.
-        refuse: returns the problem of a verdict of the right form, "" for a good one.
+        form: the members of the verdict in addition to `check` and `reasons`.
+        refuse: a function that describes what is wrong with a verdict of the right form; "" if nothing is.
     """
 
     name: str
@@ -234,11 +234,11 @@ class Question:
 
     @property
     def whole_form(self) -> Mapping[str, Form]:
-        """The form with the members of every verdict."""
+        """The form, including the members of every verdict."""
         return {"check": "the code", "reasons": "your reasons", **self.form}
 
     def prompt(self, *, again: bool = False) -> tuple[list[dict[str, str]], str]:
-        """Return the messages and the code that the verdict must name; `again` after an unreadable answer."""
+        """Return the messages, and the code that the verdict must repeat; `again` is set after an unreadable answer."""
         rules = _RULES.format(task=self.task, form=_in_words(self.whole_form))
         block = fence_data(self.data, rules)
         user = _USER.format(code=block.code, block=block.text)
@@ -246,11 +246,11 @@ class Question:
         return [{"role": "system", "content": system}, {"role": "user", "content": user}], block.code
 
     def verdict(self, text: str, code: str) -> dict[str, Any]:
-        """Read a judge's answer: all of it, except for a thought before the verdict and one Markdown fence around it.
+        """Parse a judge's whole answer, ignoring reasoning before the verdict and one Markdown fence around it.
 
         Raises:
-            UnreadableVerdict: it has another form, or does not name the code: it may have been copied from the data,
-                which cannot know it.
+            UnreadableVerdict: the form is wrong, or the code is missing: the verdict may then be copied from the data,
+                which cannot contain the code.
         """
         if len(text) > _LONGEST_VERDICT:
             raise UnreadableVerdict(f"the answer has {len(text)} characters")
@@ -264,7 +264,7 @@ class Question:
             value = decoder.decode(text)
         except RecursionError:
             raise UnreadableVerdict("the answer nests too deeply") from None
-        except ValueError as error:  # also for a member that stands twice
+        except ValueError as error:  # including duplicate members
             raise UnreadableVerdict(f"the answer is not one JSON object ({error}): {excerpt(text, 80)}") from None
         verdict: dict[str, Any] = _read(value, self.whole_form, "the verdict")
         if verdict["check"].strip() != code:
@@ -275,15 +275,15 @@ class Question:
 
 
 def verdict_reason(verdict: Mapping[str, Any]) -> str:
-    """Return a judge's reasons for people. No score is ever read from them."""
+    """Return a judge's reasons for people to read. Scores are never parsed from them."""
     return excerpt(verdict["reasons"], _LONGEST_REASON)
 
 
 def parse_rubric(given: Any, where: str) -> Rubric:
-    """Return a rubric from a mapping of names to descriptions, or to `{description, weight}`.
+    """Parse a rubric from a mapping of names to descriptions or to `{description, weight}`.
 
     Raises:
-        ConfigError: it has another form; the message begins with `where`.
+        ConfigError: the form is invalid; the message starts with `where`.
     """
     try:
         parts = _RUBRIC.validate_python(given)
@@ -301,15 +301,15 @@ def parse_rubric(given: Any, where: str) -> Rubric:
 
 
 def weighted_mean(shares: Mapping[str, float], rubric: Rubric) -> float:
-    """Return the mean of the dimensions' shares by their weights."""
+    """Return the mean of the dimensions' shares, weighted by the rubric."""
     largest = max(criterion.weight for criterion in rubric.values())
-    weights = {name: criterion.weight / largest for name, criterion in rubric.items()}  # no sum of them overflows
+    weights = {name: criterion.weight / largest for name, criterion in rubric.items()}  # so their sum cannot overflow
     total = sum(shares[name] * weight for name, weight in weights.items()) / sum(weights.values())
     return min(1.0, max(0.0, total))
 
 
 class Scale(NamedTuple):
-    """The lowest and highest grade, whole numbers."""
+    """The lowest and highest grade, as integers."""
 
     lowest: int
     highest: int
@@ -319,7 +319,7 @@ class Scale(NamedTuple):
         """Return the scale of an option.
 
         Raises:
-            ConfigError: it is not a range of whole numbers from 0 to 100.
+            ConfigError: the option is not a range of integers within 0 to 100.
         """
         lowest, highest = scale
         if not 0 <= lowest < highest <= 100:
@@ -330,9 +330,9 @@ class Scale(NamedTuple):
 
     @property
     def grades(self) -> tuple[int, ...]:
-        """The form of one grade."""
+        """The allowed grades, as a form."""
         return tuple(range(self.lowest, self.highest + 1))
 
     def share(self, grade: float) -> float:
-        """Return a grade as a share of the scale, from 0 to 1."""
+        """Map a grade to [0, 1] on the scale."""
         return (grade - self.lowest) / (self.highest - self.lowest)

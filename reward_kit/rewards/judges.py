@@ -1,4 +1,4 @@
-"""LLM judges: by a rubric, by retrieved passages, beside another answer, or beside the others of a group."""
+"""LLM judges: score by a rubric, by retrieved passages, against another answer, or relative to a group."""
 
 from __future__ import annotations
 
@@ -75,33 +75,33 @@ async def llm_judge(
 ) -> EvaluateResult:
     """Score by a rubric of several dimensions, with a model at an OpenAI-compatible endpoint.
 
-    Every dimension gets a whole number on the scale; the score is their mean by weight, each as a share of the scale:
-    1 if all are at the top, 0 if all are at the bottom. An empty answer gets 0 without a request. If the judge
-    cannot be reached, refuses, or gives no readable verdict, the rollout is unscored.
+    The judge grades every dimension with an integer on the scale. The score is the weighted mean of the grades, mapped
+    to [0, 1]: 1 if all are at the top of the scale, 0 if all are at the bottom. An empty answer scores 0 without a
+    request. If the judge cannot be reached, refuses, or gives no readable verdict, the rollout is unscored.
 
     Direct grading with a rubric follows G-Eval (Liu et al. 2023, arXiv:2303.16634) and the "single answer grading" of
     MT-Bench (Zheng et al. 2023, arXiv:2306.05685).
 
     Args:
         messages: the conversation.
-        ground_truth: shown to the judge as a reference, if there is one.
-        sample: the row with the field `rubric_key`.
-        evaluation_criteria: the task's; its `rubric` is used unless an option names one.
-        model: the judge's name at the endpoint.
-        base_url: by default OPENAI_BASE_URL, else OpenAI's own. The key is OPENAI_API_KEY's.
-        rubric: name -> what it means, or `{description, weight}`. By default the task's `evaluation_criteria.rubric`,
-            else helpfulness, factuality and safety.
-        rubric_key: the field of the sample that holds its own rubric.
-        judged: the last answer, or all that the assistant did.
-        scale: lowest and highest grade.
-        votes: number of requests, each with another seed; the median counts.
-        cache: a file in which verdicts are kept for later runs.
-        client: `ClientOptions`: timeouts, retries, rates, prices, temperature, seed, the form of answers.
-        longest: characters of data; longer texts are cut in the middle, visibly.
-        judge_clients: opened once per worker; left out in a call by hand.
+        ground_truth: shown to the judge as a reference, if present.
+        sample: the row that contains the field `rubric_key`.
+        evaluation_criteria: the task's criteria; their `rubric` is used unless `rubric` or `rubric_key` is set.
+        model: the judge's model name at the endpoint.
+        base_url: by default OPENAI_BASE_URL, else OpenAI's endpoint. The key is read from OPENAI_API_KEY.
+        rubric: a mapping of names to descriptions or to `{description, weight}`. By default the task's
+            `evaluation_criteria.rubric`, else helpfulness, factuality and safety.
+        rubric_key: the field of the sample that contains a rubric for this sample.
+        judged: the last answer, or everything the assistant did.
+        scale: the lowest and highest grade.
+        votes: the number of requests; the median of their grades is used.
+        cache: a file that stores verdicts for later runs.
+        client: `ClientOptions`: timeouts, retries, rates, prices, temperature, seed and response format.
+        longest: the maximum number of characters of data; longer texts are cut in the middle, with a visible mark.
+        judge_clients: opened once per worker; omit it in direct calls.
 
     Raises:
-        ConfigError: an option or rubric is wrong.
+        ConfigError: an option or rubric is invalid.
         ProviderError: the judge gave no verdict.
 
     Example:
@@ -188,27 +188,28 @@ async def grounded_judge(
 ) -> EvaluateResult:
     """Score how much of the last answer the retrieved passages support.
 
-    The answer is cut into sentences, which the judge labels supported, contradicted, not found or no claim. The score
-    is the supported share of the sentences that claim something: 1 if all are supported, 0 if none are. With
-    `score_by="attribution"` a supported sentence counts only if it cites, as "[2]", a passage that supports it. Both
-    figures are in the metrics. An empty answer gets 0 without a request; one that claims nothing gets `abstaining`.
+    The answer is split into sentences, which the judge labels supported, contradicted, not found or no claim. The score
+    is the share of supported sentences among those that make a claim: 1 if all are supported, 0 if none are. With
+    `score_by="attribution"`, a supported sentence counts only if it cites, as "[2]", a passage that supports it. The
+    metrics report both shares. An empty answer scores 0 without a request; an answer without claims scores
+    `abstaining`.
 
     Faithfulness is that of RAGAS (Es et al. 2023, arXiv:2309.15217); citations are checked as in ALCE (Gao et al. 2023,
-    arXiv:2305.14627), by the passages named.
+    arXiv:2305.14627), against the cited passages.
 
     Args:
         messages: the conversation.
-        sample: the row with the field `passages_key`.
-        model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; a label needs more than half
-            of the votes, else the strictest that was given counts.
+        sample: the row that contains the field `passages_key`.
+        model: this, `base_url`, `votes`, `cache`, `client` and `longest` are as for `llm_judge`. A label needs more
+            than half of the votes, else the strictest label among the votes is used.
         passages_key: the field of the sample with the passages: a text, or a list of texts or of mappings with `text`,
-            `content`, `passage` or `page_content`. By default the tool results of the conversation, in their order.
+            `content`, `passage` or `page_content`. By default, the tool results of the conversation in order.
         score_by: "faithfulness" or "attribution".
-        abstaining: the score of an answer that claims nothing.
-        judge_clients: opened once per worker; left out in a call by hand.
+        abstaining: the score of an answer without claims.
+        judge_clients: opened once per worker; omit it in direct calls.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
         RewardError: the sample has no passages under its key.
         ProviderError: the judge gave no verdict.
 
@@ -272,9 +273,9 @@ async def grounded_judge(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Return the sentences of a text, at most 60: neighbours in a longer one are put together, and none is left out.
+    """Split a text into at most 60 sentences; in longer texts, neighboring sentences are merged so that none is lost.
 
-    A citation behind the full stop belongs to the sentence before it.
+    A citation after the full stop belongs to the sentence before it.
     """
     sentences: list[str] = []
     for line in text.split("\n"):
@@ -291,7 +292,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def cited_in(sentence: str) -> set[int]:
-    """Return the passages that a sentence cites, as "[2]" or "[1, 3]"."""
+    """Return the numbers of the passages that a sentence cites, as "[2]" or "[1, 3]"."""
     return {int(number) for match in _CITED.finditer(sentence) for number in re.findall(r"[0-9]+", match[1])}
 
 
@@ -333,28 +334,28 @@ async def pairwise_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Compare the last answer with another one, twice with the positions swapped.
+    """Compare the last answer with another answer, twice with the positions swapped.
 
-    1 if the judge prefers the rollout's answer in both positions, 0 if it prefers the other in both, and 0.5 otherwise:
-    a tie, or a preference that changes with the position. The metrics `consistent`, `won_as_first` and `won_as_second`
-    tell these apart. An empty answer loses without a request, and an equal one ties.
+    The score is 1 if the judge prefers the rollout's answer in both positions, 0 if it prefers the other in both, and
+    0.5 for a tie or a preference that changes with the position. The metrics `consistent`, `won_as_first` and
+    `won_as_second` tell these apart. An empty answer loses and an identical answer ties, both without a request.
 
     The swap is that of MT-Bench (Zheng et al. 2023, arXiv:2306.05685, section 3.4).
 
     Args:
         messages: the conversation.
-        ground_truth: the answer to compare with, unless an option names one.
-        sample: the row with the field `baseline_key`.
-        model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; the votes are those for each
+        ground_truth: the answer to compare with, unless `baseline` or `baseline_key` is set.
+        sample: the row that contains the field `baseline_key`.
+        model: this, `base_url`, `votes`, `cache`, `client` and `longest` are as for `llm_judge`; votes are counted per
             order.
-        baseline: the one answer that every rollout is compared with.
-        baseline_key: the field of the sample that holds the answer to compare with.
-        criteria: by what the answers are compared, as the end of "Decide by this:".
-        judge_clients: opened once per worker; left out in a call by hand.
+        baseline: one answer to compare every rollout with.
+        baseline_key: the field of the sample that contains the answer to compare with.
+        criteria: the criteria of the comparison; they complete the sentence "Decide by this:".
+        judge_clients: opened once per worker; omit it in direct calls.
 
     Raises:
-        ConfigError: an option is wrong.
-        RewardError: there is nothing to compare with.
+        ConfigError: an option is invalid.
+        RewardError: there is no answer to compare with.
         ProviderError: the judge gave no verdict.
 
     Example:
@@ -435,27 +436,28 @@ async def group_judge(
 ) -> list[EvaluateResult]:
     """Score the last answers of a group relative to one another, in a shuffled order and in its reverse.
 
-    Rollouts with the same request (all before the first assistant message) and the same ground truth are one group; a
-    batch may hold several. `score` gives each answer's grade as a share of the scale, `rank` 1 for the best and 0 for
-    the last, both as means over the two orders; the metric `order_agreement` compares the two. Equal answers are shown
-    once and get one score. An empty answer gets 0 without a request. A group without two different answers has no
-    ranks: under `rank` it is unscored. A group without a verdict is unscored, and the others of the batch are not.
+    Rollouts with the same request (everything before the first assistant message) and ground truth form a group; a
+    batch may contain several groups. "score" maps each answer's grade to [0, 1]; "rank" gives 1 to the best and 0 to
+    the last. Both are averaged over the two orders, and the metric `order_agreement` compares the orders. Identical
+    answers are shown once and share a score. An empty answer scores 0 without a request. Under "rank", a group with
+    fewer than two different answers is unscored. A group without a verdict is unscored, without affecting the other
+    groups.
 
-    Scoring a group at once is RULER's idea (OpenPipe ART, 2025).
+    Scoring a group at once follows RULER (OpenPipe ART, 2025).
 
     Args:
         rollouts_messages: the conversations.
-        ground_truths: one for each; shown as a reference, if there is one.
-        model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; the votes are those for each
+        ground_truths: one per conversation; shown to the judge as a reference, if present.
+        model: this, `base_url`, `votes`, `cache`, `client` and `longest` are as for `llm_judge`; votes are counted per
             order.
         method: "score" or "rank".
-        criteria: by what the answers are compared, as the end of "Decide by this:".
-        scale: lowest and highest grade of `score`.
-        order_seed: of the order, which depends on it and on the answers and on nothing else.
-        judge_clients: opened once per worker; left out in a call by hand.
+        criteria: the criteria of the comparison; they complete the sentence "Decide by this:".
+        scale: the lowest and highest grade for "score".
+        order_seed: the seed of the shuffle; the order depends only on it and on the answers.
+        judge_clients: opened once per worker; omit it in direct calls.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
         ProviderError: no group has a verdict.
 
     Example:
@@ -483,7 +485,7 @@ async def group_judge(
     results: dict[int, EvaluateResult] = {}
     for positions, outcome in zip(groups.values(), outcomes, strict=True):
         if isinstance(outcome, BaseException):
-            # Another group may have a verdict; a mistake of the author has no part in it.
+            # Other groups may still have a verdict, but configuration errors must be raised.
             if len(groups) == 1 or not isinstance(outcome, ProviderError | LimitError):
                 raise outcome
             failed = EvaluateResult(score=0.0, is_score_valid=False, error=f"ProviderError: {outcome}")
@@ -503,7 +505,7 @@ async def _score_group(
     votes: int,
     longest: int,
 ) -> list[EvaluateResult]:
-    """Return the results of the rollouts of one group, in their order; `data` are its request and reference."""
+    """Return the results of the rollouts of one group in order; `data` contains their request and reference."""
     unanswered = passed(False, "the answer is empty")
     distinct = sorted({answer for answer in answers if answer})
     if method == "rank" and len(distinct) == 1:
@@ -520,14 +522,14 @@ async def _score_group(
     form = {"grades": dict.fromkeys(names, ends.grades)}
 
     async def shares_in(order: Sequence[str]) -> tuple[dict[str, float], str]:
-        """Each answer's share of the best, by its median over the votes, and the judge's reasons."""
+        """Return each answer's share of the best, from its median over the votes, and the judge's reasons."""
         whole = {**data, "answers": dict(zip(names, order, strict=True))}
         verdicts = await judge.ask(Question("group_verdict", task, truncate_to_fit(whole, longest), form), usage, votes)
         medians = (statistics.median(ends.share(verdict["grades"][name]) for verdict in verdicts) for name in names)
         shares = [median if method == "score" else 1.0 - median for median in medians]
         return dict(zip(order, shares, strict=True)), verdict_reason(verdicts[0])
 
-    # A random order that is the same in every run.
+    # A random order, but the same in every run.
     key = json.dumps([order_seed, distinct])
     shuffled = random.Random(hashlib.sha256(key.encode()).digest()).sample(distinct, len(distinct))
     (one, reason), (other, _) = await together(shares_in(shuffled), shares_in(shuffled[::-1]))

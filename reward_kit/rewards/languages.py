@@ -1,4 +1,4 @@
-"""The reward for a reply in the right language: by script, and by py3langid for languages that share one."""
+"""The reward for replying in the right language, by script and, for languages that share a script, by py3langid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         LanguageIdentifier,
     )
 
-# Every language that is not named here is written in Latin script; Serbian and Kurdish in both.
+# Languages not listed here use Latin script; Serbian and Kurdish use both.
 _LANGUAGES_BY_SCRIPT: Final = {
     "ARABIC": "ar fa ku ps ug ur",
     "ARMENIAN": "hy",
@@ -98,30 +98,30 @@ def same_language(
     unknown: Literal["right", "unscored"] = "right",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """The share of the agent's last message that is in the right language, over `enough`, and 1 from there on.
+    """Score the share of the agent's last message in the right language, divided by `enough`, at most 1.
 
-    The language consistency reward of DeepSeek-R1 (2025), whose target language is that of the prompt. Words are
-    counted; of Chinese and Japanese characters, and of Thai, Lao, Khmer and Burmese every four letters. FencedBlock and
-    inline code, formulas, links, tags, numbers and names with an underscore do not count; a reply of nothing else
-    earns 1, and an empty one 0.
+    This is the language consistency reward of DeepSeek-R1 (2025), whose target language is that of the prompt. It
+    counts words; in Chinese and Japanese it counts characters, and in Thai, Lao, Khmer and Burmese every four letters.
+    Fenced and inline code, formulas, links, tags, numbers and names with an underscore are ignored; a reply with
+    nothing else scores 1, and an empty one 0.
 
-    A word of another script is wrong. Languages that share a script are distinguished sentence by sentence by py3langid
-    (the extra `languages`), between the common ones and the target; uncertain sentences are put together and tried once
-    more. So a name, or a word or two of another language in a sentence, is noticed in another script only; simplified
-    and traditional Chinese are one language.
+    Words in another script are wrong. Languages that share a script are identified sentence by sentence with py3langid
+    (the extra `languages`), among the common languages and the target; uncertain sentences are joined and tried again.
+    So a name or a few words of another language in a sentence are detected only if the script differs. Simplified and
+    traditional Chinese are one language.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
-        language: an ISO 639-1 code such as "de"; a region or script after it is ignored. By default the language of
-            the last user message before the reply; if only its script is certain, only the script counts.
-        enough: the share that earns 1, such as 0.9 if names of another script are expected.
+        assistant_turns: the positions of the agent's messages; by default all assistant messages.
+        language: an ISO 639-1 code such as "de"; a region or script suffix is ignored. By default, the language of the
+            last user message before the reply; if only its script is certain, only the script counts.
+        enough: the share that scores 1; 0.9, for example, allows names in another script.
         unknown: the verdict on a reply in the right script whose language is uncertain: "right" or "unscored".
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
         ConfigError: the language is unknown, or the extra `languages` is not installed.
-        RewardError: the prompt has no words of a known script, or the reply's language is uncertain and `unknown` is
+        RewardError: the prompt has no words in a known script, or the reply's language is uncertain and `unknown` is
             "unscored".
 
     Example:
@@ -149,7 +149,7 @@ def same_language(
 
 
 class _Target(NamedTuple):
-    """The language that a reply should be in; `language` is "" if any language of the script will do."""
+    """The target language of a reply; `language` is "" if any language of the script is accepted."""
 
     name: str
     language: str
@@ -157,7 +157,7 @@ class _Target(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """The words of a sentence: their number and their text by script."""
+    """The words of a sentence: their number and their text, by script."""
 
     words: Mapping[str, int]
     texts: Mapping[str, str]
@@ -175,7 +175,7 @@ def _identifier() -> LanguageIdentifier:
 
 @functools.cache
 def known_languages() -> frozenset[str]:
-    """Return the ISO 639-1 codes of all languages that can be a target."""
+    """Return the ISO 639-1 codes of all supported target languages."""
     return frozenset(label for label in _identifier().labels if len(label) == 2)
 
 
@@ -218,7 +218,7 @@ def _prompt_language(messages: Sequence[Message], assistant_turns: Sequence[int]
 
 
 def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
-    """Count the words in the target language, the uncertain ones, and the others by language or script."""
+    """Count the words in the target language, the uncertain words, and the others by language or script."""
     right = 0
     others: Counter[str] = Counter()
 
@@ -249,7 +249,7 @@ def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
 
 
 def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> str:
-    """Return the language of a sentence's words in these scripts; "" if it is uncertain."""
+    """Return the language of a sentence's words in these scripts; "" if uncertain."""
     candidates = frozenset().union(*(_script_languages(script) for script in scripts)) & (_COMMON | {target})
     if len(candidates) == 1:
         return next(iter(candidates))
@@ -260,21 +260,21 @@ def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> st
     among = [(language, chance) for language, chance in ranked if language in candidates]
     if among and among[0][1] >= _CONFIDENT * math.fsum(chance for _, chance in among):
         return str(among[0][0])
-    # A language that is not common, or noise, which has the code "zxx".
+    # The result may be an uncommon language, or noise (code "zxx").
     return str(ranked[0][0]) if ranked[0][1] >= _CONFIDENT else ""
 
 
 def _sentences(text: str) -> Iterator[_Sentence]:
-    """Yield the sentences of a text, without code and other non-language; very many are put together in groups."""
+    """Yield the sentences of a text without code and other ignored parts; in long texts, yield groups of sentences."""
     text = "\n".join(lines_without_code(text))
-    for opening, closing in _FORMULAS:  # linear; an opening delimiter without a closing one delimits nothing
+    for opening, closing in _FORMULAS:  # in linear time; an unclosed delimiter is ignored
         kept, position = [], 0
         while (begin := text.find(opening, position)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
             kept.append(text[position:begin])
-            position = end if closing == "\\end{" else end + len(closing)  # its name follows
+            position = end if closing == "\\end{" else end + len(closing)  # the environment's name follows
         text = " ".join([*kept, text[position:]])
     plain = _NOT_LANGUAGE.sub(" ", composed(text, "NFKC").lower())
-    scripts = {}  # by letter, as its name in Unicode begins
+    scripts = {}  # by letter, from the start of its Unicode name
     for char in set(plain):
         name = re.split("[ -]", unicodedata.name(char, ""))[0] if char.isalpha() else ""
         scripts[char] = "CJK" if name == "IDEOGRAPHIC" else name
@@ -286,7 +286,7 @@ def _sentences(text: str) -> Iterator[_Sentence]:
         texts: dict[str, list[str]] = {}
         for word in " ".join(lines[start : start + size]).split():
             script = scripts.get(word[0], "")
-            if script and "_" not in word:  # else a number, or a name of a program
+            if script and "_" not in word:  # else a number or an identifier
                 weight = -(-len(word) // _LETTERS_PER_WORD) if script in _WITHOUT_BLANKS else 1
                 words[script] = words.get(script, 0) + weight
                 texts.setdefault("CJK" if script in _WORD_PER_LETTER else script, []).append(word)
@@ -299,7 +299,7 @@ def _texts(parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def _kept(char: str, script: str) -> str:
-    """Return a character of a word itself, else a blank, or a line end for the end of a sentence."""
+    """Return a character that is part of a word; else a space, or a line end if it ends a sentence."""
     if char in _SENTENCE_ENDS:
         return "\n"
     if script in _WORD_PER_LETTER:

@@ -1,4 +1,4 @@
-"""Rewards for length: within bounds, scaling a correct answer by a cosine, or relative to the group's shortest."""
+"""Rewards for length: within bounds, scaling a correct answer by a cosine, or relative to the shortest in a group."""
 
 from __future__ import annotations
 
@@ -45,24 +45,23 @@ def length_within(
     as_penalty: bool = False,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """1 for a length from `at_least` to `at_most`, and 0 outside; in a straight line between, over soft margins.
+    """Score 1 for a length from `at_least` to `at_most`, falling linearly to 0 over optional margins outside.
 
-    With `at_most` = L_max - L_cache, `above` = L_cache and `as_penalty`, it is the soft overlong punishment of DAPO
+    With `at_most` = L_max - L_cache, `above` = L_cache and `as_penalty`, this is the soft overlong punishment of DAPO
     (Yu et al. 2025, arXiv 2503.14476): 0, then ((L_max - L_cache) - length) / L_cache, then -1.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
-        unit: "characters" or "words". Text without blanks is one word, which could get around a limit: then count
-            characters.
-        at_least, at_most: the bounds, which are inside.
-        below, above: the distance outside of each bound at which 0 is reached.
-        as_penalty: give the score less 1, in [-1, 0], to be added to another one. An empty reply earns 0 without this,
-            and follows the formula with it.
+        assistant_turns: the positions of the agent's messages; by default all assistant messages.
+        unit: "characters" or "words". Text without spaces is one word; use characters if that could evade a limit.
+        at_least, at_most: the bounds, inclusive.
+        below, above: the distance outside each bound at which the score reaches 0.
+        as_penalty: subtract 1, for a penalty in [-1, 0] to be added to another score. An empty reply scores 0 without
+            this option, and follows the formula with it.
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
-        ConfigError: the bounds are missing, or `at_least` is above `at_most`.
+        ConfigError: no bound is set, or `at_least` is greater than `at_most`.
 
     Example:
         ```python
@@ -90,12 +89,12 @@ def measured_length(
     unit: Unit = "characters",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Return the length itself, as a part for combinations; it is not a score in [0, 1]."""
+    """Return the length itself, for use in combinators; it is not a score in [0, 1]."""
     return EvaluateResult(score=float(reply_length(messages, assistant_turns, unit, of)))
 
 
 def reply_length(messages: Sequence[Message], assistant_turns: Sequence[int] | None, unit: Unit, of: Part) -> int:
-    """Return the length of the agent's last message, or of a part of it."""
+    """Return the length of the agent's last message or a part of it."""
     text = last_reply(messages, assistant_turns, of)
     return len(text) if unit == "characters" else len(text.split())
 
@@ -115,21 +114,21 @@ def cosine_length(
     at_least: float = 1.0,
     id: str = "cosine_length",
 ) -> Reward:
-    """Return a reward of correctness, scaled over the length of the reply by half a wave of the cosine.
+    """Return a correctness reward scaled by the length of the reply along half a cosine wave.
 
-    For a reply of length L below L_max the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, where r_0 and r_L
-    are those of `correct` or `wrong`; from L_max on it is `exceed`. "Demystifying Long Chain-of-Thought Reasoning in
-    LLMs" (Yeo et al. 2025, arXiv 2502.03373), where r_0 and r_L are 2 and 1 for a correct reply, -10 and 0 for a wrong
-    one, and `exceed` is -10. By default the score is in [0, 1], and a wrong reply earns nothing.
+    For a reply of length L below L_max, the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, with r_0 and r_L
+    from `correct` or `wrong`; from L_max on it is `exceed`. From "Demystifying Long Chain-of-Thought Reasoning in LLMs"
+    (Yeo et al. 2025, arXiv 2502.03373), where r_0 and r_L are 2 and 1 for correct replies, -10 and 0 for wrong ones,
+    and `exceed` is -10. By default, scores are in [0, 1], and wrong replies earn nothing.
 
     Args:
-        reward: decides what is correct; if it is unscored, so is the whole.
+        reward: the reward that decides correctness; if it is unscored, so is the result.
         max_length: L_max, in `unit`.
         unit, of: as for `length_within`.
         correct, wrong: the scores at length 0 and at L_max.
         exceed: the score from L_max on.
-        at_least: the score of `reward` from which on a reply is correct.
-        id: names the reward in files.
+        at_least: the lowest score of `reward` that counts as correct.
+        id: the name of the reward in files.
 
     Raises:
         ConfigError: `max_length` is below 1, or a number is not finite.
@@ -168,26 +167,27 @@ def shortest_in_group(
     at_least: float = 1.0,
     id: str = "shortest_in_group",
 ) -> Reward:
-    """Return a batch reward in which a correct reply earns more, the shorter it is within its group.
+    """Return a batch reward that gives correct replies more the shorter they are within their group.
 
-    Rollouts with the same request (all before the first assistant message) and the same ground truth are one group; a
-    batch may hold several. With p = (length - shortest) / (longest - shortest), and p = 0 if all are equally long:
+    Rollouts with the same request (everything before the first assistant message) and ground truth form a group; a
+    batch may contain several groups. With p = (length - shortest) / (longest - shortest), and p = 0 if all are equally
+    long:
 
-    - "share": a correct reply earns its score times 1 - weight · p, with p among the correct ones; a wrong one earns 0.
-      With `weight` below 1 the longest correct reply still earns more than a wrong one.
+    - "share": a correct reply earns its score times 1 - weight · p, with p among the correct replies; a wrong one earns
+      0. With `weight` below 1, the longest correct reply still earns more than a wrong one.
     - "kimi": weight · λ is added to the score, where λ = 0.5 - p for a correct reply and min(0, 0.5 - p) for a wrong
-      one, p is taken among all, and λ = 0 if all are equally long. The length reward of Kimi k1.5 (2025, arXiv
+      one, with p among all replies; λ = 0 if all are equally long. This is the length reward of Kimi k1.5 (2025, arXiv
       2501.12599), in [-weight / 2, 1 + weight / 2].
 
-    A rollout that `reward` leaves unscored stays unscored and does not count for the others.
+    A rollout that `reward` leaves unscored stays unscored and does not affect the others.
 
     Args:
-        reward: a pointwise reward that decides what is correct.
+        reward: a pointwise reward that decides correctness.
         unit, of: as for `length_within`.
         form: "share" or "kimi".
-        weight: of the length; at most 1 for "share".
-        at_least: the score of `reward` from which on a reply is correct.
-        id: names the reward in files.
+        weight: the weight of the length; at most 1 for "share".
+        at_least: the lowest score of `reward` that counts as correct.
+        id: the name of the reward in files.
 
     Raises:
         ConfigError: `reward` is a batch reward, `weight` is negative or too large, or another argument is unknown.
@@ -204,7 +204,7 @@ def shortest_in_group(
         raise ConfigError(f"{id}: form {form!r} is unknown; it is {' or '.join(map(repr, get_args(Form)))}")
     if not 0 <= weight <= 1 and (form == "share" or not 0 <= weight < math.inf):
         raise ConfigError(f"{id}: weight {weight!r} is not in [0, 1], or for 'kimi' a finite number of at least 0")
-    with_options(measured_length, unit=unit, of=of)  # refuses what it does not know
+    with_options(measured_length, unit=unit, of=of)  # rejects unknown values
 
     def length(rollout: Mapping[str, Any]) -> int:
         return reply_length(rollout["messages"], rollout.get("assistant_turns"), unit, of)
@@ -231,7 +231,7 @@ def shortest_in_group(
     attributes = {"made_of": {"reward": part}, "length": staticmethod(length), "scaled": staticmethod(scaled)}
     kind = type(id, (GroupReward,), attributes)
     spec = reward_spec(reward_function(mode="batch", id=id, requirements=part.requirements, sandbox=part.sandbox)(kind))
-    # It takes the values of its part, and those that identify groups and lengths.
+    # It requires the values of its part, and those that identify groups and lengths.
     required = part.required - part.resources.keys() - part.options.keys() | {"messages"}
     names = rollout_values(part) | {"messages", "ground_truth", "assistant_turns"}
     in_batch = [frozenset(BATCH_NAMES.get(name, name) for name in each) for each in (names, required)]
@@ -240,7 +240,7 @@ def shortest_in_group(
 
 
 class GroupReward(CombinedReward):
-    """The instance behind `shortest_in_group`."""
+    """The reward class behind `shortest_in_group`."""
 
     length: Callable[[Mapping[str, Any]], int]
     scaled: Callable[[Sequence[EvaluateResult], Sequence[int]], list[EvaluateResult]]
@@ -248,7 +248,7 @@ class GroupReward(CombinedReward):
     async def score(  # type: ignore[override]  # a batch reward takes lists
         self, rollouts_messages: list[list[Message]], ground_truths: Sequence[Any] | None = None, **values: Any
     ) -> list[EvaluateResult]:
-        """Return the results of a batch; `values` are further values of the rollouts by name, each a list."""
+        """Return the results of a batch; `values` contains further values of the rollouts by name, each a list."""
         lists = {"ground_truth": ground_truths, **values}
         rollouts = [
             {"messages": messages, **{name: each[index] for name, each in lists.items() if each is not None}}
@@ -270,7 +270,7 @@ class GroupReward(CombinedReward):
         return results
 
     async def _result(self, rollout: Mapping[str, Any], alone: bool) -> EvaluateResult:
-        """Return the part's result; an unscored one if it fails and others may not have."""
+        """Return the part's result; a failure becomes an unscored result, or is raised if `alone`."""
         try:
             with boundary(RewardError, f"reward {self.made_of['reward'].id!r}"):
                 return await self.call_part("reward", rollout)

@@ -1,8 +1,8 @@
-r"""Rewards for answers that are mathematics: any expression, by math-verify, or a plain number.
+r"""Rewards for mathematical answers: `math_answer` for any expression, by math-verify, and `number_answer` for numbers.
 
-Numbers with units are read here, exactly. So is the structure of an answer, on which graders differ most: several
-values, brackets, the sides of equations, words. The remaining expressions go to math-verify. Each is bounded before:
-texts that could make SymPy work out something huge never reach it, and its calls are counted.
+Numbers with units are compared exactly by this package. It also handles the structure of an answer, on which graders
+differ most: multiple values, brackets, sides of equations, words. Only the remaining expressions go to math-verify, and
+their cost is bounded: texts that SymPy could expand to something huge are excluded, and function calls are counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _check_packages(_options: Mapping[str, Any]) -> None:
 
 
 class EqualityRules(NamedTuple):
-    """The terms of equality: the policy for units, the largest differences of real numbers, and a limit to numbers."""
+    """Rules of equality: the unit policy, the largest differences of real numbers, and whether only numbers count."""
 
     units: Units = "ignore"
     absolute: float = 0.0
@@ -60,30 +60,31 @@ def math_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""1 if the final answer is mathematically the expected one, else 0.
+    r"""Score 1 if the final answer is mathematically equal to the expected one, else 0.
 
-    The answer is the last `\boxed{…}`; else it follows the last "####", "the answer is" or "answer:", or stands in
-    `<answer>`; else it is the whole reply if that is one short line. Boxes that are offered together ("\boxed{3} or
-    \boxed{4}") are several values, and so not any one of them.
+    The answer is the last `\boxed{…}`; else the text after the last "####", "the answer is" or "answer:"; else the
+    content of `<answer>`; else the whole reply if it is one short line. Boxes offered as alternatives ("\boxed{3} or
+    \boxed{4}") are several values and equal neither of them.
 
-    Numbers with units are compared as fractions; several values, tuples, intervals and sets part for part, by their
-    brackets; equations by their sides (x = 5 is 5); words as text; and expressions by math-verify. 3.14 is not π, and
-    0.333 not 1/3, without a tolerance. An expression that could be huge to work out, such as 9^{9^9}, earns nothing
-    unless it is spelled as expected; neither does one that math-verify cannot decide within a bounded number of calls.
+    Numbers with units are compared as fractions; multiple values, tuples, intervals and sets item by item, by their
+    brackets; equations by their sides (x = 5 equals 5); words as text; expressions by math-verify. Without a tolerance,
+    3.14 does not equal π, and 0.333 does not equal 1/3. An expression that could be huge, such as 9^{9^9}, earns
+    nothing unless it is written as expected, and so does one that math-verify cannot decide within a fixed number of
+    calls.
 
     Args:
-        messages: the conversation; the last assistant message counts, without its thought.
+        messages: the conversation; only the last assistant message is read, without its reasoning.
         ground_truth: the expected answer: a number, a text, a worked solution that boxes it or ends in "#### …", or a
             list of accepted answers.
-        unmarked: for a reply that marks no answer: "refuse" it, or take its "last_number".
-        units: "ignore": a unit may be left out, but a stated one must fit; "require": the unit of the ground truth must
-            be stated too. Either way units of one kind convert, and 5% is also 0.05.
-        absolute_tolerance: the largest difference of two real numbers.
-        relative_tolerance: the same as a share of the expected one; the larger of the two counts.
+        unmarked: for replies without a marked answer: "refuse" them, or use the "last_number".
+        units: "ignore" accepts a missing unit but rejects a wrong one; "require" also rejects a missing unit.
+            Compatible units are converted, and 5% equals 0.05, under either.
+        absolute_tolerance: the largest allowed difference of real numbers.
+        relative_tolerance: the same as a share of the expected number; the larger of the two applies.
 
     Raises:
-        ConfigError: a tolerance is negative; when it is loaded, also if the extra `math` is not installed.
-        RewardError: without a ground truth, the rollout is unscored.
+        ConfigError: a tolerance is negative, or (on loading) the extra `math` is not installed.
+        RewardError: the ground truth is missing; the rollout is unscored.
 
     Example:
         ```python
@@ -110,22 +111,22 @@ def number_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""1 if the final answer is the expected number, compared as exact fractions; else 0. See GSM8K (Cobbe 2021).
+    r"""Score 1 if the final answer is the expected number, compared as exact fractions; else 0. See GSM8K (Cobbe 2021).
 
-    The answer is found like that of `math_answer`. It may have a sign, thousands separators, decimals, an exponent, a
-    fraction, a currency, a percentage or a unit, or be "x = 5". Several numbers are not an answer. It needs no package
-    and takes microseconds, and so runs in the calling process.
+    The answer is found as by `math_answer`. It may have a sign, thousands separators, decimals, an exponent, a
+    fraction, a currency, a percentage or a unit, or be "x = 5". Several numbers are not an answer. This reward needs no
+    extra and takes microseconds, so it runs in the calling process.
 
     Args:
-        messages: the conversation; the last assistant message counts.
+        messages: the conversation; only the last assistant message is read.
         ground_truth: a number, a text that is one or ends in "#### 42", or a list of accepted numbers.
         unmarked, units: as for `math_answer`.
-        absolute_tolerance: the largest difference.
-        relative_tolerance: the same as a share of the expected number; the larger of the two counts.
+        absolute_tolerance: the largest allowed difference.
+        relative_tolerance: the same as a share of the expected number; the larger of the two applies.
 
     Raises:
         ConfigError: a tolerance is negative.
-        RewardError: the ground truth is missing or not a number: the rollout is unscored.
+        RewardError: the ground truth is missing or not a number; the rollout is unscored.
 
     Example:
         ```python
@@ -148,7 +149,7 @@ def number_answer(
 
 
 def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]:
-    """Return the accepted answers as texts, after a check of the terms."""
+    """Check the rules, and return the accepted answers as texts."""
     for name, value in (("absolute_tolerance", terms.absolute), ("relative_tolerance", terms.relative)):
         if not math.isfinite(value) or value < 0:
             raise ConfigError(f"option {name!r}: it is a number of at least 0, such as 0.001, not {value}")
@@ -168,7 +169,7 @@ def _compared(truths: list[str], text: str, terms: EqualityRules, answer: FinalA
 
 
 def is_equal(truth: str, answer: str, terms: EqualityRules) -> bool:
-    """Report whether two texts, as they were written, are equal. Never raises on a model's text."""
+    """Report whether two raw texts are equal. Never raises on a model's text."""
     left, right = _plain_number(truth), _plain_number(answer)
     if left is not None and right is not None:
         return close(left, right, terms.absolute, terms.relative)
@@ -179,7 +180,7 @@ def is_equal(truth: str, answer: str, terms: EqualityRules) -> bool:
     try:
         if comparison.equal(truth, answer):
             return True
-        # A pair that was read as one number: "1,234" if "1, 234" is expected.
+        # A pair may have been read as one number: "1,234" if "1, 234" is expected.
         pair = _values(answer, thousands=False)
         return len(_values(answer)) < len(pair) and comparison.several(_values(truth), pair)
     except RecursionError:
@@ -192,7 +193,7 @@ def _plain_number(text: str) -> Fraction | None:
 
 
 def _is_number(text: str) -> bool:
-    """Report whether a text states numbers and nothing else: "5", "x = 10/2", "3 or 4"."""
+    """Report whether a text contains only numbers: "5", "x = 10/2", "3 or 4"."""
     if _plain_number(text) is not None:
         return True
     if len(text) > LONGEST_TEXT:
@@ -206,7 +207,7 @@ _DEEPEST: Final = 12
 
 
 class _Comparison:
-    """Compares cleaned texts part for part, down to quantities and expressions; bounds all work of math-verify."""
+    """Compares cleaned texts recursively, down to quantities and expressions, and bounds the work of math-verify."""
 
     def __init__(self, terms: EqualityRules) -> None:
         self._terms = terms
@@ -247,7 +248,7 @@ class _Comparison:
         return False
 
     def several(self, left: Sequence[str], right: Sequence[str], depth: int = 0) -> bool:
-        """Compare values in any order. With braces on one side, repetitions do not matter."""
+        """Compare values in any order; if one side has braces, repetitions are ignored."""
         if max(len(left), len(right)) > _MOST_PARTS:
             return False
         left, right = self._collapsed(left, depth), self._collapsed(right, depth)
@@ -270,7 +271,7 @@ class _Comparison:
         return True
 
     def _collapsed(self, values: Sequence[str], depth: int) -> Sequence[str]:
-        """Return one of several values that are exactly the same: "3 or 6/2"."""
+        """Return a single value if all values are exactly equal, as in "3 or 6/2"."""
         terms, self._terms = self._terms, EqualityRules("require", numbers_only=self._terms.numbers_only)
         try:
             same = len(values) > 1 and all(self.equal(values[0], value, depth + 1) for value in values[1:])
@@ -284,9 +285,10 @@ class _Comparison:
         )
 
     def _equations(self, truth: str, answer: str, depth: int) -> bool:
-        """Compare x = 5 with 5, and with x = 10/2; other pairs of equations by math-verify.
+        """Compare x = 5 with 5 or x = 10/2; other pairs of equations go to math-verify.
 
-        In a chain each member must be right: 9 = 10 is not 10. A name counts if both sides have one.
+        In a chain, every side must be right: 9 = 10 does not equal 10. Variable names are compared if both sides have
+        one.
         """
         left, right = _sides(truth), _sides(answer)
         if not left:
@@ -302,7 +304,7 @@ class _Comparison:
         if self._terms.numbers_only:
             return False
         if self._symbolic is None:
-            from reward_kit.rewards.symbolic import BoundedComparison  # it is slow to import
+            from reward_kit.rewards.symbolic import BoundedComparison  # slow to import
 
             self._symbolic = BoundedComparison()
         return self._symbolic.equal(truth, answer, self._terms.absolute, self._terms.relative)
@@ -313,10 +315,10 @@ def _scaled(value: str, factor: Fraction) -> str:
 
 
 def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tuple[Fraction, Fraction]]:
-    """Return pairs of factors of truth and answer; each pair is one reading, an empty list means no match.
+    """Return the possible readings as pairs of factors for truth and answer; empty if the units do not match.
 
-    A unit on both sides must fit, and is converted. A missing or unknown one does not matter if units are ignored. A
-    percentage is also the number that it stands for, under either policy.
+    Units on both sides must be compatible and are converted. A missing or unknown unit is accepted under "ignore".
+    Under either policy, a percentage may also be read as the plain number it represents.
     """
     one, plain = Fraction(1), (Fraction(1), Fraction(1))
     if truth is None and answer is None:
@@ -331,7 +333,7 @@ def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tupl
     return [plain, *readings] if policy == "ignore" else readings
 
 
-# The structure of a cleaned text: its parts outside of brackets, and texts that are one bracket as a whole.
+# The structure of a cleaned text: its parts outside brackets, and texts enclosed in a single bracket.
 
 _SIGN: Final = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _OPENING: Final = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"})
@@ -364,13 +366,13 @@ def _is_words(text: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    """Return `text` for a comparison as words: without \\text, spaces, case and punctuation around it."""
+    """Return `text` for comparison as words: without \\text, spaces, case and surrounding punctuation."""
     words = text.replace("\\text", "").replace("{", "").replace("}", "").strip(" .,;:!\"'*_()")
     return "".join(words.split()).casefold()
 
 
 def _bare(text: str) -> str:
-    """Return `text` without "x ∈", \\text and parentheses around the whole of it."""
+    """Return `text` without "x ∈", \\text and enclosing parentheses."""
     for _ in range(_DEEPEST):
         bracket = enclosed(text)
         if match := _MEMBER.fullmatch(text):
@@ -385,13 +387,13 @@ def _bare(text: str) -> str:
 
 
 def _bracket(text: str) -> tuple[str, str, str] | None:
-    """Return opening, content and closing of a set, tuple, interval or array."""
+    """Return the opening, content and closing of a set, tuple, interval or array."""
     bracket = enclosed(text)
     return bracket if bracket and bracket[0] in ("(", "[", "\\{", "\\langle") else None
 
 
 def _as_matrix(bracket: tuple[str, str, str]) -> str:
-    """Return [[1, 2], [3, 4]] as LaTeX; any other bracket unchanged."""
+    """Return [[1, 2], [3, 4]] as LaTeX; other brackets unchanged."""
     rows = [enclosed(row) for row in split_commas(bracket[1], bracketed=True)]
     if bracket[0] != "[" or not all(row and row[0] == "[" for row in rows):
         return "".join(bracket)
@@ -409,12 +411,12 @@ def _sides(text: str) -> list[str]:
 
 
 def _members(sides: Sequence[str]) -> Sequence[str]:
-    """Return the sides that state a value: all but a name before the first sign."""
+    """Return the sides that state a value: all except a leading variable name."""
     return sides[1:] if len(sides) > 1 and _name(sides[0]) else sides
 
 
 def _name(side: str) -> str:
-    """Return the variable, pair of variables or label in words that a side of an equation is, or ""."""
+    """Return the variable, pair of variables or word label that a side of an equation consists of; "" if none."""
     bracket = enclosed(side)
     if bracket and bracket[0] == "(":
         names = [_name(part) for part in split_commas(bracket[1], bracketed=True)]
@@ -425,7 +427,7 @@ def _name(side: str) -> str:
 
 
 def _values(text: str, thousands: bool = True) -> list[str]:
-    """Return the values between commas, "and" and "or" outside of brackets; ± stands for two values."""
+    """Return the values separated by commas, "and" or "or" outside brackets; ± yields two values."""
     pieces = [piece for part in _split(text, _AND_OR) for piece in split_commas(part.strip(" ,;"), False, thousands)]
     found: list[str] = []
     for piece in filter(None, pieces):
@@ -438,7 +440,7 @@ def _values(text: str, thousands: bool = True) -> list[str]:
 
 
 def _outside(text: str) -> dict[int, str]:
-    """Return the positions and signs of `text` outside of brackets and environments."""
+    """Return the characters of `text` outside brackets and environments, by position."""
     found: dict[int, str] = {}
     depth = environments = 0
     for match in _SIGN.finditer(text):
@@ -453,7 +455,7 @@ def _outside(text: str) -> dict[int, str]:
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Return `text` cut at each separator outside of brackets, stripped."""
+    """Return `text` split at each separator outside brackets, with white space stripped."""
     outside = _outside(text)
     cuts = [match for match in separator.finditer(text) if match.start() in outside]
     ends = [*(match.start() for match in cuts), len(text)]
@@ -464,10 +466,10 @@ _COMMA, _SPACED_COMMA, _SEMICOLON = re.compile(","), re.compile(r",(?=\s)"), re.
 
 
 def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str]:
-    """Return `text` cut at its commas and semicolons, but not at those of 1,000.
+    """Return `text` split at commas and semicolons, except at thousands separators.
 
-    Outside of brackets 1,234 is one number. In brackets it is two, unless commas between values have a space behind
-    them, or a group begins with 0, as no value would.
+    Outside brackets, 1,234 is one number. In brackets it is two, unless the commas between values are followed by a
+    space, or a group starts with 0, unlike any value.
     """
     found: list[str] = []
     for half in _split(text, _SEMICOLON):
@@ -480,7 +482,7 @@ def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:
-    """Return opening, content and closing of a text that is one bracket as a whole, else None."""
+    """Return the opening, content and closing of a text enclosed in a single bracket, else None."""
     signs = [(match.start(), match[0]) for match in _SIGN.finditer(text)]
     if len(signs) < 2 or signs[0][1] not in _OPENING or signs[-1][1] not in _CLOSING:
         return None

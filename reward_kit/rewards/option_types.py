@@ -1,4 +1,4 @@
-"""Types of options that several rewards share, checked when a task is loaded, and comparing with a tolerance."""
+"""Option types shared by several rewards, checked when a task is loaded, and comparison with a tolerance."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def check_closeness(tolerance: float) -> None:
-    """Reject a tolerance outside of [0, 1) also in a direct call."""
+    """Reject a tolerance outside [0, 1), including in direct calls."""
     if not 0 <= tolerance < 1:
         raise ConfigError(f"option 'tolerance': it is at least 0 and less than 1, not {tolerance}")
 
 
 def is_close(expected: float, got: float, tolerance: float) -> bool:
-    """Report whether two numbers are equal, or as close as the tolerance allows; an integer may be beyond any float."""
+    """Report whether two numbers are equal within the tolerance; integers may exceed the range of floats."""
     if expected == got or (expected != expected and got != got):
         return True
     try:

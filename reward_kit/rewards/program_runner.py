@@ -1,8 +1,8 @@
-"""The code in the sandbox around a model's program: asks its function, runs it as a script, or compiles and runs it.
+"""Code in the sandbox around a model's program: calls its function, runs it as a script, or compiles and runs it.
 
-It shares a process with hostile code, so it protects nothing, and it never holds an expected answer. It takes returned
-values apart into plain data, which is compared elsewhere; the same form carries arguments in. JSON has no word for
-tuples, sets or keys that are numbers, so all but None, booleans, text and small numbers is `[kind, content]`.
+It shares a process with hostile code, so it protects nothing and never receives an expected answer. Returned values are
+encoded as plain data and compared elsewhere; arguments use the same encoding. JSON has no tuples, sets or non-text
+keys, so everything except None, booleans, text and small numbers is encoded as `[kind, content]`.
 
 The sandbox imports this file before any call, so it imports next to nothing.
 """
@@ -28,7 +28,7 @@ _RECURSION_LIMIT = sys.getrecursionlimit()
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON with the kinds that JSON lacks; anything else becomes `["other", name of its type]`."""
+    """Encode a value as JSON with explicit kinds; an unsupported value becomes `["other", name of its type]`."""
     kind = type(value)
     if kind is bool or value is None:
         return value
@@ -57,7 +57,7 @@ def encode(value: Any, depth: int = 0) -> Any:
         return ["bytes", bytes(value).hex()]
     if isinstance(value, complex):
         return ["complex", [encode(value.real), encode(value.imag)]]
-    # Subclasses, such as members of an IntEnum: the plain value in them, whatever their own methods return.
+    # Subclasses, such as members of an IntEnum: use their plain value and ignore their overridden methods.
     if isinstance(value, int):
         return encode(int.__add__(value, 0))
     if isinstance(value, float):
@@ -68,7 +68,7 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Return the value that `encode` gave; raise a ValueError for anything else, and for what is not data."""
+    """Decode the output of `encode`; raise a ValueError for anything else or for unsupported values."""
     if not isinstance(value, list):
         return value
     if len(value) != 2 or not isinstance(value[0], str):
@@ -95,12 +95,12 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 
 
 def load_function(text: str, setup: str, name: str) -> Callable[[Any], Any]:
-    """Return the program's function, for one call after the other; the program runs once, as an imported module.
+    """Return the program's function; the program runs once, as an imported module.
 
     Args:
         text: the program.
-        setup: runs before it.
-        name: the function, `Class.method`, or a method of `Solution`; of a class a new object is made for each call.
+        setup: code to run before it.
+        name: a function, `Class.method`, or a method of `Solution`; classes are instantiated for each call.
     """
     space = _run_module("submission", setup, text)
     owner, _, method = name.rpartition(".")
@@ -118,7 +118,7 @@ def load_function(text: str, setup: str, name: str) -> Callable[[Any], Any]:
 
 
 def load_script(text: str, setup: str) -> Callable[[str], int]:
-    """Return the program as a script that reads its input and prints; a call runs all of it, to its exit status."""
+    """Return the program as a script that reads input and prints; each call runs it and returns the exit status."""
 
     def run(stdin: str) -> int:
         out = sys.stdout
@@ -142,7 +142,7 @@ def load_script(text: str, setup: str) -> Callable[[str], int]:
         else:
             return 0
         finally:
-            # An interpreter at its end waits for threads, then calls the functions that are registered for it.
+            # Like an exiting interpreter, wait for threads, then call the registered exit functions.
             for thread in threading.enumerate():
                 if thread is not threading.current_thread() and not thread.daemon:
                     thread.join()
@@ -154,7 +154,7 @@ def load_script(text: str, setup: str) -> Callable[[str], int]:
 
 
 def _run_module(name: str, setup: str, text: str) -> dict[str, Any]:
-    """Run setup and program as a module of this name, and return its namespace."""
+    """Run setup and program as a module with this name, and return its namespace."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     for source, filename in ((setup, "<setup>"), (text, SUBMISSION)):
@@ -168,14 +168,14 @@ def _run_module(name: str, setup: str, text: str) -> dict[str, Any]:
 def compile_program(
     text: str, filename: str, compile_command: list[str], run_command: list[str], limits: dict[str, float]
 ) -> Callable[[str], Any]:
-    """Return a program of another language, compiled once and run again for each input until a run is late.
+    """Return a program in another language, compiled once and run for each input until a run times out.
 
     Args:
         text: the program.
         filename: its name in the work folder.
-        compile_command: [] if there is nothing to compile.
-        run_command: with the work folder as the working directory.
-        limits: `compile_s` and `run_s` of wall time, `cpu_s` of each run, and the bytes of its `output`.
+        compile_command: the command that compiles it; [] for interpreted languages.
+        run_command: the command of each run, in the work folder.
+        limits: `compile_s` and `run_s` of wall time, `cpu_s` per run, and the bytes of `output`.
     """
     with open(filename, "wb") as file:  # noqa: PTH123
         file.write(text.encode("utf-8", "replace"))
@@ -200,7 +200,7 @@ def compile_program(
 def _run_program(
     command: list[str], stdin: bytes, wall_s: float, cpu_s: float, output: int
 ) -> tuple[int | None, str, str]:
-    """Return the exit status, None after its time was up, and the beginnings of output and errors."""
+    """Return the exit status, None on a timeout, and the beginnings of output and errors."""
     import contextlib
     import resource
     import subprocess

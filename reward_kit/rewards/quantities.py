@@ -1,9 +1,9 @@
-r"""Numbers and their units, read exactly: the common case of every grader, without a parser of mathematics.
+r"""Exact parsing of numbers and units: the common case of every grader, without a math parser.
 
 1,000 = 1{,}000 = 1e3 = 10^3, 0.5 = 1/2 = \frac{1}{2}, 1 1/2 = 3/2, -3 = −3. Nothing is rounded: 0.333 is not 1/3. Known
-units of one kind convert exactly (100 cm = 1 m, 50 cents = $0.50); any other ("apples") is kept as a word.
+compatible units convert exactly (100 cm = 1 m, 50 cents = $0.50); unknown units ("apples") are compared as words.
 
-Everything here reads hostile text: each step is linear in its length.
+Input may be hostile, so every step takes linear time.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _SEPARATOR: Final = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!\s?|\\[,;: !])(?=[0-9]{3
 
 
 def read_number(text: str) -> Fraction | None:
-    """Return the number that the whole of `text` is, exactly; None if it is something else.
+    """Parse the whole of `text` as an exact number; None if it is not one.
 
     Accepts signs, thousands separators in groups of three, decimals, exponents, powers of ten, plain and LaTeX
-    fractions of whole numbers, mixed numbers with a proper fraction, repeating decimals, and numbers in another base.
+    fractions of integers, mixed numbers with a proper fraction, repeating decimals, and numbers in another base.
     """
     if len(text) > LONGEST_NUMBER:
         return None
@@ -87,9 +87,9 @@ def _decimal(digits: str) -> Fraction:
 
 
 def close(truth: Fraction, answer: Fraction, absolute: float = 0.0, relative: float = 0.0) -> bool:
-    """Report whether two numbers are equal, or no further apart than the larger of the tolerances.
+    """Report whether two numbers differ by no more than the larger of the tolerances.
 
-    A tolerance counts as it is written, so that 0.1 is a tenth; `relative` is a share of `truth`.
+    Tolerances are read as decimals, so 0.1 is exactly a tenth; `relative` is a share of `truth`.
     """
     if truth == answer or not (absolute or relative):
         return truth == answer
@@ -140,7 +140,7 @@ _MONEY: Final = re.compile(r"\$(?=\s?[-+]?[0-9.])")
 
 
 def clean(text: str) -> str:
-    """Return LaTeX, Unicode and plain notation in one spelling, without mere typesetting. Linear in the length."""
+    """Convert LaTeX, Unicode and plain notation to one spelling, and remove formatting. Takes linear time."""
     text = unwrap(text.strip())
     text = _SEPARATOR.sub(",", text).replace("\\$", DOLLAR).replace("\\%", "%").replace("\\#", "#").replace("\\&", "&")
     if text.count("$") % 2:
@@ -157,7 +157,7 @@ def clean(text: str) -> str:
 
 
 def unwrap(text: str) -> str:
-    """Return `text` without mathematics delimiters, bold marks and a full stop around the whole of it."""
+    """Return `text` without enclosing math delimiters or bold marks, and without a final full stop."""
     for _ in range(4):
         before = text
         text = text.strip().rstrip(" \t\r\n,;")
@@ -194,8 +194,8 @@ class Unit:
 
     Attributes:
         text: the spelling, in lower case.
-        dimension: powers of its base kinds, sorted, such as (("length", 2),); () for a percentage; None if unknown.
-        factor: its size, in the base units of its dimension.
+        dimension: the sorted powers of its base kinds, such as (("length", 2),); () for a percentage; None if unknown.
+        factor: its size in the base units of its dimension.
     """
 
     text: str
@@ -204,7 +204,7 @@ class Unit:
 
 
 class Quantity(NamedTuple):
-    """A cleaned text as its value and its unit; `number` is None if the value is not a plain number."""
+    """A cleaned text, split into value and unit; `number` is None if the value is not a plain number."""
 
     value: str
     number: Fraction | None
@@ -268,7 +268,7 @@ _PIECE: Final = re.compile(
 
 
 def read_quantity(text: str) -> Quantity:
-    """Return a cleaned text as its value and its unit; "5 million" is a number."""
+    """Split a cleaned text into value and unit; "5 million" is a number."""
     value, unit = split_unit(text)
     head, _, last = value.rpartition(" ")
     scale = _SCALES.get(last.casefold())
@@ -279,7 +279,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """Return a cleaned text as its value and its unit, None without one."""
+    """Split a cleaned text into value and unit; the unit is None if there is none."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):
@@ -290,7 +290,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def unit_named(text: str) -> Unit:
-    """Return the unit of a name, known or not."""
+    """Return the unit with a name, known or unknown."""
     name = " ".join(text.casefold().split())
     if name in _PERCENT:
         return Unit("%", (), Fraction(1, 100))
@@ -332,13 +332,13 @@ def _split_tail(text: str) -> tuple[str, Unit | None]:
             value, unit = text[: head.end()].strip(), rest
     if not unit and not value:
         return (text[:-1].strip(), unit_named("%")) if text.endswith("%") else (text, None)
-    # The text behind a number may qualify it: "5 is wrong", "5 or 6".
+    # The text after a number may qualify it: "5 is wrong", "5 or 6".
     is_unit = bool(unit) and not {word.casefold() for word in unit.split()} & _NO_UNIT
     return (value, unit_named(unit)) if is_unit else (text, None)
 
 
 def _is_unit_text(rest: str, spaced: bool) -> bool:
-    """Report whether the text behind a number can be a unit; a single letter without a space is a variable."""
+    """Report whether the text after a number can be a unit; a single letter without a space is a variable."""
     if rest in {"%", "¢", "°"} or rest in _PREFIXES:
         return True
     if not rest or not rest[0].isalpha() or not re.fullmatch(r"[A-Za-zµ0-9^{}/*. -]+", rest) or len(rest) > 50:

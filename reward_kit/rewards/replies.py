@@ -1,7 +1,7 @@
-"""Reading a conversation: the agent's messages, their thought and answer, fenced blocks, and normalised text.
+"""Reading of conversations: the agent's messages, their reasoning and answer, fenced blocks, and normalized text.
 
-An example in the prompt is an assistant message too. If the record lists the agent's messages, only those are read, so
-that no example earns anything.
+Examples in the prompt are assistant messages too. If the record lists the agent's messages, only those are read, so
+that examples earn nothing.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ Part = Literal["whole", "thought", "answer"]
 Choice = Literal["last", "first", "joined"]
 """The last of several blocks, the first one, or all of them as one text."""
 _THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
-# Scripts that are written without blanks: a character counts as a word.
+# Scripts written without spaces, in which each character counts as a word.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 _FENCE = re.compile(r"(`{3,}|~{3,})(.*)")
 
 
 def require_truth(ground_truth: Any, reward: str) -> Any:
-    """Return the ground truth; without one the rollout is unscored, not wrong."""
+    """Return the ground truth; if it is missing, the rollout is unscored, not wrong."""
     if ground_truth is None:
         raise RewardError(f"{reward} compares with a ground_truth, and the sample has none")
     return ground_truth
 
 
 def passed(is_right: bool, reason: str) -> EvaluateResult:
-    """Return 1 or 0, with the reason."""
+    """Return a result with score 1 or 0 and the reason."""
     return EvaluateResult(score=float(is_right), reason=reason)
 
 
 def excerpt(text: str, limit: int) -> str:
-    """Return the beginning of an untrusted text on one line, its unprintable characters replaced."""
+    """Return the beginning of an untrusted text on one line, with unprintable characters replaced."""
     line = " ".join(text[: 4 * limit].split())
     return display_text.truncate("".join(char if char.isprintable() else "\ufffd" for char in line), limit)
 
@@ -50,30 +50,30 @@ def quoted(text: str, limit: int = 60) -> str:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """Return the text of the last assistant message; earlier ones are not the answer."""
+    """Return the text of the last assistant message."""
     return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
 
 
 def last_answer(messages: Sequence[Message]) -> str:
-    """Return the `last_text` without the thought: up to the last `</think>`, or from a `<think>` that does not end."""
+    """Return `last_text` without reasoning: the text after the last `</think>` and before an unclosed `<think>`."""
     return _split(last_text(messages))[1]
 
 
 def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> list[Message]:
-    """Return the messages of the agent: those at `assistant_turns`, or all assistant messages if that is None."""
+    """Return the messages at `assistant_turns`, or all assistant messages if that is None."""
     if assistant_turns is None:
         return [message for message in messages if message.role == "assistant"]
     return [messages[position] for position in assistant_turns if 0 <= position < len(messages)]
 
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
-    """Return a part of the agent's last message, or ""."""
+    """Return a part of the agent's last message; "" without one."""
     own = agent_messages(messages, assistant_turns)
     return message_part(own[-1], part) if own else ""
 
 
 def message_part(message: Message, part: Part) -> str:
-    """Return a part of a message. `reasoning_content`, which the provider set apart, is thought and comes first."""
+    """Return a part of a message. `reasoning_content`, separated by the provider, is reasoning and comes first."""
     thought, answer = _split(message.text)
     if part == "answer":
         return answer
@@ -82,7 +82,7 @@ def message_part(message: Message, part: Part) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Split a text into thought and answer at the last end of a thought."""
+    """Split a text into reasoning and answer at the last `</think>`."""
     if _THOUGHT_ENDS in text:
         thought, _, answer = text.rpartition(_THOUGHT_ENDS)
         return thought.strip().removeprefix(_THOUGHT_BEGINS).strip(), answer.strip()
@@ -91,16 +91,16 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def word_count(text: str) -> int:
-    """Count the words with a letter or digit. In scripts without blanks each character counts as one."""
+    """Count the words that contain a letter or digit. In scripts without spaces, each character counts as a word."""
     spaced, characters = _UNSPACED.subn(" ", text)
     return characters + sum(any(char.isalnum() for char in word) for word in spaced.split())
 
 
 def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
-    """Return the text in a normal form of Unicode, in linear time.
+    """Return the text in a Unicode normal form, in linear time.
 
-    A letter with very many marks takes quadratic time, so marks after the thirtieth on one letter are dropped, where
-    Unicode's Stream-Safe Text Format breaks them apart.
+    Normalizing a letter with very many marks takes quadratic time, so marks after the thirtieth on a letter are
+    dropped; Unicode's Stream-Safe Text Format would split them instead.
     """
     marks = "".join(re.escape(char) for char in set(text) if unicodedata.combining(char))
     if marks:
@@ -109,17 +109,17 @@ def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
 
 
 class Block(NamedTuple):
-    """A fenced block: its tag in lower case, "" without one, and its text."""
+    """A fenced block: its tag in lower case ("" if untagged), and its text."""
 
     tag: str
     text: str
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """Return the blocks of a text, in order. One that is not closed runs to the end. Linear in the length."""
+    """Return the fenced blocks of a text in order. An unclosed block extends to the end. Takes linear time."""
     blocks: list[tuple[str, list[str]]] = []
     fence = ""
-    for line in text.split("\n"):  # a program's texts may hold other line ends
+    for line in text.split("\n"):  # string literals of a program may contain other line separators
         stripped = line.strip()
         if fence and stripped.startswith(fence) and not stripped.strip(fence[0]):
             fence = ""
@@ -134,7 +134,7 @@ def fenced_blocks(text: str) -> list[Block]:
 
 
 def lines_without_code(text: str) -> Iterator[str]:
-    """Yield the lines outside of fenced blocks; a block that does not end hides the rest. Linear in the length."""
+    """Yield the lines outside fenced blocks; an unclosed block hides the rest. Takes linear time."""
     fence = ""
     for line in text.split("\n"):
         bare = line.strip()
@@ -148,10 +148,10 @@ def lines_without_code(text: str) -> Iterator[str]:
 
 
 def select_block(text: str, tags: Collection[str], choice: Choice) -> str | None:
-    """Return the text of the chosen block; None if no block fits.
+    """Return the text of the chosen block; None if no block matches.
 
-    Blocks with one of `tags` fit; if no block has one, those without a tag. Blocks of other languages, such as a shell
-    session or an example of output, never do.
+    Blocks with one of `tags` match; if there are none, untagged blocks match. Blocks in other languages, such as a
+    shell session or an example of output, never match.
     """
     blocks = fenced_blocks(text)
     fitting = [block.text for block in blocks if block.tag in tags] or [block.text for block in blocks if not block.tag]

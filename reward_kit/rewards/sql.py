@@ -1,9 +1,9 @@
-"""`sql_result`: does the model's query return the same as the gold query, on the same database?
+"""`sql_result`: compare the results of the model's query and the gold query on the same database.
 
-Execution accuracy as of Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020, arXiv:2010.02840)
-and BIRD (Li et al. 2023, arXiv:2305.03111), without the traps by which wrong queries pass there: duplicates count, the
-order counts if the gold query has one, and a gold query that leaves its result open, as with LIMIT among equals, is
-reported and not decided by chance.
+Execution accuracy as in Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020, arXiv:2010.02840)
+and BIRD (Li et al. 2023, arXiv:2305.03111), without the loopholes by which wrong queries pass there: duplicates count,
+the order counts if the gold query specifies one, and an ambiguous gold query, such as a LIMIT among ties, is reported
+instead of decided by chance.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Database(NamedTuple):
     max_rows: int
 
     def run(self, query: str, *, is_reversed: bool = False) -> QueryResult:
-        """Return the rows of a query; raise a ToolError if it fails, is refused, or gives too many rows."""
+        """Return the rows of a query; raise a ToolError if it fails, is rejected, or returns too many rows."""
         connection = GuardedConnection.from_bytes(
             self.limits, self.data, {"reverse_unordered_selects": int(is_reversed)}
         )
@@ -91,35 +91,35 @@ def sql_result(
     time_s: Seconds = 5.0,
     max_rows: Annotated[int, Field(ge=1)] = 100_000,
 ) -> EvaluateResult:
-    """1 if the query in the reply returns the rows of the gold query, else 0.
+    """Score 1 if the query in the reply returns the rows of the gold query, else 0.
 
-    The query is the last fenced block tagged as SQL, or untagged, else the whole reply. The ground truth is the gold
-    query or several right ones, or `{"query": …, "seed_sql": …}`, `{"query": …, "database": path}`. Both queries run on
-    a copy of the database: that of the ground truth, else the sample's (the same keys), else the final state of the
-    episode. They can read it and nothing else: ATTACH, writes, and functions of the file system are refused.
+    The query is the last fenced block tagged as SQL or untagged, else the whole reply. The ground truth is one or
+    several gold queries, `{"query": …, "seed_sql": …}`, or `{"query": …, "database": path}`. Both queries run on a copy
+    of the database in the ground truth, else in the sample (under the same keys), else in the final state of the
+    episode. They can only read that database: ATTACH, writes, and file system functions are rejected.
 
-    Rows are compared as a multiset, so that a missing DISTINCT is wrong; in order if the gold query ends with ORDER BY,
-    rows that are equal in it in any order. NULL equals NULL only, 1 equals 1.0, a text is not a number. Names of
-    columns do not count, their number and order do. If other plans of the gold query return other rows (LIMIT among
-    equals, LIMIT without ORDER BY), the rollout is unscored with that reason.
+    Rows are compared as a multiset, so a missing DISTINCT is wrong. If the gold query ends with ORDER BY, the order
+    counts, except among ties. NULL equals only NULL, 1 equals 1.0, and texts are not numbers. The number and order of
+    columns count, their names do not. If other plans of the gold query return different rows (LIMIT among ties, or
+    LIMIT without ORDER BY), the rollout is unscored with that reason.
 
     Args:
-        messages: the conversation; the last assistant message counts.
-        ground_truth: the gold query, as above.
+        messages: the conversation; only the last assistant message is read.
+        ground_truth: the gold query in one of the forms above.
         state: the final state of the sqlite resource.
         sample: the sample's row.
-        ordered: "as_gold", or the order counts always or never.
+        ordered: compare the order "as_gold", "always" or "never".
         columns: "any_order" accepts the same columns in another order.
-        tolerance: the largest distance of numbers, relative or absolute: sums of floats depend on the order of rows.
-        ties: "any" accepts each result that the gold query may return, as far as they are tried.
-        empty: "unscored" if the gold query returns no rows, which proves little.
-        unfenced: "refuse" a reply without a block, or take it as a "whole" for the query.
-        resource: the database among several resources.
-        time_s: of one query.
-        max_rows: of one result; more is not an answer, and of a gold query an error.
+        tolerance: the largest allowed difference of numbers, relative or absolute; float sums depend on the row order.
+        ties: "any" accepts every possible result of an ambiguous gold query, as far as its plans are tried.
+        empty: "unscored" leaves rollouts unscored if the gold query returns no rows, which proves little.
+        unfenced: "refuse" a reply without a block, or use the "whole" reply as the query.
+        resource: the name of the database, if the environment has several resources.
+        time_s: the time limit of one query in seconds.
+        max_rows: the maximum number of rows of one result; more make an answer wrong, and a gold query an error.
 
     Raises:
-        RewardError: the database is missing, the gold query fails, or its result is left open.
+        RewardError: the database is missing, the gold query fails, or its result is ambiguous.
         ConfigError: an option is invalid.
 
     Example:
@@ -157,7 +157,7 @@ def sql_result(
     problem = ""
     for gold, several in zip(queries, results, strict=True):
         counts = ordered == "always" or (ordered == "as_gold" and has_order(gold))
-        # Sets of results, any one of which may be the returned one.
+        # Each choice is a set of acceptable results.
         choices = [[one] for one in several] if ties == "any" else [several if has_order(gold) else several[:1]]
         problems = [same_rows(golds, result, counts, columns, tolerance) for golds in choices]
         if "" in problems:
@@ -186,7 +186,7 @@ def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource:
 
 @functools.lru_cache(maxsize=8)
 def _seeded(script: str) -> bytes:
-    """Return the database that a script makes; rollouts of a sample share it."""
+    """Return the database that a script creates; rollouts of a sample share it."""
     try:
         made = GuardedConnection.seeded(SqliteLimits(max_database_bytes=_LARGEST_DATABASE), script, _SEED_TIME_S)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
@@ -207,21 +207,21 @@ def _read(path: str) -> bytes:
         raise RewardError(f"database {path} cannot be read ({error.strerror}); name it in sandbox.read_paths") from None
     if not data.startswith(b"SQLite format 3\0"):
         raise RewardError(f"database {path} is not a SQLite database")
-    # A copy in memory has no write-ahead log, which these two bytes would ask for.
+    # Clear the two bytes that request a write-ahead log, which a copy in memory does not have.
     return data[:18] + b"\1\1" + data[20:]
 
 
 def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> list[QueryResult]:
-    """Return the gold query's results under several plans that it leaves open; all the same rows unless ties is "any".
+    """Return the gold query's results under several possible plans; they have the same rows unless `ties` is "any".
 
     Raises:
-        RewardError: it fails, or may return other rows.
+        RewardError: the query fails, or its rows depend on the plan.
     """
     try:
         results = [database.run(gold), database.run(gold, is_reversed=True)]
     except ToolError as error:
         raise RewardError(f"the gold query fails: {error}: {gold[:200]}") from None
-    with suppress(ToolError):  # such as for UNION, whose ORDER BY takes names of columns only
+    with suppress(ToolError):  # for example UNION, whose ORDER BY accepts only column names
         for tie_break in (*_TIE_BREAKS, *(_MORE_TIE_BREAKS if ties == "any" else ())):
             if text := with_tie_break(gold, tie_break):
                 results.append(database.run(text))
@@ -242,7 +242,7 @@ _RANKS = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 
 
 class QueryResult(NamedTuple):
-    """The number of columns, and the rows in their order."""
+    """The number of columns, and the rows in order."""
 
     width: int
     rows: Sequence[tuple[Any, ...]]
@@ -251,14 +251,14 @@ class QueryResult(NamedTuple):
 def same_rows(
     golds: Sequence[QueryResult], result: QueryResult, is_ordered: bool, columns: Columns, tolerance: float
 ) -> str:
-    """Return the difference between a result and the gold one, or "".
+    """Describe the difference between a result and the gold result; "" if they are equal.
 
     Args:
-        golds: the same rows in the possible orders of the gold query.
-        result: the other one.
-        is_ordered: rows must come in one of those orders. Rows that change places among them may come in any.
-        columns: in the same order, or in any.
-        tolerance: the largest distance of numbers, relative or absolute.
+        golds: the gold rows in each possible order.
+        result: the result to compare.
+        is_ordered: require one of those orders; rows whose order varies among them may come in any order.
+        columns: the policy for the order of columns.
+        tolerance: the largest allowed difference of numbers, relative or absolute.
     """
     gold = golds[0]
     if result.width != gold.width:
@@ -276,7 +276,7 @@ def same_rows(
 
 
 def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:
-    """Return start and end of the shortest runs of rows that hold the same rows in all orders."""
+    """Return the start and end of the shortest row ranges that contain the same rows in all orders."""
     others = [gold.rows for gold in golds[1:] if len(gold.rows) == len(golds[0].rows)]
     blocks, start = [], 0
     balances: list[Counter[Any]] = [Counter() for _ in others]
@@ -294,12 +294,12 @@ def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:
 
 
 def row_key(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a row as a key: values with the rank of their type, since 1 equals 1.0 and not "1"."""
+    """Return a row as a key: values with the rank of their type, since 1 equals 1.0 but not "1"."""
     return tuple((_RANKS[type(value)], value) for value in row)
 
 
 def _are_same(gold: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]], tolerance: float) -> bool:
-    """Report whether two lists hold the same rows in any order."""
+    """Report whether two lists contain the same rows in any order."""
     if Counter(map(row_key, gold)) == Counter(map(row_key, rows)):
         return True
     if not tolerance:
@@ -315,13 +315,13 @@ def _are_same(gold: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]], tole
 
 
 def _rough(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a key to sort by that is the same for numbers that differ in their last digits."""
+    """Return a sort key that ignores the last digits of numbers."""
     values = (float(f"{value:.8g}") if isinstance(value, float) else 0 if value is None else value for value in row)
     return tuple((_RANKS[type(value)], rough) for value, rough in zip(row, values, strict=True))
 
 
 def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[int]]:
-    """Yield orders of the result's columns with the same values as the gold columns, a bounded number of them."""
+    """Yield a bounded number of column orders of the result whose column values match those of the gold columns."""
 
     def columns(of: QueryResult) -> list[Counter[Any]]:  # floats without their last digits
         return [Counter(_rough((row[index],)) for row in of.rows) for index in range(of.width)]
@@ -345,20 +345,20 @@ def has_order(query: str) -> bool:
 
 
 def with_tie_break(query: str, expression: str) -> str:
-    """Return the query with one more term in its outermost ORDER BY, or "" without one."""
+    """Return the query with one more term in its outermost ORDER BY; "" if it has none."""
     text = _plain(query)
     end = _terms(text)
     return "" if end is None else f"{text[:end].rstrip()}, {expression} {text[end:]}"
 
 
 def _plain(query: str) -> str:
-    """Return a query without its comments and the semicolon at its end."""
+    """Return a query without comments and the final semicolon."""
     text = _TOKEN.sub(lambda match: " " if match[0].startswith(("--", "/*")) else match[0], query)
     return text.rstrip().rstrip(";").rstrip()
 
 
 def _terms(text: str) -> int | None:
-    """Return the end of the terms of the outermost ORDER BY, or None."""
+    """Return the end position of the terms of the outermost ORDER BY; None if there is none."""
     depth, before, end = 0, "", None
     for match in _TOKEN.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)

@@ -1,8 +1,8 @@
 """Equality of expressions by math-verify, with bounded work.
 
-math-verify's own time limit needs signals, which a thread does not have, and no limit interrupts one huge power. So
-texts that could make a number huge never reach it, and its calls of functions are counted, so that the verdict is the
-same on every machine. The sandbox's limits are the last resort.
+math-verify's time limit needs signals, which are unavailable in threads, and no limit can interrupt the computation of
+one huge power. So texts that could produce huge numbers are rejected first, and function calls are counted, which gives
+the same verdict on every machine. The sandbox's limits are the last resort.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _POWER: Final = re.compile(
 
 
 class BoundedComparison:
-    """Compares expressions; all comparisons of one instance may take `MOST_CALLS` calls together."""
+    """Compares expressions; all comparisons of one instance share a budget of `MOST_CALLS` function calls."""
 
     def __init__(self) -> None:
         self._calls_left = MOST_CALLS
         self._parsed: dict[str, Any] = {}
 
     def equal(self, truth: str, answer: str, absolute: float = 0.0, relative: float = 0.0) -> bool:
-        """Report whether two cleaned texts are equal; False if that cannot be decided, or takes too much work.
+        """Report whether two cleaned texts are equal; False if that cannot be decided or takes too much work.
 
         Raises:
             RewardError: math-verify is not installed.
         """
         if not (is_harmless(truth) and is_harmless(answer)):
             return False
-        # math-verify takes x and X for one variable.
+        # math-verify treats x and X as the same variable.
         expected, stated = (set(_VARIABLE.findall(text)) for text in (truth, answer))
         if expected != stated and {name.lower() for name in expected} == {name.lower() for name in stated}:
             return False
@@ -83,16 +83,16 @@ class BoundedComparison:
             config = (math_verify.LatexExtractionConfig(boxed_match_priority=-1),)
             self._parsed[text] = []
             for expression in math_verify.parse(f"${_latex(text)}$", config, "no_fallback", parsing_timeout=None):
-                # math-verify takes i for a variable.
+                # math-verify treats i as a variable.
                 units = {one: sympy.I for one in getattr(expression, "free_symbols", ()) if one.name == "i"}
                 self._parsed[text].append(expression.xreplace(units) if units else expression)
         return self._parsed[text]
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
-        """Stop after a number of calls of functions in this thread.
+        """Stop this thread after a number of function calls.
 
-        It stops only at the beginning of a function of the mathematics: the standard library may hold a lock.
+        It stops only at the start of a math function: the standard library might hold a lock.
         """
 
         def count(frame: FrameType, event: str, _argument: Any) -> None:
@@ -115,12 +115,12 @@ class _TooMuchWork(BaseException):
 
 
 def is_harmless(text: str) -> bool:
-    """Report whether no number in a cleaned text can become huge, as by towers of powers or large factorials."""
+    """Report whether no number in a cleaned text can become huge, such as by towers of powers or factorials."""
     if len(text) > _LONGEST_EXPRESSION or _HARMFUL.search(text) or text.count("{") + text.count("(") > 40:
         return False
     text = text.replace("^ ", "^")
     for _ in range(10):
-        text = _GROUP.sub(r"(\1)", text)  # leaves braces around exponents only
+        text = _GROUP.sub(r"(\1)", text)  # keeps only the braces around exponents
     numbers = _NUMBERS.findall(text)
     is_iterated, grows = _ITERATED.search(text) is not None, len(_GROWING.findall(text))
     longest = 2 if grows else 6 if is_iterated else 15
@@ -149,7 +149,7 @@ def is_harmless(text: str) -> bool:
 
 
 def _approximate(expression: Any) -> Fraction | None:
-    """Return the value of a real constant to 30 digits; None for anything else."""
+    """Return a real constant to 30 digits; None for other expressions."""
     if not getattr(expression, "is_number", False):
         return None
     try:
@@ -183,7 +183,7 @@ _VARIABLE: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
 def _latex(text: str) -> str:
-    """Return a cleaned text as LaTeX for math-verify: decimals as fractions, 2(3) as a product, function commands."""
+    """Convert a cleaned text to LaTeX for math-verify: decimals as fractions, 2(3) as a product, function commands."""
     text = re.sub(r"(\\(?:begin|end)) \{", r"\1{", _FUNCTION.sub(lambda match: f"\\{match[0]} ", text))
     while match := _ROOT.search(text):
         end = _closing(text, match.end())
@@ -205,7 +205,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _fill_caches() -> None:
-    """Fill SymPy's and the parser's caches, so that a process that is forked from this one has them."""
+    """Fill SymPy's and the parser's caches before forking, so that children inherit them."""
     comparison = BoundedComparison()
     comparison._calls_left = 100 * MOST_CALLS
     comparison.equal(r"x^{2}-4", "(x-2)(x+2)")

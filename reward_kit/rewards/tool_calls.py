@@ -1,9 +1,9 @@
-"""`tool_calls_match`: are the tool calls of a rollout the expected ones?
+"""`tool_calls_match`: compare the tool calls of a rollout with the expected calls.
 
-Calls are compared by name and by the meaning of their arguments under the tool's schema, not by text. The form with
-allowed values is that of the Berkeley Function-Calling Leaderboard (Patil et al. 2025, gorilla.cs.berkeley.edu); unlike
-there, calls in any order are paired for the best total and not greedily, and texts are compared as they are unless
-`strings` relaxes it.
+Calls are compared by name and by the meaning of their arguments under the tool's schema, not as text. The form with
+allowed values is that of the Berkeley Function-Calling Leaderboard (Patil et al. 2025, gorilla.cs.berkeley.edu). Unlike
+the leaderboard, this reward pairs unordered calls optimally instead of greedily, and compares texts exactly unless
+`strings` relaxes this.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Partial = Literal["none", "calls", "arguments"]
 
 
 class _ParsedCall(NamedTuple):
-    """A call in a message, its arguments as JSON text."""
+    """A call found in a message; its arguments are JSON text."""
 
     name: str
     arguments: str
@@ -45,12 +45,12 @@ characters ,./-_*^ and takes both quotes for one."""
 
 
 class ArgumentRules(NamedTuple):
-    """The rules of comparing arguments.
+    """Rules for comparing arguments.
 
     Attributes:
-        strings: the comparison of texts.
-        coerce: a text that spells a number or truth value is one if the schema wants one.
-        any_order: no array's order counts; else only that of arrays without `uniqueItems`.
+        strings: how texts are compared.
+        coerce: read a text as the number or boolean it spells if the schema requires one.
+        any_order: ignore the order of every array, not only of arrays with `uniqueItems`.
     """
 
     strings: Strings = "exact"
@@ -82,40 +82,40 @@ def tool_calls_match(
     any_order: bool = False,
     text_calls: bool = False,
 ) -> EvaluateResult:
-    """1 if the calls are the expected ones, else 0, or a share under `partial`.
+    """Score 1 if the calls match the expected ones, else 0, or a share under `partial`.
 
-    If tool specifications are known, a call that no tool would carry out earns nothing, even if the same call is
-    expected: unknown tool, arguments that are not a JSON object or do not fit. An argument left out is the same as its
-    default, 5 is 5.0 if the schema wants a number or an integer, and arrays with `uniqueItems` have no order.
-    Metrics: `calls`, `names` and `arguments`, each the share that is right.
+    If tool specifications are known, an invalid call earns nothing even if the same call is expected. A call is invalid
+    if the tool is unknown or the arguments are not a JSON object or do not fit the schema. Omitting an argument equals
+    passing its default, 5 equals 5.0 if the schema requires a number or an integer, and arrays with `uniqueItems` are
+    unordered. Metrics: the shares of right `calls`, `names` and `arguments`.
 
     Args:
         messages: the conversation.
-        ground_truth: `{"name": …, "arguments": {…}}`, `{"type": "function", "function": {…}}` with arguments as object
-            or JSON text, `{"tool_calls": […]}`, a list of these, JSON text of any of them, or
-            `[{"function": {"argument": [allowed values…]}}]`, where "" allows an argument to be left out. `[]` earns 1
-            if no call is made, also with `extra="ignore"`.
-        sample: its field `tools`, `functions` or `function` has the specifications, unless the option gives them.
-        assistant_turns: the positions of the agent's own messages; examples in its prompt do not count.
-        turns: "last": the calls of the last message that has any; "all": those of all messages.
-        ordered: they are made in the expected order.
-        extra: "ignore" pays also if other calls are made.
-        partial: "calls": the share of calls that are right; "arguments": each call counts by the share of its arguments
-            that are right, among those expected or given. Unless ignored, unexpected calls lower the share.
-        tools: the specifications, as in a request: `{"type": "function", "function": {"name", "parameters"}}`, or that
-            inner part alone.
-        validate: "names" checks only the names of a call's arguments against its schema, not their values; the
-            leaderboard's truths need it that expect a variable's name instead of a number.
-        strings: "casefold" ignores case, in enums too; "bfcl" also drops blanks and ,./-_*^ as the leaderboard does,
-            so that "1.5" is "15".
-        coerce: "5" is 5, and "true" is true, if the schema wants that; it needs specifications.
-        any_order: the order of no array counts.
-        text_calls: calls written as `<tool_call>{…}</tool_call>`, or as blocks ```json, count too, in messages that
-            make no other.
+        ground_truth: `{"name": …, "arguments": {…}}`, `{"type": "function", "function": {…}}` with arguments as an
+            object or JSON text, `{"tool_calls": […]}`, a list of these, the JSON text of any of them, or
+            `[{"function": {"argument": [allowed values…]}}]`, where "" allows the argument to be omitted. `[]` earns 1
+            only if no call is made, even with `extra="ignore"`.
+        sample: the row whose `tools`, `functions` or `function` contains the specifications if `tools` is not set.
+        assistant_turns: the positions of the agent's messages; example calls in the prompt are ignored.
+        turns: "last" compares the calls of the last message that has any, "all" those of every message.
+        ordered: whether calls must be made in the expected order.
+        extra: "ignore" accepts additional calls.
+        partial: "calls" scores the share of right calls; "arguments" also credits part of a call, by its share of right
+            arguments among those expected or passed. Unless ignored, additional calls lower the share.
+        tools: the specifications as in a request, `{"type": "function", "function": {"name", "parameters"}}`, or only
+            the inner objects.
+        validate: "names" checks only argument names against the schema, not values. Some ground truths of the
+            leaderboard need this because they expect a variable name instead of a number.
+        strings: "casefold" ignores case, including in enums; "bfcl" also removes spaces and ,./-_*^ like the
+            leaderboard, so "1.5" equals "15".
+        coerce: accept "5" for 5 and "true" for true if the schema requires that type; needs specifications.
+        any_order: ignore the order of every array.
+        text_calls: also count calls written as `<tool_call>{…}</tool_call>` or in ```json blocks, in messages without
+            other calls.
 
     Raises:
-        RewardError: the ground truth is missing, or it or the sample's tools cannot be read: the rollout is unscored.
-        ConfigError: `tools` cannot be read.
+        RewardError: the ground truth is missing, or it or the sample's tools are invalid; the rollout is unscored.
+        ConfigError: `tools` is invalid.
 
     Example:
         ```python
@@ -166,7 +166,7 @@ def tool_calls_match(
 
 
 def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[MadeCall], schema: ToolSchema) -> str:
-    """Return the problem of an expected call that was not made."""
+    """Return why an expected call counts as not made."""
     near = [index for index, call in enumerate(made) if call.name == expected.name and shares[index] < 1.0]
     if not near:
         return f"; {quoted(expected.name)} was not called" + (f", {quoted(made[0].name)} was" if made else "")
@@ -186,7 +186,7 @@ def _made(call: _ParsedCall, schemas: Mapping[str, ToolSchema] | None, validate:
     if call.problem:
         return MadeCall(call.name, {}, call.problem)
     try:
-        # Some models write nothing at all for a tool without parameters.
+        # Some models send an empty text for a tool without parameters.
         arguments = read_json(call.arguments) if call.arguments.strip() else {}
     except ValueError as error:
         return MadeCall(call.name, {}, f"its arguments cannot be read: {error}")
@@ -208,7 +208,7 @@ def _message_calls(message: Message, text_calls: bool) -> list[_ParsedCall]:
     text = last_answer([message]) if text_calls and not calls else ""
     if len(text) > LONGEST:
         return []
-    if _OPENS in text:  # one that cannot be read is a call all the same, and wrong
+    if _OPENS in text:  # an unreadable call counts as a wrong call
         return [call for part in text.split(_OPENS)[1:] for call in _read(part.partition(_CLOSES)[0], True)]
     blocks = [block.text for block in fenced_blocks(text) if block.tag in ("json", "")]
     return calls or [call for block in blocks for call in _read(block, False)]
@@ -231,7 +231,7 @@ def _read(text: str, is_call: bool) -> Iterator[_ParsedCall]:
 
 
 def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ToolSchema] | None:
-    """Return the schemas of the tools by name; None if no tools are known."""
+    """Return the tool schemas by name; None if no tools are known."""
     if tools is not None:
         return _by_name(tools, same, ConfigError, "option 'tools': tools")
     for field in _TOOL_FIELDS if isinstance(sample, Mapping) else ():
@@ -242,7 +242,7 @@ def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ToolSche
             raise RewardError(f"{where} cannot be read: {error}") from None
         if not isinstance(given, list) or not given:
             continue
-        # Only `tools` can mean nothing else.
+        # The other field names may have a different meaning in a dataset.
         if field == "tools" or all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in given):
             return _by_name(given, same, RewardError, where)
     return None
@@ -264,13 +264,13 @@ def _by_name(given: Any, same: ArgumentRules, error: type[Exception], where: str
 
 
 def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Return for each row the column it is paired with, so that the weights of all pairs add up to the most.
+    """Return for each row the column it is paired with, so that the total weight of all pairs is largest.
 
-    No column is used twice; with fewer columns than rows, some rows get None. The Hungarian method with potentials
-    (Kuhn 1955, Munkres 1957), in rows² · columns steps.
+    No column is used twice; if there are fewer columns than rows, the remaining rows get None. Uses the Hungarian
+    method with potentials (Kuhn 1955, Munkres 1957), in O(rows² · columns).
 
     Args:
-        weights: a rectangle of numbers of at least 0.
+        weights: a rectangular matrix of non-negative numbers.
     """
     height, width = len(weights), len(weights[0]) if weights else 0
     if height > width:
@@ -280,11 +280,11 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
                 placed[row] = column
         return placed
     row_price, column_price = [0.0] * (height + 1), [0.0] * (width + 1)
-    row_of = [0] * (width + 1)  # by column; row and column 0 stand for "none yet"
+    row_of = [0] * (width + 1)  # by column; row and column 0 mean "unassigned"
     for new_row in range(1, height + 1):
         row_of[0], column = new_row, 0
         slack, before, is_used = [float("inf")] * (width + 1), [0] * (width + 1), [False] * (width + 1)
-        while row_of[column]:  # Dijkstra's search for the cheapest way to a free column; no reduced cost falls below 0
+        while row_of[column]:  # Dijkstra's search for the cheapest path to a free column; reduced costs stay >= 0
             is_used[column] = True
             row = row_of[column]
             free = [other for other in range(1, width + 1) if not is_used[other]]
@@ -311,7 +311,7 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Pair like `best_pairs`, with the columns of later rows behind those of earlier ones: an alignment."""
+    """Pair like `best_pairs`, but keep the order: the columns of later rows come after those of earlier rows."""
     width = len(weights[0]) if weights else 0
     best = [[0.0] * (width + 1)]
     for row in weights:
@@ -338,7 +338,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
     "boolean": (bool,),
     "null": (type(None),),
-    "dict": (dict,),  # this one and the next are what the leaderboard's schemas write
+    "dict": (dict,),  # "dict" and "tuple" are type names in the leaderboard's schemas
     "tuple": (list,),
 }
 _NUMBERS: Final = frozenset({"number", "integer", "float"})
@@ -350,30 +350,31 @@ _BFCL_DROPS: Final = str.maketrans("'", '"', " ,./-_*^")
 class ToolSchema:
     """The schema of a tool's arguments.
 
-    Of JSON Schema it reads types, required, properties, additionalProperties, items, enum, const, default, uniqueItems,
-    `$ref` inside of the schema, allOf, anyOf and oneOf. Patterns, formats and bounds are not checked.
+    Supports these keywords of JSON Schema: types, required, properties, additionalProperties, items, enum, const,
+    default, uniqueItems, `$ref` within the schema, allOf, anyOf and oneOf. Patterns, formats and bounds are not
+    checked.
     """
 
     def __init__(self, schema: Any, same: ArgumentRules, tool: str = "") -> None:
         self.root, self._same, self._tool = schema, same, tool
-        # By the identity of value and schema, which outlive the comparison.
+        # By the ids of value and schema, which outlive the comparison.
         self._known: dict[tuple[int, int], str] = {}
         self._keys: dict[tuple[int, int], dict[str, Hashable]] = {}
 
     def problem(self, value: Any) -> str:
-        """Return why a value does not fit, in a few words, or ""."""
+        """Return a short reason why a value does not fit the schema; "" if it fits."""
         self._known.clear()
         return self._problem(value, self.root, "")
 
     def missing_or_unknown(self, arguments: Mapping[str, Any]) -> str:
-        """Return the `problem` of the names of a call's arguments alone."""
+        """Return the first missing or unknown argument name as a problem, without checking values."""
         for schema in self._facets(self.root, arguments):
             if problem := self._names_problem(arguments, schema, ""):
                 return problem
         return ""
 
     def key(self, value: Any, schema: Any) -> Hashable:
-        """Return a key that is equal for values that are the same under a schema."""
+        """Return a key that is equal for values that are equal under a schema."""
         types = self._types(schema)
         if isinstance(value, str):
             value = self._coerced(value, types)
@@ -393,7 +394,7 @@ class ToolSchema:
         return type(value).__name__, value
 
     def field_keys(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Hashable]:
-        """Return the keys of an object's fields; a missing one has that of its default, if there is one."""
+        """Return the keys of an object's fields; missing fields use their defaults."""
         pair = (id(fields), id(schema))
         if pair in self._keys:
             return self._keys[pair]
@@ -406,7 +407,7 @@ class ToolSchema:
         return keys
 
     def properties(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-        """Return the schemas of an object's fields, by name."""
+        """Return the schemas of an object's fields by name."""
         inner = [facet.get("properties") for facet in self._facets(schema, fields)]
         return {name: part for one in inner if isinstance(one, Mapping) for name, part in one.items()}
 
@@ -415,12 +416,12 @@ class ToolSchema:
         return next((facet["items"] for facet in self._facets(schema, value) if "items" in facet), True)
 
     def _problem(self, value: Any, schema: Any, path: str) -> str:
-        """Check each value against each schema once, so that unions of unions take no longer than their parts."""
+        """Check each value against each schema only once, so that nested unions do not take exponential time."""
         if not isinstance(schema, Mapping):
             return f"{path or 'it'} is not allowed" if schema is False else ""
         pair = (id(value), id(schema))
         if pair not in self._known:
-            self._known[pair] = ""  # while it refers to itself
+            self._known[pair] = ""  # for schemas that refer to themselves
             self._known[pair] = self._first_problem(value, schema, path)
         return self._known[pair]
 
@@ -459,7 +460,7 @@ class ToolSchema:
         return next(filter(None, inner), "")
 
     def _names_problem(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
-        """Return the first missing or unknown field."""
+        """Describe the first missing or unknown field; "" if all names are right."""
         prefix = f"{path}." if path else ""
         for name in schema.get("required") or []:
             if name not in fields:
@@ -474,7 +475,7 @@ class ToolSchema:
         return [*([self._at(schema["$ref"])] if "$ref" in schema else []), *(schema.get("allOf") or [])]
 
     def _facets(self, schema: Any, value: Any, seen: tuple[int, ...] = ()) -> Iterator[Mapping[str, Any]]:
-        """Yield the schemas of a value: the schema, those it refers to, and the branch that fits."""
+        """Yield the schemas that apply to a value: the schema, its references, and the matching branch of a union."""
         if not isinstance(schema, Mapping) or id(schema) in seen:
             return
         yield schema
@@ -485,7 +486,7 @@ class ToolSchema:
             yield from self._facets(part, value, (*seen, id(schema)))
 
     def _types(self, schema: Any, seen: tuple[int, ...] = ()) -> frozenset[str]:
-        """Return the names of all types that a schema allows anywhere."""
+        """Return the names of all types that any part of a schema allows."""
         if not isinstance(schema, Mapping) or id(schema) in seen:
             return frozenset()
         wanted = schema.get("type")
@@ -494,7 +495,7 @@ class ToolSchema:
         return frozenset(names).union(*(self._types(part, (*seen, id(schema))) for part in parts))
 
     def _at(self, reference: Any) -> Any:
-        """Return the part of the schema that `#/a/b` names."""
+        """Return the part of the schema that a reference `#/a/b` points to."""
         part = self.root
         path = str(reference)
         try:
@@ -511,7 +512,7 @@ class ToolSchema:
         return part
 
     def _coerced(self, text: str, types: frozenset[str]) -> Any:
-        """Return a text as the number or truth value that it spells, if the rules and the types allow that."""
+        """Convert a text to the number or boolean it spells, if the rules and types allow it."""
         if not self._same.coerce or "string" in types:
             return text
         plain = text.strip()
@@ -551,9 +552,9 @@ class ExpectedCall(NamedTuple):
     """An expected call.
 
     Attributes:
-        name: of the tool.
-        arguments: by name its value, or a list of allowed ones.
-        has_choices: they are lists of allowed values; with "" among them the argument may be left out.
+        name: the name of the tool.
+        arguments: the value, or a list of allowed values, by argument name.
+        has_choices: whether `arguments` contains lists of allowed values; "" in a list makes the argument optional.
     """
 
     name: str
@@ -562,7 +563,7 @@ class ExpectedCall(NamedTuple):
 
 
 class MadeCall(NamedTuple):
-    """A call; `problem` is the reason why it could not be carried out, or ""."""
+    """A call that the agent made; `problem` says why it is invalid, "" if it is valid."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -570,10 +571,10 @@ class MadeCall(NamedTuple):
 
 
 def read_expected(ground_truth: Any) -> list[ExpectedCall]:
-    """Return the calls of a ground truth in any of its forms.
+    """Parse the calls of a ground truth in any supported form.
 
     Raises:
-        RewardError: it has another form; the message names the position.
+        RewardError: the form is unknown; the message names the position.
     """
     value = ground_truth
     try:
@@ -613,7 +614,7 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
 
 
 def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
-    """Return the share of right arguments among those expected or given; 0 for another or an impossible call."""
+    """Return the share of right arguments among those expected or passed; 0 for another tool or an invalid call."""
     if made.problem or made.name != expected.name:
         return 0.0
     count = len(expected.arguments.keys() | made.arguments.keys())
@@ -621,7 +622,7 @@ def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
 
 
 def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> set[str]:
-    """Return the names of the right arguments among those that are expected or given."""
+    """Return the names of the right arguments among those expected or passed."""
     written = expected.arguments.keys() | made.arguments.keys()
     if not expected.has_choices:
         wanted = schema.field_keys(expected.arguments, schema.root)
@@ -638,7 +639,7 @@ def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) 
 def _is_allowed(
     name: str, expected: Mapping[str, Any], made: Mapping[str, Any], of_name: Any, schema: ToolSchema
 ) -> bool:
-    """Report whether an argument is one of its allowed values. A missing one has its default."""
+    """Report whether an argument has an allowed value; a missing argument uses its default."""
     default = [of_name["default"]] if isinstance(of_name, Mapping) and "default" in of_name else []
     if name not in expected:
         return any(schema.key(made[name], of_name) == schema.key(value, of_name) for value in default)
@@ -650,7 +651,7 @@ def _is_allowed(
 
 
 def _fits_choice(choice: Any, value: Any, of_value: Any, schema: ToolSchema) -> bool:
-    """Report whether a value is an allowed one. In allowed objects each field has a list of allowed values too."""
+    """Report whether a value equals an allowed value; in an allowed object, each field is a list of allowed values."""
     if isinstance(choice, Mapping) and isinstance(value, Mapping) and _are_choices(choice):
         properties = schema.properties(value, of_value)
         names = dict.fromkeys((*choice, *value))

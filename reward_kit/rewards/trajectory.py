@@ -1,7 +1,7 @@
 """Rewards for the course of an episode: the environment's rewards, the number of steps, failures, milestones.
 
-They read the recorded steps, not messages, if the record has them: a failed call is one that its
-tool reported, and a milestone is reached in the step whose call or result shows it.
+They read the recorded steps instead of the messages if available: a call failed if its tool reported an error, and a
+milestone is reached in the step whose call or result shows it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _check_range(options: Mapping[str, Any]) -> None:
 def environment_score(
     messages: list[Message], environment_return: float | None = None, *, low: Finite = 0.0, high: Finite = 1.0
 ) -> EvaluateResult:
-    """The sum of the environment's rewards, from 0 at `low` to 1 at `high`, and no further.
+    """Score the sum of the environment's rewards, scaled linearly from 0 at `low` to 1 at `high` and clipped.
 
-    An environment that gave no reward leaves the episode unscored.
+    If the environment gave no reward, the episode is unscored.
 
     Options:
-        low, high: the sums that earn 0 and 1.
+        low, high: the sums that score 0 and 1.
     """
     _check_range({"low": low, "high": high})
     if environment_return is None:
@@ -55,9 +55,9 @@ def _check_steps(options: Mapping[str, Any]) -> None:
 @reward_function
 @checks_options(_check_steps)
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
-    """Fewer actions are better: 1 up to `best` of them, 0 from `worst` on, and in a straight line between.
+    """Score 1 for up to `best` actions and 0 from `worst` on, linearly in between.
 
-    An agent that has not acted earns 0. It does not measure success: put it behind a `gate`.
+    An agent that has not acted scores 0. Success is not measured, so use this behind a `gate`.
     """
     _check_steps({"best": best, "worst": worst})
     count = len(assistant_turns)
@@ -67,13 +67,13 @@ def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int 
 
 @reward_function
 def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: bool = True) -> EvaluateResult:
-    """The share of tool calls that did not fail; each step's own share is its step reward.
+    """Score the share of tool calls that did not fail; each step's share is its step reward.
 
-    A call fails if the tool answered with an error: unknown, arguments that do not fit, or an exception. A call that
-    was not carried out because the episode had ended does not count. Without calls the score is 1.
+    A call fails if the tool is unknown, its arguments do not fit, or it raises an error. Calls that were not executed
+    because the episode had ended are ignored. Without calls, the score is 1.
 
     Options:
-        each: False earns 0 for a single failed call.
+        each: False scores 0 if any call failed.
     """
     failed = {
         step.system_step_index: ["error" in tool for tool in _outcomes(step) if not tool.get("skipped")]
@@ -131,14 +131,14 @@ def _check_reach(options: Mapping[str, Any]) -> None:
 def milestones(
     messages: list[Message], step_data: list[StepData], *, reach: tuple[Milestone, ...] = (), ordered: bool = False
 ) -> EvaluateResult:
-    """The share of the milestones that were reached, by weight.
+    """Score the weighted share of the milestones that were reached.
 
-    The step that first reaches one earns its weight as step reward, so that credit falls on the action that did it.
-    Only the agent's calls that did not fail, and the answers to them, reach anything; its instructions do not.
+    The step that first reaches a milestone earns its weight as a step reward, so the action behind it gets the credit.
+    Only the agent's successful calls and their results count; the instructions do not.
 
     Options:
-        reach: `{name, tool, arguments}` or `{name, observed}`, and a `weight`.
-        ordered: one is reached only after those before it; two in one step are in order.
+        reach: the milestones, each `{name, tool, arguments}` or `{name, observed}`, with an optional `weight`.
+        ordered: a milestone counts only after all earlier ones; several in one step count as in order.
 
     Example, in a task file:
         reward_function_path: reward_kit.rewards:milestones
@@ -172,7 +172,7 @@ def _reached(steps: Sequence[StepData], reach: Sequence[Milestone], ordered: boo
     reached: dict[str, int] = {}
     for step in steps:
         action, after = _after_action(step)
-        # The calls that were carried out and did not fail, with their answers.
+        # The successful calls, with their results.
         calls: list[tuple[str, Mapping[str, Any], str]] = []
         made = (action.tool_calls if action is not None else None) or []
         results = [message.text for message in after if message.role == "tool"]

@@ -1,13 +1,13 @@
-"""Checkpoints of a training run, and batches kept for study: folders that are complete or absent, without pickle.
+"""Checkpoints of a training run, and batches saved for debugging: folders that are complete or absent, without pickle.
 
     checkpoints/step-000123/
       model/             weights, configuration and tokenizer in the format of `transformers`, if a model is saved
       state.safetensors  the arrays of the state …
-      state.json         … and the rest of it
-      manifest.json      step, score, facts, and the size and SHA-256 of every file; written last
+      state.json         … and the rest of the state
+      manifest.json      the step, score, facts, and the size and SHA-256 of every file; written last
 
 One process writes to a folder of checkpoints. A state is a tree of dicts, lists, tuples, numbers, texts, None, tensors
-and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`; it comes back bit for bit. In the
+and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`; it is restored bit for bit. In the
 JSON, an object whose single key begins with "$" is a value that JSON cannot express:
 
     {"$tensor": "3"}      the tensor with this name in the safetensors file
@@ -18,7 +18,7 @@ JSON, an object whose single key begins with "$" is a value that JSON cannot exp
     {"$float": "nan"}     also "inf" and "-inf"
     {"$objects": […]}     an array (B,) of any objects
     {"$allowed_ids": …}   the ids that a constraint allowed at the tokens of a row
-    {"$text": "…"}        the text of an object that could not be kept (`as_text` only)
+    {"$text": "…"}        the text of an object that could not be stored (`as_text` only)
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"
 PART, OLD = ".part", ".old"
-"""Suffixes of hidden folders that are being written or removed."""
+"""Suffixes of hidden folders during writing or removal."""
 _NAME = re.compile(r"step-(\d{6,})")
 _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint, as given to `save_checkpoint`; tensors are on the CPU.
+    """The content of a checkpoint, as passed to `save_checkpoint`, with tensors on the CPU.
 
-    `load_model` takes `path / "model"`, if a model was saved.
+    If a model was saved, `load_model` reads it from `path / "model"`.
     """
 
     path: Path
@@ -94,14 +94,14 @@ class Checkpoint:
 
 
 class DamagedCheckpoint(NamedTuple):
-    """A damaged folder named like a checkpoint, and the reason."""
+    """A damaged checkpoint folder, and the reason."""
 
     path: Path
     reason: str
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, if there is one, and newer damaged ones."""
+    """The newest complete checkpoint, if any, and newer damaged ones."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]
@@ -117,20 +117,20 @@ def save_checkpoint(
     score: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `folder/step-000123`, replace an existing one, and remove the remains of earlier kills.
+    """Write `folder/step-000123`, replacing an existing one, and remove leftovers of interrupted writes.
 
     Args:
-        folder: holds the checkpoints of one run.
+        folder: the folder of one run's checkpoints.
         step: the number of the last training step, from 0.
-        state: everything that the trainer needs to continue, a tree as in the module's docstring.
-        model: the weights, for other programs to load; without it they belong in `state`.
-        tokenizer: saved with the model.
-        score: of the policy; higher is better. `prune` keeps the best.
-        facts: counters and similar; plain JSON.
+        state: the state that the trainer needs to continue, a tree as in the module's docstring.
+        model: the model, for other programs to load; without it, `state` must contain the weights.
+        tokenizer: the tokenizer to save with the model.
+        score: the policy's score; higher is better. `prune` keeps the best.
+        facts: counters and similar data, as plain JSON.
 
     Raises:
-        ConfigError: the state holds a value of another type.
-        StoreError: it cannot be written; earlier checkpoints stay.
+        ConfigError: the state contains a value of another type.
+        StoreError: the checkpoint cannot be written; earlier checkpoints remain.
     """
     if step < 0:
         raise ConfigError(f"step must be at least 0, got {step}")
@@ -193,13 +193,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All folders named like checkpoints, oldest first, damaged ones included."""
+    """Return all checkpoint folders, oldest first, including damaged ones."""
     steps = {int(match[1]): path for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))}
     return [steps[step] for step in sorted(steps)]
 
 
 def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest complete checkpoint; newer damaged ones are returned and logged."""
+    """Find the newest complete checkpoint; return and log newer damaged ones."""
     torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
         if (reason := _find_damage(path)) is None:
@@ -209,18 +209,18 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the highest score; on a tie the oldest."""
+    """Find the complete checkpoint with the highest score, the oldest on a tie."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it
             if (score := _manifest(path)["score"]) is not None:
                 scores[path] = score
-    in_order = sorted(scores, key=lambda path: -scores[path])  # stable, so equals stay in order of steps
+    in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in order of steps
     return next((path for path in in_order if _find_damage(path) is None), None)
 
 
 def _find_damage(path: Path) -> str | None:
-    """Log and return why a checkpoint cannot be used; None if it is complete."""
+    """Log and return the reason why a checkpoint is unusable; None if it is complete."""
     try:
         verify_checkpoint(path)
     except StoreError as error:
@@ -230,7 +230,7 @@ def _find_damage(path: Path) -> str | None:
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` checkpoints, the newest complete one and the best; return the removed ones."""
+    """Keep only the newest `keep` checkpoints, the newest complete one and the best; return the removed ones."""
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
     kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
@@ -240,7 +240,7 @@ def prune(folder: Path, *, keep: int) -> list[Path]:
             if path.is_symlink():
                 path.unlink()
                 continue
-            # Renamed first, so that a kill leaves no partial folder under this name.
+            # Renamed first, so that a kill cannot leave a partial folder with this name.
             old = _hidden(path, OLD)
             path.rename(old)
             shutil.rmtree(old)
@@ -272,10 +272,10 @@ class StudyBatch(NamedTuple):
 
 
 def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
-    """Keep rows with a loss or gradient that was not finite in a new folder `study-000`, `study-001`, ….
+    """Save rows with a non-finite loss or gradient in a new folder `study-000`, `study-001`, ….
 
-    Objects other than numbers, texts and arrays are kept as texts. `facts` may hold step, loss, and names of
-    parameters without finite gradients; their numbers need not be finite. Raises `StoreError` on a failed write.
+    Objects other than numbers, texts and arrays are saved as text. `facts` may contain the step, the loss, and the
+    names of parameters with non-finite gradients; its numbers need not be finite. Raises `StoreError` if writing fails.
     """
     numbers = [int(match[1]) for path in folder.glob("study-*") if (match := _STUDY_NAME.fullmatch(path.name))]
     path = folder / f"study-{max(numbers, default=-1) + 1:03d}"
@@ -286,18 +286,18 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
 
 
 def load_batch_for_study(path: Path) -> StudyBatch:
-    """Read the rows that `save_batch_for_study` kept; raise `StoreError` if they cannot be read."""
+    """Read the rows saved by `save_batch_for_study`; raise `StoreError` if they cannot be read."""
     tree = read_tree(path, "batch")
     return StudyBatch(TokenBatch(tree["batch"], tree["others"], tree["meta_info"]), tree["facts"])
 
 
 @contextmanager
 def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
-    """Open a folder to write into that replaces `path` at the end of the block; an error leaves `path` unchanged.
+    """Yield a new folder that replaces `path` at the end of the block; an error leaves `path` unchanged.
 
-    If `path` is a symbolic link, its target is replaced. A kill leaves the old folder or the new one, and perhaps a
-    hidden one beside it. Everything is flushed to disk before the folder is renamed. A private folder is readable by
-    its owner only.
+    If `path` is a symbolic link, its target is replaced. A kill leaves either the old or the new folder, and possibly a
+    hidden folder next to it. Everything is flushed to disk before the folder is renamed. A private folder is readable
+    by its owner only.
     """
     path = Path(os.path.realpath(path))
     make = make_private_folder if is_private else Path.mkdir
@@ -333,7 +333,7 @@ def _hidden(path: Path, end: str) -> Path:
 
 def _flush(*paths: Path) -> None:
     for path in paths:
-        if path.is_dir() and os.name == "nt":  # folders cannot be opened on Windows, and need not be
+        if path.is_dir() and os.name == "nt":  # Folders cannot be opened on Windows, and need not be
             continue
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -354,9 +354,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> None:
-    """Write a tree as `name.safetensors` and `name.json`; a tensor that occurs twice is written once.
+    """Write a tree as `name.safetensors` and `name.json`; a repeated tensor is written once.
 
-    An object of another type raises `ConfigError` with its position, or is kept as text with `as_text`.
+    An object of another type raises `ConfigError` with its position, or is stored as text with `as_text`.
     """
     tensors: Tensors = {}
     plain = _Writer(tensors, as_text).plain(tree, name)
@@ -366,7 +366,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 
 
 def read_tree(folder: Path, name: str) -> Any:
-    """Read the tree that `write_tree` wrote, on the CPU; a missing or damaged file raises `StoreError`."""
+    """Read a tree from `write_tree`, on the CPU; a missing or damaged file raises `StoreError`."""
     path = folder / f"{name}.json"
     with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors"):
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -379,7 +379,7 @@ class _Writer:
     def __init__(self, tensors: Tensors, as_text: bool) -> None:
         self._tensors, self._as_text = tensors, as_text
         self._names: dict[tuple[Any, ...], str] = {}
-        # Keeps them alive, so that no other tensor gets their addresses.
+        # Keeps the tensors alive, so that no other tensor gets their addresses.
         self._kept: list[torch.Tensor] = []
         self._storages: set[int] = set()
 
@@ -414,7 +414,7 @@ class _Writer:
             return self._names[key]
         name = self._names[key] = str(len(self._tensors))
         dense = tensor.cpu().contiguous()
-        # Safetensors refuses tensors that share memory, and views of larger ones.
+        # Safetensors rejects tensors that share memory, and views of larger ones.
         storage = dense.untyped_storage()
         if storage.data_ptr() in self._storages or storage.nbytes() != dense.numel() * dense.element_size():
             dense = dense.clone()

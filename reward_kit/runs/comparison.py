@@ -1,4 +1,4 @@
-"""Two runs or more, compared with the first of them on the samples that they share. Unscored is never zero."""
+"""Comparisons of runs with a baseline, the first run, on their common samples. Unscored never counts as zero."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from reward_kit.runs.statistics import (
 )
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise
 
-_LARGEST = 1e99  # so that differences and squares of their sums are finite
+_LARGEST = 1e99  # Keeps differences and squares of their sums finite
 
 
 class SampleScores(NamedTuple):
-    """The scored episodes of a sample: their mean, how many there are, and how many of them passed."""
+    """The scored episodes of a sample: their mean score, their number, and the number that passed."""
 
     mean: float
     scored: int
@@ -40,7 +40,7 @@ class SampleScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A policy of a run.
+    """One side of a comparison: a policy of a run.
 
     Attributes:
         path: the folder of the run.
@@ -50,12 +50,12 @@ class Side:
         pass_threshold: a score of at least this passes.
         summary: its row of the run's summary table.
         samples: the scores of each scored sample, by id.
-        unscored: the samples none of whose episodes has a score.
+        unscored: the samples without a scored episode.
         rollouts: the score of each rollout of each sample, by id; None if unscored.
         starts: the initial state keys of each sample, if the environment reports them.
-        is_unit: whether every score is between 0 and 1.
-        scorers: each reward as its id and the beginning of its hash.
-        unfinished: how many episodes of the run are missing.
+        is_unit: True if every score is between 0 and 1.
+        scorers: the id and the first characters of the hash of each reward.
+        unfinished: the number of missing episodes of the run.
     """
 
     path: Path
@@ -81,7 +81,7 @@ class Side:
 def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]:
     """Read the sides of a comparison, the baseline first.
 
-    Each of several runs is one side, or one for each of `policies`; in a single run each policy is a side.
+    Each of several runs is one side, or one side per policy in `policies`; in a single run, each policy is a side.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError("a run is named twice; name two different runs")
@@ -97,7 +97,7 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
         sides += [of_run[name] for name in chosen]
     if len(sides) < 2:
         raise ConfigError(f"{runs[0]} is one run of one policy; name another run to compare it with")
-    # The shortest unique names.
+    # Use the shortest unique names.
     folders = [side.path.resolve().name for side in sides]
     words, common = [name.split("-") for name in folders], 0
     # Drop the words that all folder names begin with, such as the task's.
@@ -182,7 +182,7 @@ class SamplePair(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """The mean score of the run less that of the baseline."""
+        """The run's mean score minus the baseline's."""
         return self.run.mean - self.baseline.mean
 
     @property
@@ -206,10 +206,10 @@ class Pairing:
 
 
 def paired(baseline: Side, side: Side) -> Pairing:
-    """Pair the samples that two sides have in common.
+    """Pair the common samples of two sides.
 
-    Pairing is by rollout if one is a rescoring of the other or both have the same rollout ids; otherwise a rollout that
-    only one side scored would count in that side's mean alone.
+    Rollouts are paired if one side is a rescoring of the other or both have the same rollout ids; without this, a
+    rollout scored on one side only would affect only that side's mean.
     """
     common = sorted(baseline.samples.keys() & side.samples.keys())
     sources = [(each.header.rescored_from or {}).get("run_id") for each in (baseline, side)]
@@ -239,7 +239,7 @@ def paired(baseline: Side, side: Side) -> Pairing:
 
 
 _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "dataset_path", "pass_threshold"}
-_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # do not change scores
+_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # Do not change scores
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
 _SHORT = 12
 _SEED_EFFECT = (
@@ -261,7 +261,7 @@ class Mismatch(NamedTuple):
 
 
 def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
-    """Return the differences of two runs apart from their policies, most serious first; none within one run."""
+    """Return the differences of two runs except for their policies, most serious first; empty within one run."""
     found: list[Mismatch] = []
     if baseline.path == side.path:
         return found
@@ -284,7 +284,7 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
         add("pass_threshold", baseline.pass_threshold, side.pass_threshold, text)
     if one.task_name != other.task_name:
         add("task", one.task_name, other.task_name, f"the task differs ({one.task_name} and {other.task_name})")
-    # Scored transcripts do not record how they were collected.
+    # Scored transcripts do not record the details of their collection.
     if one.task_path is not None and other.task_path is not None:
         if keys := _differing(one.task, other.task, _COMPARED | _HARMLESS):
             before, now = ({key: each.task.get(key) for key in keys} for each in (one, other))
@@ -294,7 +294,7 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
             add("files", before, now, f"files of the tasks differ: {', '.join(names)}")
         if one.seed != other.seed:
             add("seed", one.seed, other.seed, f"the seed differs ({one.seed} and {other.seed}): {_SEED_EFFECT}")
-    known = baseline.starts.keys() & side.starts.keys()  # as far as environments report their initial state
+    known = baseline.starts.keys() & side.starts.keys()  # As far as environments report their initial state
     if others := sorted(name for name in known if not baseline.starts[name] & side.starts[name]):
         share = f"{len(others):,} of {len(known):,} samples started in another state than in the baseline"
         text = f"{share}, such as {others[0]}: these are different problems with the same id, which weakens the pairing"
@@ -316,7 +316,7 @@ Verdict = Literal["better", "worse", "doubtful", "not shown"]
 
 
 class LeftOut(NamedTuple):
-    """The number of samples left out: with no score in one run or both, or in one run only.
+    """The numbers of omitted samples: unscored in the baseline or the run, or present in only one of them.
 
     `no_rollout_in_both` counts samples scored in both runs without a rollout that both scored.
     """
@@ -335,14 +335,14 @@ class Difference:
     Attributes:
         side: the run.
         pairing: the common samples, and how they are paired.
-        left_out: the others.
-        baseline_mean: of the common samples, each counted once.
-        run_mean: as `baseline_mean`.
-        figures: of the differences, run less baseline.
-        p_mcnemar: of the samples that flipped.
-        p_holm: the permutation's p, corrected for all comparisons (Holm).
-        p_bh: the same after Benjamini and Hochberg.
-        mismatches: what else differs.
+        left_out: the omitted samples.
+        baseline_mean: the baseline's mean over the common samples, each counted once.
+        run_mean: the run's mean over the common samples.
+        figures: the statistics of the differences, run minus baseline.
+        p_mcnemar: the p-value of McNemar's test on the samples that flipped.
+        p_holm: the permutation test's p-value, corrected for all comparisons (Holm).
+        p_bh: the same p-value, corrected by Benjamini and Hochberg.
+        mismatches: the other differences between the runs.
     """
 
     side: Side
@@ -362,15 +362,15 @@ class Difference:
         return self.pairing.samples
 
     def flipped(self, direction: Literal["won", "lost"]) -> list[SamplePair]:
-        """Return the samples that were won or lost, the largest difference first."""
+        """Return the samples that were won (or lost), largest difference first."""
         found = [pair for pair in self.pairs if pair.flip == direction]
         return sorted(found, key=lambda pair: (-abs(pair.difference), pair.sample_id))
 
     @property
     def verdict(self) -> Verdict:
-        """The conclusion: better or worse if the interval leaves 0 out and the corrected p is small enough too.
+        """The conclusion: better or worse if the interval excludes 0 and the corrected p-value is small enough.
 
-        It is doubtful if only one of the two holds, and not shown if neither does.
+        The conclusion is doubtful if only one of the two conditions holds, and "not shown" if neither does.
         """
         low, high = self.figures.interval.low, self.figures.interval.high
         leaves_out = low is not None and high is not None and not low <= 0.0 <= high
@@ -527,7 +527,7 @@ def _pair_to_json(pair: SamplePair) -> dict[str, Any]:
 
 
 class Gate(NamedTuple):
-    """A gate on a run; `message` is the reason in words."""
+    """The result of a gate on a run; `message` explains it."""
 
     gate: str
     run: str
@@ -536,10 +536,10 @@ class Gate(NamedTuple):
 
 
 def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
-    """Return a gate for each run but the baseline, which fails if its interval shows a loss of more than `margin`.
+    """Return a gate for each run except the baseline; it fails if the interval shows a loss of more than `margin`.
 
-    It fails if the upper bound of the difference (run less baseline, 95%) is below -`margin`, which happens by chance
-    once in forty times. A difference without an interval fails, since it is unknown.
+    A gate fails if the upper bound of the difference (run minus baseline, 95%) is below -`margin`, which happens by
+    chance in one of forty cases. A difference without an interval fails, since it is unknown.
     """
     gates = []
     for difference in comparison.differences:

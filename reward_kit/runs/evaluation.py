@@ -58,7 +58,7 @@ def evaluate(task: str | Path | Task, **options: Any) -> FinishedRun:
         ConfigError: the task or an option is invalid; nothing was written.
         RewardKitError: the run itself failed.
     """
-    inspect.signature(evaluate_async).bind(task, **options)  # report a misspelt option before a coroutine is made
+    inspect.signature(evaluate_async).bind(task, **options)  # Report a misspelled option before a coroutine is created
     finished: FinishedRun = run_blocking(evaluate_async(task, **options))
     return finished
 
@@ -82,15 +82,15 @@ async def evaluate_async(
     Args:
         task: the file, or a `Task`.
         models: `openai/NAME`, one or several.
-        policies: built-in names, `file.py:Class` relative to the task file, or `replay:RUN`; or an `AgentPolicy`, as a
-            class without required arguments, or as an instance, which stays open. One or several, or a dict with a
-            label for each. By default the policy of the task.
-        rollouts: episodes per sample; by default the number in the task.
+        policies: one or several policies, or a dict from labels to policies: built-in names, `file.py:Class` relative
+            to the task file, `replay:RUN`, or an `AgentPolicy`, as a class without required arguments or as an
+            instance, which stays open. By default the task's policy.
+        rollouts: the number of episodes per sample; by default the task's.
         limit: the number of samples to run; by default all.
-        sample_ids: these samples only.
-        seed: the seed of everything random.
-        max_concurrency: episodes in flight.
-        overrides: keys laid over the task file's, dotted for inner ones.
+        sample_ids: the ids of the samples to run; by default all.
+        seed: the seed of all random choices.
+        max_concurrency: the maximum number of concurrent episodes.
+        overrides: task keys to override, dotted for nested ones.
         base_url: the endpoint of the models.
         log_dir: the parent of the run's folder.
 
@@ -148,14 +148,14 @@ def score_transcripts(
     Args:
         data: a JSONL, CSV or YAML file whose rows have `messages`.
         reward: `file.py:function`.
-        options: options of the reward.
-        overrides: `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
-        pass_threshold: a score of at least this passes; by default 1, or that of the run whose episodes they are.
-        folder: what the reward's file is relative to; by default the working directory.
+        options: the options of the reward.
+        overrides: values of `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
+        pass_threshold: the lowest passing score; by default that of the transcripts' run, or 1.
+        folder: the base of the reward's relative path; by default the working directory.
         log_dir: the parent of the run's folder.
 
     Raises:
-        ConfigError: the data has no rows, or the reward cannot be loaded, or needs fields that the rows do not have.
+        ConfigError: the data has no rows, or the reward cannot be loaded or needs fields that the rows lack.
         RewardKitError: the run itself failed.
     """
     data, own = _path("data", data), _keys("options", options)
@@ -197,7 +197,7 @@ def _loaded(task: object, overrides: Mapping[str, Any]) -> LoadedTask:
 
 
 def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
-    """Return policy names, and policy objects by label."""
+    """Return the policy names, and the policy objects by label."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_policy_object(one)]:
             raise ConfigError(f"policies: expected a dict of label to AgentPolicy, got {type_name(wrong[0])}")
@@ -247,7 +247,7 @@ class Task:
         tools: a `ToolRegistry`, or the file that defines one.
         dataset: rows, each a dict; or the path of a JSONL, CSV or YAML file.
         resource: a built-in name, `file.py:Class`, or a subclass of `ForkableResource`.
-        folder: what paths are relative to; by default the working directory.
+        folder: the base of relative paths; by default the working directory.
         **keys: other keys of a task file, such as `initial_user_prompt`, `num_rollouts_per_sample` or `limits`.
 
     Raises:
@@ -311,7 +311,7 @@ class Task:
 
     @property
     def tools(self) -> ToolRegistry | None:
-        """Its own tools, without those of its resource."""
+        """The task's own tools, without those of its resource."""
         return self._loaded.tools
 
     @property
@@ -323,7 +323,7 @@ class Task:
         """Return the initial messages of a sample, without those of its environment.
 
         Args:
-            sample: its index in `samples`.
+            sample: the index in `samples`.
         """
         return Prompt(self.definition).render(self.samples[sample])
 
@@ -388,7 +388,7 @@ Task.run_async.__signature__ = Task.run.__signature__  # type: ignore[attr-defin
 def _read(
     name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any]
 ) -> tuple[dict[str, Any], TaskObjects]:
-    """Return task file keys for these objects, and the objects that a file cannot name."""
+    """Return the task file keys for these objects, and the objects that a file cannot name."""
     values: dict[str, Any] = {"name": name, **keys}
     live = {what: one for what, one in objects.items() if one is not None and not isinstance(one, str | Path)}
     for what, one in {**objects, "policy": policy}.items():

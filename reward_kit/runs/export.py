@@ -44,14 +44,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "'
 
 @dataclass(slots=True)
 class Selection:
-    """The episodes that are exported.
+    """The selection of episodes to export.
 
     Attributes:
         pass_threshold: a score of at least this passes.
         min_score: the lowest score to export; None includes unscored episodes.
         only_passed: export only episodes that passed.
         policies: the policies to export; all if empty.
-        left_out: the number of episodes left out by reason, filled while reading.
+        left_out: the number of omitted episodes by reason, filled while reading.
         seen: the policies of the run, filled while reading.
     """
 
@@ -120,7 +120,7 @@ class CreditLines:
 
 
 class ExportColumn(NamedTuple):
-    """A column, and the kind of its cells."""
+    """A column, and the type of its cells."""
 
     name: str
     kind: Kind
@@ -134,7 +134,7 @@ class Table(NamedTuple):
 
 
 def _table(name: str, columns: str) -> Table:
-    """Return a table of `name` or `name:kind` columns, by default texts."""
+    """Return a table of columns, each `name` or `name:kind`; the default kind is text."""
     pairs = (column.partition(":") for column in columns.split())
     kinds: dict[str, Kind] = {"": "text", "n": "number", "c": "count", "f": "flag"}
     return Table(name, tuple(ExportColumn(column, kinds[kind]) for column, _, kind in pairs))
@@ -194,7 +194,7 @@ def _result(result: Result) -> Mapping[str, Any]:
 
 
 def _scores(result: Result) -> Iterator[dict[str, Any]]:
-    """Yield a row named "score" and one for each metric; none while the episode waits for its score."""
+    """Yield a row named "score" and one for each metric; nothing while the episode waits for its score."""
     if result.score is None:
         return
     line, found = result.score, _result(result)
@@ -221,7 +221,7 @@ def _steps(result: Result, credit: Sequence[Mapping[str, Any]]) -> Iterator[dict
         action, turn = step.get("action"), step.get("assistant_turn")
         if "observation" in step:
             observation = step["observation"]
-        else:  # the message before the action
+        else:  # The message before the action
             observation = record["messages"][turn - 1].get("content") if turn else None
         if isinstance(action, Mapping) and action.get("type") == "text":
             action = action.get("content")
@@ -254,7 +254,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number out of the range of floats
+    except OverflowError:  # A whole number outside the range of floats
         return None
 
 
@@ -280,8 +280,8 @@ class TableWriter:
         file: the file.
         form: "csv" (RFC 4180, UTF-8, names of the columns first; a missing value is empty, an empty text is `""`) or
             "parquet" (a row group for each batch).
-        table: its columns.
-        metadata: metadata of the run for the schema of a Parquet file.
+        table: the table, with its columns.
+        metadata: the run's metadata for the schema of a Parquet file.
         is_raw: write CSV texts unescaped, even if a spreadsheet would evaluate them as formulas.
 
     Raises:
@@ -322,7 +322,7 @@ class TableWriter:
         self._rows, self._characters = [], 0
 
     def close(self) -> None:
-        """Write the rest, and the end of the file."""
+        """Write the remaining rows, and the end of the file."""
         self._flush()
         self._writer.close()
 
@@ -356,7 +356,7 @@ def open_table(
     is_raw: bool = False,
     is_private: bool = False,
 ) -> Iterator[TableWriter]:
-    """Yield a writer whose file replaces an earlier one after the last row."""
+    """Yield a writer whose file replaces an earlier one at the end of the block."""
     with binary_file(path, is_private=is_private) as file:
         writer = TableWriter(file, form, table, metadata, is_raw=is_raw)
         yield writer

@@ -51,18 +51,18 @@ _NO_USERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArgs:
-    """The arguments of a run, from the command line or Python; `run.json` keeps them for a resume.
+    """The arguments of a run, from the command line or Python; `run.json` stores them for a resume.
 
     Attributes:
         task_path: the task file, or the placeholder of a task from Python.
         overrides: task keys to override, dotted for nested ones.
-        models: as `openai/NAME`.
-        policies: built-in names, `file.py:Class` or `replay:RUN`.
+        models: the models, as `openai/NAME`.
+        policies: the policies, as built-in names, `file.py:Class` or `replay:RUN`.
         base_url: the endpoint of the models.
-        rollouts: episodes per sample; None for the task's number.
+        rollouts: the number of episodes per sample; None uses the task's number.
         limit: the number of samples to run; None for all.
         sample_ids: the samples to run; empty for all.
-        seed: the seed of everything random.
+        seed: the seed of all random choices.
     """
 
     task_path: Path
@@ -77,7 +77,7 @@ class RunArgs:
 
     @classmethod
     def from_header(cls, header: RunHeader) -> RunArgs:
-        """Return the arguments of an earlier run, without overrides that hold a secret."""
+        """Return the arguments of an earlier run, without overrides that contain a secret."""
         given = {field.name: getattr(header, field.name) for field in fields(cls)}
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
@@ -91,7 +91,7 @@ class RunArgs:
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy and its label in results. A lent policy is not closed by the run."""
+    """A policy and its label in results. The run does not close a lent policy."""
 
     label: str
     policy: AgentPolicy
@@ -100,20 +100,20 @@ class NamedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Episodes to collect, and a reward that scores them.
+    """The episodes to collect, and the reward that scores them.
 
     Attributes:
         definition: the task definition, with the limits of the run.
         policies: the policies, each of which runs every sample.
         samples: the selected samples.
-        rollouts: episodes per sample and policy.
-        seed: the seed of everything random.
-        max_concurrency: episodes in flight, and scores in flight.
-        reward: scores every episode; None to only collect.
-        tools: the task's own tools; None without any.
-        user: the simulated user; None without one.
+        rollouts: the number of episodes per sample and policy.
+        seed: the seed of all random choices.
+        max_concurrency: the maximum number of concurrent episodes, and of concurrent scores.
+        reward: the reward for every episode; None to only collect.
+        tools: the task's own tools, or None.
+        user: the simulated user, or None.
         given: the number of existing episodes that are only scored.
-        redaction: removes secrets from the run's files.
+        redaction: the redaction of secrets in the run's files.
     """
 
     definition: TaskDefinitionModel
@@ -152,8 +152,8 @@ class Listener(Protocol):
 class Control:
     """Stops a run from outside and records the reason.
 
-    Once `stop_reason` is set, no further episode starts. Cancel `scope` to stop at once: episodes in flight are lost
-    and run again on resume. `is_failure` marks a run that cannot continue without a fix.
+    Once `stop_reason` is set, no further episode starts. Cancel `scope` to stop at once: running episodes are lost and
+    rerun on resume. `is_failure` marks a run that cannot continue without a fix.
     """
 
     stop_reason: str | None = None
@@ -172,7 +172,7 @@ class Control:
             self.stop_reason = f"run limit reached: {limit.text} (run_limits.{limit.key})"
 
     def give_up(self, reason: str) -> None:
-        """Stop at once because no episode in flight can succeed."""
+        """Stop at once because no running episode can succeed."""
         self.stop_reason, self.is_failure = reason, True
         self.scope.cancel()
 
@@ -265,19 +265,19 @@ def read_resumable_header(path: Path) -> RunHeader:
 
 
 def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | None = None) -> list[NamedPolicy]:
-    """Create the policies that the arguments name, with the task file's options for the same type; else the task's.
+    """Create the policies named by the arguments, with the task file's options for the same type, or the task's policy.
 
-    Files of `policies` are relative to the task file. The run of `replay:RUN` is relative to the working directory, and
-    all its policies are replayed.
+    Files in `policies` are relative to the task file. The path in `replay:RUN` is relative to the working directory;
+    all policies of that run are replayed.
     """
     in_file, base_url = task.definition.policy, args.base_url
-    choices: list[tuple[str, str, dict[str, Any]]] = []  # label, type, options
+    choices: list[tuple[str, str, dict[str, Any]]] = []  # Label, type, options
 
     def options_for(kind: str) -> dict[str, Any]:
         return in_file.options() if in_file is not None and in_file.type == kind else {}
 
     def add_replays(run: Path, options: Mapping[str, Any]) -> None:
-        """Add each policy of a run, or the named one; labels are part of episode ids and seeds."""
+        """Add each policy of a run, or only the named one; labels are part of episode ids and seeds."""
         from reward_kit.agent.policies.replay_policy import recorded_labels
 
         labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
@@ -342,7 +342,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
 
 
 def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
-    """Name a policy object; an instance stays open, a class is instantiated."""
+    """Return a named policy; an instance stays open after the run, a class is instantiated."""
     if not isinstance(given, type):
         return NamedPolicy(label, given, is_lent=True)
     kind = given
@@ -374,7 +374,7 @@ def _check_labels(labels: Sequence[str]) -> None:
 
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
-    """Reject a limit on cost unless the cost of every action is known."""
+    """Reject a cost limit unless the cost of every action is known."""
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
     unknown = {named.label: named.policy for named in policies if not named.policy.knows_cost}
     unknown |= {WHO: user.policy} if user is not None and not user.knows_cost else {}
@@ -401,11 +401,11 @@ def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: Simulat
 
 
 def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> SimulatedUser | None:
-    """Create the simulated user of a task; None without one."""
+    """Create the simulated user of a task, if it has one."""
     block = task.definition.user
     if block is None:
         return None
-    # Report a misspelt key first, since the key it stands for is then missing.
+    # Report a misspelled key first, since the intended key is then missing.
     with error_context(task.located, "user"):
         taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
     options = block.options()

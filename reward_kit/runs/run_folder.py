@@ -1,15 +1,15 @@
 """The folder of a `run`, `score` or `train` command: its header `run.json`, its lock and its append-only JSON lines.
 
 A run of a task has `episodes.jsonl` and `scores.jsonl`, with final states in `states/` by SHA-256. A line is one
-`write`; an incomplete last line after a kill is removed when the run is opened again. A training run has:
+`write`; an incomplete last line, left by a kill, is removed when the run is reopened. A training run has:
 
   metrics.jsonl   one line per update
-  checkpoints/    everything that a resume needs; the latest and the best
-  model/          the weights of the best checkpoint, in the format of `transformers`, if the policy supports it
-  episodes/       the episodes of some updates, with `logs.episodes_every`
-  studies/        the batch on which a loss or a gradient was not finite
+  checkpoints/    the state for a resume: the latest and the best checkpoint
+  model/          the best checkpoint's weights in the format of `transformers`, if the policy supports it
+  episodes/       the episodes of some updates, if `logs.episodes_every` is set
+  studies/        batches with a non-finite loss or gradient, for debugging
 
-`summary.json` and `report.html` are written at the end of each.
+Each run writes `summary.json` and `report.html` at its end.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class TrainingHeader(pydantic.BaseModel):
 
     Attributes:
         train_path: the train file.
-        overrides: the keys laid over it.
-        config: the file with defaults filled in, without secrets.
-        updates: finished updates.
-        redacts: whether the task has a redaction hook; token ids are then not decoded.
+        overrides: the overridden keys.
+        config: the file's content with defaults, without secrets.
+        updates: the number of finished updates.
+        redacts: True if the task has a redaction hook; token ids are then not decoded.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -94,23 +94,23 @@ class TrainingHeader(pydantic.BaseModel):
 
 
 class RunHeader(pydantic.BaseModel):
-    """The content of `run.json`. Unknown keys are kept.
+    """The content of `run.json`. Unknown keys are preserved.
 
     Attributes:
         task_name: the name of the task, or of the transcript file.
-        total: the number of episodes of the complete run.
+        total: the number of episodes in the complete run.
         run_id: the name of the folder.
-        task: the resolved definition, without secrets.
-        run_limits: the current run limits, possibly raised since the start; null is unlimited.
+        task: the resolved task definition, without secrets.
+        run_limits: the current run limits, possibly raised since the start; null means unlimited.
         digests: SHA-256 of each input file.
         versions: software versions at the start.
-        max_concurrency: episodes in flight at the start.
+        max_concurrency: the maximum number of concurrent episodes at the start.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the `RunArgs`;
             `task_path` is None if only transcripts are scored.
-        from_python: references of Python objects by role; such a run cannot be resumed. With the key `task`, the task
-            itself was defined in Python, and `task_path` only gives the folder of its files.
-        data, reward: the transcript file and the reward, if transcripts are scored.
-        training: the `TrainingHeader` of a training run, else None.
+        from_python: references of Python objects by role; a run with such objects cannot be resumed. With the key
+            `task`, the task itself was defined in Python, and `task_path` only determines the folder of its files.
+        data, reward: the transcript file and the reward of a run that scores transcripts.
+        training: the `TrainingHeader` of a training run, otherwise None.
         rescored_from: the run and reward of a rescoring; see `runs/scoring.py`.
         status: "running", "complete", "interrupted" or "failed".
         timing: start time and working time.
@@ -181,7 +181,7 @@ class RunHeader(pydantic.BaseModel):
         return cls.read(run)
 
     def require_training(self, run: Path) -> TrainingHeader:
-        """Return the training block; `run` is the folder for error messages."""
+        """Return the training block; `run` is the folder named in error messages."""
         if self.training is None:
             raise ConfigError(f"{run} is not a run of `reward-kit train`")
         try:
@@ -198,11 +198,11 @@ class RunHeader(pydantic.BaseModel):
         return 1.0
 
     def status_now(self, is_open: bool) -> str:
-        """Return the status, or "killed" if it is "running" but no process has the run open."""
+        """Return the status, or "killed" if the status is "running" but no process has the run open."""
         return "killed" if self.status == "running" and not is_open else self.status
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file: ASCII JSON, without keys that do not apply to this kind of run."""
+        """Return the file's content: ASCII JSON, without keys that do not apply to this kind of run."""
         unset = type(self).model_fields.keys() - self.model_fields_set - _ALWAYS
         document = self.model_dump(mode="json", exclude=unset)
         return json.dumps(document, indent=2, allow_nan=False).encode("ascii") + b"\n"
@@ -235,7 +235,7 @@ def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False
 
 
 def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
-    """Return the runs in `log_dir` whose header fits, newest first; damaged ones are skipped."""
+    """Return the runs in `log_dir` whose header satisfies `fits`, newest first; damaged runs are skipped."""
     started = {}
     for path in log_dir.glob(f"*/{FILE}"):
         with suppress(StoreError):
@@ -260,14 +260,14 @@ def is_open_elsewhere(path: Path) -> bool:
 
 
 class RunFolder:
-    """The folder of a run, open for writing by this process alone. Use it as a context manager.
+    """The folder of a run, open for writing by this process only. Use it as a context manager.
 
     Args:
         path: the folder.
-        redaction: keeps secrets out of what is written.
+        redaction: the redaction of secrets in written files.
 
     Attributes:
-        header: the content of `run.json`; read while no other process can change it.
+        header: the content of `run.json`, read under the lock.
         checkpoints: the folder of checkpoints, in a training run.
     """
 
@@ -281,7 +281,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
-        """Make the folder with its `run.json`."""
+        """Create the folder with its `run.json`."""
         try:
             make_private_folder(path, parents=True)
         except OSError as error:
@@ -339,7 +339,7 @@ class RunFolder:
             snapshot = redacted_state(state, self.redaction)
             stored = {"kind": snapshot.kind, "sha256": snapshot.digest}
             path = self.path / STATES / state_name(stored)
-            if path not in self._states:  # episodes of a group often end alike
+            if path not in self._states:  # Episodes of a group often share their final state
                 if not path.exists():
                     with wrap_os_errors("write", path):
                         make_private_folder(path.parent, exist_ok=True)
@@ -356,11 +356,11 @@ class RunFolder:
         line = self.redaction.redact_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
-        if not facts.st_nlink:  # a write would succeed, into a deleted file
+        if not facts.st_nlink:  # A write would succeed, but into a deleted file
             raise StoreError(f"{self.path / name} was removed during the run; its content is lost")
         try:
             rest = memoryview(line)
-            while rest:  # a full disk writes a part first and raises on the next write
+            while rest:  # On a full disk, a write first succeeds partially and the next one raises
                 rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
             os.ftruncate(descriptor, facts.st_size)
@@ -420,7 +420,7 @@ def check_score(record: Mapping[str, Any]) -> None:
 
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `credit.jsonl`, one per step; none without credit."""
+    """Yield the records of `credit.jsonl`, one per step; nothing without credit."""
     return (record for _, record in _read_lines(path / "credit.jsonl"))
 
 
@@ -434,7 +434,7 @@ def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     """Return the episode of one record of the run at `path`, with its final state.
 
-    The record has the digest of the state's file or, in a training run, the state itself.
+    The record contains the digest of the state's file or, in a training run, the state itself.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
@@ -462,7 +462,7 @@ def _read_lines(
 
 
 def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the complete lines of a file with byte offsets; none if it is missing."""
+    """Yield the complete lines of a file with byte offsets; nothing if it is missing."""
     if path.exists():
         with wrap_os_errors("read", path):
             yield from complete_lines(path)

@@ -62,10 +62,7 @@ class RolloutWorker(Protocol):
         """Return the shared start of the episodes of `sample`, made on first use; a context manager with `close`."""
 
     async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; a failure becomes part of its record.
-
-        `attempt` counts earlier attempts lost with their machine: 0 in this process.
-        """
+        """Collect one episode; an error becomes part of its record."""
 
 
 class RunEngine(Protocol):

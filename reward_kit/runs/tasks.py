@@ -47,20 +47,20 @@ _COMPOSITE = "composite"
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """A task with everything loaded that its file names.
+    """A loaded task, with everything that its file names.
 
     Attributes:
         definition: the validated file.
         located: the file with line numbers.
         samples: the samples, in dataset order.
         rollouts_per_sample: episodes per sample.
-        tools: the task's own tools; None without any.
-        reward: the reward function; None to only collect. It is loaded here only if it runs in this process.
+        tools: the task's own tools, or None.
+        reward: the reward function; None to only collect episodes. It is loaded here only if it runs in this process.
         notes: notes for the user about what was loaded.
         inputs: the input files and folders, from `find_inputs`.
         digests: SHA-256 of the inputs and of given objects, compared before a resume.
-        objects: the Python objects of a task without a file.
-        of_user: the dotted keys that the user gave on the command line or in Python; "" for all keys. Includes
+        objects: the Python objects of a task that has no file.
+        of_user: the dotted keys set by the user on the command line or in Python; "" means all keys. Includes
             `base_url` unless it comes from an earlier run's file.
     """
 
@@ -83,7 +83,7 @@ class LoadedTask:
 
     @property
     def folder(self) -> Path:
-        """The folder of the task file, to which its paths are relative."""
+        """The folder of the task file, the base of its relative paths."""
         return self.path.resolve().parent
 
 
@@ -93,8 +93,8 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     Args:
         path: the YAML file.
         overrides: keys to override, dotted for nested ones (`limits.wall_time_s`).
-        stored: the overrides from an earlier run's file, with "base_url" if it comes from there. Like the task file,
-            they cannot send an API key to an address.
+        stored: the names of overrides that come from an earlier run's file, including "base_url" if it does. Like the
+            task file, they cannot send an API key to an address.
 
     Raises:
         ConfigError: the task is invalid; the message has one line per problem.
@@ -112,7 +112,7 @@ def resolve_task(
     *,
     stored: Collection[str] = (),
 ) -> LoadedTask:
-    """Parse a task document, also from another file or Python, and resolve what it names."""
+    """Parse a task document, possibly from another file or Python, and resolve the objects it names."""
     overrides, objects = overrides or {}, objects or TaskObjects()
     folder = located.path.resolve().parent
     of_user = frozenset({*overrides, "base_url"}) - {*stored} if located.is_written else frozenset({""})
@@ -157,7 +157,7 @@ def resolve_task(
 
 
 def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
-    """Read a task file and its dataset, without importing or executing anything that they name."""
+    """Read a task file and its dataset, without importing or executing any code that they name."""
     located = LocatedYaml(path)
     definition = parse_task(located)
     samples = tuple(read_samples(definition, path.resolve().parent))
@@ -166,7 +166,7 @@ def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
 
 
 def load_task_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
-    """Load the reward of a task for its sandbox level; None without a reward."""
+    """Load the reward of a task for its sandbox level, if the task has one."""
     if definition.reward_function_path is None:
         return None
     asked = definition.sandbox
@@ -223,7 +223,7 @@ def _resolve_reward(
     if variable == NO_KEY and isinstance(reward, RewardSpec):
         from reward_kit.rewards.judge_client import JudgeClients, client_options
 
-        if JudgeClients in reward.resources.values():  # the file must not send a judge's key to this address
+        if JudgeClients in reward.resources.values():  # The file must not send a judge's key to this address
             client = client_options(reward.options.get("client")).model_copy(update={"api_key_env": NO_KEY})
             reward = replace(reward, options={**reward.options, "client": client})
     return reward, loaded.notes
@@ -285,11 +285,11 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     """Render the messages of every sample, so that a missing field is found before the run.
 
     Returns:
-        A note for each column in single braces, which is not a template and reaches the agent unchanged.
+        A note for each column in single braces, which is not a template, so that the agent sees it unchanged.
     """
     prompt = Prompt(definition)
     problems: list[str] = []
-    unfit: dict[str, list[str]] = {}  # report a template problem once, with the first row
+    unfit: dict[str, list[str]] = {}  # Report a template problem once, with the first row
     for sample in samples:
         try:
             messages = prompt.render(sample)
@@ -336,7 +336,7 @@ def complete_resource_config(
     """Add the task folder and the task's `resource_server` to the configurations of its resources."""
     base, server = definition.base_resource_config, definition.resource_server
     is_composite = definition.resource_type == _COMPOSITE
-    parts: list[tuple[str, str, dict[str, Any]]] = []  # reference, name, configuration
+    parts: list[tuple[str, str, dict[str, Any]]] = []  # Reference, name, configuration
     if is_composite:
         from reward_kit.environments.composite import CompositeConfig
 
@@ -345,7 +345,7 @@ def complete_resource_config(
         parts = [(part.type, part.name, part.config) for part in read.resources]
     elif definition.resource_type is not None:
         parts = [(definition.resource_type, definition.resource_type, base)]
-    # Setting task_folder would move the folder that paths must stay in.
+    # Setting task_folder would change the folder that paths must not leave.
     configs: list[Any] = [base, *(config for *_, config in parts), *(base.values() if is_composite else ())]
     if any(isinstance(config, Mapping) and "task_folder" in config for config in configs):
         block = next((name for name in ("base_resource_config", "resources") if name in located.data), "")
@@ -383,7 +383,7 @@ def complete_resource_config(
 
 
 def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
-    """Raise ConfigError if a tool asks for a resource that the task lacks."""
+    """Raise ConfigError if a tool needs a resource that the task lacks."""
     asking = {name: tool for name, tool in (tools.get_tools() if tools else {}).items() if tool.resource_parameters}
     if asking and definition.resource_type is None:
         name = next(iter(asking))
@@ -402,7 +402,7 @@ def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> 
 
 
 def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> None:
-    """Raise ConfigError if a row sets more than per-sample data, or an unknown resource."""
+    """Raise ConfigError if a row sets keys other than per-sample data, or names an unknown resource."""
     if definition.resource_type is None:
         if unused := next((sample for sample in samples if sample.resource_config), None):
             raise ConfigError(f"{unused.where}: resource_config has no effect: the task has no resource_type")
@@ -425,7 +425,7 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
 async def check_resource_starts(
     definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml
 ) -> bool:
-    """Start the resource for one sample of each form of configuration, to find errors before the run.
+    """Start the resource for one sample of each form of configuration, to detect errors before the run.
 
     Returns:
         True if every resource offers tools, or the task has no resource.

@@ -1,4 +1,4 @@
-"""A reward server: its rewards and figures, its OpenAPI document, the routes of requests, its socket and shutdown."""
+"""A reward server: its rewards and metrics, OpenAPI document, request routes, socket and shutdown."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ logger = logging.getLogger("reward_kit.integrations.reward_server")
 
 
 class NamedReward(NamedTuple):
-    """A loaded reward and its name in addresses."""
+    """A loaded reward and its name in URLs."""
 
     name: str
     reward: Reward
@@ -72,13 +72,13 @@ class NamedReward(NamedTuple):
 def load_named_rewards(
     references: Sequence[str], folder: Path, choice: SandboxChoice, options: Mapping[str, Any]
 ) -> list[NamedReward]:
-    """Load rewards, each called by its id or by the name before it.
+    """Load rewards, each named by its id or by the name in its reference.
 
     Args:
         references: `file.py:function`, or `name=file.py:function`.
-        folder: the base of file paths.
+        folder: the base of relative file paths.
         choice: the user's sandbox settings.
-        options: of the reward; with several rewards, each is prefixed with its reward's name and a dot.
+        options: the reward's options; with several rewards, each is prefixed with its reward's name and a dot.
 
     Raises:
         ConfigError: a reward cannot be loaded, two have the same name, or an option belongs to no reward.
@@ -110,7 +110,7 @@ Labels = Mapping[str, str]
 
 
 class Histogram:
-    """Durations in the buckets of Prometheus; `count` of them and their `sum` in seconds."""
+    """A Prometheus histogram of durations: the `count`, the `sum` in seconds, and the buckets."""
 
     def __init__(self) -> None:
         self.count, self.sum = 0, 0.0
@@ -122,7 +122,7 @@ class Histogram:
         self._buckets[bisect.bisect_left(_BOUNDS, seconds)] += 1
 
     def samples(self, labels: Labels) -> Iterator[tuple[str, Labels, float]]:
-        """Yield the buckets, each with all that are smaller, the sum and the count."""
+        """Yield the cumulative buckets, the sum and the count."""
         for bound, count in zip((*map(str, _BOUNDS), "+Inf"), itertools.accumulate(self._buckets), strict=True):
             yield "_bucket", {**labels, "le": bound}, count
         yield "_sum", labels, self.sum
@@ -141,13 +141,13 @@ def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str,
 
 
 class ServedReward:
-    """Scores requests of many clients with one reward; `pending` counts accepted, unanswered rollouts."""
+    """Scores requests of many clients with one reward; `pending` is the number of accepted, unanswered rollouts."""
 
     def __init__(self, named: NamedReward, options: ServerOptions) -> None:
         reward = named.reward
         scorer = make_scorer(reward, options.deadline_s)
         self.agent = AsyncRewardAgent(scorer, max_concurrency=options.max_concurrency)
-        # A reward that finishes groups returns their scores together, and so acts as a batch reward for clients.
+        # A reward with `finish_group` returns a group's scores together, so clients see it as a batch reward.
         self._in_groups = scorer.mode == "batch" or reward.mode == "batch" or hasattr(scorer, "finish_group")
         self.about = AboutBody(
             name=named.name,
@@ -175,7 +175,7 @@ class ServedReward:
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
-        """Count rollouts as pending inside the block; raises as `check_capacity`."""
+        """Count rollouts as pending inside the block; raises like `check_capacity`."""
         self.check_capacity(count)
         self.pending += count
         try:
@@ -184,7 +184,7 @@ class ServedReward:
             self.pending -= count
 
     async def score(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Return the scores of rollouts in their order; cancelled with the caller."""
+        """Return the scores of rollouts in order; cancelling the caller cancels the scoring."""
         scored = await self.agent.score_all(requests, len(requests) if self._in_groups else 1)
         for one in scored:
             self.outcomes["scored" if one.failure is None else one.failure.failure_class] += 1
@@ -301,7 +301,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
 
 @dataclass(slots=True)
 class _Request:
-    """A request for figures and the log, including one whose client disconnected."""
+    """A request's data for metrics and the log, even if its client disconnected."""
 
     key: int
     route: str = "unknown"
@@ -327,7 +327,7 @@ class Service:
         self._idle = anyio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """Answer one request, count and log it; an internal error is logged and answered without details."""
+        """Answer, count and log one request; an internal error is logged and answered without details."""
         began = asyncio.get_running_loop().time()
         seen = _Request(self._keys.number_of(request.headers.getall("Authorization", [])))
         self._in_flight += 1
@@ -342,7 +342,7 @@ class Service:
                 logger.error("%s failed", seen.route, exc_info=error)
                 message = "internal server error; see its log"
                 response = RefusedError(500, "internal", message, closes=True).response()
-            if not seen.key:  # a client without a key gets one answer, and cannot hold the connection for more
+            if not seen.key:  # A client without a key gets one answer and cannot reuse the connection
                 response.force_close()
             seen.status = response.status
             return response
@@ -357,7 +357,7 @@ class Service:
             logger.info("%s", request.method, extra={**facts, "peer": request.remote, "seconds": round(seconds, 6)})
 
     async def end(self, timeout_s: float) -> bool:
-        """Refuse further requests and wait for those in flight; return whether all of them were answered in time."""
+        """Refuse further requests and wait for pending ones; return True if all were answered in time."""
         self._is_ending = True
         if self._in_flight:
             with anyio.move_on_after(timeout_s):
@@ -365,7 +365,7 @@ class Service:
         return not self._in_flight
 
     def stop(self) -> None:
-        """Have `end` wait no longer."""
+        """Make `end` stop waiting."""
         self.is_hurried = True
         self._idle.set()
 
@@ -459,7 +459,7 @@ _http_logger = logging.getLogger("reward_kit.integrations.reward_server.http")
 
 
 def _is_server_fault(record: logging.LogRecord) -> bool:
-    """Let aiohttp log our faults; invalid HTTP from a client gets one line."""
+    """Return True for errors of the server; invalid HTTP from a client gets one log line."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         logger.info("no HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
@@ -471,7 +471,7 @@ _http_logger.addFilter(_is_server_fault)
 
 
 class _ProtocolFactory:
-    """Makes a protocol for each connection: at most `max_connections`, with a time limit for the first head."""
+    """Creates a protocol per connection: at most `max_connections`, with a time limit for the first request head."""
 
     def __init__(self, server: web.Server, options: ServerOptions) -> None:
         self._server, self._options = server, options
@@ -486,7 +486,7 @@ class _ProtocolFactory:
         return protocol
 
     def heard(self, protocol: asyncio.Protocol) -> None:
-        """Note that the connection sent a whole head."""
+        """Record that the connection sent a complete request head."""
         self._silent.discard(protocol)
 
     def _close_if_silent(self, protocol: web.RequestHandler) -> None:
@@ -505,7 +505,7 @@ class _Full(asyncio.Protocol):
 
 
 class RunningServer(NamedTuple):
-    """A running server; `stop` makes its end wait no longer for requests in flight."""
+    """A running server; `stop` makes its shutdown stop waiting for pending requests."""
 
     address: str
     stop: Callable[[], None]
@@ -513,12 +513,12 @@ class RunningServer(NamedTuple):
 
 @asynccontextmanager
 async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptions) -> AsyncIterator[RunningServer]:
-    """Serve rewards inside the block; at its end, requests in flight are answered within `shutdown_timeout_s`.
+    """Serve rewards inside the block; at its end, pending requests are answered within `shutdown_timeout_s`.
 
     Args:
         named: the rewards.
-        keys: a request without one of them is refused, except for `/health`.
-        options: address and limits.
+        keys: the accepted keys; every request except `/health` needs one.
+        options: the address and the limits.
 
     Raises:
         ConfigError: the address or the port is not available.
@@ -550,7 +550,7 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
         except (OSError, OverflowError) as error:
             message = getattr(error, "strerror", None) or error
             raise ConfigError(f"--host {host} --port {port}: {message}") from error
-        for each in listener.sockets:  # connections inherit it: unread answers are not kept forever
+        for each in listener.sockets:  # Connections inherit the option: unread answers do not stay forever
             with contextlib.suppress(OSError, AttributeError):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         bound, port = listener.sockets[0].getsockname()[:2]
@@ -563,7 +563,7 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
 
 
 async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
-    """Answer what is in flight, wait until the answers are sent, and cancel what did not end in time."""
+    """Answer pending requests, wait until the answers are sent, and cancel the rest after the timeout."""
     if await service.end(timeout_s):
         server.pre_shutdown()
         with anyio.move_on_after(min(timeout_s, _SENDING_S)):
@@ -577,7 +577,7 @@ async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the limit of open files to what the connections need, as far as that is allowed."""
+    """Raise the limit of open files to the number that the connections need, as far as the system allows."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit

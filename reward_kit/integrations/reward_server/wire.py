@@ -37,7 +37,7 @@ _RESULT_FIELDS = set(EvaluateResult.model_fields)
 _MOST_PROBLEMS = 5
 _MOST_BITS = 64
 MOST_PARTS = 10_000
-"""Content parts, and tool calls, of one message."""
+"""The maximum number of content parts, and of tool calls, in one message."""
 _PARSED_IN_A_THREAD = 2**17
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONGEST_FIELD = 200
@@ -135,7 +135,7 @@ def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
 
 
 class BodyReader:
-    """Reads bodies, and counts the `bytes` of those that are held at a time."""
+    """Reads request bodies; `bytes` is the total size of the bodies in memory."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.bytes = 0
@@ -148,7 +148,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: web.BaseRequest) -> AsyncIterator[bytearray]:
-        """Read the body; its bytes count as held until the block ends, also when only the parsed values are left."""
+        """Read the body; its bytes count until the block ends, even if only the parsed values remain."""
         options, most = self._options, int(self._options.max_body_mb * MIB)
         too_large = RefusedError(
             413, "too_large", f"a body may have at most {options.max_body_mb:g} MiB (max_body_mb)", closes=True
@@ -190,7 +190,7 @@ class BodyReader:
 async def parse_requests(
     body: bytearray, options: ServerOptions, *, is_batch: bool, wants_episodes: bool
 ) -> tuple[list[ScoringRequest], Codec]:
-    """Return the requests in a body, and how its values are coded; episodes are read if the reward wants them.
+    """Return the requests in a body, and the codec of its values; episodes are parsed only if the reward uses them.
 
     Raises:
         RefusedError: the request is invalid; the message names the field.
@@ -264,7 +264,7 @@ def _request(body: RolloutBody, index: int, wants_episode: bool) -> ScoringReque
 
 
 def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
-    """Refuse long lists before validating each of their items."""
+    """Reject long lists before validating their items."""
     messages = rollout.get("messages") if isinstance(rollout, dict) else None
     if not isinstance(messages, list):
         return
@@ -279,7 +279,7 @@ def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
 
 
 def _describe(error: pydantic.ValidationError, prefix: str) -> str:
-    """Name the problems of a body by field; short values are shown."""
+    """Describe the problems of a body by field; short values are shown."""
     problems = error.errors(include_url=False)
     lines = []
     for problem in problems[:_MOST_PROBLEMS]:
@@ -334,11 +334,11 @@ _decode = strict_decoder(_unique).decode
 
 
 class _Fault(str):
-    """The reason why a value was refused, in place of the value."""
+    """The reason why a value was rejected, in place of the value."""
 
 
 def _first_fault(text: str) -> str:
-    """Name the first value, with its field, that only lenient JSON readers accept; "" for other errors."""
+    """Describe the first value, with its field, that only lenient JSON parsers accept; "" for other errors."""
 
     def parse_object(pairs: list[tuple[str, Any]]) -> Any:
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
@@ -358,7 +358,7 @@ def _first_fault(text: str) -> str:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value and every key, with its field, in the order of the text."""
+    """Yield every leaf value and every key, with its field, in document order."""
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         field, item = waiting.pop()

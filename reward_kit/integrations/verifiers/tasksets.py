@@ -1,4 +1,4 @@
-"""A task file as a taskset of verifiers (v1): a task for each sample, scored by the task's own reward.
+"""A task file as a taskset of verifiers (v1): one task per sample, scored by the task file's reward.
 
     from reward_kit.integrations.verifiers.tasksets import TaskFileTaskset
 
@@ -7,11 +7,11 @@
 
     __all__ = ["Arithmetic"]
 
-The rollout is that of verifiers: its harness, its limits, its retries. Keys of the file that cannot have their effect
-there are refused; `ResourceTaskset` serves a task's resource and tools.
+Rollouts use verifiers' harness, limits and retries. Keys of the file without effect there are rejected;
+`ResourceTaskset` serves a task's resource and tools.
 
-`as_verifiers_reward` makes a reward of verifiers from a reward function. verifiers has no unscored rollout: a reward
-that returns None breaks, so one that fails raises.
+`as_verifiers_reward` converts a reward function to a reward of verifiers. verifiers has no unscored rollouts and cannot
+handle None, so a failed reward raises.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ROLLOUT_KEYS = {
 
 
 def _kept_open(reward: Reward, deadline_s: float | None) -> PersistentAgent:
-    """Return an agent that opens once in each event loop: verifiers has no hook at the end of a taskset."""
+    """Return an agent that opens once per event loop, since verifiers has no hook at the end of a taskset."""
     if reward.mode != "pointwise":
         raise ConfigError(
             f"reward {reward.id!r} scores groups; a @vf.reward sees one trace, so score them in an Env's finalize"
@@ -90,13 +90,13 @@ def as_verifiers_reward(
     Args:
         reward: a reward function or `compute_score`, called in this process, or a reference, `file.py:function` or
             `module:function`, which runs at the level that the command line would choose.
-        ground_truth: the field of the task's data that it gets under that name; all fields are its `sample`.
-        folder: what the file of a reference is relative to.
-        choice: the sandbox of a reference; for a function only the time for one call.
-        options: keyword parameters to fix.
+        ground_truth: the field of the task's data that is passed as `ground_truth`; all fields are passed as `sample`.
+        folder: the base of a reference's relative path.
+        choice: the sandbox of a reference; for a function, only its time limit of one call applies.
+        options: the keyword parameters to fix.
 
     Raises:
-        ConfigError: it cannot be loaded, scores groups, or has an unknown parameter.
+        ConfigError: the reward cannot be loaded, scores groups, or has an unknown parameter.
     """
     loaded_reward = resolve_reward(reward, folder, choice, options)
     scorer = _kept_open(loaded_reward, (choice or SandboxChoice()).reward_time_s)
@@ -135,7 +135,7 @@ def _loaded(task_file: str, overrides: str) -> tuple[LoadedTask, PersistentAgent
 
 
 def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, PersistentAgent]:
-    """Return the task of a file and its scorer, loaded once a process."""
+    """Return the task of a file and its scorer, loaded once per process."""
     task, scorer = _loaded(task_file, json.dumps(overrides, sort_keys=True))
     if scorer is None:
         raise ConfigError(f"{task_file}: reward_function_path: missing; a taskset of verifiers needs a reward")
@@ -147,7 +147,7 @@ class SampleTask(vf.Task[SampleData]):
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
-        """The score of the task's reward function; raises if it is unscored."""
+        """Return the score of the task's reward function; raise if the trace is unscored."""
         task, scorer = loaded(self.data.task_file, self.data.overrides)
         request = ScoringRequest.from_episode(trace_to_episode(trace), task.definition)
         return await _score(scorer, await self.request(request, trace), trace)
@@ -158,7 +158,7 @@ class SampleTask(vf.Task[SampleData]):
 
     @vf.stop
     async def step_limit(self, trace: vf.Trace) -> bool:
-        """The task's `max_episode_steps`, if its file sets it."""
+        """Stop at the task's `max_episode_steps`, if set."""
         definition = loaded(self.data.task_file, self.data.overrides)[0].definition
         if "max_episode_steps" not in definition.model_fields_set:
             return False
@@ -169,7 +169,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
     """The samples of a task file without a resource. Subclass it and name the file.
 
     Attributes:
-        task_file: the file, unless the configuration names one.
+        task_file: the task file, unless the configuration names another.
     """
 
     task_file: ClassVar[Path | None] = None
@@ -178,14 +178,14 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         """Yield a task for each sample, in the order of the dataset.
 
         Raises:
-            ConfigError: the file is wrong, or a key of it would have no effect here.
+            ConfigError: the file is invalid, or one of its keys would have no effect here.
         """
         task = self._task(dict.fromkeys(_RESOURCE_KEYS, "use ResourceTaskset, which serves its tools"))
         for sample in task.samples:
             yield SampleTask(self._data(task, sample), self.config.task)
 
     def _task(self, refused: dict[str, str]) -> LoadedTask:
-        """Load the task, and refuse keys that would have no effect in verifiers."""
+        """Load the task, and reject keys that would have no effect in verifiers."""
         path = self.config.task_file or self.task_file
         if path is None:
             raise ConfigError(f"{type(self).__name__}.task_file: missing; name a task file, or give taskset.task_file")
@@ -229,18 +229,18 @@ class ResourceToolsConfig(vf.ToolsetConfig):
 
 
 class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
-    """The tools of one rollout's world."""
+    """The tools of one rollout's resource."""
 
     TOOL_PREFIX = None
 
     async def setup_task(self, task: SampleData) -> None:
-        """Make the world of a sample."""
+        """Create the resource of a sample."""
         loaded_task = loaded(task.task_file, task.overrides)[0]
         self._limit_s = loaded_task.definition.limits.environment_time_s
         sample = _sample(loaded_task, task.id or "")
         start = GroupStart(loaded_task.definition, sample, run_seed=0)
         self._exit_stack.push_async_callback(start.close)
-        # Noise is a rollout's own, unless the task shares it.
+        # Noise differs between rollouts, unless the task shares it.
         self._world = (await start.episode(secrets.randbits(31))).resource
         if self._world is not None:
             self._exit_stack.push_async_callback(close_quietly, self._world)
@@ -249,7 +249,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
         self._lock = asyncio.Lock()
 
     def register(self, mcp: Any) -> None:
-        """Offer each tool under its own schema; the SDK would derive one from a signature."""
+        """Offer each tool with its original schema; the SDK would derive one from a signature."""
         from mcp.server.mcpserver.tools.base import Tool
         from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 
@@ -272,7 +272,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
 
     def _calling(self, name: str) -> Any:
         async def call(**arguments: Any) -> str:
-            async with self._lock:  # a world takes one action after another
+            async with self._lock:  # A resource takes one action at a time
                 state: ResourceState = self.state
                 if state.stop_reason or state.failure:
                     return "Not executed: the episode is over."
@@ -308,18 +308,18 @@ async def _final_state(world: ForkableResource | None, limit_s: float | None) ->
 
 
 class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
-    """A sample in a world of its own."""
+    """A sample with its own resource."""
 
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
-        """The server of the world's tools."""
+        """Return the server of the resource's tools."""
         return [ResourceTools(ResourceToolsConfig())]
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
-        """Return the scoring request with the world's results.
+        """Return the scoring request with the resource's results.
 
-        If nothing was called, the final state is the one that the sample starts from. A trace that was read from a
-        record has no world, and no final state unless its messages show that nothing was called.
+        Without calls, the final state is the sample's initial state. A trace from a record has no resource, and so no
+        final state, unless its messages show that no tool was called.
         """
         state: ResourceState = trace.state
         if state.failure is not None:
@@ -340,7 +340,7 @@ class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
 
     @vf.stop
     async def resource_is_done(self, trace: vf.Trace) -> bool:
-        """The world has ended, or is broken."""
+        """Stop once the resource has ended its episode or has failed."""
         return bool(trace.state.stop_reason or trace.state.failure)
 
 
@@ -348,10 +348,11 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
     """The samples of a task file with a resource or tools. Subclass it and name the file, as `TaskFileTaskset`."""
 
     def load(self) -> Iterator[ResourceTask]:
-        """Yield a task for each sample, whose prompt has the world's first observation.
+        """Yield a task for each sample; its prompt includes the resource's first observation.
 
         Raises:
-            ConfigError: the file is wrong, has neither resource nor tools, or a key of it would have no effect here.
+            ConfigError: the file is invalid, has neither resource nor tools, or one of its keys would have no effect
+                here.
         """
         task = self._task({})
         if task.definition.resource_type is None and task.tools is None:
@@ -359,7 +360,7 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
 
         async def first_observations() -> list[str]:
             observations = []
-            async with ServerPool():  # one server for all samples, if the task names one
+            async with ServerPool():  # One server for all samples, if the task names one
                 for sample in task.samples:
                     async with _open_resource(task, sample) as world:
                         observations.append("" if world is None else as_text(await world.get_observation()))
@@ -371,7 +372,7 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
 
 @asynccontextmanager
 async def _open_resource(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
-    """Open the world that a sample starts from; None if its task has none."""
+    """Open the resource in a sample's initial state; None if its task has no resource."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
         world = (await start.episode(0)).resource
         try:

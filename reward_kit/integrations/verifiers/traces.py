@@ -1,10 +1,9 @@
 """Episodes as traces of verifiers (v1), and traces as episodes; traces are plain dicts, so verifiers is not imported.
 
 A trace is a tree of messages, each with the tokens that it adds; a path from the root to a leaf is one context of the
-model, and one training row. An episode's action holds the tokens since the action before it and those that were
-sampled; where its context was rewritten, a new branch begins, which repeats earlier messages without tokens, so that
-every sampled token is in the trace once. `info["reward_kit"]` keeps what a trace has no field for, and nothing that the
-nodes hold.
+model, and one training row. An episode's action contains the tokens since the previous action and the sampled tokens.
+If its context was rewritten, a new branch begins, which repeats earlier messages without tokens, so that every sampled
+token occurs once in the trace. `info["reward_kit"]` stores the data for which a trace has no field.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _CUT_OFF = {
     "agent_timeout": StopReason.WALL_TIME_LIMIT,
     "setup_timeout": StopReason.WALL_TIME_LIMIT,
 }
-# A trace marks a cut-off end by the name of its stop condition alone.
+# A trace marks a truncated end only by the name of its stop condition.
 _STOPS = {
     StopReason.MAX_STEPS: "max_turns",
     StopReason.ENVIRONMENT_TRUNCATED: "max_turns",
@@ -55,7 +54,7 @@ Credit = float | Sequence[float] | None
 
 
 def to_verifiers(message: Message) -> dict[str, Any]:
-    """Return the message in the form of verifiers, which cannot hold all that ours may; see `is_same`."""
+    """Return the message in the form of verifiers, which may lose content; see `is_same`."""
     role = _ROLES.get(message.role, message.role)
     if role != "assistant":
         parts = message.content if isinstance(message.content, list) else None
@@ -94,7 +93,7 @@ def from_verifiers(message: Mapping[str, Any]) -> Message:
 
 
 def is_same(message: Message) -> bool:
-    """Return whether verifiers' form of the message holds all of it."""
+    """Return True if verifiers' form of the message preserves its full content."""
     return from_verifiers(to_verifiers(message)) == message
 
 
@@ -107,7 +106,7 @@ class TokenTurn(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """A trace's messages, each once; the indices of those that the model sampled, and their tokens by action."""
+    """The messages of a trace, without repetitions; the indices of sampled messages, and their tokens by action."""
 
     messages: list[Message]
     turns: list[int]
@@ -117,8 +116,8 @@ class Conversation(NamedTuple):
 def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
     conversation = Conversation([], [], {})
     messages, turns, token_turns = conversation
-    seen: list[tuple[Any, ...]] = []  # the contents of each message
-    resume: list[int] = []  # for each node the position in `seen` from which its children may repeat messages
+    seen: list[tuple[Any, ...]] = []  # The content of each message
+    resume: list[int] = []  # For each node, the position in `seen` from which its children may repeat messages
     for number, node in enumerate(nodes):
         for link in node.get("semantic_parents") or ():
             if str(link["type"]).startswith("subagent"):
@@ -127,7 +126,7 @@ def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
                 )
         message, parent = node["message"], node.get("parent")
         calls = tuple((call["id"], call["name"], call["arguments"]) for call in message.get("tool_calls") or ())
-        # Without the reasoning, which a rewritten context drops.
+        # Without the reasoning, which rewritten contexts omit.
         contents = (message["role"], message.get("content") or "", message.get("tool_call_id") or None, calls)
         position = len(seen)
         if not node.get("sampled"):
@@ -167,16 +166,16 @@ def _token_turn(nodes: Sequence[Mapping[str, Any]], number: int) -> TokenTurn | 
 def episode_to_trace(
     episode: SingleAgentEpisode, *, scored: Scored | None = None, advantages: Sequence[Credit] | None = None
 ) -> dict[str, Any]:
-    """Return the episode as a trace, which `verifiers.v1.WireTrace.model_validate` takes.
+    """Return the episode as a trace for `verifiers.v1.WireTrace.model_validate`.
 
     Args:
-        episode: a whole one, with its messages.
-        scored: its score. If it is unscored, the reward is None, the error is listed and the trace is not `ok`, as in
-            verifiers itself.
-        advantages: (S,) of each action: a number for all its tokens, one for each, or None for unassigned.
+        episode: a complete episode with messages.
+        scored: the episode's score. If unscored, the reward is None, the error is listed and the trace is not `ok`, as
+            in verifiers itself.
+        advantages: (S,) the advantages of each action: one number for all tokens, one per token, or None if unassigned.
 
     Raises:
-        EpisodeError: it is a chunk, tokens belong to no message, or a number cannot be stored in a trace.
+        EpisodeError: the episode is a chunk, tokens belong to no message, or a number cannot be stored in a trace.
     """
     if episode.lookback or episode.t_started:
         raise EpisodeError(f"episode {episode.id_}: a chunk is not a trace; join its chunks with concat_episode")
@@ -218,7 +217,7 @@ def episode_to_trace(
 
 
 def _beside(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Return the parts of the episode that the nodes do not hold."""
+    """Return the parts of the episode that the nodes do not contain."""
     state = episode.get_state()
     messages, turns = state.pop("messages"), episode.tokens.turns()
     tokens = state.pop("tokens")
@@ -239,8 +238,8 @@ def _graph(
         raise EpisodeError(f"episode {episode.id_}: {len(episode)} steps but {len(advantages)} advantages")
     nodes: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    path: list[int] = []  # the node of each message on the present branch
-    stored = 0  # tokens on the present branch
+    path: list[int] = []  # The node of each message on the current branch
+    stored = 0  # The tokens on the current branch
 
     def add(index: int, *, is_sampled: bool) -> None:
         message = to_verifiers(episode.messages[index])
@@ -252,7 +251,7 @@ def _graph(
         step = steps.get(index)
         turn = turns.get(step) if step is not None else None
         if turn is not None and turn.segment_reason is not None:
-            # A new branch, which repeats the messages after the first tokens without them.
+            # A new branch, which repeats later messages without their tokens.
             reached = len(path)
             shared = next((i for i, node in enumerate(path) if nodes[node].get("token_ids")), reached)
             path, stored = path[:shared], 0
@@ -294,17 +293,17 @@ def _graph(
 
 
 def trace_to_episode(trace: Any) -> SingleAgentEpisode:
-    """Return the episode of a trace that `episode_to_trace` made or verifiers recorded.
+    """Return the episode of a trace that was created by `episode_to_trace` or recorded by verifiers.
 
-    In a trace of verifiers each message that the model sampled is a step, without rewards, and `custom_data` has the
-    trace's facts of its task and its end. Messages that several branches repeat are in the episode once.
+    In a trace of verifiers, each message sampled by the model is a step without rewards, and `custom_data` contains the
+    trace's task and end. Messages that several branches repeat occur once in the episode.
 
     Args:
-        trace: a `Trace`, or its record as a dict. A record with rounded numbers, which verifiers writes by default
-            (unless `to_record(float_decimals=None)`), gives rounded log-probabilities.
+        trace: a `Trace`, or its record as a dict. verifiers rounds numbers in records by default (unless
+            `to_record(float_decimals=None)`), which rounds the log-probabilities.
 
     Raises:
-        EpisodeError: it is not a trace, was changed beyond recognition, or is of several agents.
+        EpisodeError: the value is not a trace, was changed too much to be restored, or has several agents.
     """
     record = trace_record(trace)
     with boundary(EpisodeError, "the trace cannot be read"):
@@ -314,7 +313,7 @@ def trace_to_episode(trace: Any) -> SingleAgentEpisode:
 
 
 def trace_record(trace: Any) -> Mapping[str, Any]:
-    """Return a trace as a dict, with every digit; raise `EpisodeError` if it is not a trace."""
+    """Return a trace as a dict, with unrounded numbers; raise `EpisodeError` if it is not a trace."""
     record = trace.model_dump(mode="python") if hasattr(trace, "model_dump") else trace
     if not isinstance(record, Mapping) or "nodes" not in record:
         raise EpisodeError(f"a trace of verifiers v1 has nodes; got {trace!r:.80}")
@@ -334,7 +333,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
         messages[int(index)] = message
     tokens, before = EpisodeTokens(), TokenTurn([], [], None)
     for step, version in kept["versions"].items():
-        # An action without tokens after an unchanged context has a node without any.
+        # An action without tokens after an unchanged context has a node without tokens.
         before = conversation.token_turns.get(int(step)) or TokenTurn([*before.prompt_ids, *before.token_ids], [], None)
         reason = kept["reasons"].get(step, REWRITTEN)
         version = UNKNOWN_VERSION if version is None else version
@@ -345,7 +344,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
 
 
 def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> SingleAgentEpisode:
-    """Return the episode of a trace that verifiers recorded; each sampled message is a step."""
+    """Return the episode of a trace recorded by verifiers; each sampled message is a step."""
 
     def observation(messages: Sequence[Message]) -> str:
         return "\n".join(message.text for message in messages)
@@ -391,21 +390,21 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
 
 
 def trace_advantages(trace: Any) -> list[list[float] | None]:
-    """Return (S,) for each action the advantages of its sampled tokens, None if unassigned.
+    """Return (S,) the advantages of each action's sampled tokens, None if unassigned.
 
     Raises:
-        EpisodeError: it is not a trace.
+        EpisodeError: the value is not a trace.
     """
     return [node.get("advantages") for node in trace_record(trace)["nodes"] if node.get("sampled")]
 
 
 def trace_score(trace: Any) -> float | None:
-    """Return the weighted sum of a trace's rewards; None if it failed or one of them is missing.
+    """Return the weighted sum of a trace's rewards; None if the trace failed or a reward is missing.
 
-    verifiers' own `Trace.reward` skips missing ones, so that an unscored trace has 0.0 there.
+    verifiers' own `Trace.reward` skips missing rewards, so an unscored trace gets 0.0.
 
     Raises:
-        EpisodeError: it is not a trace.
+        EpisodeError: the value is not a trace.
     """
     record = trace_record(trace)
     rewards = list((record.get("rewards") or {}).values())

@@ -1,7 +1,7 @@
-"""Episodes as verl's `DataProto`: `verl_rows` lays them out in NumPy, `to_data_proto` makes them verl's own.
+"""Episodes as verl's `DataProto`: `verl_rows` arranges them in NumPy arrays, which `to_data_proto` converts.
 
 `from_data_proto` is the inverse; `step_columns` adds the columns that describe the actions of a row;
-`agent_loop_outputs` returns an episode from an agent loop of verl.
+`agent_loop_outputs` returns an episode in the form of verl's agent loops.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from reward_kit.tokens.columns import Array, Columns
 from reward_kit.tokens.pipeline import RowPer, RowPipeline
 
 EPISODE = "reward_kit_episode"
-"""The row column with the whole episode, from which `from_data_proto` restores it."""
+"""The row column with the whole episode, for `from_data_proto`."""
 STEP_COLUMNS = ("steps", "action_lengths", "state_keys", "step_rewards", "valid_actions")
 """The row columns with one item for each action of the row."""
 Unscored = Literal["leave_out", "mask"]
 _STEP_CREDIT = ("base_reward", "advantage", "return_to_go")
-_ALIGNED = ("metrics", "reward_reason")  # added to a step's info by alignment
+_ALIGNED = ("metrics", "reward_reason")  # Added to a step's info by alignment
 _NOT_IN_VERL = ("step_rewards", "values", "value_mask", "policy_versions")
-"""Columns of our rows that verl lacks or has in another form: its `values` are of tokens, ours of actions."""
+"""Columns of our rows that verl lacks or has in another form: its `values` belong to tokens, ours to actions."""
 _ROW_KEYS = ("rollout_id", "segment", "steps")
 _CREDIT = {"advantages": "advantage", "returns": "return_to_go"}
 logger = logging.getLogger("reward_kit.integrations.verl")
@@ -44,13 +44,13 @@ logger = logging.getLogger("reward_kit.integrations.verl")
 def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
     """Add, for each row, lists with one item for each of its actions; usable as a connector.
 
-    `steps` are the actions' numbers in their episode; `action_lengths` count the tokens of each; `state_keys` name the
-    state in which it was taken, by equal texts for equal keys; `step_rewards` are base rewards, None if unset;
-    `valid_actions` is False if the environment could not read an action. If every row has one action, `anchor_obs` is
-    its state key, as verl-agent calls it. `reward_kit_episode` is the whole episode, once for all of its rows.
+    `steps` has the actions' step numbers; `action_lengths` their token counts; `state_keys` the keys of the states
+    before them as text; `step_rewards` the base rewards, None if unset; `valid_actions` is False if the environment
+    could not parse an action. If every row has one action, `anchor_obs` (verl-agent's name) is its state key.
+    `reward_kit_episode` is the whole episode, an object shared by all of its rows.
 
     Args:
-        columns: with rows, by `segment_rows` or `action_rows`.
+        columns: the columns, with rows from `segment_rows` or `action_rows`.
         with_episodes: add `reward_kit_episode`.
 
     Raises:
@@ -78,7 +78,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
         rows["step_rewards"].append([step.base_reward for step in steps])
         rows["valid_actions"].append([step.step_info.get("is_action_valid") is not False for step in steps])
     for owner, known in present.items():
-        # Credit needs whole trajectories.
+        # Credit needs complete trajectories.
         if missing := sorted(set(range(len(steps_E[owner]))) - known):
             raise ConfigError(
                 f"episode {columns.episodes[owner].id_}: step {missing[0]} has no tokens in these rows, and the others "
@@ -105,7 +105,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
 
 
 def objects(values: Sequence[Any]) -> Array:
-    """Return (B,) of any objects; `np.array` would take lists apart."""
+    """Return a (B,) array of any objects; `np.array` would split lists."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
@@ -118,16 +118,16 @@ def agent_loop_outputs(
 ) -> list[Any]:
     """Return verl's `AgentLoopOutput` for each segment of an episode, in order, for `AgentLoopBase.run`.
 
-    `extra_fields` hold the `step_columns` that reward_kit's trainers need, and the episode for its reward manager.
+    `extra_fields` contain the `step_columns` for reward_kit's trainers, and the episode for its reward manager.
 
     Args:
         episode: the collected episode.
-        steps: its steps, with the base rewards that are to count; by default the bare ones, which have none.
-        score: if it is scored already; else verl's reward loop scores it.
+        steps: the episode's steps with their base rewards; by default steps without rewards.
+        score: the episode's score; None lets verl's reward loop score it.
         with_episode: pass the whole episode to the reward.
 
     Raises:
-        ConfigError: no action has tokens, or only some have.
+        ConfigError: some action has no tokens.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
@@ -162,15 +162,15 @@ def to_data_proto(
     step_data_lists: Sequence[Sequence[StepData]] | None = None,
     **options: Any,
 ) -> Any:
-    """Return episodes as a `DataProto` of verl: `verl_rows` with ids and masks in int64, numbers in float32.
+    """Return episodes as verl's `DataProto`: `verl_rows` with ids and masks in int64, numbers in float32.
 
     Args:
-        episodes: as of `verl_rows`.
-        step_data_lists: for each its steps, see `verl_rows`.
-        **options: those of `verl_rows`, of which `pad_token_id` is required.
+        episodes: the episodes, as for `verl_rows`.
+        step_data_lists: the steps of each episode, as for `verl_rows`.
+        **options: the options of `verl_rows`, of which `pad_token_id` is required.
 
     Raises:
-        ConfigError: as `verl_rows`, or verl is not installed.
+        ConfigError: an error of `verl_rows`, or verl is not installed.
     """
     rows = verl_rows(episodes, step_data_lists, **options)
     try:
@@ -195,23 +195,23 @@ def verl_rows(
     response_length: int | None = None,
     with_episodes: bool = True,
 ) -> TokenBatch:
-    """Return rows under verl's names, on its axes and padded as it pads: prompts on the left, responses on the right.
+    """Return rows with verl's names, axes and padding: prompts padded on the left, responses on the right.
 
-    With `scores` they have `rm_scores` and, the same, `token_level_scores`: each score on the last token that its
-    episode sampled. `advantages` and `returns` are present if a step has an advantage, `rollout_log_probs` if all are
-    known. `step_columns` and `reward_kit.tokens.connectors` describe the columns beside the arrays.
+    With `scores`, rows have `rm_scores` and the equal `token_level_scores`: each score on the last sampled token of its
+    episode. `advantages` and `returns` are present if a step has an advantage, `rollout_log_probs` if all are known.
+    `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
 
     Args:
-        episodes: an episode without tokens has no row.
-        step_data_lists: for each its steps, with their rewards and credit; by default the bare steps.
-        pad_token_id: fills up the ids.
-        scores: for each its score, None if it is unscored. None as a whole: verl is to score them.
-        per: the unit of a row: "segment" (the default), or "action", with everything before it as its prompt.
+        episodes: the episodes; an episode without tokens gets no row.
+        step_data_lists: the steps of each episode, with rewards and credit; by default steps without them.
+        pad_token_id: the padding id.
+        scores: the score of each episode, None if unscored. None instead of a list lets verl score the episodes.
+        per: the unit of a row: "segment" (the default), or "action", with all preceding text as its prompt.
         pipeline: the connectors; by default `default_pipeline(per)`.
-        unscored: rows of an unscored episode are left out, or kept with a `response_mask` of zeros.
-        prompt_length: columns of `prompts`; by default as many as the longest needs.
-        response_length: columns of `responses`, likewise.
-        with_episodes: keep the episodes in `reward_kit_episode`, so that `from_data_proto` restores them.
+        unscored: omit the rows of an unscored episode, or keep them with a `response_mask` of zeros.
+        prompt_length: the number of columns of `prompts`; by default the length of the longest.
+        response_length: the number of columns of `responses`; by default the length of the longest.
+        with_episodes: store the episodes in `reward_kit_episode`, so that `from_data_proto` can restore them.
 
     Raises:
         ConfigError: the lists are not as long as the episodes, an option is unknown, a row is longer than it may be,
@@ -232,7 +232,7 @@ def verl_rows(
     rows = verl_batch(pad_rows(columns, pad_token_id=pad_token_id, padding="outer"))
     arrays = _widened(rows, prompt_length, response_length)
     others = {key: v for key, v in rows.non_tensor_batch.items() if scores is not None or key != "episode_rewards"}
-    # In verl this name holds the output of an image processor, which the model gets.
+    # In verl, this name contains the output of an image processor, which is passed to the model.
     pictures, allowed = others.pop("multi_modal_inputs", None), others.pop("allowed_ids", None)
     if pictures is not None and any(pictures):
         others["message_parts"] = pictures
@@ -256,7 +256,7 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
                 "or leave such episodes out"
             )
     wanted["both"] = wanted["prompt"] + wanted["completion"]
-    # A batch without rows, whose width the joined one takes over.
+    # An empty batch, whose width the concatenated batch adopts.
     wide = {
         key: np.zeros((0, wanted[get_axis(key, rows.meta_info)]), dtype=values.dtype)
         for key, values in rows.batch.items()
@@ -266,7 +266,7 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
 
 def _verl_arrays(arrays: dict[str, Array], others: dict[str, Array], *, has_credit: bool) -> dict[str, Array]:
     made = {key: values for key, values in arrays.items() if key not in ("completion_mask", "loss_mask")}
-    # verl counts on in the padding on the right.
+    # verl continues counting in the padding on the right.
     made["position_ids"] = np.clip(np.cumsum(arrays["attention_mask"], axis=1) - 1, 0, None)
     if np.isnan(made["rollout_log_probs"]).any():
         del made["rollout_log_probs"]
@@ -283,19 +283,19 @@ def _verl_arrays(arrays: dict[str, Array], others: dict[str, Array], *, has_cred
 
 
 class _NoTokenizer:
-    """For a reward manager that shows no answers, and so decodes none."""
+    """For a reward manager that shows no answers, and so decodes nothing."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         raise ConfigError("nothing is decoded here")
 
 
 class RestoredEpisodes(NamedTuple):
-    """The episodes of a batch.
+    """The restored episodes of a batch.
 
     Attributes:
-        episodes: in the order of their first rows.
-        step_data_lists: for each its steps, with the rewards that they left with and the credit that they have now.
-        scores: for each its score, None if it is unscored.
+        episodes: the episodes, in the order of their first rows.
+        step_data_lists: the steps of each episode, with their original rewards and their current credit.
+        scores: the score of each episode, None if unscored.
     """
 
     episodes: list[SingleAgentEpisode]
@@ -304,17 +304,17 @@ class RestoredEpisodes(NamedTuple):
 
 
 def from_data_proto(data: Any) -> RestoredEpisodes:
-    """Return the episodes of a batch that `to_data_proto` made, also if its rows were reordered, repeated or dropped.
+    """Return the episodes of a batch from `to_data_proto`, even if its rows were reordered, repeated or dropped.
 
-    If verl, or an estimator within it, has put `advantages` and `returns` into the batch, the steps have these; a
-    number that only became a float32 on the way is restored. An episode of which no row is left does not come back.
+    If verl, or an estimator within it, has added `advantages` and `returns` to the batch, the steps get these; a number
+    that was only rounded to float32 is restored. An episode without remaining rows is missing.
 
     Args:
-        data: a `DataProto`, or rows of `verl_rows`.
+        data: a `DataProto`, or rows from `verl_rows`.
 
     Raises:
-        ConfigError: the batch was made by other code or without its episodes, or the tokens of a row are not those of
-            its episode.
+        ConfigError: the batch was created by other code or without its episodes, or a row's tokens differ from its
+            episode's.
     """
     columns = data.non_tensor_batch
     if missing := [name for name in (*_ROW_KEYS, EPISODE) if name not in columns]:
@@ -350,7 +350,7 @@ def from_data_proto(data: Any) -> RestoredEpisodes:
 def _check_tokens(
     episode: SingleAgentEpisode, arrays: Mapping[str, Array], spans: list[ActionSpan], row: int, *, per_action: bool
 ) -> int:
-    """Check that a row's tokens are its episode's; return where its response begins in them."""
+    """Check that a row's tokens match its episode's; return the position in them at which its response begins."""
     tokens = episode.tokens
     number = spans[0].segment
     start = tokens.segments[number].start
@@ -386,7 +386,7 @@ def _take_credit(
             if key not in arrays:
                 continue
             before, now = getattr(step, name), np.float32(arrays[key][row, column])
-            # A zero may also stand for an absent value.
+            # A zero may also represent a missing value.
             if before is None and (is_masked or (had_credit and now == 0)):
                 continue
             if before is None or np.float32(before) != now:

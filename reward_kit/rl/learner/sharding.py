@@ -1,12 +1,12 @@
-"""One module trained by several processes: FSDP2 shards it, micro-batches are dealt out, results are summed.
+"""Training of one module by several processes: FSDP2 shards it, micro-batches are distributed, results are summed.
 
-Every process gets the same rows and draws the same order; only micro-batches differ. Gradients are summed over
+Every process gets the same rows and draws the same random order; only micro-batches differ. Gradients are summed over
 processes, not averaged, since the losses of micro-batches are shares of the loss of the whole (`losses.GlobalBatch`).
-If `torch.distributed` is not initialised there is one process, and everything here does nothing.
+If `torch.distributed` is not initialized, there is one process, and all functions here do nothing.
 
-The first process orders, the others follow (`ShardedLearner`, `follow`). Collectives run in step, so a process that
-fails would leave the others waiting without a reason. Failures are therefore noted in the store through which the
-processes met (`ProcessGroup`), and a process that waits in a collective checks it.
+The first process sends orders that the others follow (`ShardedLearner`, `follow`). All processes must enter each
+collective, so if one fails, the others would wait forever. Failures are therefore recorded in a store shared by all
+processes (`ProcessGroup`), which a process that waits in a collective checks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The rank of this process among those that train a module together; a process group may have one member."""
+    """The rank of this process among the processes that train a module; there may be only one."""
 
     rank: int = 0
     size: int = 1
@@ -53,24 +53,24 @@ class Processes:
 
     @classmethod
     def current(cls) -> Processes:
-        """Return those of `torch.distributed`, or this process alone."""
+        """Return the processes of `torch.distributed`, or only this process."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), True)
 
     @property
     def is_first(self) -> bool:
-        """This process collects, writes and reports."""
+        """True for the process that collects, writes and reports."""
         return self.rank == 0
 
     def shard(self, module: nn.Module, precision: torch.dtype = torch.float32) -> None:
         """Shard a module's parameters over the processes, in place, before an optimizer is made.
 
-        Each layer that `transformers` does not split is a unit of its own, gathered for its forward and its backward
-        pass and then freed; the rest is one more. All processes start with the weights of the first.
+        Each layer that `transformers` does not split is a separate unit, gathered for its forward and backward pass and
+        then freed; the remaining layers form another unit. All processes start with the weights of the first.
 
-        The module is on its final device, and must be called as a whole from now on, so that its hooks run. bfloat16
-        gathers parameters in it and sums gradients in float32; float32 uses the weights' type.
+        The module must be on its final device, and must be called as a whole from then on, so that its hooks run. With
+        bfloat16, parameters are gathered in bfloat16 and gradients summed in float32; float32 uses the weights' type.
         """
         if not self.is_group or isinstance(module, FSDPModule):
             return
@@ -88,7 +88,7 @@ class Processes:
                 one.set_force_sum_reduction_for_comms(True)
 
     def same_weights(self, module: nn.Module) -> None:
-        """Give every process the first one's weights; the module is not sharded."""
+        """Copy the first process's weights to every process, without sharding the module."""
         if not self.is_group:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
@@ -99,9 +99,9 @@ class Processes:
             dist.broadcast(tensor.detach(), 0)
 
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
-        """Return this process's share of all micro-batches; each gets equally many, since collectives run in step.
+        """Return this process's share of the micro-batches; all shares have equal size, as collectives require.
 
-        Parts are halved until there are enough; a part without rows goes through the module like any other.
+        Micro-batches are halved until there are enough; empty ones go through the module like any other.
         """
         parts = list(parts)
         wanted = -(-len(parts) // self.size) * self.size
@@ -112,7 +112,7 @@ class Processes:
         return parts[self.rank :: self.size]
 
     def merged(self, parts: Sequence[Diagnostics]) -> Sequence[Diagnostics]:
-        """Gather the diagnostics of all processes, from those of this one's micro-batches."""
+        """Merge the diagnostics of the micro-batches of all processes."""
         if self.size == 1:
             return parts
         mine = {name: one._replace(parts=one.parts.cpu()) for name, one in merge_diagnostics(parts).statistics.items()}
@@ -132,10 +132,10 @@ class Processes:
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """Open the group of processes that `torchrun` or Ray Train started; without them this process is alone.
+    """Open the group of processes started by `torchrun` or Ray Train; without one, this process is the only one.
 
-    Tensors on a CPU go over gloo, those on accelerators over NCCL, each process on the one of its local rank. A block
-    that ends by an error leaves the group as it is, since others may be gone or waiting.
+    Tensors on a CPU use gloo, those on accelerators NCCL; each process uses the accelerator of its local rank. If the
+    block raises, the group is not closed, since other processes may be gone or waiting.
     """
     if dist.is_initialized() or not os.environ.keys() >= _STARTED:
         yield Processes.current()
@@ -143,7 +143,7 @@ def process_group() -> Iterator[Processes]:
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
-        if _local_rank() < torch.cuda.device_count():  # otherwise it may still train on the CPU
+        if _local_rank() < torch.cuda.device_count():  # Otherwise it may still train on the CPU
             torch.cuda.set_device(_local_rank())
     dist.init_process_group(backend)
     yield Processes.current()
@@ -159,7 +159,7 @@ def _device_of(module: nn.Module) -> torch.device:
 
 
 def shardable_layers(module: nn.Module) -> list[nn.Module]:
-    """The layers that are sharded one by one: those that `transformers` does not split."""
+    """Return the layers to shard separately: those that `transformers` does not split."""
     names: set[str] = set()
     for one in module.modules():
         names.update(getattr(one, "_no_split_modules", None) or ())
@@ -167,9 +167,9 @@ def shardable_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def whole(state: Any, *, keep: bool = True) -> Any:
-    """Put the shards of all processes together, on the CPU, in a `state_dict` of a module or an optimizer.
+    """Gather the shards of all processes on the CPU, for a `state_dict` of a module or an optimizer.
 
-    Every process calls it with a tree of the same form; with `keep=False` tensors become None.
+    Every process must call it with a tree of the same structure; with `keep=False` tensors become None.
     """
     if isinstance(state, DTensor):
         full: Tensor = state.full_tensor()
@@ -185,7 +185,7 @@ def whole(state: Any, *, keep: bool = True) -> Any:
 
 @torch.no_grad()
 def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
-    """Copy the weights of a module, sharded or not, into one that is not; every process calls it, some without one."""
+    """Copy a module's weights, sharded or not, into an unsharded target; every process must call it, some with None."""
     own = target.state_dict() if target is not None else {}
     for name, tensor in module.state_dict().items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -200,7 +200,7 @@ def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the `whole` state of an optimizer into one over parameters that are sharded or not; options stay its own."""
+    """Load an optimizer's `whole` state into one over parameters that may be sharded; its options are unchanged."""
     parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
     kept = {
         index: {key: _shard_like(value, parameters.get(int(index))) for key, value in moments.items()}
@@ -213,16 +213,16 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def _shard_like(value: Any, like: Any) -> Any:
-    """Copy a whole tensor, sharded like another one of its shape; return anything else as it is."""
+    """Return a copy of a whole tensor, sharded like `like`; return other values unchanged."""
     if not isinstance(value, Tensor):
         return value
     if not (isinstance(like, DTensor) and value.shape == like.shape):
-        return value.clone()  # the optimizer changes the tensors that it is given
-    # Every process has the whole, so nothing is sent.
+        return value.clone()  # The optimizer changes the tensors passed to it
+    # Every process has the whole tensor, so nothing is sent.
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-_ORDERS_WAIT = timedelta(days=365)  # others wait for orders as long as the first process collects
+_ORDERS_WAIT = timedelta(days=365)  # The others wait for orders while the first process collects
 _LOOK_S = 0.1
 _GRACE_S = 10.0
 _LEAVING_S = 2.0
@@ -232,26 +232,26 @@ _BROKEN, _HEARD, _OVER, _LEFT = "broken", "heard", "over", "left"
 
 
 class ProcessGroup:
-    """Orders from the first process to the others, and notes about failures in a store that all processes share."""
+    """Sends orders from the first process to the others, and records failures in a store shared by all processes."""
 
     def __init__(self, processes: Processes, store: Any) -> None:
         self.processes, self._store = processes, store
-        # Over the CPU, with a time limit of its own.
+        # Over the CPU, with a separate time limit.
         self._orders = dist.new_group(backend="gloo", timeout=_ORDERS_WAIT)
 
     def order(self, *order: Any) -> None:
-        """Send an order, a name and arguments that can be pickled, to the others; for the first process."""
+        """Send an order, a name and picklable arguments, to the others; called by the first process."""
         dist.broadcast_object_list([order], 0, group=self._orders)
 
     def next_order(self) -> tuple[Any, ...] | None:
-        """Wait for the first process's next order; None after the last. For the others."""
+        """Wait for the first process's next order, or None after the last; called by the other processes."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, group=self._orders)
         order: tuple[Any, ...] = box[0]
         return order or None
 
     def call(self, make: Callable[[], Value]) -> Value:
-        """Make a call in which the others take part; `TrainingError` with the reason if another one failed."""
+        """Make a call that involves all processes; raise `TrainingError` with the reason if another one failed."""
         made = _in_thread(make)
         while not wait([made], timeout=_LOOK_S).done:
             self._raise_if_broken()
@@ -260,7 +260,7 @@ class ProcessGroup:
         except RewardKitError:
             raise
         except Exception as error:
-            self._raise_if_broken(within_s=2.0)  # a lost connection may be the result of another's failure
+            self._raise_if_broken(within_s=2.0)  # A lost connection may result from another process's failure
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise TrainingError("another process has ended without a reason; was it killed?") from error
             raise
@@ -275,38 +275,38 @@ class ProcessGroup:
         raise TrainingError(self._store.get(_BROKEN).decode())
 
     def end(self) -> None:
-        """Note that the run is over, and let the others leave the store, which may live in the first process."""
+        """Record that the run is over, and wait until the others leave the store, which the first process may host."""
         self._store.set(_OVER, "1")
         end = time.monotonic() + _LEAVING_S
         while self._store.add(_LEFT, 0) < self.processes.size - 1 and time.monotonic() < end:
             time.sleep(_LOOK_S / 4)
 
     def leave(self) -> None:
-        """Stop reading the store; for the others, at their end."""
+        """Stop reading the store; called by the other processes at their end."""
         with suppress(RuntimeError):  # see `_is_noted`
             self._store.add(_LEFT, 1)
 
     @property
     def is_over(self) -> bool:
-        """The first process has ended or is about to, and reports why itself."""
+        """True if the first process has ended or is about to; it reports the reason itself."""
         return self._is_noted(_OVER) or self._is_noted(_HEARD)
 
     def _is_noted(self, note: str) -> bool:
         try:
             return bool(self._store.check([note]))
-        except RuntimeError:  # the store is gone, and with it the first process or the launcher
+        except RuntimeError:  # The store is gone, and with it the first process or the launcher
             return note != _BROKEN
 
     def break_off(self, error: BaseException) -> bool:
-        """Report to the first process why this one cannot continue; return whether it has heard."""
+        """Report to the first process why this one cannot continue; return True if the report arrived."""
         reason = str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {error}"
         note = f"process {self.processes.rank + 1} of {self.processes.size}: {reason}"
         with suppress(RuntimeError):  # see `_is_noted`
-            self._store.compare_set(_BROKEN, "", note)  # the first reason causes those that follow
+            self._store.compare_set(_BROKEN, "", note)  # The first failure causes the later ones
         return self.is_over_within(_GRACE_S)
 
     def is_over_within(self, seconds: float) -> bool:
-        """Wait for the end of the first process; return whether it came."""
+        """Wait for the end of the first process; return True if it ended in time."""
         end = time.monotonic() + seconds
         while not self.is_over and time.monotonic() < end:
             time.sleep(_LOOK_S)
@@ -315,10 +315,9 @@ class ProcessGroup:
 
 @contextmanager
 def open_process_group() -> Iterator[ProcessGroup | None]:
-    """Open the group of processes that were started together; None if this one is alone.
+    """Open the group of processes that were started together; None if there is only one process.
 
-    If the block of the first process ends by an error, the others end without another order; otherwise it sends a last
-    one.
+    If the first process's block raises, the others end without another order; otherwise it sends a last order.
     """
     with process_group() as processes:
         if not processes.is_group:
@@ -328,22 +327,22 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
         if not (host and port):
             raise ConfigError("torch.distributed was set up without MASTER_ADDR and MASTER_PORT; start us by torchrun")
         stores: Any = dist
-        # A connection of its own: that of the collectives may be held by one that waits.
+        # A separate connection, since a waiting collective may occupy the other one.
         store = stores.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-        # All processes make equally many; the number keeps notes of earlier groups apart.
+        # All processes create equally many groups; the number separates records of different groups.
         number = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
         group = ProcessGroup(processes, stores.PrefixStore(f"reward-kit/{number}", store))
         try:
             yield group
             if processes.is_first:
-                group.call(group.order)  # an empty order is the last
+                group.call(group.order)  # An empty order is the last
         finally:
             if processes.is_first:
                 group.end()
 
 
 def _in_thread(call: Callable[[], Value]) -> Future[Value]:
-    """Call in a daemon thread, which the end of the process does not wait for, on the current accelerator."""
+    """Call in a daemon thread, so that the process can end without waiting, on the current accelerator."""
     made: Future[Value] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
@@ -360,16 +359,16 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
 
 
 class ShardedLearner:
-    """The learner on the first of several processes; its methods are those of `PPOLearner`, all processes take part.
+    """The learner on the first of several processes; has the methods of `PPOLearner`, run by all processes.
 
-    A copy of the module is sharded; the module itself stays whole, and gets the new weights after each update, for the
-    policy and for saving.
+    A copy of the module is sharded; the module itself stays whole and gets the new weights after each update, for
+    acting and for saving.
 
     Args:
         module: the weights in training.
-        make: makes the `PPOLearner` over a module, the same on every process.
+        make: a function that creates the `PPOLearner` over a module, identical on every process.
         group: the processes.
-        setup: the first order, from which the others make theirs; see `follow`.
+        setup: the first order, from which the others create their learners; see `follow`.
     """
 
     def __init__(
@@ -413,20 +412,20 @@ _CHANGING = ("update", "load_state_dict")
 
 
 def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
-    """Carry out the first process's orders until its last order or its end; for the other processes.
+    """Execute the first process's orders until its last order or its end; called by the other processes.
 
-    Signals are ignored, since the first process stops the others; a signal to all of them would cut off an update that
-    the first still waits for.
+    Signals are ignored, since the first process stops the others; a signal to all of them would interrupt an update
+    that the first still waits for.
 
     Args:
         group: the processes.
-        make: makes the learner over the same module from the first order.
+        make: a function that creates the learner over the same module from the first order.
 
     Returns:
-        True after a last order; without one a collective may still be waited for: exit.
+        True after a last order; if False, a thread may still wait in a collective, so the process should exit.
 
     Raises:
-        RewardKitError: this process could not continue, and the first has not heard of it.
+        RewardKitError: this process could not continue, and could not report this to the first.
     """
 
     def obey() -> None:
@@ -440,7 +439,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
                 extra = {"keep": False} if name == "state_dict" else {}
                 getattr(learner, name)(*arguments, **options, **extra)
             except RewardKitError:
-                # All processes refuse alike, and the first reports it.
+                # All processes raise the same error, and the first reports it.
                 if not group.is_over_within(5.0):
                     raise
                 return
@@ -449,12 +448,12 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
 
     is_ending = threading.Event()
     try:
-        if threading.current_thread() is threading.main_thread():  # in other threads, as under Ray Train, not ours
+        if threading.current_thread() is threading.main_thread():  # In other threads (Ray Train) they are not ours
             signal.signal(signal.SIGINT, lambda *_: None)
             signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
         work = _in_thread(obey)
         while not wait([work], timeout=0.2).done:
-            # Without a last order it ended by an error of its own, and will not answer.
+            # Without a last order, the first process ended with an error and will not answer.
             if group.is_over and not wait([work], timeout=_LAST_ORDER_S).done:
                 return False
         if (error := work.exception()) is None:

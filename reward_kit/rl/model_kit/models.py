@@ -1,19 +1,19 @@
-"""Small models without a hub: chat templates, tokenizers of a domain, decoders of a few numbers, model folders.
+"""Small models without a hub: chat templates, domain tokenizers, decoders built from a few sizes, model folders.
 
 The chat template has one token per role and nothing between messages:
 
-    <|tools|>{"type": "function", …}       the tools, one a line, if there are any
+    <|tools|>{"type": "function", …}       the tools, one per line, if any
     <|system|>You do chores.<|user|>You see a fridge 1.
     <|assistant|>go to fridge 1<|end|>     (without these line breaks)
     <|tool|>You arrive.<|assistant|>
 
-A message ends with the mark of the next one; only the assistant's end with a token of their own, `<|end|>`, the
-end-of-sequence token. A message's text never depends on later ones, so that the tokens of an episode so far always
-begin its next prompt. A mark inside a message is broken up, so that no text can speak in another role. Calls are
-written as by the action format "hermes".
+A message ends with the mark of the next one; only the assistant's messages end with a separate token, `<|end|>`, the
+end-of-sequence token. A message's text never depends on later messages, so the tokens of an episode so far are always a
+prefix of its next prompt. A mark inside a message is split, so that no text can impersonate another role. Calls are
+written as in the action format "hermes".
 
-Decoders are Qwen3's: a Llama whose queries and keys are normalised, so that attention cannot saturate at the high
-learning rates of small models. `transformers`, vLLM, SGLang and llama.cpp run it as it is.
+Decoders have the architecture of Qwen3: a Llama with normalized queries and keys, so that attention cannot saturate at
+the high learning rates of small models. `transformers`, vLLM, SGLang and llama.cpp run it unchanged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
 SPECIAL_TOKENS = (PAD, UNKNOWN, END, *ROLE_MARKS)
 CALL_MARKS = ("<tool_call>", "</tool_call>")
-"""One token each, and part of the text: between them is a call as JSON."""
+"""The marks around a call in JSON, each of which is one token and part of the text."""
 CHAT_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- macro words(content) -%}
@@ -78,7 +78,7 @@ CHAT_TEMPLATE = """\
 {%- else -%}{{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""A chat with a system message, tools and calls, in which each role is one token that no text can write."""
+"""A chat template with system messages, tools and calls, in which each role is one token that no text can produce."""
 TERSE_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- for message in messages -%}
@@ -89,11 +89,11 @@ TERSE_TEMPLATE = """\
 {{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""The shortest chat, for models of one task: everything outside the assistant's answers is the environment's.
+"""The shortest chat template, for models of one task: all text outside the assistant's answers is the environment's.
 
     Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
 
-System messages, tools and calls are left out; with the action format "bare" calls are in the assistant's text.
+System messages, tools and calls are omitted; with the action format "bare", calls are part of the assistant's text.
 """
 Level = Literal["word", "byte"]
 Spaces = Literal["kept", "single", "none"]
@@ -110,31 +110,32 @@ def build_tokenizer(
     chat_template: str = CHAT_TEMPLATE,
     context: int | None = None,
 ) -> PreTrainedTokenizerFast:
-    r"""Build a tokenizer with our chat template inside, for `save_pretrained` and `AutoTokenizer.from_pretrained`.
+    r"""Build a tokenizer that includes our chat template, for `save_pretrained` and `AutoTokenizer.from_pretrained`.
 
-    With "word", a text is split into units, words (`\w+`) and single signs, each with the one space before it; other
-    white space is a piece per character. The vocabulary has the pieces of `texts` and `words`, each with and without a
-    space before it, and white space. All else becomes `<|unknown|>`; `unknown_pieces` counts it. The text of a sequence
-    is the texts of its tokens, as constrained decoding requires.
+    With "word", a text is split into units, words (`\w+`) and single symbols, each with one preceding space; other
+    white space is split into characters. The vocabulary contains the pieces of `texts` and `words`, each with and
+    without a preceding space, and white space. Other pieces become `<|unknown|>`; `unknown_pieces` counts them. The
+    text of a sequence is the concatenation of its tokens' texts, as constrained decoding requires.
 
     With "byte", a token is a byte of UTF-8, and nothing is unknown.
 
     Args:
-        texts: of the domain, for its vocabulary.
-        words: words and phrases that may occur and are not in the texts.
-        units: regular expressions (Oniguruma's) of several words that become one token; the first that matches counts.
-            `[a-z]+ \d+` makes "fridge 1" one token, `\{"name": "` the beginning of a call.
+        texts: the texts of the domain, for the vocabulary.
+        words: the words and phrases that may occur but are not in the texts.
+        units: the regular expressions (Oniguruma syntax) of several words that become one token; the first match
+            counts. `[a-z]+ \d+` makes "fridge 1" one token, `\{"name": "` the beginning of a call.
         level: "word" or "byte".
-        spaces: "kept"; "single" makes every run of white space one space, and none at the ends of a text; with "none"
-            white space only separates pieces, so that a word has one form, and one space stands between the texts of
-            tokens. Such a tokenizer supports no grammars, only choices among listed texts.
-        dropped: regular expressions (Oniguruma's) that are removed from every text first, in order, such as
-            `(?i)\b(?:a|the)\b`. The model does not see them, and cannot distinguish choices that differ only in them.
-        chat_template: Jinja, with the marks above.
+        spaces: "kept"; "single" replaces every run of white space by one space, and removes it at the ends of a text;
+            with "none" white space only separates pieces, so that a word has one form, and tokens are joined by one
+            space. Such a tokenizer supports no grammars, only choices among listed texts.
+        dropped: the regular expressions (Oniguruma syntax) whose matches are first removed from every text, in order,
+            such as `(?i)\b(?:a|the)\b`. The model does not see them, and cannot distinguish choices that differ only in
+            them.
+        chat_template: the chat template in Jinja, with the marks above.
         context: the `model_max_length`.
 
     Raises:
-        ConfigError: the level is unknown, a vocabulary is missing or not wanted, or an expression is invalid.
+        ConfigError: the level is unknown, a vocabulary is missing or superfluous, or an expression is invalid.
     """
     check_choice("level", level, get_args(Level))
     check_choice("spaces", spaces, get_args(Spaces))
@@ -180,7 +181,7 @@ def _word_level(
     alternatives = "|".join([*(f"(?:{unit})" for unit in units), r"\w+", r"[^\w\s]"])
     core = Tokenizer(models.WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
     if spaces == "none":
-        # Without a decoder a space is put between the texts of tokens.
+        # Without a decoder, a space is added between the texts of tokens.
         core.pre_tokenizer = pre_tokenizers.Split(Regex(alternatives), behavior="removed", invert=True)
     else:
         core.pre_tokenizer = pre_tokenizers.Split(Regex(f" ?(?:{alternatives})|\\s"), behavior="isolated")
@@ -192,7 +193,7 @@ def _word_level(
     if not pieces:
         raise ConfigError("a tokenizer of words needs texts or words for its vocabulary; for plain bytes level='byte'")
     if spaces != "none" and (words := [piece for piece in pieces if not piece.isspace()]):
-        # Every piece's other form, with a space or without, and white space.
+        # The other form of every piece, with or without a space, and white space.
         others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]
         for piece in (*others, " ", "\n"):
             pieces.setdefault(piece, 0)
@@ -203,7 +204,7 @@ def _word_level(
 
 
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[str]:
-    """Count the pieces of these texts, without marks of the chat template, that are not in the vocabulary."""
+    """Count the pieces of texts, excluding marks of the chat template, that are not in the vocabulary."""
     pieces: Counter[str] = Counter()
     for text in texts if tokenizer.unk_token_id is not None else ():
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -236,7 +237,7 @@ def build_decoder(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Qwen3ForCausalLM:
-    """Build a decoder with fresh weights, which depend on the arguments alone.
+    """Build a decoder with new weights, which depend only on the arguments.
 
     Embeddings start at a standard deviation of 0.02, so that with tied weights all tokens are about equally likely;
     matrices at 1/√(their inputs), so that activations keep their size at any width; the two matrices of a layer that
@@ -244,15 +245,15 @@ def build_decoder(
 
     Args:
         tokenizer: the tokenizer, or the number of its tokens.
-        layers: decoder layers.
-        width: of the residual stream.
-        heads: of attention; `width` is a multiple of them.
-        context: the longest sequence, in tokens.
-        kv_heads: heads of keys and values, of which `heads` is a multiple; by default as many as heads.
-        hidden: width inside a layer's MLP; by default 8/3 of `width`, up to the next multiple of 32.
-        tie: the embeddings are the output matrix too.
-        seed: of the weights.
-        dtype: of the weights.
+        layers: the number of decoder layers.
+        width: the width of the residual stream.
+        heads: the number of attention heads, a divisor of `width`.
+        context: the maximum sequence length in tokens.
+        kv_heads: the number of key and value heads, a divisor of `heads`; by default `heads`.
+        hidden: the width inside a layer's MLP; by default 8/3 of `width`, rounded up to a multiple of 32.
+        tie: use the embeddings also as the output matrix.
+        seed: the seed of the weights.
+        dtype: the type of the weights.
 
     Raises:
         ConfigError: a number is below 1, or the heads do not divide.
@@ -265,7 +266,7 @@ def build_decoder(
         if number < 1:
             raise ConfigError(f"{name} must be at least 1, got {number}")
     if width % heads or (width // heads) % 2:
-        # Rotary positions turn pairs of numbers.
+        # Rotary positions rotate pairs of numbers, so heads need an even width.
         raise ConfigError(f"width is an even multiple of heads; got width={width} and heads={heads}")
     if heads % kv_heads:
         raise ConfigError(f"heads is a multiple of kv_heads; got heads={heads} and kv_heads={kv_heads}")
@@ -296,7 +297,7 @@ def build_decoder(
 
 @torch.no_grad()
 def initialise(model: PreTrainedModel, seed: int) -> None:
-    """Initialise float32 weights in place, as `build_decoder` describes; layers are named as Llama's."""
+    """Initialize float32 weights in place, as described in `build_decoder`; layers have Llama's names."""
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
         if weights.ndim < 2:
@@ -313,17 +314,17 @@ def initialise(model: PreTrainedModel, seed: int) -> None:
 def compose_embeddings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, number_weight: float = 0.5
 ) -> None:
-    """Initialise a token of several words as the sum of its words, in place: "take mug 1" as "take" + "mug" + half "1".
+    """Initialize a token of several words as the sum of its words, in place: "take mug 1" as "take" + "mug" + half "1".
 
     Tokens that share a word are then similar from the start, as input and, with tied weights, as output, so that a
-    model can copy words instead of learning every pair of a word and a command. The sums are scaled to the size of one
-    word. Special tokens stay as they are.
+    model can copy words instead of learning every pair of a word and a command. The sums are scaled to the norm of one
+    word. Special tokens are unchanged.
 
     Args:
-        model: its embeddings are of one standard deviation, as `build_decoder` begins them.
-        tokenizer: of words, from `build_tokenizer`.
-        seed: of the words.
-        number_weight: of a word that is a number, which matters less than the kind of thing.
+        model: the model, whose embeddings have one standard deviation, as from `build_decoder`.
+        tokenizer: a word tokenizer from `build_tokenizer`.
+        seed: the seed of the words.
+        number_weight: the weight of a word that is a number, which matters less than the noun.
     """
     table: Any = model.get_input_embeddings().weight
     std, generator = float(table.std()), torch.Generator().manual_seed(seed)
@@ -341,7 +342,7 @@ def compose_embeddings(
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Count the numbers in all weights, tied ones once."""
+    """Count the parameters, tied ones once."""
     return sum(weights.numel() for weights in model.parameters())
 
 
@@ -361,7 +362,7 @@ def _short(count: int) -> str:
 
 
 class LoadedModel(NamedTuple):
-    """A model and its tokenizer, if the folder has one."""
+    """A model, and its tokenizer if the folder contains one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
@@ -376,16 +377,16 @@ def save_model(
 ) -> None:
     """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
 
-    The weights are in safetensors. A folder that is there already is replaced as a whole.
+    Weights are saved as safetensors. An existing folder is replaced as a whole.
 
     Args:
-        folder: of the model; its parents are made.
+        folder: the folder of the model; missing parents are created.
         model: a causal language model.
         tokenizer: its tokenizer.
-        is_private: only the owner may read the folder; by default the umask decides.
+        is_private: let only the owner read the folder; by default the umask applies.
 
     Raises:
-        StoreError: it cannot be written; an earlier folder stays.
+        StoreError: the folder cannot be written; an earlier folder remains.
     """
     with atomic_folder(Path(folder), is_private=is_private) as part:
         write_model(part, model, tokenizer)
@@ -394,18 +395,18 @@ def save_model(
 def load_model(
     folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Read a folder of `save_model`, without network; `ConfigError` if it has no model, or it cannot be read.
+    """Read a folder from `save_model`, without network; raise `ConfigError` if it has no readable model.
 
     Args:
-        folder: of the model.
-        dtype: of the weights; by default the saved one.
-        device: of the weights.
+        folder: the folder of the model.
+        dtype: the type of the weights; by default the saved type.
+        device: the device of the weights.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json; give a folder that save_model wrote")
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
-        # No code of the folder is run.
+        # No code in the folder is executed.
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", **options)
         has_tokenizer = (folder / "tokenizer_config.json").is_file()

@@ -1,10 +1,10 @@
-"""Supervised training on the action tokens of episodes: the warm start of a small model, before reinforcement.
+"""Supervised training on the action tokens of episodes, as a warm start of a small model before reinforcement learning.
 
-The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, with label smoothing if it is on.
+The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, optionally with label smoothing.
 
-`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. `TokenConversation` lays out
-prompts, and the action format writes actions, as for `HFAgentPolicy`; so a model sees in training what it will see when
-it acts.
+`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. `TokenConversation` builds
+prompts and the action format writes actions, as for `HFAgentPolicy`; so a model sees the same tokens in training as
+when it acts.
 """
 
 from __future__ import annotations
@@ -52,25 +52,26 @@ OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 Specs = Sequence[ToolSpec] | None
 ToolsFunction = Callable[[SingleAgentEpisode, int], Specs]
 TaughtFunction = Callable[[SingleAgentEpisode, int], bool]
-_TEXT = Plain()  # without tools, everything is a text
+_TEXT = Plain()  # Without tools, every action is text
 _ANY_LENGTH = 2**31
 _POOL = 64
-"""Batches' worth of rows sorted by length together: little padding, and batches that differ in every epoch."""
+"""The number of batches whose rows are sorted by length together: little padding, but varied batches in every epoch."""
 
 
 class Demonstrations:
-    """Writes actions as the tokens of one model. Its options are those of the `HFAgentPolicy` that will act.
+    """Writes actions as the tokens of one model. The options are those of the `HFAgentPolicy` that will act.
 
     Args:
-        tokenizer: of the model, with its chat template.
-        action_format: how it writes tool calls.
+        tokenizer: the model's tokenizer, with a chat template.
+        action_format: the name of the format of tool calls.
         constrain: record the ids that the policy's constraint would have allowed at each token, so that `SFTConfig`
-            with `use_allowed_ids` trains under the masks under which the model will act.
-        tools_in_prompt: the template is shown the tools.
-        tool_role: the role under which results of tools appear, "tool" or "user".
-        chat_template: if it is not the tokenizer's own.
+            with `use_allowed_ids` trains with the masks that will apply when the model acts.
+        tools_in_prompt: pass the tools to the template.
+        tool_role: the role of messages with tool results, "tool" or "user".
+        chat_template: the chat template; by default the tokenizer's.
         template_options: variables of the chat template.
-        max_context: leave out an action that ends beyond so many tokens, and those after it; None: no limit.
+        max_context: the maximum tokens of a context; the action that exceeds it and later ones are omitted. None: no
+            limit.
 
     Raises:
         ConfigError: the tokenizer has no chat template, or the format is unknown.
@@ -105,20 +106,20 @@ class Demonstrations:
         *,
         taught: TaughtFunction | None = None,
     ) -> list[SingleAgentEpisode]:
-        """Copy the episodes with the tokens of every action; `build_rows` makes rows of them.
+        """Copy the episodes with the tokens of every action, for `build_rows`.
 
-        Log-probabilities are unknown. An action that only ends the episode has no tokens. Tokens that are not in the
-        vocabulary are counted in the log.
+        Log-probabilities are unknown. An action that only ends the episode has no tokens. The number of tokens outside
+        the vocabulary is logged.
 
         Args:
-            episodes: with messages, as the rollout worker records them.
-            tools: the result of `get_tools_spec` of the episodes' resource, or a function of an episode and a step if
-                it varies; None without calls.
-            taught: returns True if the action of an episode's step is to be learned; another, such as a slip, stays in
-                the context of later ones. None: every action is.
+            episodes: the episodes, with messages as recorded by the rollout worker.
+            tools: the result of `get_tools_spec` of the episodes' resource, or, if it varies, a function of an episode
+                and a step; None without tool calls.
+            taught: a function that returns True if the action of an episode's step should be learned; other actions,
+                such as mistakes, only appear in the context of later ones. None: learn every action.
 
         Raises:
-            ConfigError: an action cannot be written in this format so that it is read as the same action.
+            ConfigError: an action cannot be written in this format so that parsing returns the same action.
         """
         made = []
         for episode in episodes:
@@ -150,7 +151,7 @@ class Demonstrations:
 
 
 class DemonstrationWriter:
-    """Writes the actions of one episode, one after another; `conversation` is the context so far."""
+    """Writes the actions of one episode in order; `conversation` is the context so far."""
 
     def __init__(self, demonstrations: Demonstrations, conversation: TokenConversation) -> None:
         self._options, self._conversation = demonstrations, conversation
@@ -161,16 +162,16 @@ class DemonstrationWriter:
 
         Args:
             action: the action.
-            seen: the whole conversation before it.
-            specs: the tools that can be called.
+            seen: the whole conversation before the action.
+            specs: the available tools.
 
         Returns:
-            `prompt_ids`, `token_ids`, and if there are any `segment_reason` and `allowed_ids`, as in
-            `PolicyOutput.log_probs`; None for an action that only ends the episode, and once the context is full.
+            `prompt_ids`, `token_ids` and, if any, `segment_reason` and `allowed_ids`, as in `PolicyOutput.log_probs`;
+            None for an action that only ends the episode, and once the context is full.
 
         Raises:
-            PolicyError: the action cannot be written so that it is read as the same action, or the constraint does not
-                allow it.
+            PolicyError: the action cannot be written so that parsing returns the same action, or the constraint does
+                not allow it.
         """
         if action["type"] == "terminate" or self._is_full:
             return None
@@ -208,15 +209,15 @@ class DemonstrationWriter:
 
 
 class DemonstratingPolicy(AgentPolicy):
-    """Acts as an expert does, and records the tokens that a model would have sampled.
+    """Acts like an expert, and records the tokens that a model would have sampled.
 
-    For environments whose tools vary: the record of an episode does not keep them, and here they are seen.
+    Use it for environments whose tools vary, since records of episodes do not store the tools.
 
     Args:
         expert: the policy that acts.
-        demonstrations: writes the actions.
-        taught: returns True if an output of the expert is to be learned; another, such as a slip, stays in the context
-            of later ones. None: every output is.
+        demonstrations: the writer of the actions.
+        taught: a function that returns True if an output of the expert should be learned; other outputs, such as
+            mistakes, only appear in the context of later ones. None: learn every output.
     """
 
     is_free = True
@@ -232,7 +233,7 @@ class DemonstratingPolicy(AgentPolicy):
         self._writer = demonstrations.begin()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the expert's session, with a context of its own."""
+        """Open the expert's session with a separate context."""
         return DemonstratingPolicy(await self._expert.open(context), self._demonstrations, taught=self._taught)
 
     async def get_action(
@@ -246,7 +247,7 @@ class DemonstratingPolicy(AgentPolicy):
         return output._replace(log_probs={**(output.log_probs or {}), **(facts or {})} or None)
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Show the expert the end."""
+        """Notify the expert of the episode's end."""
         await self._expert.on_episode_end(messages)
 
     async def close(self) -> None:
@@ -257,11 +258,11 @@ class DemonstratingPolicy(AgentPolicy):
 def episode_texts(
     episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
 ) -> list[str]:
-    """Return all texts of episodes, for the vocabulary of a tokenizer: messages, and actions as they will be written.
+    """Return all texts of episodes, for a tokenizer's vocabulary: messages, and actions in their written form.
 
     Args:
-        episodes: with messages.
-        action_format: hermes, llama, mistral, plain or bare; another is a `ConfigError`.
+        episodes: the episodes, with messages.
+        action_format: hermes, llama, mistral, plain or bare; other names raise `ConfigError`.
         tools: the result of `get_tools_spec`.
     """
     if action_format not in FORMATS:
@@ -286,7 +287,7 @@ def _write_action(action: Action, tools: Sequence[ToolSchema], form: ActionForma
 
 
 def _as_chat(action: Action) -> dict[str, Any]:
-    """The action as a message, without the ids of its calls."""
+    """Return the action as a message, without the ids of its calls."""
     chat = assistant_message(action, 0).to_chat()
     for call in chat.get("tool_calls", ()):
         del call["id"]
@@ -298,22 +299,22 @@ class SFTConfig:
     """The options of supervised training. The learning rate rises, then falls along a cosine, over all steps.
 
     Attributes:
-        epochs: passes over the rows.
-        max_tokens_per_batch: of an optimizer step, padding included; a longer row is a batch of its own.
-        max_tokens_per_micro_batch: of one pass through the model; None: a batch.
-        lr: the greatest learning rate.
-        warmup_share: the share of all steps over which it rises.
-        min_lr_share: the share of `lr` that is left at the end.
-        betas: of AdamW.
-        weight_decay: of AdamW, on matrices.
-        max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
-        use_allowed_ids: if rows record the ids that a constraint allowed, the loss is of their distribution; a token
-            without an alternative is not trained on, since its loss is 0 whatever the weights.
+        epochs: the number of passes over the rows.
+        max_tokens_per_batch: the maximum tokens of an optimizer step, with padding; a longer row is a separate batch.
+        max_tokens_per_micro_batch: the maximum tokens of one pass through the model; None: a whole batch.
+        lr: the peak learning rate.
+        warmup_share: the share of all steps over which the learning rate rises.
+        min_lr_share: the learning rate at the end, as a share of `lr`.
+        betas: the betas of AdamW.
+        weight_decay: the weight decay of AdamW, applied to matrices.
+        max_grad_norm: the 2-norm to which the gradient is clipped; None: no clipping.
+        use_allowed_ids: if rows record the ids that a constraint allowed, compute the loss over these ids only; a token
+            without an alternative is skipped, since its loss is always 0.
         label_smoothing: the share of the target that is spread evenly over the possible tokens: with `use_allowed_ids`
-            those that a constraint allowed, if there was one, else the vocabulary. It keeps a model exploring.
-        precision: "bfloat16" runs the model in autocast; weights and loss are float32. None: "bfloat16" for a model
-            that is given in it, else "float32".
-        seed: of the order.
+            those that a constraint allowed, if any, otherwise the vocabulary. It preserves a model's exploration.
+        precision: "bfloat16" runs the model in autocast; weights and loss are float32. None: "bfloat16" for a model in
+            that type, otherwise "float32".
+        seed: the seed of the order of rows.
 
     Raises:
         ConfigError: a value is out of range.
@@ -342,7 +343,7 @@ class SFTConfig:
         self.learner_options(1)
 
     def learner_options(self, steps: int) -> PPOConfig:
-        """Return the options of the optimizer, the schedule and the forward pass as the learner's parts take them."""
+        """Return the options of optimizer, schedule and forward pass in the form of `PPOConfig`."""
         return PPOConfig(
             epochs=self.epochs,
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
@@ -369,17 +370,17 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A model's predictions of actions, each token after the true ones before it."""
+    """A model's predictions of action tokens, each conditioned on the true preceding tokens."""
 
     loss: float  # the mean negative log-probability of an action token, in nats
-    token_accuracy: float  # the share of action tokens that are the likeliest
-    action_accuracy: float  # the share of actions all of whose tokens are
-    tokens: int  # action tokens
-    actions: int  # runs of them
+    token_accuracy: float  # The share of action tokens that are the most likely
+    action_accuracy: float  # The share of actions whose tokens are all the most likely
+    tokens: int  # The number of action tokens
+    actions: int  # The number of actions
 
 
 class EpochReport(NamedTuple):
-    """One pass: the mean loss of its tokens, and the evaluation of held-out rows after it, if any."""
+    """The mean loss of one pass over the rows, and the following evaluation of held-out rows, if any."""
 
     epoch: int
     loss: float
@@ -399,21 +400,21 @@ def fit(
 ) -> list[EpochReport]:
     """Train a model on the actions of episodes, in place and without dropout; the same seed gives the same weights.
 
-    Weights in half precision become float32, as in `PPOLearner`. On the CPU, denormal numbers count as 0 meanwhile,
-    since they can slow a badly initialised model forty times, and the process keeps the memory that it frees.
+    Weights in half precision become float32, as in `PPOLearner`. On the CPU, denormal numbers count as 0 during
+    training, since they can slow a badly initialized model fortyfold, and the process keeps the memory that it frees.
 
     Args:
         model: a causal language model of `transformers`.
-        rows: of `build_rows`.
+        rows: the result of `build_rows`.
         config: the options.
-        held_out: rows to measure with after each epoch; see `split_rows`.
-        progress: called after each optimizer step.
-        on_failure: called with the rows and the facts if a loss or gradient is not finite, to keep them for study.
-        device: the model is moved there.
+        held_out: the rows to evaluate after each epoch; see `split_rows`.
+        progress: a function called after each optimizer step.
+        on_failure: a function called with the rows and facts about a non-finite loss or gradient, for debugging.
+        device: the device to which the model is moved.
 
     Raises:
         ConfigError: no row has an action token.
-        TrainingError: a loss or gradient is not finite; that step is not made.
+        TrainingError: a loss or gradient is not finite; that step is skipped.
     """
     if torch.device(device).type == "cpu":
         keep_freed_memory()
@@ -493,7 +494,7 @@ def _flat(rows: TokenBatch, config: SFTConfig) -> TrainingRows:
 
 
 def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> list[Ints]:
-    """Return the rows with a length, in batches of rows of like length, in random order."""
+    """Return the non-empty rows in batches of rows of similar length, in random order."""
     order = generator.permutation(np.flatnonzero(lengths_B))
     pool = max(_POOL * budget // max(int(lengths_B[order].mean()), 1), 1)
     batches: list[Ints] = []
@@ -501,7 +502,7 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
         rows = order[first : first + pool]
         rows = rows[np.argsort(lengths_B[rows], kind="stable")]
         start = 0
-        for stop in range(1, len(rows) + 1):  # as many as fit when padded to the longest
+        for stop in range(1, len(rows) + 1):  # As many rows as fit when padded to the longest
             if stop == len(rows) or (stop + 1 - start) * lengths_B[rows[stop]] > budget:
                 batches.append(rows[start:stop])
                 start = stop
@@ -509,7 +510,7 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
 
 
 def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
-    """Split rows into parts that go through the model at once; a row beyond the budget is a part of its own."""
+    """Split rows into parts for single passes through the model; a row beyond the budget is a separate part."""
     if budget is None:
         return [chosen]
     lengths = flat.lengths_B[chosen]
@@ -517,7 +518,7 @@ def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
 
 
 class _GradingModel(LogprobModel):
-    """Returns 1 for the likeliest tokens, else 0, instead of entropies, which are not needed here."""
+    """Returns 1 for the most likely tokens and 0 for others, instead of entropies, which are not needed here."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -538,7 +539,7 @@ class _SmoothingModel(LogprobModel):
         logits_NV = logits_NV.float()
         means_N = logits_NV.mean(dim=-1)
         if restriction is not None:
-            # The mean logit of the ids that each restricted token could have been.
+            # The mean logit over the ids allowed at each restricted token.
             weights_SV = logits_NV.new_zeros(restriction.sets, logits_NV.shape[1])
             weights_SV[restriction.owners_A, restriction.ids_A] = 1.0
             weights_SV /= weights_SV.sum(dim=-1, keepdim=True)
@@ -558,9 +559,9 @@ def evaluate(
 
     Args:
         model: a causal language model of `transformers`.
-        rows: of `build_rows`, with an action token.
-        config: of which precision, the sizes of batches and `use_allowed_ids` count.
-        device: of the model.
+        rows: the result of `build_rows`, with at least one action token.
+        config: the options, of which precision, batch sizes and `use_allowed_ids` are used.
+        device: the model's device.
     """
     config = config or SFTConfig()
     flat, options = _flat(rows, config), config.learner_options(1)
@@ -578,10 +579,10 @@ def evaluate(
 
 
 def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenBatch, TokenBatch]:
-    """Split rows into those to train on and those to hold out, by group, so that no start is in both.
+    """Split rows by group into training and held-out rows, so that no initial state occurs in both.
 
-    `share`, in (0, 1), is of the groups (or of the rollouts without a group), of which there are at least two; at least
-    one is held out. `seed` draws them.
+    `share`, in (0, 1), is the held-out share of the groups (or of the rollouts without a group). There must be at least
+    two groups; at least one is held out. `seed` determines the choice.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share is in (0, 1); got {share}")
