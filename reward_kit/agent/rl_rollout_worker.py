@@ -34,12 +34,21 @@ from reward_kit.agent.policy_interface import (
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, SharedEnvironment, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
-from reward_kit.environments.base import ForkableResource, hash_key
+from reward_kit.environments.base import ForkableResource, StateSnapshot, hash_key
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.record import EpisodeFacts, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary, type_name
+from reward_kit.errors import (
+    ConfigError,
+    EnvironmentFailure,
+    Failure,
+    LimitError,
+    PolicyError,
+    RewardKitError,
+    boundary,
+    type_name,
+)
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.providers.request_queue import WHILE_WAITING
 
@@ -96,8 +105,8 @@ class RLRolloutWorker:
         environment: a resource that you have set up and will close; episodes run in forks of its current state. If it
             cannot be forked, episodes run one at a time, and all but the first start after a reset. By default, the
             worker builds the task's `resource_type`.
-        tools: the task's own tools; `runs.tasks` loads them from `tools_module_path`.
-        user: the simulated user, which answers the agent's texts; `runs.users` creates it from the task's `user`.
+        tools: the task's own tools; by default those of a `Task`.
+        user: the simulated user, which answers the agent's texts; by default that of a `Task`.
         budget: a budget shared by all episodes of a run; unlimited by default.
         policy_label: the policy's name in ids and records; by default its class name.
 
@@ -130,6 +139,9 @@ class RLRolloutWorker:
             task_definition, sample = task.definition, task.samples[0]
             tools, user = tools or task.tools, user or task.user
         _check_loaded(task_definition, tools, user)
+        for name, value in (("agent_policy", agent_policy), ("environment", environment)):
+            if isinstance(value, type):
+                raise ConfigError(f"{name} is the class {value.__name__}; pass an instance")
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps is at least 1, got {max_episode_steps}")
         self.task_definition = task_definition
@@ -296,6 +308,11 @@ class RLRolloutWorker:
         if resource is not None and live.failure is None and live.is_state_known:
             with self._environment_call("final_state", resource):
                 snapshot = await resource.final_state()
+                if not isinstance(snapshot, StateSnapshot | None):
+                    raise EnvironmentFailure(
+                        f"final_state of {type(resource).__name__} must return a StateSnapshot, such as "
+                        f"StateSnapshot.from_json(value), got {type_name(snapshot)}"
+                    )
             if snapshot is not None:
                 get_facts(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
 
@@ -597,6 +614,6 @@ def _check_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: S
     }
     if key := next((key for key, is_missing in missing.items() if is_missing), None):
         raise ConfigError(
-            f"task {task.name!r}: {key} is set, but its object was not passed: use "
-            "runs.tasks.load_task and runs.users.make_user to load it from the task file, or remove the key"
+            f"task {task.name!r}: {key} is set, but its object was not passed: pass "
+            "reward_kit.Task.from_file(…) instead of its definition, or remove the key"
         )

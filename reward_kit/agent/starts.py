@@ -214,11 +214,13 @@ class GroupStart:
         if key == first:
             return self.group_id
         logger.warning(
-            "group %s: this episode starts in state %s, the first one started in %s, so it gets a group of its own; "
-            "run_group(n) starts all episodes of a group in one state",
+            "group %s: this episode starts in state %s, the first one started in %s, so it gets a group of its own; %s",
             self.group_id,
             key,
             first,
+            "run_group(n) starts all episodes of a group in one state"
+            if self._shared is None
+            else "it was passed as environment=, and its state changed in between",
         )
         return f"{self.group_id}-{hash_key(key)[:8]}"
 

@@ -23,7 +23,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
@@ -98,6 +98,12 @@ class ForkableResource(ABC):
     takes_task_folder: ClassVar[bool] = False
     takes_resource_server: ClassVar[bool] = False
     per_sample_keys: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if cls.fork_kind not in get_args(ForkKind):
+            known = ", ".join(map(repr, get_args(ForkKind)))
+            raise ConfigError(f"{cls.__name__}.fork_kind must be one of {known}, got {cls.fork_kind!r}")
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:

@@ -20,7 +20,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
-from reward_kit.errors import ConfigError, ToolError, boundary, did_you_mean
+from reward_kit.errors import ConfigError, ToolError, boundary, did_you_mean, type_name
 from reward_kit.validation import describe_validation_error
 
 ToolFunction = Callable[..., Any]
@@ -161,6 +161,8 @@ class tool:
     """
 
     def __init__(self, method: ToolFunction) -> None:
+        if not inspect.isfunction(method):
+            raise ConfigError(f"@tool takes no arguments and decorates a method, got {type_name(method)}")
         self._method, self.__doc__ = method, method.__doc__
 
     def __set_name__(self, owner: type[ForkableResource], name: str) -> None:
@@ -179,11 +181,12 @@ class tool:
         if "_method_tools" not in vars(kind):
             names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
             members = {name: inspect.getattr_static(kind, name) for name in names}
-            kind._method_tools = {  # type: ignore[attr-defined]
-                name: make_tool(member._method, name, is_method=True)
-                for name, member in members.items()
-                if isinstance(member, cls)
-            }
+            made: dict[str, Tool] = {}
+            for name, member in members.items():
+                if isinstance(member, cls):
+                    with boundary(ConfigError, f"tool {kind.__name__}.{name}"):
+                        made[name] = make_tool(member._method, name, is_method=True)
+            kind._method_tools = made  # type: ignore[attr-defined]
         return kind._method_tools  # type: ignore[attr-defined, no-any-return]
 
 

@@ -51,11 +51,6 @@ class Redaction:
         self._encoded = [text.encode("utf-8", "surrogatepass") for text in self._secrets]
         self._hook = hook
 
-    @property
-    def has_hook(self) -> bool:
-        """True if the task has a redaction hook."""
-        return self._hook is not None
-
     def redact_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Apply the hook to the texts of a record, except keys and ids that join records."""
         if self._hook is None:

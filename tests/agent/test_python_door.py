@@ -301,8 +301,41 @@ class TestEnvironmentByHand:
         with pytest.raises(ConfigError, match=r"expected a Task, a TaskDefinitionModel or a subclass"):
             RLRolloutWorker("task.yaml", ScriptedPolicy([END]))  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("arguments", [{"environment": Dice}, {"agent_policy": ScriptedPolicy}])
+    def test_a_class_instead_of_an_instance_is_refused(self, arguments):
+        with pytest.raises(ConfigError, match=r"is the class .*; pass an instance"):
+            RLRolloutWorker(_task(), **{"agent_policy": ScriptedPolicy([END]), **arguments})
+
+    async def test_a_final_state_of_another_type_is_an_error(self):
+        class Careless(Dice):
+            async def final_state(self) -> Any:
+                return {"number": self.number}
+
+        steps, _, _ = await RLRolloutWorker(Careless, ScriptedPolicy([END])).run_episode()
+        assert "must return a StateSnapshot" in steps[-1].step_info["failure"]["message"]
+
 
 class TestToolMethods:
+    def test_a_wrong_fork_kind_is_refused(self):
+        with pytest.raises(ConfigError, match=r"Broken\.fork_kind must be one of .*got 'nativ'"):
+
+            class Broken(Dice):
+                fork_kind = "nativ"  # type: ignore[assignment]
+
+    def test_the_decorator_takes_no_arguments(self):
+        with pytest.raises(ConfigError, match="@tool takes no arguments"):
+            tool("guess")  # type: ignore[arg-type]
+
+    async def test_an_annotation_that_cannot_be_resolved_names_the_tool(self):
+        class Broken(Dice):
+            @tool
+            def odd(self, size: Sise) -> str:  # type: ignore[name-defined]  # noqa: F821
+                """Take a size."""
+                return "odd"
+
+        with pytest.raises(ConfigError, match=r"tool Broken\.odd: NameError"):
+            await Broken().get_tools_spec()
+
     async def test_the_signature_gives_the_schema(self):
         specs = {spec["function"]["name"]: spec["function"] for spec in await Dice().get_tools_spec()}
         assert list(specs) == ["guess", "peek"]

@@ -130,7 +130,7 @@ class TestEnds:
         ],
     )
     def test_unloaded_parts_of_a_task_are_an_error(self, key, value):
-        with pytest.raises(ConfigError, match=f"task 'counting': {key} is set, .* runs.tasks.load_task"):
+        with pytest.raises(ConfigError, match=f"task 'counting': {key} is set, .*Task.from_file"):
             RLRolloutWorker(task_of(name="counting", resource_type=WORLD, **{key: value}), ScriptedPolicy([]))
 
     @pytest.mark.parametrize(

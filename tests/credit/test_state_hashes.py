@@ -256,9 +256,20 @@ def test_a_function_sees_the_conversation_before_the_action():
     history = [Message(role="user", content="go"), Message(role="assistant", content="ok")]
     history += [Message(role="tool", content="done", tool_call_id="1")]
     seen = []
-    hash_steps([[step("done", history), step("done", History(history, 3))]], lambda messages: seen.append(messages))
+    hash_steps(
+        [[step("done", history), step("done", History(history, 3))]], lambda messages: seen.append(messages) or 1
+    )
     assert [type(messages) for messages in seen] == [History, History]
     assert all(list(messages) == history[:1] and messages[0] is history[0] for messages in seen)
+
+
+def test_a_function_that_returns_nothing_or_a_coroutine_is_refused():
+    async def late(messages): ...
+
+    with pytest.raises(ConfigError, match="state hash 'late' returned a coroutine"):
+        hash_steps([[step("a")]], late)
+    with pytest.raises(ConfigError, match="returned None; return a constant"):
+        hash_steps([[step("a")]], lambda messages: None)
 
 
 def test_a_function_with_a_parameter_called_step_sees_the_whole_step():

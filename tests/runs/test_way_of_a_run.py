@@ -1,4 +1,4 @@
-"""The way of a run, as the architecture page tells it, is the way that a run takes."""
+"""The ways of a run and of an update on the architecture page are the ways that they take."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from click.testing import CliRunner
 import reward_kit
 from reward_kit.cli.main import program
 from tests.cli.project import Project
+from tests.rl.training.lake import lake_folder
 
 PACKAGE = Path(reward_kit.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "development" / "architecture.md"
 ROW = re.compile(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
 
 
-def way() -> list[tuple[str, str]]:
-    """The steps of the page: the file and the qualified name of each function."""
-    section = PAGE.read_text(encoding="utf-8").partition("## The way of a run")[2].partition("\n## ")[0]
+def way(title: str) -> list[tuple[str, str]]:
+    """Return the steps of a section of the page: the file and the qualified name of each function."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"## {title}")[2].partition("\n## ")[0]
     return ROW.findall(section)
 
 
+RUN, UPDATE = way("The way of a run"), way("The way of an update")
+
+
 def test_the_page_has_the_steps() -> None:
-    assert len(way()) >= 15
+    assert len(RUN) >= 15 and len(UPDATE) >= 15
 
 
-@pytest.mark.parametrize(("file", "name"), way(), ids=".".join)
+@pytest.mark.parametrize(("file", "name"), RUN + UPDATE, ids=".".join)
 def test_each_function_is_where_the_page_says(file: str, name: str) -> None:
     body: Any = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
     for part in name.split("."):
@@ -41,11 +45,9 @@ def test_each_function_is_where_the_page_says(file: str, name: str) -> None:
         body = getattr(found[0], "body", [])
 
 
-def test_one_run_calls_them_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = Project(tmp_path, rows=1, num_rollouts_per_sample=1)
-    monkeypatch.chdir(project.folder)
-    monkeypatch.setenv("REWARD_KIT_TRUST", "1")
-    steps, called = way(), []
+def record_calls(arguments: list[str], steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the `steps` that a command calls, in the order of their first calls."""
+    called: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event != "call":
@@ -60,9 +62,24 @@ def test_one_run_calls_them_in_this_order(tmp_path: Path, monkeypatch: pytest.Mo
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        done = CliRunner().invoke(program, ["run", "task.yaml", "--sandbox", "in_process", "--display", "none"])
+        done = CliRunner().invoke(program, [*arguments, "--display", "none"])
     finally:
         sys.setprofile(before)
         threading.setprofile(None)
     assert done.exit_code == 0, done.output
-    assert called == steps
+    return called
+
+
+def test_one_run_calls_them_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Project(tmp_path, rows=1, num_rollouts_per_sample=1)
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setenv("REWARD_KIT_TRUST", "1")
+    assert record_calls(["run", "task.yaml", "--sandbox", "in_process"], RUN) == RUN
+
+
+def test_one_update_calls_them_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("REWARD_KIT_TRUST", "1")
+    assert record_calls(["train", "train.yaml"], UPDATE) == UPDATE
