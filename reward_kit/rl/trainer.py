@@ -43,28 +43,28 @@ class Learner(Protocol):
         """Learn from rows collected for this policy version; return the diagnostics."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later updates depend on, weights included."""
+        """Return the state on which later updates depend, including the weights."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
+        """Load a state."""
 
 
 class Trainer:
     """Trains a policy.
 
     Args:
-        worker: collects the episodes with the policy in training.
-        reward_agent: scores them; must be open.
-        credit: turns scores into advantages.
-        learner: trains the policy's `module`.
-        group_size: episodes per sample.
-        run_seed: seeds everything random.
+        worker: the collector of episodes, with the trained policy.
+        reward_agent: the open reward agent that scores them.
+        credit: the assigner of advantages from scores.
+        learner: the learner of the policy's `module`.
+        group_size: the number of episodes per sample.
+        run_seed: the seed of all random choices.
         reward_manager: changes scores before advantages are computed, for example normalizes them; None: unchanged.
-        max_concurrency: episodes in flight; None: all of a batch.
+        max_concurrency: the maximum number of concurrent episodes; None: all of a batch.
 
     Attributes:
-        version: of the acting weights; each update makes the next.
-        meter: figures of the current update.
+        version: the version of the model's current weights; each update increments it.
+        meter: the figures of the current update.
         kept: collects the records of this update's episodes, if enabled.
 
     Raises:
@@ -110,7 +110,7 @@ class Trainer:
         return episodes
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
-        """The samples of the next groups, each with the seed of its group."""
+        """Return the samples of the next groups, each with the seed of its group."""
         # Seeds count groups: a sample that occurs twice in a batch makes two groups.
         first, self.collected = self.collected, self.collected + len(samples)
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]

@@ -1,6 +1,6 @@
 """`credit.jsonl`: the credit of each step of a run, from its stored episodes and scores, and its summary.
 
-Everything comes from the files of the run, in which secrets are already redacted. The file is rewritten each time, so a
+All data comes from the files of the run, in which secrets are already redacted. The file is replaced each time, so a
 kill leaves the old file or the new one, and a step never has two lines. Lines are ordered by group and rollout.
 """
 
@@ -65,15 +65,15 @@ def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
 
 
 def write_section(path: Path, credit: RunCredit) -> None:
-    """Put the `credit` section into the run's `summary.json`; the rest of it stays."""
+    """Write the `credit` section of the run's `summary.json`, without changing the other sections."""
     summary = read_json(path / "summary.json") if (path / "summary.json").exists() else {"schema_version": 1}
     RunFolder(path).write_summary({"policies": [], **summary, "credit": credit.section})
 
 
 def credit_settings(path: Path) -> CreditModel | None:
-    """Return the settings of the last credit assignment of a run; None if there was none, or if it cannot be read.
+    """Return the settings of a run's last credit assignment; None if missing or unreadable.
 
-    They are as untrusted as the run: `reject_stored_code` before they are used.
+    The settings are as untrusted as the run: call `reject_stored_code` before using them.
     """
     try:
         section = read_json(path / "summary.json").get("credit")
@@ -81,7 +81,7 @@ def credit_settings(path: Path) -> CreditModel | None:
             return None
         own = {key: section[key] for key in ("estimator", "step_rewards")}
         return CreditModel.model_validate({**section["options"], **own})
-    except (StoreError, KeyError, TypeError, pydantic.ValidationError):  # missing or damaged: it will be replaced
+    except (StoreError, KeyError, TypeError, pydantic.ValidationError):  # Missing or damaged: the file will be replaced
         return None
 
 
@@ -97,7 +97,7 @@ def reject_stored_code(path: Path, credit: CreditModel) -> None:
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """Return the `scores_sha256` of the run's current scores."""
-    plain = {key: value for key, value in credit.model_dump().items() if key != "state_hash"}  # it may name code
+    plain = {key: value for key, value in credit.model_dump().items() if key != "state_hash"}  # It may name code
     return _digest(_stored(path, make_assigner(CreditModel.model_validate(plain)), keeps_steps=False))
 
 
@@ -139,7 +139,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
     scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
     name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
-    is_lean = name in (None, "state_key")  # states are identified by recorded keys, or not at all
+    is_lean = name in (None, "state_key")  # States are identified only by recorded keys
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
         rollout_id, attempt = record["rollout_id"], get_attempt(record)
@@ -163,7 +163,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
 
 def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
-    """Parse a line of `scores.jsonl`; without one the episode waits for its score."""
+    """Parse a line of `scores.jsonl`; without a line, the episode still waits for its score."""
     if record is None:
         return Scored(rollout_id)
     result, failure = record.get("result"), record.get("failure")
@@ -183,7 +183,7 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
 
 
 def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record without what no estimator reads, to keep conversations out of memory.
+    """Return the record without the parts that no estimator reads, to keep conversations out of memory.
 
     A step without a recorded key is identified by its observation, which may be in a message.
     """

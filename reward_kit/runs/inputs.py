@@ -144,7 +144,7 @@ def hash_path(path: Path) -> str:
         if is_small:
             try:
                 content = hashlib.sha256(file.read_bytes()).hexdigest()
-            except OSError:  # a reward may not read it either
+            except OSError:  # A reward may not read it either
                 content = None
         total.update(json.dumps([os.fsencode(file.relative_to(path)).hex(), content]).encode() + b"\n")
     return total.hexdigest()

@@ -1,6 +1,6 @@
 """Results of a run: for each episode, its latest attempt with the score that counts.
 
-The files are read twice, first to find the lines that count and then those lines alone, so that memory does not grow
+The files are read twice, first to find the lines that count and then to read only these, so that memory does not grow
 with the content of episodes and scores.
 """
 

@@ -177,7 +177,7 @@ def _is_local(file: Path, folder: Path) -> bool:
 def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
-    except ValueError:  # refused later, with its line
+    except ValueError:  # Rejected later, with its line
         return [command]
 
 

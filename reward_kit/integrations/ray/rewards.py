@@ -33,7 +33,7 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
-_MOST_LOSSES = 3  # a call that kills its process would do so forever
+_MOST_LOSSES = 3  # A call that kills its process would do so every time
 _CALLS_AT_A_TIME = 1_000
 
 
@@ -91,12 +91,13 @@ class RayScorer:
         reward: as `load_reward` returned it.
         reference: of the reward.
         folder: the base of a reference to a file.
-        workers: processes.
+        workers: the number of processes.
         cpus: CPUs that each of them reserves.
         deadline_s: for one call outside a sandbox; a confined reward has its own.
         env: environment variables that they get, such as the key of a judge.
         wait_s: seconds without any process after which calls fail.
-        connection: to the cluster, opened before the processes; by default the program is connected already.
+        connection: the connection to the cluster, opened before the processes; by default the program must be
+            connected.
 
     Attributes:
         rates, retries: from the class of a custom reward, for the reward agent.

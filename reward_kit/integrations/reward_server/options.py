@@ -112,12 +112,12 @@ class ServerOptions:
         port: 0 takes a free one.
         max_concurrency: calls of each reward at a time; of a sandboxed one at most one for each CPU.
         max_pending: rollouts of each reward that are accepted and not yet answered; beyond it requests are refused.
-        max_batch: rollouts in a request.
-        max_messages: messages in a rollout.
+        max_batch: the maximum number of rollouts in a request.
+        max_messages: the maximum number of messages in a rollout.
         max_body_mb: MiB of a request's body.
         max_held_mb: MiB of all bodies held at a time, as they are sent; as values they take more.
-        max_connections: connections open at a time.
-        deadline_s: for one call of a reward.
+        max_connections: the maximum number of open connections.
+        deadline_s: the time limit of one call of a reward.
         head_timeout_s: until a new connection has sent the head of its first request.
         body_timeout_s: until a body has arrived.
         shutdown_timeout_s: for requests in flight when the server ends.

@@ -32,17 +32,17 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
 class StepCreditLoss:
     """A mixin for a `GRPOTrainer`: put it before the trainer's class.
 
-    Advantages are those of the rollouts' `credit`, one for each token of a step. The old log-probabilities are those of
-    the sampler, so that a generation may be used for several optimizer steps, and may be older than the weights. Rows
-    and tokens without an advantage, those of unscored episodes among them, do not train: they are neither in the loss
-    nor counted in its divisor. (Losses that are means of rows are divided by the rows of the generation; so this is
-    exact if an optimizer step takes all of them, as by default.)
+    Advantages come from the rollouts' `credit`, one per token of a step. The old log-probabilities come from the
+    sampler, so a generation may serve several optimizer steps and be older than the weights. Rows and tokens without an
+    advantage, those of unscored episodes among them, do not train: they are neither in the loss nor counted in its
+    divisor. (Losses that are means of rows are divided by the rows of the generation; so this is exact if an optimizer
+    step takes all of them, as by default.)
 
     Args:
-        model: the model to train; that of the rollouts' policy, or of its kind.
+        model: the model to train: that of the rollouts' policy, or an identical one.
         reward_funcs: None, or `rewards.rollout_scores`: the rollouts score.
         args: the `GRPOConfig`.
-        rollout_func: of `as_rollout_func`, with a reward and credit.
+        rollout_func: the result of `as_rollout_func`, with a reward and credit.
         **options: as `GRPOTrainer`; `train_dataset=Dataset.from_list(rollouts.rows())` are the samples of the rollouts.
 
     Raises:
@@ -129,7 +129,7 @@ def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tenso
 
 
 def _check_options(trainer: Any) -> None:
-    """Refuse options that would have no effect, or distort the advantages of steps."""
+    """Reject options that would have no effect, or distort the advantages of steps."""
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:

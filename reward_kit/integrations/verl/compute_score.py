@@ -1,4 +1,4 @@
-"""Rewards for verl: `compute_score`, of any reward, and the reward that stays open behind it and behind its manager.
+"""Rewards for verl: `compute_score` for any reward, and the persistent reward behind it and behind the reward manager.
 
     from reward_kit.integrations.verl.compute_score import as_compute_score
     compute_score = as_compute_score("rewards.py:graded")
@@ -38,17 +38,17 @@ OnUnscored = Literal["raise", "mask"]
 
 @dataclass(frozen=True, slots=True)
 class RewardOptions:
-    """Options of the calls of a reward for verl.
+    """Options for verl's calls of a reward.
 
     Attributes:
-        level: of the sandbox, for a reward that is named; by default as the command line chooses.
-        options: the reward's own keyword parameters.
-        max_concurrency: calls at a time in each of verl's processes.
-        deadline_s: for one call; a call that exceeds it is unscored.
-        on_unscored: "raise": the call raises, and verl's trainer goes on without the rollout, or without its group;
+        level: the sandbox level of a reward passed by name; by default the command line's choice.
+        options: the reward's keyword parameters.
+        max_concurrency: the maximum number of concurrent calls in each of verl's processes.
+        deadline_s: the time limit of one call; a call that exceeds it is unscored.
+        on_unscored: "raise": the call raises, and verl's trainer continues without the rollout, or without its group;
             "mask": the score is NaN, and only reward_kit's trainers take the row out of the loss.
-        metrics: names of metrics to report to verl, NaN if a result has no valid one. verl takes the names of a batch
-            from its first row, so that they have to be the same for all.
+        metrics: the names of metrics to report to verl, NaN if a result has no valid value. verl takes a batch's names
+            from its first row, so they must be equal for all rows.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -87,7 +87,7 @@ class PersistentReward:
     """A reward whose agent is opened by the first call in each event loop and stays open.
 
     Raises:
-        ConfigError: it cannot be loaded, or scores groups: verl asks for one row at a time.
+        ConfigError: the reward cannot be loaded, or scores groups: verl requests one row at a time.
     """
 
     def __init__(self, reward: Any, options: RewardOptions, folder: Path | None = None) -> None:
@@ -107,7 +107,7 @@ class PersistentReward:
         """Return the score of one rollout under `score`, and the requested metrics; cancelled with the caller.
 
         Raises:
-            RewardError: it is unscored, and `on_unscored` is "raise"; `recorded` is the failure.
+            RewardError: the rollout is unscored, and `on_unscored` is "raise"; `recorded` is the failure.
         """
         scored: Scored = await self._agent.score(request)
         failure = scored.failure
@@ -129,7 +129,7 @@ class PersistentReward:
 def scorer_factory(
     reward: Any, options: RewardOptions, folder: Path | None = None
 ) -> Callable[[], RewardSpec | Scorer]:
-    """Return a function that makes scorers of a reward that is loaded once; a `Scorer` is used as it is."""
+    """Return a function that creates scorers of a reward, which is loaded once; a `Scorer` is used unchanged."""
     if hasattr(reward, "score_group"):
         for name, value in (("level", options.level), ("folder", folder), ("options", options.options or None)):
             if value is not None:
@@ -141,7 +141,7 @@ def scorer_factory(
 
 
 class RowRequests(NaiveRewardManager):
-    """Makes the scoring request of a row: of its whole episode if it has one, else of prompt and decoded answer."""
+    """Creates the scoring request of a row: of its whole episode, if any, or else of prompt and decoded answer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         RewardManager.__init__(self, tokenizer, 0)
@@ -162,7 +162,7 @@ class RowRequests(NaiveRewardManager):
 
 
 def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
-    """Return the episode that a row has, itself or in the `extra_fields` of its agent loop.
+    """Return the episode of a row, from its columns or from the `extra_fields` of its agent loop.
 
     In verl's reward loop those fields are called `tool_extra_fields`.
     """
@@ -176,7 +176,7 @@ def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode
 _numbers = itertools.count()
 _NAME = "reward-kit compute_score"
 _threads: dict[str, LoopThread] = {}
-os.register_at_fork(after_in_child=_threads.clear)  # a fork has none of its parent's threads
+os.register_at_fork(after_in_child=_threads.clear)  # A fork does not have its parent's threads
 
 
 def as_compute_score(
@@ -184,15 +184,15 @@ def as_compute_score(
 ) -> Callable[..., Any]:
     """Return a `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
 
-    The reward sees one message of the assistant, the answer, since verl passes no more; `RewardKitManager` shows it the
-    whole conversation. verl's row is its `sample`. It returns `{"score": …}` with the requested `metrics`. For an
-    unscored answer it raises, or returns NaN with `on_unscored="mask"`; never 0.0.
+    The reward sees only the assistant's answer as one message, since verl passes no more; with `RewardKitManager` it
+    sees the whole conversation. verl's row is its `sample`. It returns `{"score": …}` with the requested `metrics`. For
+    an unscored answer it raises, or returns NaN with `on_unscored="mask"`; never 0.0.
 
     Args:
         reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
         asynchronous: return a coroutine function, whose calls verl makes concurrently; else a plain one, for threads.
-        folder: what a file is relative to, by default the working directory.
-        **options: those of `RewardOptions`.
+        folder: the base of relative file paths, by default the working directory.
+        **options: the options of `RewardOptions`.
 
     Raises:
         ConfigError: the reward cannot be loaded, or an option is unknown.
@@ -223,7 +223,7 @@ def as_compute_score(
         if _NAME not in _threads:
             # One thread for all callers of this process that have no loop; it ends with the process.
             made = LoopThread(_NAME)
-            if _threads.setdefault(_NAME, made) is not made:  # two began at once
+            if _threads.setdefault(_NAME, made) is not made:  # Two calls began at once
                 made.close()
         return _threads[_NAME].run(compute_score(*args, **kwargs))
 

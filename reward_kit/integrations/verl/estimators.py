@@ -1,6 +1,6 @@
 """Our advantage estimators in verl's registry: `algorithm.adv_estimator=reward_kit_gigpo` and its siblings.
 
-verl passes an estimator only rewards, the mask, `uid` and the configuration of a row. The other columns that ours need
+verl passes only rewards, the mask, `uid` and the configuration to an estimator. The other columns that ours need
 are passed separately: within `use_row_columns(columns)` an estimator uses these columns of the batch, as
 `compute_advantage` does for a `DataProto` and `trainers` for verl's trainer. `row_credit` needs no verl.
 """
@@ -26,11 +26,11 @@ from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens.columns import Array
 
 ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
-"""The estimators of rewards, groups and states. verl has a critic of its own, and GAE over its tokens."""
+"""The estimators that use rewards, groups and states. verl has its own critic and token-level GAE."""
 PREFIX = "reward_kit_"
 OPTIONS = "reward_kit"
 """The section of verl's `algorithm` with the estimator's options, such as `+algorithm.reward_kit.omega=0.5`."""
-_STATES = ("gigpo",)  # estimators that use the states
+_STATES = ("gigpo",)  # Estimators that use the states
 _ROW_COLUMNS: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
 Estimate = Callable[..., tuple[Tensor, Tensor]]
 
@@ -64,7 +64,7 @@ def row_credit(
     A trajectory is the rows of one `traj_uid` (without it, each row) of one `uid`, its group; its steps are the actions
     of these rows. Its score is the sum of the `token_level_rewards` of the row that ends it by `ends_episode` (without
     it, of all), with a penalty for KL if verl has added it; if that is `episode_rewards` in float32, it is that number.
-    A trajectory whose `episode_rewards` are NaN is unscored: it gets zeros, and its group does without it.
+    A trajectory whose `episode_rewards` are NaN is unscored: it gets zeros and is excluded from its group.
 
     Args:
         estimator: a name of `ROW_ESTIMATORS`.
@@ -143,7 +143,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
             raise ConfigError(f"{name!r} has {len(values)} items, and there are {size} rows")
     sampled = np.asarray(torch.as_tensor(columns.get("sampled_mask", response_mask)).cpu()) != 0
     order: Sequence[int] = range(size)
-    if "steps" in columns:  # the rows of a trajectory by their steps
+    if "steps" in columns:  # The rows of a trajectory by their steps
         order = sorted(order, key=lambda row: min(columns["steps"][row], default=-1))
     trajectories: dict[Hashable, _Trajectory] = {}
     for row in order:
@@ -156,7 +156,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
         trajectory.rows.append(row)
         trajectory.actions.extend(actions)
     for key, trajectory in trajectories.items() if "steps" in columns else ():
-        # Returns and states of a part are not those of the whole.
+        # Returns and states of a partial trajectory differ from those of the whole.
         steps = [step for row in trajectory.rows for step in columns["steps"][row]]
         if steps != list(range(len(steps))):
             raise ConfigError(
@@ -178,7 +178,7 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
                 f"row {row}: action_lengths {lengths} make {sum(lengths)} tokens, and its mask has {len(places)}; "
                 "if response_mask leaves tokens out, give 'sampled_mask' too"
             )
-        if not lengths:  # its score counts all the same
+        if not lengths:  # Its score counts nevertheless
             return []
         ends = np.cumsum(lengths)
     elif len(places):
@@ -219,20 +219,20 @@ def use_row_columns(columns: Mapping[str, Any]) -> Iterator[None]:
 
 
 def is_ours(adv_estimator: object) -> bool:
-    """Return whether `algorithm.adv_estimator` names one of these."""
+    """Return True if `algorithm.adv_estimator` names one of these estimators."""
     return adv_estimator in {PREFIX + name for name in ROW_ESTIMATORS}
 
 
 def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
-    """Call verl's `compute_advantage`, with the batch's `non_tensor_batch` beside it for our estimators.
+    """Call verl's `compute_advantage`, and pass the batch's `non_tensor_batch` to our estimators.
 
     Args:
         data: a `DataProto` with `token_level_rewards` and `response_mask`.
         adv_estimator: a name of verl's registry.
-        **options: as of verl's function; `config` is its `algorithm`.
+        **options: the options of verl's function; `config` is its `algorithm`.
 
     Raises:
-        ConfigError: as `row_credit`.
+        ConfigError: see `row_credit`.
     """
     from verl.trainer.ppo import ray_trainer
 

@@ -192,7 +192,7 @@ class TrainerRewards:
     """
 
     reward_loop_worker_handles = None
-    """False, so that verl does not score rollouts as they finish."""
+    """None, so that verl does not score rollouts as they finish."""
 
     def __init__(self, config: Any, tokenizer: Any) -> None:
         section = dict(config.reward.reward_kit)

@@ -1,7 +1,7 @@
-"""Rows for the learner: without padding, with the tokens that take part picked out, in parts for the module.
+"""Rows for the learner: without padding, with the tokens in the loss selected, split into parts for the module.
 
-Each part is padded on the right to its longest row. With causal attention nothing then looks at padding, and no mask is
-needed. `_N` counts tokens that take part.
+Each part is padded on the right to its longest row. With causal attention, no token then attends to padding, so no mask
+is needed. The axis `_N` has the tokens in the loss.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
-"""The column that is 1 for a token with a choice; without it every token had one."""
+"""The column that is 1 for tokens with a choice; without the column, every token had a choice."""
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 
 class Restriction(NamedTuple):
     """The tokens of a part that were sampled under a constraint, and the allowed ids."""
 
-    tokens_K: Tensor  # their indices on the axis N, ascending
-    sets_K: Tensor  # the number of each one's set of allowed ids; many share one
-    owners_A: Tensor  # for each id of each set the set's number
+    tokens_K: Tensor  # The tokens' indices on the axis N, ascending
+    sets_K: Tensor  # The index of each token's set of allowed ids; many tokens share a set
+    owners_A: Tensor  # For each id of each set, the index of the set
     ids_A: Tensor
     sets: int
 
@@ -40,8 +40,8 @@ class MicroBatch(NamedTuple):
     mask_BT: Tensor  # 1 on tokens
     before_N: Tensor  # the index on the flat axis (B·T) whose logits predict each token
     targets_N: Tensor  # the tokens
-    rows_N: Tensor  # the row of each
-    firsts_M: Tensor  # which of the N are the first of an action, at which the critic gives its value
+    rows_N: Tensor  # The row of each token
+    firsts_M: Tensor  # The indices of first tokens of actions, at which the critic predicts a value
     columns: dict[str, Tensor]  # (N,) real numbers by name
     restriction: Restriction | None  # None if no token was sampled under a constraint
 
@@ -53,22 +53,22 @@ class TrainingRows:
     ids: Ints  # (L,) of all tokens
     starts_B: Ints  # the index in `ids` at which each row begins
     lengths_B: Ints  # tokens of each row
-    counts_B: Ints  # tokens of each row that take part
-    flat_N: Ints  # the index of each token that takes part on the batch's flat axis (B·T)
-    positions_N: Ints  # its index in its row, counted from the row's first token
-    is_first_N: Array  # true on the first token of an action
+    counts_B: Ints  # The number of each row's tokens in the loss
+    flat_N: Ints  # The index of each token in the loss on the batch's flat axis (B·T)
+    positions_N: Ints  # The index of each token within its row
+    is_first_N: Array  # True on the first token of an action
     columns: Mapping[str, Array]  # (N,) arrays of the batch by name
-    sets_N: Ints  # the number of the set of ids that a constraint allowed; -1 without a constraint
-    sets: tuple[Array, ...]  # the ids of each
-    forced: int = 0  # how many tokens were removed because a constraint left no alternative
+    sets_N: Ints  # The index of the set of ids that a constraint allowed; -1 without a constraint
+    sets: tuple[Array, ...]  # The ids of each set
+    forced: int = 0  # The number of tokens removed because a constraint left no alternative
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
-        """Read the rows of `build_rows`, padded in any way; `mask` is 1 for a token that takes part.
+        """Read the rows of `build_rows`, padded in any way; `mask` is 1 for tokens in the loss.
 
         Raises:
             ConfigError: an array is missing.
-            TrainingError: a token that takes part is the first of its row, which nothing predicts.
+            TrainingError: a token in the loss is the first of its row, which has no prediction.
         """
         if not isinstance(rows, TokenBatch):
             raise ConfigError(f"the learner takes rows of build_rows; got {type_name(rows)}")
@@ -110,7 +110,7 @@ class TrainingRows:
 
     @property
     def choices(self) -> int:
-        """The number of them that train the policy; the others only give the critic its state."""
+        """The number of tokens in the loss that train the policy; the others train only the critic."""
         chosen = self.columns.get(CHOICE)
         return self.count if chosen is None else int(np.count_nonzero(chosen))
 
@@ -140,15 +140,15 @@ class TrainingRows:
 
     @property
     def rows_N(self) -> Ints:
-        """The row of each token that takes part."""
+        """The row of each token in the loss."""
         return np.repeat(np.arange(len(self.counts_B)), self.counts_B)
 
     def token_indices(self, rows: Ints) -> Ints:
-        """The indices on the axis N of these rows' tokens, row after row."""
+        """Return the indices on the axis N of these rows' tokens, row by row."""
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
 
     def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
-        """Lay out these rows for the module, on a device; without rows, one row of one token that takes no part."""
+        """Lay out these rows for the module, on a device; without rows, one row with one token outside the loss."""
         lengths, counts = self.lengths_B[rows], self.counts_B[rows]
         width = int(lengths.max(initial=1))
         ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
@@ -185,7 +185,7 @@ class TrainingRows:
 
 
 def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
-    """Return for each token that takes part the number of its set of allowed ids or -1; and the sets."""
+    """Return for each token in the loss the index of its set of allowed ids, or -1; and the sets."""
     sets_N = np.full(len(rows_N), -1, dtype=np.int64)
     numbers: dict[bytes, int] = {}
     for row, allowed in enumerate(rows.non_tensor_batch.get("allowed_ids", ())):
@@ -219,9 +219,9 @@ def to_tensors(
 
     Args:
         rows: the batch, padded or packed.
-        keys: which arrays; by default all.
-        device: of the tensors.
-        dtype: of the real numbers.
+        keys: the names of the arrays; by default all.
+        device: the device of the tensors.
+        dtype: the type of the real numbers.
         pin_memory: copy by way of page-locked memory, from which an accelerator copies by itself; with device "cpu" the
             tensors stay there.
         non_blocking: do not wait for the copies; later work on the device waits for them. Useful with `pin_memory`

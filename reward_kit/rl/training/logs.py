@@ -30,9 +30,9 @@ DisplayKind = Literal["rich", "plain", "none"]
 
 
 class MetricsFile:
-    """`metrics.jsonl`: a line per update, with `update`, `at` (UTC) and its figures; null if not finite.
+    """The file `metrics.jsonl`: a line per update, with `update`, `at` (UTC) and its figures; null if not finite.
 
-    The content of an existing file stays, except for a torn last line.
+    The content of an existing file remains, except for an incomplete last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,11 +43,11 @@ class MetricsFile:
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """The size of the file in bytes."""
         return os.fstat(self._descriptor).st_size
 
     def cut(self, size: int) -> None:
-        """Drop everything beyond `size` bytes; those updates will be made again."""
+        """Remove all lines beyond `size` bytes, since their updates will be repeated."""
         with wrap_os_errors("cut", self._path):
             os.ftruncate(self._descriptor, min(size, self.size))
 
@@ -72,7 +72,7 @@ class Logs:
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
         first: the first update that will be written; TensorBoard hides later ones of an earlier process.
-        metrics_size: the bytes of `metrics.jsonl` that stay.
+        metrics_size: the size in bytes to which `metrics.jsonl` is cut.
 
     Raises:
         ConfigError: a requested package is not installed.
@@ -128,7 +128,7 @@ class Logs:
 
 
 _RECENT = 20
-"""Recent updates that estimate the time left: games that are learned grow shorter, and answers longer."""
+"""The number of recent updates used to estimate the remaining time, since episodes change in length during training."""
 _SHOWN = (
     ("score/mean", "score", ".3f"),
     ("learner/approx_kl", "kl", ".4f"),
@@ -169,7 +169,7 @@ class TrainingDisplay:
             self._live.__exit__(kind, error, trace)
 
     def begin_at(self, updates: int) -> None:
-        """Start with updates that were made before."""
+        """Start with the number of earlier updates."""
         self._done = updates
 
     def say(self, note: str) -> None:

@@ -37,7 +37,7 @@ Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """The end of a run: its folder, "complete" or "interrupted", and its `summary.json`."""
+    """The outcome of a run: its folder, its status ("complete" or "interrupted"), and its `summary.json`."""
 
     path: Path
     status: str
@@ -54,14 +54,14 @@ async def run_training(
     """Train; if the folder has checkpoints, continue from the latest.
 
     Args:
-        plan: what is trained.
-        folder: of the run, open.
-        display: shows progress.
-        interruptible: lets the user stop the run while its block is open.
-        factories: of components that are in other processes; by default all are in this one.
+        plan: the training plan.
+        folder: the open folder of the run.
+        display: the progress display.
+        interruptible: a context manager in which the user can stop the run.
+        factories: the factories of components in other processes; by default all components are in this one.
 
     Raises:
-        RewardKitError: training cannot continue; everything up to the last checkpoint is kept.
+        RewardKitError: training cannot continue; the state of the last checkpoint is preserved.
     """
     use_threads(plan.config.threads)
     # Each episode and each reward may wait in a thread, in environments and tools.
@@ -126,7 +126,7 @@ class _Session:
         """Train; return "complete" or "interrupted".
 
         Raises:
-            TrainingError: a loss or a gradient is not finite, or nothing of a batch could be scored.
+            TrainingError: a loss or a gradient is not finite, or no episode of a batch could be scored.
         """
         progress, config = self.progress, self._config
         self._saved_at = progress.updates if resumed else -1
@@ -149,7 +149,7 @@ class _Session:
             if self._control.stop_reason:
                 self.why_stopped = self._control.stop_reason
         self._save()
-        # A stop that came with the last update changed nothing.
+        # A stop during the last update has no effect.
         is_cut = self.why_stopped == self._control.stop_reason is not None and progress.updates < config.updates
         status = INTERRUPTED if is_cut else "complete"
         self._note(status)
@@ -170,7 +170,7 @@ class _Session:
             write_atomically(file, [trainer.kept.line(episode, redaction) for episode in trainer.meter.episodes])
         figures = prefixed("learner", diagnostics) | trainer.meter.take()
         if figures.get("episode/count") and "score/mean" not in figures:
-            # Nothing is learned from such a batch, and the next ones will be no better.
+            # Nothing can be learned from this batch, and the next ones would be no better.
             failed = {name: count for name, count in figures.items() if "score/failed/" in name}
             reasons = ", ".join(f"{count:.0f} {name.rpartition('/')[2]}" for name, count in failed.items())
             raise TrainingError(f"update {number}: no episode of its batch is scored ({reasons or 'no reason given'})")
@@ -202,7 +202,7 @@ class _Session:
         value = self._measured = figures.get(self._config.best_by)
         if value is not None:
             progress.last = value
-            # Of equals the first counts, except for the policy before its first update.
+            # On a tie the first one wins, except for the untrained policy.
             is_tie_with_start = progress.best_update == 0 and value == progress.best
             if progress.best is None or value > progress.best or is_tie_with_start:
                 progress.best, progress.best_update = value, progress.updates
@@ -228,7 +228,7 @@ class _Session:
         return time.perf_counter() - self._began
 
     def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`."""
+        """Return the content of `summary.json`."""
         progress = self.progress
         return {
             "updates": progress.updates,
@@ -250,10 +250,10 @@ def save_weights(folder: Path, policy: AgentPolicy) -> bool:
     """Write a policy's model and tokenizer for others to load, adapters merged into the weights; replace the folder.
 
     Returns:
-        Whether the policy is a model of `transformers`; nothing is written for others.
+        True if the policy is a model of `transformers`; for other policies nothing is written.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the model cannot be written.
     """
     if "transformers" not in sys.modules:  # a model of transformers would have imported it
         return False

@@ -123,7 +123,7 @@ class Factories:
 async def open_components(
     plan: TrainingPlan, folder: Path, echo: Callable[[str], None], factories: Factories
 ) -> AsyncIterator[Components]:
-    """Open everything that a plan needs; close it at the end of the block.
+    """Open all components of a plan; close them at the end of the block.
 
     Batches for study go to `folder`, the run's; `echo` takes each line of an example that an evaluation shows.
     """
@@ -207,7 +207,7 @@ def sharded_learner_factory(
 
 
 def follow_training(group: ProcessGroup) -> bool:
-    """Train in another than the first process; see `follow`."""
+    """Train in a process other than the first; see `follow`."""
 
     def make(path: str, overrides: Mapping[str, Any]) -> PPOLearner:
         plan = load_plan(Path(path), overrides)
