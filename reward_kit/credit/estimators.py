@@ -1,4 +1,4 @@
-"""Advantage estimators, pure functions in NumPy, in float64.
+"""Advantage estimators: pure NumPy functions in float64.
 
 An estimator takes a batch of trajectories (lists of `StepData`), their final scores and their groups, and keyword-only
 hyper-parameters, and returns a `StepCredit`: flat arrays with one item per step of the batch, in order. `ESTIMATORS`
@@ -58,13 +58,13 @@ def grpo_credit(
         scores: (B,) None if unscored.
         group_ids: (B,) as in `gigpo_credit`.
         normalization: the scale of the score.
-        normalization_constant: for "constant".
+        normalization_constant: the divisor for "constant".
         epsilon: added to each standard deviation.
         gamma: the discount of G_k.
         default_step_reward: the value of an unset base reward in G_k.
 
     Raises:
-        ConfigError: the arguments contradict each other.
+        ConfigError: the arguments are inconsistent.
         InvalidResultError: a score or a base reward is not finite.
     """
     check_returns(gamma, default_step_reward)
@@ -108,7 +108,7 @@ def reinforce_plus_plus_baseline_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """REINFORCE++ with a baseline (Hu et al. 2025): less the group's mean, then divided by the batch's scale.
+    """REINFORCE++ with a baseline (Hu et al. 2025): subtract the group's mean, then divide by the batch's scale.
 
         A = (score - mean(score)) / (std + epsilon)
 
@@ -173,8 +173,8 @@ def grpo_passk_credit(
 ) -> StepCredit:
     """Pass@k (Tang et al. 2025, "Optimizing Language Models for Inference Time Objectives"), k the size of the group.
 
-    The best trajectory of a group gets its score less the second best one, the group's loss without it; all others get
-    zero. If several are best, and in a group of one, all get exact zeros. Arguments and errors as in `grpo_credit`.
+    The best trajectory of a group gets its score minus the second best one, the group's loss without it; all others
+    get zero. If several are best, or in a group of one, all get exact zeros. Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -203,10 +203,10 @@ def gpg_credit(
 
         A = (score - mean(score)) B / B'
 
-    over the trajectory's group, with B the scored trajectories of the batch and B' those in groups whose scores differ.
-    The others give no gradient, and the factor keeps its length from depending on their number. (The count of scores
-    that are not zero, which is in use too, takes a failed trajectory for one without a gradient.) Arguments and errors
-    as in `grpo_credit`.
+    over the trajectory's group, where B is the number of scored trajectories in the batch and B' that of trajectories
+    in groups whose scores differ. The other groups produce no gradient, and the factor makes its length independent of
+    their number. (The common alternative, counting nonzero scores, treats failed trajectories as having no gradient.)
+    Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -258,8 +258,8 @@ def reinforce_plus_plus_credit(
 ) -> StepCredit:
     """REINFORCE++ (Hu et al. 2025): A = (G_k - mean(G)) / (std(G) + epsilon) over all scored steps of the batch.
 
-    The baseline is the batch's, so groups see each other, and `group_ids` is only checked. Arguments and errors as in
-    `discounted_returns_credit`; `epsilon` is added to the standard deviation.
+    The baseline is computed over the batch, so groups affect each other, and `group_ids` is only checked. Arguments
+    and errors as in `discounted_returns_credit`; `epsilon` is added to the standard deviation.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
@@ -278,7 +278,7 @@ def gae_credit(
     lam: float,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Generalised advantage estimation (Schulman et al. 2016, equations 11 and 16), against the policy's own critic.
+    """Generalized advantage estimation (Schulman et al. 2016, equations 11 and 16), using the policy's own critic.
 
         delta_k = r_k + gamma V_{k+1} - V_k
         A_k     = delta_k + gamma lam A_{k+1}
@@ -426,8 +426,8 @@ def gigpo_credit(
         invalid_action_penalty: not negative.
 
     Raises:
-        ConfigError: the arguments contradict each other.
-        InvalidResultError: a score or a base reward is not finite, or an advantage would not be.
+        ConfigError: the arguments are inconsistent.
+        InvalidResultError: a score, a base reward or an advantage is not finite.
     """
     episode_weight, weight = _weights(combination, omega, step_weight)
     check_returns(gamma, default_step_reward)
@@ -455,7 +455,7 @@ def gigpo_credit(
 
 
 def _weights(combination: str, omega: float | None, step_weight: float | None) -> tuple[float, float]:
-    """Return the weights of A_E and A_S; an argument without effect is a ConfigError."""
+    """Return the weights of A_E and A_S; an argument that has no effect is a ConfigError."""
     check_choice("combination", combination, get_args(Combination))
     if combination == "convex":
         if not isinstance(omega, int | float) or not 0.0 <= omega <= 1.0 or step_weight is not None:

@@ -1,4 +1,4 @@
-"""State hashes: keys that make two steps share an anchor state, and `typed_key`, on which they are built."""
+"""State hashes: keys that decide whether two steps share an anchor state, based on `typed_key`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _KEYS = "return text, plain data, an array, a tensor, a model or a hashable valu
 
 
 def typed_key(value: Any) -> Hashable:
-    """Return `value` as a dictionary key that keeps type and shape apart: 1, 1.0, True and "1" are four keys.
+    """Return `value` as a dictionary key that distinguishes types and shapes: 1, 1.0, True and "1" are four keys.
 
     Raises:
-        ConfigError: it holds something that is neither plain data, an array, a tensor, a model, a dataclass nor a
-            hashable value such as a date, an enum member or a path, or it holds itself.
+        ConfigError: the value contains itself or an unsupported object: not plain data, an array, a tensor, a model, a
+            dataclass or a hashable value such as a date, an enum member or a path.
     """
     if type(value) is str:
         return value
@@ -48,7 +48,7 @@ def _key(value: Any) -> Hashable:
         content = _key(value.tolist()) if value.dtype.hasobject else value.tobytes()
         return kind, value.dtype.str, value.shape, content
     if isinstance(value, np.generic):
-        # By its bytes, since NaN and NaT do not equal themselves.
+        # By bytes, since NaN and NaT are not equal to themselves.
         return kind, value.dtype.str, value.tobytes()
     if isinstance(value, float):
         return kind, value.hex()
@@ -63,7 +63,7 @@ def _key(value: Any) -> Hashable:
         here = value.detach().cpu()
         if getattr(here, "is_sparse", False):
             here = here.to_dense()
-        if str(here.dtype) == "torch.bfloat16":  # unknown to NumPy; float32 holds each of its values
+        if str(here.dtype) == "torch.bfloat16":  # unknown to NumPy; float32 represents all its values
             here = here.float()
         return kind, str(value.dtype), tuple(value.shape), here.numpy().tobytes()
     if isinstance(value, list | tuple):
@@ -105,7 +105,7 @@ class NamedHash:
 
     Attributes:
         read: returns the source of a step's state, and the state; states share a key only if both are equal.
-        threshold: the least similarity of two texts that count as one state; None if they have to be equal.
+        threshold: the minimum similarity of two texts that count as one state; None if they must be equal.
     """
 
     read: Reader
@@ -118,10 +118,10 @@ def check_state_hash(state_hash: StateHash) -> None:
 
 
 def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) -> Codes:
-    """Return (S,) a number for each distinct pair of group and state: equal if two steps share an anchor state.
+    """Return (S,) a number for each pair of group and state; steps with equal numbers share an anchor state.
 
     Raises:
-        ConfigError: the hash cannot be used, or gave something that cannot be a key.
+        ConfigError: the hash cannot be used, or returned a value that cannot be a key.
     """
     prepared = _prepared(state_hash)
     if isinstance(prepared, NamedHash) and prepared.threshold is not None:
@@ -136,10 +136,10 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
 
 
 def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
-    """Return (S,) the key of every step's state; for "similarity", of the text that is compared.
+    """Return (S,) the key of every step's state; for "similarity", the key of the compared text.
 
     Raises:
-        ConfigError: the hash cannot be used, or gave something that cannot be a key.
+        ConfigError: the hash cannot be used, or returned a value that cannot be a key.
     """
     prepared = _prepared(state_hash)
     if isinstance(prepared, NamedHash) and (texts := _texts_alone(batch, prepared.read)) is not None:
@@ -148,7 +148,7 @@ def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
 
 
 def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
-    """Return (S,) the states if all have one source and are text: the usual run, in a tenth of the time."""
+    """Return (S,) the states if all are texts from one source, the common case, ten times as fast."""
     if read is _recorded_key:
         recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
         kinds = set(map(type, recorded))
@@ -163,10 +163,10 @@ def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
 
 
 def readable_keys(batch: Batch, state_hash: StateHash = None) -> list[str]:
-    """Return (S,) the key of every step for people and files: equal texts for equal keys, and only for those.
+    """Return (S,) a readable key for every step: equal texts for equal keys, and only for those.
 
-    Short text stays as it is; of long text it is the beginning and a digest. Anything else is followed by the digest of
-    its typed key. For "similarity" it is the step's own text, since an anchor state has no text of its own.
+    Short text is unchanged; long text becomes its beginning and a digest. Any other value is followed by the digest of
+    its typed key. For "similarity", the key is the step's own text, since an anchor state has no single text.
     """
     known: dict[tuple[str, Hashable], str] = {}
     readable = []
@@ -247,7 +247,7 @@ def locate_references(state_hash: Any, folder: Path) -> Any:
 
 
 def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
-    """Return one hash of several."""
+    """Return several hashes combined into one."""
     if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
         raise ConfigError(f"a list of state hashes needs at least one name, mapping or function; got {hashes!r}")
     prepared = [_prepared(one) for one in hashes]
@@ -285,13 +285,13 @@ def _takes_step(function: Callable[..., Any]) -> bool:
 
 
 def _seen(step: StepData) -> Any:
-    """Return the conversation that the policy saw before the action; the observation if the step has no messages."""
+    """Return the conversation before the action; the observation if the step has no messages."""
     messages = step.resulting_messages_history
     return History(messages, _before_action(step)) if messages else step.observation_data
 
 
 def _read(batch: Batch, prepared: NamedHash | Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Return (S,) the source of each step's state, and the state."""
+    """Yield (S,) the source of each step's state, and the state."""
     return map(_reader_of(prepared), chain.from_iterable(batch))
 
 
@@ -345,7 +345,7 @@ def _before_action(step: StepData) -> int:
 def _last_match(*, pattern: str) -> NamedHash:
     """Read the last match of `pattern` in the answers to the policy before the action: its groups, or all of it.
 
-    The policy's own messages and the system message are left out. No match, and a match without a group, are the same.
+    The policy's own messages and the system message are ignored. No match and a match without a group are equivalent.
     """
     if not isinstance(pattern, str) or not pattern:
         raise ConfigError(f"state hash 'last_match': pattern must be a regular expression, got {pattern!r}")
@@ -368,7 +368,7 @@ def _last_match(*, pattern: str) -> NamedHash:
 
 
 def _read_json(step: StepData) -> tuple[str, Any]:
-    """Read an observation that is text as JSON: key order and white space do not matter, numbers' types do."""
+    """Read a text observation as JSON: key order and white space do not matter, types of numbers do."""
     observation = step.observation_data
     if not isinstance(observation, str):
         return "json", observation
@@ -381,7 +381,7 @@ def _read_json(step: StepData) -> tuple[str, Any]:
 
 
 def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> NamedHash:
-    """Read `of` with every match of each pattern replaced, in the order given: times, ids, counters."""
+    """Read `of` after replacing every match of each pattern, in order, for example times, ids and counters."""
     if not isinstance(replace, Mapping) or not replace:
         raise ConfigError(f"state hash 'regex': replace must map patterns to texts, got {replace!r}")
     rules: list[tuple[re.Pattern[str], str]] = []
@@ -404,7 +404,7 @@ def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> Named
 
 
 def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
-    """Rewrite every text in `value`; keys of mappings are names, and stay."""
+    """Rewrite every text in `value` except the keys of mappings."""
     if isinstance(value, str):
         for pattern, text in rules:
             value = pattern.sub(text, value)
@@ -417,7 +417,7 @@ def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
 
 
 def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> NamedHash:
-    """Read `of`, and link texts at least this similar; see the module `similarity`."""
+    """Read `of` and treat texts with at least this similarity as equal; see the module `similarity`."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
         raise ConfigError(f"state hash 'similarity': threshold must be in (0, 1], got {threshold!r}")
     if importlib.util.find_spec("rapidfuzz") is None:

@@ -1,7 +1,7 @@
 """A batch of trajectories as flat arrays, discounted sums along them, and values relative to their group.
 
-`StepArrays` holds what every estimator reads. `discounted` and `relative` are the two operations that estimators are
-made of; only `relative` subtracts a baseline or divides by a scale.
+`StepArrays` contains the input of every estimator. Estimators are composed of two operations, `discounted` and
+`relative`; only `relative` subtracts a baseline or divides by a scale.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class StepArrays:
 
     @property
     def is_scored_S(self) -> Flags:
-        """(S,) the step's trajectory is scored."""
+        """(S,) True if the step's trajectory is scored."""
         return self.to_steps(~np.isnan(self.scores_B))
 
     @property
     def values_S(self) -> Floats:
-        """(S,) the policy's value, NaN if it gave none."""
+        """(S,) the policy's value estimate, NaN without one."""
         # float64 turns None into NaN.
         return np.array([step.policy_value_estimate for step in self.steps], dtype=np.float64)
 
@@ -101,7 +101,7 @@ class StepArrays:
 
     @property
     def is_truncated_B(self) -> Flags:
-        """(B,) the trajectory was cut off: its last step records `truncated`, or `terminated` as False.
+        """(B,) True if the trajectory was cut off: its last step records `truncated`, or `terminated` as False.
 
         A recorded termination is decisive, and steps that record neither terminated.
         """

@@ -1,7 +1,8 @@
-"""ALFWorld's household as a resource: `alfworld` on our fast engine, `alfworld_real` on TextWorld's.
+"""ALFWorld's household as a resource: `alfworld` on the native fast engine, `alfworld_real` on TextWorld's.
 
-Both play the same problems with equal texts, commands and rewards; `alfworld_real` also plays published game files. The
-reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key leaves out `max_commands`.
+Both play the same problems with equal texts, commands and rewards; `alfworld_real` can also play published game files.
+The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key excludes
+`max_commands`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 
 ActionForm = Literal["text", "choice", "tools"]
-"""The form of commands: free text, a choice among the admissible ones, or one tool for each verb."""
+"""The form of commands: free text, a choice among the admissible ones, or one tool per verb."""
 _DESCRIPTIONS = {
     "receptacle": 'its name, such as "fridge 1"',
     "object": 'its name, such as "mug 1"',
@@ -98,7 +99,7 @@ class AlfworldConfig(ResourceConfig):
 
 @dataclass
 class _Changes:
-    """The state of a published game, which shows only texts: its differences from the start, by the commands so far."""
+    """The differences of a published game from its start, derived from its commands, since it shows only texts."""
 
     at: str = ""
     holding: str = ""
@@ -114,7 +115,7 @@ class _Changes:
             case "go":
                 self.at = rest.removeprefix("to ")
             case "open" | "close":
-                self.doors ^= {rest}  # a door moved twice stands as it stood
+                self.doors ^= {rest}  # moving a door twice restores its state
             case "take":
                 self.holding, _, place = rest.partition(" from ")
                 self.homes.setdefault(self.holding, place)
@@ -139,8 +140,8 @@ class _Changes:
 class Session:
     """A game since its reset, on either engine.
 
-    `engine` is the native one in the current state. A published game instead has `changes`, its name `game`, and the
-    rest of the planner's `plan` while it is followed. `milestones` are by the number of their command.
+    `engine` is the native engine in its current state. A published game instead has `changes`, its name `game`, and,
+    while the agent follows it, the rest of the planner's `plan`. `milestones` are keyed by the number of the command.
     """
 
     form: ActionForm
@@ -155,14 +156,14 @@ class Session:
     milestones: dict[str, int] = field(default_factory=dict)
 
     def command(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return the command of a tool call; raise a `ToolError` for a wrong one, or after the end."""
+        """Return the command for a tool call; raise a `ToolError` if it is invalid or the episode is over."""
         values = check_call(_TOOLS if self.form == "tools" else _ACT, tool, arguments)
         if self.is_over():
             raise ToolError("the episode is over; no command changes anything")
         return _TEMPLATES[tool][0].format(**values) if self.form == "tools" else str(values["command"])
 
     def call(self, command: str) -> dict[str, Any] | None:
-        """Return the tool call for a command; None if the form has none ("help" among tools)."""
+        """Return the tool call for a command; None if the form has none (such as "help" with one tool per verb)."""
         if self.form != "tools":
             return {"name": "act", "arguments": {"command": command}}
         for name, pattern in _PATTERNS.items():
@@ -171,7 +172,7 @@ class Session:
         return None
 
     def record(self, command: str, view: HouseholdView, held_before: int = NOWHERE) -> StepOutcome:
-        """Return the outcome of a command, whose answer is `view`; the native agent held `held_before` before it."""
+        """Return the outcome of a command with the answer `view`; the native agent held `held_before` before it."""
         is_valid = view.observation != NOTHING
         info: dict[str, Any] = {"is_action_valid": is_valid, "won": view.won}
         if self.engine is not None:
@@ -199,10 +200,10 @@ class Session:
 
 
 class _Household(ForkableResource):
-    """The part that is independent of the engine."""
+    """The engine-independent part of the resources."""
 
     takes_task_folder = True
-    # Not `game_file` and `published`: a game file has a grammar, which is evaluated as Python.
+    # Exclude `game_file` and `published`: a game file has a grammar, which is evaluated as Python.
     per_sample_keys = frozenset({"split", "index", "seed", "task_types", "problem", "max_commands"})
     _session: Session
 
@@ -264,7 +265,7 @@ class _Household(ForkableResource):
         return [call for command in session.view.admissible if (call := session.call(command))]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first command of a shortest plan; for a published game the planner's, while it is followed."""
+        """Return the first command of a shortest plan; in a published game, the planner's next one, if still valid."""
         session = self._session
         if session.is_over():
             return None
@@ -315,8 +316,8 @@ class AlfworldResource(_Household):
 class RealAlfworldResource(_Household, ReplayForkResource):
     """A household on TextWorld's engine, in a worker process.
 
-    The native engine plays along with a generated problem, for the state key and the expert; the episode fails if the
-    two differ in anything the agent sees.
+    For a generated problem, the native engine runs in parallel to supply the state key and the expert; the episode
+    fails if the two engines differ in anything the agent sees.
     """
 
     def __init__(self) -> None:
@@ -337,7 +338,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         if settings.game_file is not None or settings.published:
             path = _published_game(settings, seed) if settings.published else _game_file(settings)
             view = await self._real.load(path)
-            # The planner may take seconds, so it runs once, and only without our own expert.
+            # The planner may take seconds, so run it only once, and only without our own expert.
             plan = await self._real.expert()
             game = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             self._session = Session(settings.action_form, settings.max_commands, view, view, None, plan=plan, game=game)
@@ -363,7 +364,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
 
 
 class RealEngine(EngineProcess):
-    """Plays one game at a time on TextWorld's engine; `worker` is the command that starts it, by default our worker."""
+    """Plays one game at a time on TextWorld's engine; `worker` is the command that starts its worker process."""
 
     def __init__(self, worker: Sequence[str] | None = None) -> None:
         super().__init__("household engine", worker or worker_command("reward_kit.environments.household_worker"))
@@ -375,7 +376,7 @@ class RealEngine(EngineProcess):
         return _view(await self.ask({"op": "load", "problem": source.to_json()}))  # noqa: ASYNC240 - not a path
 
     async def step(self, command: str) -> HouseholdView:
-        """Carry out one command; one that is not admissible changes nothing."""
+        """Execute one command; a command that is not admissible changes nothing."""
         return _view(await self.ask({"op": "step", "command": command}))
 
     async def expert(self) -> list[str]:
@@ -411,7 +412,7 @@ def _read(config: Mapping[str, Any], resource: str) -> AlfworldConfig:
 
 
 def _tables_for(settings: AlfworldConfig, seed: int | None) -> Tables:
-    """Return the problem of the configuration; without one and its index the reset's seed picks it."""
+    """Return the configured problem; without a problem and an index, the reset's seed selects it."""
     if settings.problem is None:
         index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
         types = settings.task_types or list(TaskType)
@@ -441,7 +442,7 @@ def _game_file(settings: AlfworldConfig) -> Path:
 
 
 def _published_game(settings: AlfworldConfig, seed: int) -> Path:
-    """Return the game of the split with the configuration's index, or the one that the reset's seed picks."""
+    """Return the game of the split with the configured index; without one, the reset's seed selects it."""
     folder = {"train": "train", "development": "valid_seen", "held_out": "valid_unseen"}[settings.split]
     types = [kind.value for kind in settings.task_types or TaskType]
     games = [path for path in game_files() if folder in path.parts and any(kind in str(path) for kind in types)]

@@ -1,7 +1,7 @@
 """Several resources that serve one task, as one: a database beside a directory, a game beside a notebook.
 
-Operations are applied to all parts concurrently, except for keys and tools, which are cheap; a step goes to the part
-whose tool was called. The weakest part decides how the composite forks and whether it is deterministic.
+Operations apply to all parts concurrently, except for keys and tools, which are cheap; a step goes to the part whose
+tool was called. The weakest part determines how the composite forks and whether it is deterministic.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ToolNames:
-    """Unique names for the tools of several parts: a tool's own name, prefixed with its part after a clash.
+    """Unique names for the tools of several parts: a tool's own name, prefixed with its part after a name clash.
 
-    `names` maps each (part, tool) to its name, `tools` each name to its (part, tool), as of the last `offer`, which
-    replaces them: a `copy.copy` is unaffected by later offers.
+    `names` maps each (part, tool) to its name, and `tools` maps each name back. Each `offer` replaces both, so that a
+    `copy.copy` is unaffected by later offers.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class CompositeConfig(BaseModel):
 class CompositeResource(ForkableResource):
     """Several resources that are set up, reset, forked and closed together; see `parts`."""
 
-    # For a resource without a known configuration; a part that cannot be forked then raises.
+    # Used while the configuration is unknown; a part that cannot be forked raises later.
     fork_kind = "native"
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class CompositeResource(ForkableResource):
     def keys_refused_to_rows(
         cls, config: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
-        """Yield the keys that a part refuses, and every key that is not a part's name, `resources` included."""
+        """Yield the keys that a part rejects, and every key that is not a part's name, including `resources`."""
         parts = read_parts(config) if "resources" in config else {}
         for name, value in row.items():
             if name in parts and isinstance(value, Mapping):
@@ -186,7 +186,7 @@ class CompositeResource(ForkableResource):
             return await self.parts[part].step(tool, action_params)
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        """Return the tools of all parts; those whose names clash or clashed are called `<part>_<tool>`."""
+        """Return the tools of all parts; those whose names clash, or clashed before, are named `<part>_<tool>`."""
         specs: dict[str, list[ToolSpec]] = {}
         for name, part in self.parts.items():
             with _part_errors(name):
@@ -194,7 +194,7 @@ class CompositeResource(ForkableResource):
         return self._names.offer(specs)
 
     async def get_observation(self) -> Any:
-        """Return the observations of the parts, under a heading for each if more than one has one."""
+        """Return the parts' observations, with a heading for each if there are several."""
         observed = await _each(self.parts, lambda _, part: part.get_observation())
         shown = {name: value for name, value in observed.items() if value is not None and value != ""}
         if len(shown) < 2:
@@ -224,7 +224,7 @@ class CompositeResource(ForkableResource):
             raise failure
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return the actions of all parts that can list theirs; None if no part can."""
+        """Return the actions of all parts that can list them; None if no part can."""
         listed = await _each(self.parts, lambda _, part: part.admissible_actions())
         if all(actions is None for actions in listed.values()):
             return None
@@ -235,7 +235,7 @@ class CompositeResource(ForkableResource):
         ]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the action of the first part that has one, in the order of the parts."""
+        """Return the action of the first part, in order, that has one."""
         for name, part in self.parts.items():
             with _part_errors(name):
                 action = await part.expert_action()
@@ -264,7 +264,7 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
     """Return the class and the configuration of each part, by name.
 
     Raises:
-        ConfigError: a key is not a part's name, a type does not exist, or a part is a composite itself.
+        ConfigError: a key is not a part's name, a type does not exist, or a part is itself a composite.
     """
     settings = read_config(CompositeConfig, config, "composite")
     over, names = settings.model_extra or {}, [part.name for part in settings.resources]
@@ -286,10 +286,10 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
 def part_for_tool(
     kinds: Mapping[str, type[ForkableResource]], wanted: type[ForkableResource], parameter: str
 ) -> str | None:
-    """Return the name of the part that a tool's parameter, annotated with `wanted`, receives; None for the composite.
+    """Return the name of the part passed to a tool parameter annotated with `wanted`; None for the composite.
 
-    This is the only part of the annotated class, else the part with the parameter's name. A parameter for any resource
-    without a part's name receives the composite. A `ConfigError` reports that no part fits, or several.
+    This is the only part of that class, else the part named like the parameter. A parameter for any resource that is
+    not named like a part receives the composite. A `ConfigError` reports that no part fits, or several.
     """
     if issubclass(CompositeResource, wanted):
         return parameter if wanted is ForkableResource and parameter in kinds else None
@@ -308,7 +308,7 @@ def part_for_tool(
 
 
 class _part_errors:
-    """Adds the part's name to its errors. A `ToolError`, which the agent reads, passes unchanged."""
+    """Adds the part's name to its errors. A `ToolError`, which the agent reads, is unchanged."""
 
     __slots__ = ("_name",)
 

@@ -1,7 +1,7 @@
-"""A private temporary directory, for agents that read and edit files; no path, link or race leads out of it.
+"""A private temporary directory for agents that read and edit files, which no path, link or race can leave.
 
-A path is walked name by name with `openat` and `O_NOFOLLOW` from an open descriptor of the directory, so that a
-symbolic link is refused at the moment of use, even if it was made after a check.
+A path is resolved name by name with `openat` and `O_NOFOLLOW` from an open descriptor of the directory, so that a
+symbolic link is rejected at the moment of use, even if it was created after a check.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Entry:
 
 
 def split_path(path: object) -> tuple[str, ...]:
-    """Return the names of a relative path; () for the directory itself. A `ToolError` refuses any other path."""
+    """Return the names in a relative path, () for the directory itself; any other path raises a `ToolError`."""
     if not isinstance(path, str):
         raise ToolError(f"a path is text, got {path!r}")
     shown = truncate(path, 80)
@@ -126,7 +126,7 @@ def path_errors(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[N
 
 
 def kind_at(directory: int, name: str) -> str | None:
-    """Return "file", "directory", "symlink" or "other"; None if nothing is there."""
+    """Return "file", "directory", "symlink" or "other"; None if `name` does not exist."""
     try:
         return _kind(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except OSError:
@@ -142,7 +142,7 @@ def _kind(mode: int) -> str:
 
 
 def read_file(directory: int, parts: tuple[str, ...], max_bytes: int) -> tuple[bytes, bool]:
-    """Return the content of the regular file `parts[-1]` in the open `directory`, and whether it is executable."""
+    """Return the content of the regular file `name` in the open `directory`, and whether it is executable."""
     with path_errors(directory, parts[-1], parts):
         handle = os.open(parts[-1], _READ_FLAGS, dir_fd=directory)
     try:
@@ -172,7 +172,7 @@ def list_names(directory: int) -> list[tuple[str, str]]:
 
 
 def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Entry]:
-    """Yield every directory and regular file below `root`, parents first, names sorted; no links and devices."""
+    """Yield every directory and regular file below `root`, parents first, sorted by name; skip links and devices."""
     with open_directory(root, parts) as directory:
         for name, kind in list_names(directory):
             path = (*parts, name)
@@ -185,7 +185,7 @@ def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Ent
 
 
 def read_tree(folder: Path, max_bytes: int, key: str = "") -> tuple[Entry, ...]:
-    """Return the entries below a folder; warn of links if it is the source named by a configuration `key`."""
+    """Return the entries below a folder; warn of links if the configuration `key` names it as the source."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         entries = tuple(scan(handle, max_bytes))
@@ -208,7 +208,7 @@ def write_entries(root: int, entries: tuple[Entry, ...]) -> None:
 
 
 def remove(directory: int, name: str) -> None:
-    """Remove `name` from the open `directory` with everything below it; links are removed, never followed."""
+    """Remove `name` and everything below it from the open `directory`; links are removed, never followed."""
     if kind_at(directory, name) == "directory":
         shutil.rmtree(name, dir_fd=directory)
     else:
@@ -225,7 +225,7 @@ def files_key(entries: tuple[Entry, ...]) -> str:
 
 
 def files_snapshot(entries: tuple[Entry, ...]) -> StateSnapshot:
-    """Return the final state of kind "files" that `FilesState` opens."""
+    """Return the final state of kind "files", which `FilesState` opens."""
     files: dict[str, dict[str, Any]] = {}
     for entry in entries:
         if entry.kind == "file":
@@ -257,9 +257,9 @@ class FilesystemConfig(ResourceConfig):
 
 
 class FileTree:
-    """The directory on disk: the agent sees `files`; a file is written in `new` before it moves there.
+    """The directory on disk: the agent sees `files`; a new file is first written to `new` and then moved.
 
-    Every tool either has its whole effect, or raises `ToolError` and changes nothing.
+    Every tool either succeeds completely or raises `ToolError` and changes nothing.
     """
 
     def __init__(self, entries: tuple[Entry, ...], limits: FilesystemConfig) -> None:
@@ -302,7 +302,7 @@ class FileTree:
     def delete_path(self, path: str) -> str:
         with self._parent(path) as (directory, parts):
             self._refuse_link(directory, parts)
-            # One rename first, so that a large directory is deleted completely or not at all.
+            # Rename first, so that a large directory is deleted completely or not at all.
             with path_errors(directory, parts[-1], parts):
                 os.rename(parts[-1], "deleted", src_dir_fd=directory, dst_dir_fd=self.scratch)
         remove(self.scratch, "deleted")
@@ -359,7 +359,7 @@ class FileTree:
         if kind_at(directory, name) is None:
             self._check_room(more_files=1, more_bytes=len(content))
         else:
-            # Only regular files can be replaced; the executable bit is kept.
+            # Only regular files can be replaced; the executable bit is preserved.
             replaced, executable = read_file(directory, parts, self.limits.max_total_bytes)
             self._check_room(more_files=0, more_bytes=len(content) - len(replaced))
         create_file(self.scratch, name, content, executable)
@@ -433,8 +433,8 @@ class FilesystemResource(ForkableResource):
 
     @property
     def root(self) -> Path:
-        """The directory itself, for tools that run programs in it."""
-        # Others may now write, so the key is computed each time.
+        """The path of the directory, for tools that run programs in it."""
+        # The caller may now write to it, so compute the key each time.
         self._touched = True
         return Path(self._here.path) / FILES_FOLDER
 

@@ -1,8 +1,8 @@
 """Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking) with one typed tool.
 
-Each has a `Family` here that names its actions and draws its state, since Gymnasium's rendering marks the agent by
-colour and shows the last action. Any other environment with discrete actions works as well as its rendering and
-observations allow. The state key leaves out time (a TimeLimit truncates) and randomness.
+Each has a `Family` that names its actions and renders its state, since Gymnasium's rendering marks the agent by color
+and shows the last action. Support for other environments with discrete actions depends on their rendering and
+observations. The state key excludes time (a TimeLimit truncates) and randomness.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, install_hint
 
 Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
-"""Gymnasium's table: state -> action -> [(probability, next state, reward, terminated)]."""
+"""Gymnasium's transition table: state -> action -> [(probability, next state, reward, terminated)]."""
 _CACHE_SIZE = 256
 _cache: dict[str, NDArray[np.float64]] = {}
-"""The action values of recent tables, by environment name."""
+"""The action values of recently used tables, by environment name."""
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 _TAXI_STOPS = ("R", "G", "Y", "B")
 _TAXI_STOP_NAMES = ("R (red)", "G (green)", "Y (yellow)", "B (blue)")
@@ -47,7 +47,7 @@ _DATA_ARGUMENTS = {
 
 
 def action_values(transitions: Transitions, discount: float = 0.99, tolerance: float = 1e-10) -> NDArray[np.float64]:
-    """Return the optimal action values of shape (states, actions), by value iteration until none moves by `tolerance`.
+    """Return the optimal action values (states, actions), by value iteration until no value changes by `tolerance`.
 
         Q(s, a) = Σ p(s', r | s, a) · (r + γ · max_a' Q(s', a'))    (Sutton and Barto 2018, section 4.4)
 
@@ -71,7 +71,7 @@ def action_values(transitions: Transitions, discount: float = 0.99, tolerance: f
 
 
 class Family:
-    """Texts and state of one kind of environment with a table. Every method takes the unwrapped environment."""
+    """The texts and states of one kind of environment with a table. Every method takes the unwrapped environment."""
 
     actions: tuple[str, ...] = ()
     legend: str = ""
@@ -86,11 +86,11 @@ class Family:
         return int(env.s)
 
     def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
-        """Return whether the goal is reached; None if the environment has none."""
+        """Return whether the goal is reached; None if the environment has no goal."""
         return terminated
 
     def admissible(self, env: Any, count: int) -> list[int]:
-        """Return the actions that make sense now."""
+        """Return the actions that make sense in the current state."""
         return list(range(count))
 
 
@@ -136,7 +136,7 @@ class Taxi(Family):
         return "\n".join(lines)
 
     def state(self, env: Any, observation: Any) -> Any:
-        # A fickle passenger changes their mind once; whether that is still to come is hidden, and decides the future.
+        # A fickle passenger changes their mind once; whether this has happened is hidden and affects the future.
         return [int(env.s), bool(getattr(env, "fickle_step", False))]
 
     def admissible(self, env: Any, count: int) -> list[int]:
@@ -164,7 +164,7 @@ class Blackjack(Family):
 
 
 class Unknown(Family):
-    """Best effort for any other environment with discrete actions: its table's state, or else its last observation."""
+    """A fallback for any other environment with discrete actions: its table's state, else its last observation."""
 
     has_table = False
 
@@ -190,7 +190,7 @@ UNKNOWN = Unknown()
 
 
 def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
-    """Return basic strategy for stick (0) or hit (1); `dealer` is the visible card, an ace is 1."""
+    """Return the basic strategy: stick (0) or hit (1); `dealer` is the visible card, with an ace as 1."""
     if usable_ace:
         return int(total <= 17 or (total == 18 and dealer in (1, 9, 10)))
     if total <= 11:
@@ -201,7 +201,7 @@ def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
 
 
 def plain_text(text: str) -> str:
-    """Return terminal text without its colour codes; coloured parts stand in brackets."""
+    """Return terminal text without color codes; colored parts become bracketed."""
     return _COLOURED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
 
 
@@ -224,7 +224,7 @@ def _grid(cells: list[list[str]], position: int) -> str:
 
 
 class RandomMap(ResourceConfig):
-    """A FrozenLake map drawn from the seed of the reset."""
+    """A FrozenLake map drawn from the reset's seed."""
 
     size: int = Field(default=8, ge=2, le=64)
     p: float = Field(default=0.8, gt=0, le=1, description="the probability that a cell is frozen")
@@ -290,7 +290,7 @@ class GymnasiumResource(ForkableResource):
     async def restore(self, state: Any) -> None:
         old = self._env
         vars(self).update(state)
-        # Another copy, so that the checkpoint can be restored again.
+        # Copy again, so that the checkpoint can be restored repeatedly.
         self._env = self._copy_env()
         old.close()
 
@@ -329,7 +329,7 @@ class GymnasiumResource(ForkableResource):
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         action = check_call({"act": self._spec}, action_name, action_params)["action"]
-        # True equals 1 in Python; as an action it is a mistake.
+        # True equals 1 in Python, but is a mistake as an action.
         if isinstance(action, bool) or not isinstance(action, str | int) or action not in self._names:
             names = [str(name) for name in self._names]
             raise ToolError(f"act: action: {action!r} is not one of {', '.join(names[:20])}")
@@ -355,7 +355,7 @@ class GymnasiumResource(ForkableResource):
         return [{"name": "act", "arguments": {"action": name}} for name in names]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the optimal action of a table environment (γ = 0.99), basic strategy for Blackjack, else None."""
+        """Return the optimal action for a table (γ = 0.99), the basic strategy for Blackjack, else None."""
         env = self._env.unwrapped
         if self._terminated or self._truncated:
             return None
@@ -367,14 +367,14 @@ class GymnasiumResource(ForkableResource):
                 if len(_cache) >= _CACHE_SIZE:
                     del _cache[next(iter(_cache))]
                 _cache[self._name] = action_values(env.P)
-            # Rounded, so that the order of equal actions does not depend on the last bit.
+            # Rounded, so that the order of equivalent actions does not depend on the last bit.
             index = int(np.argmax(np.round(_cache[self._name][int(env.s)], 8)))
         else:
             return None
         return {"type": "tool_call", "name": "act", "arguments": {"action": list(self._names)[index]}}
 
     def _build(self, desc: list[str] | None) -> None:
-        """Make the environment, with the map `desc` if one was drawn."""
+        """Create the environment, with the map `desc` if one was drawn."""
         if self._env is not None:
             self._env.close()
         env_id, kwargs = self._settings.env_id, {**self._settings.env_kwargs, **({"desc": desc} if desc else {})}
@@ -414,7 +414,7 @@ class GymnasiumResource(ForkableResource):
         return self._family.text(self._env.unwrapped, self._observation)
 
     def _copy_env(self) -> Any:
-        # Tables and specifications never change and are large; a copy shares them.
+        # Tables and specifications never change and are large; copies share them.
         env = self._env.unwrapped
         fixed = [getattr(env, name, None) for name in ("P", "spec", "desc", "initial_state_distrib")]
         fixed += [env.action_space, env.observation_space]

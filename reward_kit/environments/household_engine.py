@@ -1,9 +1,9 @@
-"""A fast engine for household games, equal to TextWorld's on ALFWorld's domain, and an exact expert for it.
+"""A fast engine for household games, equivalent to TextWorld's on ALFWorld's domain, and an exact expert for it.
 
-The possible actions depend only on where the agent stands, what it holds, what lies there, and whether the receptacle
-there is open. That part is a `_Spot`, created once and kept in the problem's tables, which all its engines share: a
-step is two lookups and a few integer operations. Sets of objects are bit masks over the things in the order of the
-texts. Facts that never affect what an agent can do or read, such as whether a lamp is on, are not kept.
+The possible actions depend only on the agent's receptacle, the object in its hand, the receptacle's contents, and
+whether the receptacle is open. This part is a `_Spot`, created once and stored in the problem's tables, which all its
+engines share: a step is two lookups and a few integer operations. Sets of objects are bit masks over the things in
+text order. Facts that never affect the agent's actions or texts, such as whether a lamp is on, are not stored.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from reward_kit.environments.household_problems import APPLIANCES, KNIVES, Probl
 
 NOTHING = "Nothing happens."
 NOWHERE = -1
-"""The agent's place before it first goes to a receptacle, and what it holds with empty hands."""
+"""The agent's location before it first goes to a receptacle, and its held thing with empty hands."""
 MILESTONES = ("found", "taken", "transformed", "placed")
-"""Parts of a task in their usual order: an object of the target type was seen; held; clean, hot or cool as required (or
-the lamp was used); and put where it belongs. Not every task has all. Of two objects the first placed one counts."""
+"""The parts of a task in their usual order: an object of the target type was seen; was held; is clean, hot or cool as
+required (or the lamp was used); and is at its destination. Not every task has all parts. With two objects, the first
+one placed counts."""
 _START = (NOWHERE, NOWHERE, 0, 0)
 _NOT_CONTENT = ("id", "split", "layout")
 _VERB = {TaskType.CLEAN: "clean", TaskType.HEAT: "heat", TaskType.COOL: "cool"}
@@ -46,7 +47,7 @@ Available commands:
 
 
 class HouseholdView(NamedTuple):
-    """An observation of a household game, with the commands that are admissible next."""
+    """An observation of a household game, with the commands that are now admissible."""
 
     observation: str
     admissible: tuple[str, ...]
@@ -56,7 +57,7 @@ class HouseholdView(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """The actions where the agent stands: the commands, sorted, and the effect of each with its arguments."""
+    """The actions at the agent's location: the sorted commands, and the effect of each with its arguments."""
 
     commands: tuple[str, ...]
     actions: dict[str, Action]
@@ -102,7 +103,7 @@ class Tables:
         return hash_key(canonical_json({name: content[name] for name in sorted(content) if name not in _NOT_CONTENT}))
 
     def members(self, mask: int) -> list[int]:
-        """Return the numbers of the things in a mask, in the order of the texts."""
+        """Return the numbers of the things in a mask, in text order."""
         numbers = []
         while mask:
             low = mask & -mask
@@ -124,7 +125,7 @@ class Tables:
 
 
 def enumeration(names: Iterable[str]) -> str:
-    """Return names as the texts list them: "a mug 1, a mug 2, and a pan 1", or "nothing"."""
+    """Return names as a list in text: "a mug 1, a mug 2, and a pan 1", or "nothing"."""
     items = [f"a {name}" for name in names]
     if len(items) < 2:
         return items[0] if items else "nothing"
@@ -132,15 +133,15 @@ def enumeration(names: Iterable[str]) -> str:
 
 
 class HouseholdEngine:
-    """A household game.
+    """The state of a household game.
 
     Attributes:
         tables: the constant part.
-        at: the receptacle where the agent stands, `NOWHERE` at the start.
-        holding: the thing it holds, or `NOWHERE`.
-        contents: for each receptacle the mask of the things in or on it.
+        at: the receptacle at which the agent stands, `NOWHERE` at the start.
+        holding: the thing in the agent's hand, or `NOWHERE`.
+        contents: for each receptacle, the mask of the things in or on it.
         opened: the mask of the open receptacles.
-        clean, hot, cool, sliced, toggled: masks of things.
+        clean, hot, cool, sliced, toggled: the masks of things in these states.
     """
 
     __slots__ = ("at", "clean", "contents", "cool", "holding", "hot", "opened", "sliced", "spot", "tables", "toggled")
@@ -150,7 +151,7 @@ class HouseholdEngine:
         self.reset()
 
     def reset(self) -> HouseholdView:
-        """Go to the start of the problem."""
+        """Return to the start of the problem."""
         self.at = self.holding = NOWHERE
         self.contents = list(self.tables.start)
         self.opened = self.clean = self.hot = self.cool = self.sliced = self.toggled = 0
@@ -158,7 +159,7 @@ class HouseholdEngine:
         return self._view(self.tables.introduction)
 
     def step(self, command: str) -> HouseholdView:
-        """Carry out one command; one that is not admissible changes nothing."""
+        """Execute one command; a command that is not admissible changes nothing."""
         action = self.spot.actions.get(command.strip())
         if action is None:
             return self._view(NOTHING)
@@ -166,11 +167,11 @@ class HouseholdEngine:
         return self._view(effect(self, one, two))
 
     def admissible(self) -> list[str]:
-        """Return the commands that do something now, sorted."""
+        """Return the currently admissible commands, sorted."""
         return list(self.spot.commands)
 
     def fork(self) -> HouseholdEngine:
-        """Return an independent engine in this state."""
+        """Return an independent engine in the same state."""
         twin = object.__new__(HouseholdEngine)
         twin.tables, twin.spot = self.tables, self.spot
         twin.at, twin.holding, twin.contents, twin.opened = self.at, self.holding, self.contents.copy(), self.opened
@@ -179,9 +180,9 @@ class HouseholdEngine:
         return twin
 
     def state_key(self) -> str:
-        """Return the state's key: two states of a problem share a key exactly if their futures are equal.
+        """Return the state's key: two states of a problem share a key if and only if their futures are equal.
 
-        Whether a thing that is never held is sliced or on is not visible; for a lamp only its place counts.
+        A thing that is never held does not show whether it is sliced or on; for a lamp, only its place counts.
         """
         held = self.tables.pickupable
         flags = (self.at, self.holding, self.opened, self.clean, self.hot, self.cool)
@@ -205,7 +206,7 @@ class HouseholdEngine:
         return bool(placed & self.ready())
 
     def ready(self) -> int:
-        """Return the mask of the things in the required state, at any place."""
+        """Return the mask of the things in the required state, wherever they are."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.CLEAN:
             return tables.targets & tables.transformable & self.clean
@@ -216,12 +217,12 @@ class HouseholdEngine:
         return tables.targets
 
     def milestones(self, held_before: int) -> list[str]:
-        """Return the milestones that a command reached; `held_before` was held before it."""
+        """Return the milestones reached by a command; `held_before` is the thing held before it."""
         tables, at, ready = self.tables, self.at, self.ready()
         held = self.holding >= 0 and bool(tables.targets >> self.holding & 1)
         seen = at >= 0 and self.is_open(at) and bool(self.contents[at] & tables.targets)
         put_down = held_before >= 0 > self.holding and at in tables.destinations
-        # Only the tasks that ask for a change have things to transform.
+        # Only tasks that require a change have things to transform.
         transformed = ready & tables.transformable
         if tables.problem.task_type is TaskType.LOOK_IN_LIGHT:
             transformed = self.toggled & tables.lamps
@@ -234,7 +235,7 @@ class HouseholdEngine:
         return [name for name in MILESTONES if holds[name]]
 
     def is_open(self, receptacle: int) -> bool:
-        """Return whether the agent can see into it and reach its content."""
+        """Return whether the agent can see into a receptacle and reach its contents."""
         return not self.tables.receptacles[receptacle].openable or bool(self.opened >> receptacle & 1)
 
     def _view(self, text: str) -> HouseholdView:
@@ -249,11 +250,11 @@ class HouseholdEngine:
             spot = self.tables.spots[key] = _make_spot(self)
         return spot
 
-    # The effects: each carries out one command and returns the agent's text.
+    # The effects: each executes one command and returns the text for the agent.
 
     def _look(self, _one: int = 0, _two: int = 0) -> str:
         if self.at < 0:
-            # Only the introduction lists the receptacles; this is how ALFWorld's grammar answers from then on.
+            # Only the introduction lists the receptacles; ALFWorld's grammar gives this answer from then on.
             return _ROOM.format("nothing")
         # What is in the receptacle is not listed, and nothing ever lies beside one.
         return f"You are facing the {self.tables.receptacles[self.at].name}. Next to it, you see nothing."
@@ -279,7 +280,7 @@ class HouseholdEngine:
         words = ["hot"] if hot else ["cool"] if cool else []
         words += ["clean"] if clean else []
         if words:
-            # A thing that is cool and nothing else is called cold.
+            # A thing that is only cool is called cold.
             words = ["cold"] if words == ["cool"] and not sliced else words
             return f"This is a {' and '.join(words)} {'sliced ' if sliced else ''}{thing.name}."
         if thing.toggleable and self.toggled >> number & 1:
@@ -343,7 +344,7 @@ Action: TypeAlias = tuple[Effect, int, int]
 
 
 def _make_spot(engine: HouseholdEngine) -> _Spot:
-    """Collect the actions where the engine's agent stands, by the preconditions of the domain."""
+    """Collect the possible actions at the agent's location, by the preconditions of the domain."""
     tables, at, holding = engine.tables, engine.at, engine.holding
     actions = dict(tables.anywhere)
     if holding >= 0:
@@ -368,7 +369,7 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
         if thing.sliceable and holding >= 0 and tables.things[holding].type in KNIVES:
             knife = tables.things[holding].name
             actions[f"slice {thing.name} with {knife}"] = (HouseholdEngine._slice, number, holding)
-    # A sink, a microwave or a fridge works closed or open.
+    # A sink, microwave or fridge works whether closed or open.
     if holding >= 0:
         thing = tables.things[holding]
         if is_open and tables.can_hold(at, holding):
@@ -385,7 +386,7 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
 class _State(NamedTuple):
     """The part of a state that affects a plan. `holding` and the bits of `ready` index the tracked things.
 
-    `ready` marks those that are clean, hot or cool as the task asks, and the lamps that have been used.
+    `ready` marks the things that are clean, hot or cool as the task requires, and the lamps already used.
     """
 
     at: int
@@ -399,7 +400,7 @@ _Errand: TypeAlias = tuple[list[str], _State]
 
 
 def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
-    """Return the commands of a shortest path to the goal; [] if it holds already, None if it is unreachable.
+    """Return the commands of a shortest path to the goal; [] if it is already reached, None if it is unreachable.
 
     A uniform-cost search over *errands*: an errand goes to a receptacle, opens it if necessary, and takes, puts, treats
     or uses one thing there. This keeps the search exact:
@@ -429,7 +430,7 @@ def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
 
 
 class _PlanSearch:
-    """The errands of one problem, and the state from which the search starts."""
+    """The errands of one problem, and the initial state of the search."""
 
     def __init__(self, engine: HouseholdEngine) -> None:
         self.tables = tables = engine.tables
@@ -465,7 +466,7 @@ class _PlanSearch:
         return any(self.is_target[k] and self._is_ready(state, k) for k in delivered)
 
     def errands(self, state: _State) -> Iterator[_Errand]:
-        """Yield the sensible errands, each with the state after it."""
+        """Yield the useful errands, each with the resulting state."""
         tables, k = self.tables, state.holding
         if k < 0:
             for k, number in enumerate(self.tracked):
@@ -487,7 +488,7 @@ class _PlanSearch:
                 places = (*state.places[:k], place, *state.places[k + 1 :])
                 command = f"move {name} to {tables.receptacles[place].name}"
                 yield [*commands, command], _State(place, NOWHERE, places, opened, state.ready)
-        # Use a lamp, or only go to one that has been used.
+        # Use a lamp, or just go to one that has been used.
         for k, place in enumerate(state.places):
             if self.is_lamp[k] and place >= 0:
                 commands, opened = self._reach(state, place, inside=False)
@@ -503,7 +504,7 @@ class _PlanSearch:
         return bool(self.tables.transformable >> self.tracked[k] & 1)
 
     def _reach(self, state: _State, place: int, *, inside: bool) -> tuple[list[str], int]:
-        """Return the commands that lead to a receptacle, opened if `inside`, and the mask of the open ones."""
+        """Return the commands that lead to a receptacle, opened if `inside`, and the mask of open receptacles."""
         commands = [] if state.at == place else [self.tables.go[place]]
         receptacle = self.tables.receptacles[place]
         if not inside or not receptacle.openable or state.opened >> place & 1:
@@ -511,11 +512,11 @@ class _PlanSearch:
         return [*commands, f"open {receptacle.name}"], state.opened | 1 << place
 
     def _places_to_put(self, state: _State, k: int) -> list[int]:
-        """Return places for the held thing, one of each set of interchangeable places."""
+        """Return places for the held thing, one for each set of interchangeable places."""
         tables = self.tables
         possible = [place for place in range(len(tables.receptacles)) if tables.can_hold(place, self.tracked[k])]
         special = {state.at, *state.places}
-        # Whether the held thing can still be the one that the goal asks for.
+        # Whether the held thing can still be the one that the goal requires.
         serves = self.is_target[k]
         if serves and self.task_type in _VERB:
             serves = self._is_ready(state, k) or (self._can_transform(k) and bool(self.appliances))

@@ -1,7 +1,7 @@
 """An environment behind four URLs (start, step, end, health), in any language.
 
-`docs/guides/environments.md` has the exact JSON. If the task names a `resource_server`, that server is started for it.
-`JsonClient`, `connect_server` and `parse_answer` serve `openenv` too.
+`docs/guides/environments.md` documents the exact JSON. If the task names a `resource_server`, that server is started
+for it. `openenv` also uses `JsonClient`, `connect_server` and `parse_answer`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from reward_kit.task_parts import ResourceServerConfig
 _END_S = 5.0
 _PARSED_IN_A_THREAD = 2**20
 _EXCERPT = 200
-# Shorter than servers' own, so that a connection that a server is closing is not reused.
+# Shorter than a server's own timeout, so that a connection that the server is closing is not reused.
 _KEEP_ALIVE_S = 1.0
 logger = logging.getLogger("reward_kit.environments")
 
 
 class ServerConfig(ResourceConfig):
-    """The configuration keys of every resource on a server."""
+    """The configuration keys shared by all resources on a server."""
 
     base_url: str | None = Field(default=None, description="by default the address of the task's resource_server")
     headers: dict[str, str] = Field(default_factory=dict)
@@ -92,10 +92,10 @@ class ServerAddress:
 async def connect_server(
     settings: ServerConfig, resource: str, exits: AsyncExitStack, schemes: tuple[str, ...] = ("http", "https")
 ) -> ServerAddress:
-    """Find the server of a configuration; start the task's `resource_server`, which `exits` ends if it is private.
+    """Find the configured server, or start the task's `resource_server`; `exits` ends a private one.
 
     Raises:
-        ConfigError: the address is missing or wrong, or a header's variable is missing or not for it.
+        ConfigError: the address is missing or invalid, or a header's variable is missing or not allowed for it.
         EnvironmentFailure: the server does not start.
     """
     server = None
@@ -123,7 +123,7 @@ async def connect_server(
 
 
 class HttpResource(ReplayForkResource):
-    """An episode on a server. Forks start a new episode there and repeat the same actions."""
+    """An episode on a server. A fork starts a new episode there and repeats the same actions."""
 
     takes_task_folder = True
     takes_resource_server = True
@@ -263,7 +263,7 @@ class HttpResource(ReplayForkResource):
             await self._exits.aclose()
 
     async def _end_episode(self) -> None:
-        """End the episode on the server, and ignore a server that is gone or refuses."""
+        """End the episode on the server; ignore a server that is gone or rejects the request."""
         episode, self._episode = self._episode, None
         if episode is None or self._client is None:
             return
@@ -275,7 +275,7 @@ class HttpResource(ReplayForkResource):
 
 
 def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure], where: str) -> list[ToolSpec]:
-    """Return tools in OpenAI form; the outer `function` of older servers' tools is added."""
+    """Return tools in OpenAI form; the outer `function` missing from older servers' tools is added."""
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise error_type(f"{where}: expected a list of tools, got {listed!r:.80}")
     specs: list[ToolSpec] = []
@@ -293,9 +293,9 @@ def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure],
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """The JSON answer of a server to `source`, the method and address.
+    """A server's JSON answer; `source` is the method and address of the request.
 
-    `refusal` is the reason of a refused request (status 4xx with `{"error": …}`).
+    `refusal` is the reason for a rejected request (status 4xx with `{"error": …}`).
     """
 
     source: str
@@ -303,7 +303,7 @@ class HttpAnswer:
     refusal: str | None = None
 
     def fields(self) -> Mapping[str, Any]:
-        """Return the value of a request that was not refused, if it is an object."""
+        """Return the answer's JSON object; raise an error if the request was rejected or it is not an object."""
         if self.refusal is not None:
             raise self.error(f"refused: {self.refusal}")
         if not isinstance(self.value, Mapping):
@@ -311,7 +311,7 @@ class HttpAnswer:
         return self.value
 
     def field(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
-        """Return a field of the object, None without it; a boolean is not a number."""
+        """Return a field of the object, None if it is missing; a boolean does not count as a number."""
         value = self.fields().get(name)
         if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
             raise self.error(f"{name}: expected {expected}, got {value!r:.80}")
@@ -322,9 +322,9 @@ class HttpAnswer:
 
 
 class JsonClient:
-    """The connection of one resource to its server, made in the running loop; `timeout` is for each answer.
+    """The connection of one resource to its server, created in the running loop; `timeout` applies to each answer.
 
-    Every fault of the server is one `EnvironmentFailure` that names the address.
+    Every server fault raises an `EnvironmentFailure` that names the address.
     """
 
     def __init__(self, server: ServerAddress, timeout: float) -> None:

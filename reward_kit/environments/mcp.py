@@ -1,9 +1,9 @@
-"""A server of the Model Context Protocol as an environment; the SDK is imported at setup only.
+"""A server of the Model Context Protocol as an environment; the SDK is imported only at setup.
 
-The server's tools are the agent's tools, one session per episode. By default it cannot be forked and is not taken for
-deterministic; one that a `command` starts and that keeps all changes to itself, or in its `working_copy`, may be
-declared `fork: replay`. An error of the server is a refused call. After a call without an answer the state is a new
-one, since its effect is unknown.
+The server's tools are the agent's tools, with one session per episode. By default, the resource cannot be forked and
+is not deterministic; a server started by `command` that keeps all changes to itself or its `working_copy` may be
+declared `fork: replay`. An error from the server counts as a rejected call. A call without an answer leads to a new
+state, since its effect is unknown.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from reward_kit.environments.mcp_session import McpSession, StdioServer
 
 SHOWN_PATH = "/working_copy"
-"""The path that agents see for every working copy, so that equal episodes read equal texts."""
+"""The path shown to agents for every working copy, so that equal episodes have equal texts."""
 PYTHON, TASK_FOLDER, WORKING_COPY = "{python}", "{task_folder}", "{working_copy}"
 _PLACEHOLDERS = (PYTHON, TASK_FOLDER, WORKING_COPY)
 _ONLY_WITH_COMMAND = ("env", "pass_env", "cwd")
@@ -114,7 +114,7 @@ class McpConfig(ResourceConfig):
         return self
 
     def header_values(self) -> dict[str, str]:
-        """Return the headers of every request, those from the environment included."""
+        """Return the headers of every request, including those from the environment."""
         return {**self.headers, **headers_from_environment(self.headers_env, self.url or "", "mcp")}
 
     def source_folder(self) -> Path:
@@ -126,7 +126,7 @@ class McpConfig(ResourceConfig):
 
 
 def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer:
-    """Return the private server of one episode, with every placeholder filled in."""
+    """Return the private server of one episode, with all placeholders filled in."""
     from reward_kit.environments.mcp_session import StdioServer
 
     values = {PYTHON: sys.executable, TASK_FOLDER: settings.task_folder or str(Path.cwd())}
@@ -153,7 +153,7 @@ def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer
 
 
 def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -> dict[str, tuple[str, ToolSpec]]:
-    """Return the server's name and the specification of each wanted tool, by its unique name for the agent."""
+    """Return the server's name and the specification of each requested tool, by its unique name for the agent."""
     by_name: dict[str, mcp_types.Tool] = {}
     for tool in listed:
         if by_name.setdefault(tool.name, tool) is not tool:
@@ -178,7 +178,7 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
 
 
 def result_text(result: mcp_types.CallToolResult) -> str:
-    """Return a result as one text: its text blocks, else its structured value; a line for everything else."""
+    """Return a result as one text: its text blocks, else its structured value; one line for each other item."""
     texts = []
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
@@ -239,7 +239,7 @@ class McpResource(ReplayForkResource):
         await self._open()
 
     async def _reset(self, seed: int) -> None:
-        # A server without a call yet need not be restarted.
+        # A server that has not been called yet need not be restarted.
         self._expert_next = 0
         if not self._is_fresh:
             await self._shut()

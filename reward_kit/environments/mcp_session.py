@@ -54,18 +54,18 @@ logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 class UnknownEffectError(Exception):
-    """A call was made, but its effect is unknown from the answer."""
+    """A call was sent, but the answer does not show its effect."""
 
 
 class McpServer(ABC):
-    """A transport."""
+    """The connection to a server."""
 
     @abstractmethod
     def connect(self) -> Transport:
-        """Yield the streams of messages from and to the server."""
+        """Yield the message streams from and to the server."""
 
     async def exited(self, seconds: float) -> bool:
-        """Wait for the server to exit and return whether it did; unknown for a URL."""
+        """Wait for the server to exit and return whether it did; always unknown for a URL."""
         return False
 
     def describe(self) -> str:
@@ -76,7 +76,7 @@ class McpServer(ABC):
 class McpSession:
     """A session: `start` it, list and call tools, `close` it.
 
-    `tools_changed` is set if the server reported that its tools have changed; `list_tools` clears it.
+    `tools_changed` is set when the server reports that its tools have changed; `list_tools` clears it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class McpSession:
         self.tools_changed = False
 
     async def start(self) -> None:
-        """Connect and shake hands."""
+        """Connect and perform the handshake."""
         ready = self._ready = asyncio.get_running_loop().create_future()
         task = self._task = asyncio.create_task(self._serve(), name=f"session with {self._name}")
         try:
@@ -136,10 +136,10 @@ class McpSession:
         """Call a tool.
 
         Raises:
-            ToolError: the server refuses the call.
-            UnknownEffectError: the answer breaks the protocol, or the tool's own output schema.
-            DeadlineError: no answer came in time; the call was cancelled and the session goes on.
-            EnvironmentFailure: the server is gone.
+            ToolError: the server rejected the call.
+            UnknownEffectError: the answer violates the protocol or the tool's own output schema.
+            DeadlineError: no answer came in time; the call was cancelled and the session continues.
+            EnvironmentFailure: the connection to the server was lost.
         """
         client = self._client()
         try:
@@ -153,7 +153,7 @@ class McpSession:
             raise UnknownEffectError(
                 f"{tool}: the server's answer is not a result: {error.errors()[0]['msg']}"
             ) from error
-        except RuntimeError as error:  # of the SDK, for an answer that breaks the tool's output schema
+        except RuntimeError as error:  # the SDK's error for an answer that violates the tool's output schema
             raise UnknownEffectError(f"{tool}: {error}") from error
         raise DeadlineError(
             f"{tool} did not answer within {self._call_timeout_s:g} s and was cancelled (call_timeout_s)"
@@ -198,7 +198,7 @@ class McpSession:
                 raise first from group
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes of the tools, if the protocol's version needs that."""
+        """Subscribe to changes of the tools, if the protocol version requires it."""
         offered = client.server_capabilities.tools
         if offered is None or not offered.list_changed:
             return
@@ -219,7 +219,7 @@ class McpSession:
         return self._ready.result()
 
     async def _lost(self, what: str) -> RewardKitError:
-        """Return the failure of a lost server."""
+        """Return the failure for a lost server."""
         assert self._task is not None
         if not await self._server.exited(1.0):
             await asyncio.wait({self._task}, timeout=0.2)
@@ -266,7 +266,7 @@ _SHOWN_CHARS = 200
 
 
 class StdioServer(McpServer):
-    """A server in a child process: messages are lines on its standard input and output, its errors go to a log."""
+    """A server in a child process: messages are lines on its standard input and output; its errors go to a log."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], cwd: Path | None, log_name: str) -> None:
         self.command, self._environment, self._cwd, self._log_name = command, environment, cwd, log_name
@@ -277,7 +277,7 @@ class StdioServer(McpServer):
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[TransportStreams, None]:
-        """Start the server, exchange messages with it, and end it with all that it has started."""
+        """Start the server, exchange messages with it, and end it with all processes it started."""
         child = self._child = await start_process(
             self.command, cwd=self._cwd, env=self._environment, log_name=self._log_name, piped=True
         )
@@ -289,7 +289,7 @@ class StdioServer(McpServer):
                 stdin, stdout = child.pipes
                 reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
                 await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdout)
-                # The writing end needs a protocol with flow control; the reader in it reads nothing.
+                # The writing end needs a protocol with flow control; its reader reads nothing.
                 transport, protocol = await loop.connect_write_pipe(
                     lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), stdin
                 )
@@ -301,7 +301,7 @@ class StdioServer(McpServer):
                     yield arrived, leave
                 finally:
                     with anyio.CancelScope(shield=True):
-                        # Further messages of the server are read and dropped, or it could not read our last ones.
+                        # Read and discard further messages, or the server could not read our last ones.
                         arrived.close()
                         leave.close()
                         with anyio.move_on_after(_FLUSH_S):
@@ -379,7 +379,7 @@ class StdioServer(McpServer):
 
 
 async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield each line without its end; raise a `TooLargeError` for one of too many bytes or JSON values."""
+    """Yield each line without its end; a line with too many bytes or JSON values raises a `TooLargeError`."""
     line = bytearray()
     while chunk := await reader.read(_CHUNK_BYTES):
         *ended, rest = chunk.split(b"\n")
@@ -406,7 +406,7 @@ def _message(line: bytes) -> SessionMessage | None:
 
 
 class HttpServer(McpServer):
-    """A server behind a URL (streamable HTTP). The size of answers is limited before the SDK reads them."""
+    """A server at a URL (streamable HTTP). Answers are checked for their size before the SDK reads them."""
 
     def __init__(self, url: str, headers: dict[str, str], call_timeout_s: float) -> None:
         # A small compressed answer could decompress to any size.
@@ -425,7 +425,7 @@ class HttpServer(McpServer):
 
 
 class AnswerTooLargeError(httpx2.SSEError):
-    """An answer is larger than its limit. The SDK passes on errors of this base class with their message."""
+    """An answer exceeds its limit. The SDK passes on errors of this base class with their message."""
 
 
 async def _limit(response: httpx2.Response) -> None:
@@ -447,7 +447,7 @@ async def _limit(response: httpx2.Response) -> None:
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """A body that raises if it is too large; JSON values are counted per event, and None is unlimited."""
+    """A body that raises if it is too large; JSON values are counted per event, and None means no limit."""
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events

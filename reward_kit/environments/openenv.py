@@ -1,8 +1,9 @@
-"""An environment on an OpenEnv server: one session, one action a step, the server's reward for each.
+"""An environment on an OpenEnv server: one session, one action per step, and the server's reward for each.
 
-OpenEnv does not declare determinism, so a resource is neither deterministic nor forked unless the task sets
-`deterministic: true`. `done` counts as `terminated`, unless the observation or its metadata has a true `truncated`. The
-wire of OpenEnv 0.10 is a few JSON messages over a WebSocket; the `openenv` package would bring a hundred others along.
+OpenEnv does not declare determinism, so the resource is deterministic and forkable only if the task sets
+`deterministic: true`. `done` counts as `terminated`, unless the observation or its metadata has a true `truncated`.
+The protocol of OpenEnv 0.10 is a few JSON messages over a WebSocket; the `openenv` package would add a hundred
+dependencies.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from reward_kit.safe_input import ENVIRONMENT_ANSWER_BYTES, format_size
 if TYPE_CHECKING:
     import aiohttp
 
-# The range of NumPy's older generators.
+# The seed range of NumPy's legacy generators.
 _SEEDS = 2**32
 _OF_MCP = ("Action", "CallToolAction", "ListToolsAction")
 _LIST_TOOLS = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
@@ -137,7 +138,7 @@ class OpenEnvResource(ReplayForkResource):
                 "write action_schema, a JSON schema of type object"
             )
         description = schema.get("description") or "Take one action."
-        # The metadata of an action are not for the agent.
+        # The metadata of an action is not for the agent.
         spec = tool_spec(settings.action_tool, description, _object_schema(schema, without="metadata"))
         self._tools = {settings.action_tool: spec}
 
@@ -185,7 +186,7 @@ class OpenEnvResource(ReplayForkResource):
         return outcome
 
     async def _ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return an answer; a refusal of the server is an `EnvironmentFailure`."""
+        """Return the server's answer; a rejection raises an `EnvironmentFailure`."""
         try:
             return await self._open_session.ask(kind, data)
         except OpenEnvRefusedError as refusal:
@@ -211,7 +212,7 @@ class OpenEnvResource(ReplayForkResource):
         return hash_key(named, canonical_json([seen, self._is_over]))
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return a hash of the server's state, the last observation and whether it is over, or of the history."""
+        """Return a hash of the server's state, the last observation and whether it is over, else of the history."""
         seen = {"state": await self._state(), "observation": self._observation, "done": self._is_over}
         history = {"history": self._history_key} if self._settings.state_key == "history" else {}
         return StateSnapshot.from_json({**seen, **history})
@@ -274,7 +275,7 @@ class OpenEnvRefusedError(Exception):
 
 
 class OpenEnvSession:
-    """A private environment on the server, as long as the connection is open."""
+    """A private environment on the server that lasts as long as the connection."""
 
     def __init__(self, server: ServerAddress, settings: OpenEnvConfig) -> None:
         http_url = "http" + server.url.rstrip("/").removeprefix("http").removeprefix("ws")
@@ -347,13 +348,13 @@ class OpenEnvSession:
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Return the `data` of the server's answer to one message.
 
-        A session is unusable after an answer that was late or not waited for, which might pass for the next one, and
-        after an unasked message.
+        A session becomes unusable after an answer that was late or not awaited, which could be mistaken for the next
+        one, and after an unrequested message.
 
         Raises:
             OpenEnvRefusedError: the server answered with an error.
             DeadlineError: it did not answer in time.
-            EnvironmentFailure: the connection broke, or the answer has the wrong shape.
+            EnvironmentFailure: the connection was lost, or the answer has the wrong form.
         """
         source = f"{kind} at {self._url}"
         if self._socket is None or self._broken:
@@ -370,7 +371,7 @@ class OpenEnvSession:
         message = json.dumps({"type": kind, **({} if data is None else {"data": dict(data)})}, allow_nan=False)
         try:
             with anyio.fail_after(self._timeout):
-                # A server that disconnects may have sent the reason before.
+                # A server that disconnects may have sent the reason first.
                 with suppress(ConnectionError):
                     await self._socket.send_str(message)
                 text = await self._answers.get()
@@ -389,7 +390,7 @@ class OpenEnvSession:
             raise EnvironmentFailure(f"{source}: expected {shape}, got {text[:200]}")
         if received == "error":
             reason, errors = str(data.get("message", "no message")), data.get("errors")
-            if isinstance(errors, list) and errors:  # of a refused action each field and its problem
+            if isinstance(errors, list) and errors:  # for a rejected action, each field and its problem
                 listed = [error for error in errors if isinstance(error, Mapping)]
                 reason = "; ".join(
                     f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in listed
@@ -398,7 +399,7 @@ class OpenEnvSession:
         return data
 
     async def schemas(self) -> Mapping[str, Any]:
-        """Return the JSON schemas of the server's actions, observations and state, under these names."""
+        """Return the JSON schemas of the server's actions, observations and state, by these names."""
         client = JsonClient(self._server, self._timeout)
         try:
             return (await client.get("/schema")).fields()
@@ -406,7 +407,7 @@ class OpenEnvSession:
             await client.close()
 
     async def close(self) -> None:
-        """End the environment on the server and wait for it, which frees a session."""
+        """End the environment on the server, and wait until its session is free."""
         client, socket, reader = self._client, self._socket, self._reader
         self._client = self._socket = self._reader = None
         with anyio.CancelScope(shield=True):
@@ -423,7 +424,7 @@ class OpenEnvSession:
 
 
 async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> None:
-    """Refuse a redirect, since the headers may contain a key for the configured server."""
+    """Reject a redirect, since the headers may contain a key for the configured server."""
     import aiohttp
 
     params.response.close()

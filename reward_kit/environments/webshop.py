@@ -1,7 +1,7 @@
-"""A small shop in the manner of WebShop (Yao et al. 2022, arXiv 2207.01206): search, open, choose, buy.
+"""A small shop modeled on WebShop (Yao et al. 2022, arXiv 2207.01206): search, open, choose, buy.
 
-Unlike WebShop, products are generated from a seed, a search is possible on every page, and tools are typed. Only
-the purchase is rewarded (`match_purchase`).
+Unlike in WebShop, products are generated from a seed, every page allows a search, and tools are typed. Only the
+purchase is rewarded (`match_purchase`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MATCHING_RATIO = 85
 _TOKEN = re.compile(r"[a-z0-9]+")
 _TERM = re.compile(r"[^\W_]+")
 _ID_LETTERS = "0123456789ABCDEFGHJKLMNPQRSTVWXYZ"
-# The weight of a term by its place: title, category, features, description, options (bm25 of FTS5).
+# The weight of a term by its field: title, category, features, description, options (bm25 of FTS5).
 _RANKING = "bm25(products, 6.0, 3.0, 3.0, 1.0, 1.0)"
 _SEARCH = f"SELECT rowid FROM products WHERE products MATCH ? ORDER BY {_RANKING}, rowid LIMIT {MAX_RESULTS}"
 _SENTENCES = (
@@ -56,7 +56,7 @@ _COUNTED = {"boots": "pair of", "shoes": "pair of", "pants": "pair of", "earbuds
 
 
 class Kind(NamedTuple):
-    """A kind of product; `keywords` are further nouns for the title, `prices` the bounds in dollars."""
+    """A kind of product; `keywords` are additional title nouns, `prices` the price range in dollars."""
 
     name: str
     category: tuple[str, str, str]
@@ -68,7 +68,7 @@ class Kind(NamedTuple):
 
 _DATA = json.loads(Path(__file__).with_name("data").joinpath("webshop.json").read_text(encoding="utf-8"))
 BRANDS: tuple[str, ...] = tuple(_DATA["brands"])
-"""Invented names."""
+"""The invented brand names."""
 PRAISE: tuple[str, ...] = tuple(_DATA["praise"])
 KINDS: tuple[Kind, ...] = tuple(
     Kind._make(tuple(value) if isinstance(value, list) else value for value in kind.values()) for kind in _DATA["kinds"]
@@ -77,10 +77,10 @@ KINDS: tuple[Kind, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ShoppingGoal:
-    """A goal to shop for; the fields are those of `final_state()["goal"]`.
+    """A shopping goal; its fields are those of `final_state()["goal"]`.
 
     `product_id`, `query`, `category` and `nouns` describe a product that satisfies the goal. `attributes` is U_att,
-    `options` is U_opt by the options' names, `price_upper` is in dollars.
+    `options` is U_opt keyed by option name, `price_upper` is in dollars.
     """
 
     instruction: str
@@ -111,7 +111,7 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parts of the reward of a purchase: the type factor, the wants that are met, and how many there are."""
+    """The parts of a purchase's reward: the type factor, and the requirements that are fulfilled and in total."""
 
     r_type: float
     attributes: int
@@ -121,19 +121,19 @@ class Match:
 
     @property
     def reward(self) -> float:
-        """r, in [0, 1]."""
+        """The reward r, in [0, 1]."""
         return self.r_type * (self.attributes + self.options + self.price) / self.wanted
 
 
 def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
-    """Compare a purchase with the goal, as WebShop does (section 3; `web_agent_site/engine/goal.py`).
+    """Compare a purchase with the goal as WebShop does (section 3; `web_agent_site/engine/goal.py`).
 
         r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1)
 
-    U is asked for, Y was bought. Two texts match if their token set ratio is above 85; sizes must be equal. A wanted
-    attribute also counts if a text of the product contains it. An option counts if the value chosen under its own name
-    matches; WebShop counts every chosen option that matches any wanted value or stands in a text, and can so exceed 1.
-    Its mapping of shades onto base colours is left out, since the catalogue has no shades.
+    U is requested, Y was bought. Two texts match if their token set ratio is above 85; sizes must be equal. A
+    requested attribute also counts if a text of the product contains it. An option counts if the value chosen under
+    the same name matches; WebShop counts every chosen option that matches any requested value or occurs in a text, and
+    can therefore exceed 1. Its mapping of shades to base colors is omitted, since the catalog has no shades.
     """
     texts = [text.lower() for text in (purchase.title, " ".join(purchase.features), purchase.description)]
     attributes = [
@@ -158,10 +158,10 @@ def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
 
 
 def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
-    """Return r_type, by the share τ of the wanted product's nouns that the bought one has.
+    """Return r_type, from the share τ of the requested product's nouns that the bought product has.
 
     0 if τ = 0; 0.1 if τ < 0.1; 0.5 if τ ≤ 0.2, another search lists the product, and fewer than two categories are
-    shared; else 1. The nouns come with the product, while WebShop uses a tagger.
+    shared; else 1. The products list their nouns, while WebShop uses a tagger.
     """
     shared = len(set(goal.nouns) & set(purchase.nouns))
     title = shared / len(goal.nouns) if goal.nouns else 0.2
@@ -186,7 +186,7 @@ def token_set_ratio(one: str, other: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product with the options offered. `query` is its kind's name, `nouns` are its title's, in lower case."""
+    """A product and its available options. `query` is its kind's name, `nouns` are the title's nouns in lower case."""
 
     product_id: str
     title: str
@@ -228,7 +228,7 @@ def _draw_product(number: int, seed: int) -> Product:
 
 
 class Catalogue:
-    """The products of one seed and a full-text index of them, for any thread; a smaller catalogue is a beginning."""
+    """The products of one seed and their full-text index, usable in any thread; a smaller catalog is a prefix."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.name = f"{size} {seed}"
@@ -275,7 +275,7 @@ _made = lru_cache(maxsize=8)(Catalogue)
 
 
 def catalogue(size: int, seed: int) -> Catalogue:
-    """Return the catalogue of this size and seed, created once per process; concurrent callers wait for it."""
+    """Return the catalog for this size and seed, created once per process; concurrent callers wait for it."""
     with _making:
         return _made(size, seed)
 
@@ -283,7 +283,7 @@ def catalogue(size: int, seed: int) -> Catalogue:
 def draw_goal(shop: Catalogue, index: int) -> ShoppingGoal:
     """Return the goal with this number, determined by the arguments. At least one product satisfies it.
 
-    As in WebShop, the bound on the price is the larger of two among the next four multiples of ten dollars above it.
+    As in WebShop, the price bound is the larger of two random picks from the next four multiples of ten dollars.
     """
     rng = random.Random(f"webshop goal {shop.name} {index}")
     product = rng.choice(shop.products)
@@ -310,7 +310,7 @@ def draw_goal(shop: Catalogue, index: int) -> ShoppingGoal:
 
 
 def satisfies(product: Product, goal: ShoppingGoal) -> bool:
-    """Return whether the product, with the right options, earns the full reward; stricter than the reward on texts."""
+    """Return whether the product, with the right options, earns the full reward; texts are compared more strictly."""
     return (
         product.query == goal.query
         and product.price <= goal.price_upper
@@ -330,10 +330,10 @@ class WebshopConfig(ResourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The visitor's position, replaced by every action.
+    """The visitor's position; every action replaces it.
 
-    `results` are numbers of products, None before the first search; `page` counts from 0; `product` is the number of
-    the open one, `section` its open text, `options` the values chosen for it by name.
+    `results` are product numbers, None before the first search; `page` counts from 0; `product` is the number of the
+    open product, `section` its open text, `options` the values chosen for it by name.
     """
 
     results: tuple[int, ...] | None = None
@@ -360,7 +360,7 @@ _SPECS = tools_by_name(
 
 
 class WebshopResource(CopyForkResource):
-    """A visit with one goal, in a catalogue that all environments of a process share."""
+    """A visit with one goal, in a catalog shared by all environments of a process."""
 
     per_sample_keys = frozenset({"index"})
 
@@ -417,7 +417,7 @@ class WebshopResource(CopyForkResource):
         return StateSnapshot.from_json(facts)
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
-        """Return the links of the page; on the start page a search for each kind of product."""
+        """Return the links of the page; on the start page, one search for each kind of product."""
         visit = self._visit
         if visit.bought:
             return []
@@ -463,7 +463,7 @@ class WebshopResource(CopyForkResource):
         return _expert_call("open", product_id=self._catalogue.products[(visit.results or ())[rank]].product_id)
 
     def _expert_query(self) -> str | None:
-        """Return the first search that finds a fitting product; the last one, its title, always does."""
+        """Return the first search that finds a satisfying product; the last candidate, its title, always does."""
         goal, shop = self._goal, self._catalogue
         features, options = " ".join(goal.attributes), " ".join(goal.options.values())
         title = shop.products[shop.numbers[goal.product_id]].title
@@ -526,7 +526,7 @@ class WebshopResource(CopyForkResource):
         return Purchase(**shared, options=dict(self._visit.options))
 
     def _shown(self) -> tuple[int, ...]:
-        """Return the products on the present page."""
+        """Return the products on the current page."""
         visit, size = self._visit, self._settings.page_size
         if visit.results is None or visit.product is not None:
             return ()

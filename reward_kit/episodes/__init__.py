@@ -1,4 +1,4 @@
-"""Episodes: their records, the columns that store them, and their exact tokens.
+"""Episodes: their records, column storage and exact tokens.
 
 Names load on first use.
 """

@@ -1,8 +1,8 @@
-"""The ids from which constrained tokens were sampled.
+"""The ids that were allowed when constrained tokens were sampled.
 
-The log-probability of such a token is under the distribution over the allowed ids, so a trainer must apply the same
-mask before its log-softmax. Within a JSON string the same hundred thousand ids are allowed at every token: each
-distinct set is kept once.
+The log-probability of such a token refers to the distribution over the allowed ids, so a trainer must apply the same
+mask before its log-softmax. Within a JSON string, the same hundred thousand ids are allowed at every token, so each
+distinct set is stored only once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from reward_kit.errors import EpisodeError
 Ids = npt.NDArray[np.int32]
 """Token ids as an array."""
 Allowed = Sequence[int] | npt.NDArray[np.integer[Any]] | None
-"""The ids that were possible at one token; None for any."""
+"""The ids that were allowed at one token; None for any."""
 
 
 class AllowedIds:
     """The restricted tokens of one row.
 
     Args:
-        places: (M,) positions of the restricted tokens, ascending, from the row's first token without padding.
-        offsets: (M+1,) the beginning of each place's ids in `ids`, and the end.
+        places: (M,) positions of the restricted tokens, ascending, relative to the row's first token without padding.
+        offsets: (M+1,) the start of each place's ids in `ids`, and the end.
         ids: the ids that were allowed, ascending for each place.
 
     Raises:
@@ -37,7 +37,7 @@ class AllowedIds:
     __slots__ = ("places", "sets", "which")
 
     places: Ids
-    which: Ids  # (M,) the set of each place
+    which: Ids  # (M,) the index of each place's set
     sets: tuple[Ids, ...]
 
     def __init__(self, places: npt.ArrayLike, offsets: npt.ArrayLike, ids: npt.ArrayLike) -> None:
@@ -53,7 +53,7 @@ class AllowedIds:
 
     @classmethod
     def shared(cls, places: npt.ArrayLike, which: npt.ArrayLike, sets: Sequence[Ids]) -> AllowedIds:
-        """Return an instance whose places may share sets: `which` (M,) is the index of each place's set."""
+        """Return an instance whose places may share sets: `which` (M,) contains the index of each place's set."""
         made = cls([], [0], [])
         made.places, made.which = np.asarray(places, dtype=np.int32), np.asarray(which, dtype=np.int32)
         made.sets = tuple(sets)
@@ -79,18 +79,18 @@ class AllowedIds:
 
     @property
     def offsets(self) -> Ids:
-        """(M+1,) the beginning of each place's ids in `ids`, computed on each access."""
+        """(M+1,) the start of each place's ids in `ids`, computed on each access."""
         sizes = np.array([len(ids) for ids in self.sets], dtype=np.int32)
         offsets: Ids = np.cumsum(np.append(0, sizes[self.which]), dtype=np.int32)
         return offsets
 
     @property
     def ids(self) -> Ids:
-        """The ids of all places, one after another, computed on each access; they may be many."""
+        """The concatenated ids of all places, computed on each access; there may be many."""
         return np.concatenate([np.zeros(0, np.int32), *(self.sets[number] for number in self.which)])
 
     def mask(self, vocabulary: int) -> npt.NDArray[np.bool_]:
-        """Return (M,V), true for allowed ids; V is the width of the logits."""
+        """Return (M,V), True for allowed ids; V is the width of the logits."""
         per_set = np.zeros((len(self.sets), vocabulary), dtype=np.bool_)
         for number, ids in enumerate(self.sets):
             per_set[number, ids] = True
@@ -99,7 +99,7 @@ class AllowedIds:
 
 
 class AllowedTrack:
-    """The restricted tokens of an episode that is still growing; places count from its first token."""
+    """The restricted tokens of a growing episode; places count from its first token."""
 
     __slots__ = ("_numbers", "places", "sets", "which")
 
@@ -118,7 +118,7 @@ class AllowedTrack:
         self.which.append(number)
 
     def add_sets(self, start: int, sets: Sequence[Ids | None]) -> None:
-        """Add the result of `check_allowed_ids` for tokens that begin at `start`."""
+        """Add the result of `check_allowed_ids` for the tokens from `start` on."""
         numbers: dict[int, int] = {}  # by identity, since many tokens often share a set
         for place, ids in enumerate(sets, start):
             if ids is not None:
@@ -128,7 +128,7 @@ class AllowedTrack:
                 self.add(place, number)
 
     def number_of(self, ids: Ids) -> int:
-        """Return the index of a set, adding a new set."""
+        """Return the index of a set, adding the set if it is new."""
         key = ids.tobytes()
         number = self._numbers.get(key)
         if number is None:
@@ -137,7 +137,7 @@ class AllowedTrack:
         return number
 
     def between(self, start: int, stop: int) -> AllowedIds | None:
-        """Return the restricted tokens among `start:stop`, counted from `start`, if any."""
+        """Return the restricted tokens among `start:stop`, counted from `start`; None if there are none."""
         places = np.array(self.places, dtype=np.int32)
         first, last = np.searchsorted(places, (start, stop))
         if first == last:
@@ -146,7 +146,7 @@ class AllowedTrack:
         return AllowedIds.shared(places[first:last] - start, which, [self.sets[number] for number in used])
 
     def kept(self, start: int, stop: int) -> AllowedTrack:
-        """Return the restricted tokens among `start:stop`, at the same places."""
+        """Return the restricted tokens among `start:stop`, with unchanged places."""
         kept = AllowedTrack()
         kept.extend(self, start, stop)
         return kept
@@ -158,12 +158,11 @@ class AllowedTrack:
                 self.add(place, self.number_of(other.sets[number]))
 
     def get_state(self) -> dict[str, Any]:
-        """Return a JSON-safe form."""
         return {"places": list(self.places), "which": list(self.which), "sets": [_packed(ids) for ids in self.sets]}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AllowedTrack:
-        """Return the track of a state from `get_state`; a place without a set raises an EpisodeError."""
+        """Return the track for a state from `get_state`; a place without a set raises an EpisodeError."""
         track, numbers = cls(), []
         for packed in state["sets"]:
             if isinstance(packed, Mapping):
@@ -180,7 +179,7 @@ class AllowedTrack:
 
 
 def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step: int) -> list[Ids | None]:
-    """Return (N,) the allowed ids of each token of an action, ascending; tokens with the same object share an array.
+    """Return (N,) the ascending allowed ids of each token; tokens with the same input object share an array.
 
     Raises:
         EpisodeError: the numbers of entries and tokens differ, or a sampled token was not allowed.
@@ -207,7 +206,7 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
 
 
 def _packed(ids: Ids) -> list[int] | dict[str, list[int]]:
-    """Return the ids, or if that is shorter the runs in which they lie: first, count, first, count, …."""
+    """Return the ids, or, if shorter, the runs that contain them: first, count, first, count, …."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     if 2 * (len(breaks) + 1) >= len(ids):
         return [int(number) for number in ids]

@@ -1,6 +1,6 @@
 """`InfiniteLookbackBuffer`: items by time step, with RLlib's name and index grammar, fills and one-hot vectors.
 
-Gymnasium is never imported: any object with `shape` and `dtype`, `n`, `nvec` or `spaces` is a space here.
+Gymnasium is never imported: any object with `shape` and `dtype`, `n`, `nvec` or `spaces` is accepted as a space.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from reward_kit.errors import EpisodeError
 
 
 def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
-    """Return an item of the space filled with `fill`, which is `fill` itself for a space without numbers.
+    """Return an item of the space filled with `fill`; for a space without numbers, return `fill` itself.
 
-    With `one_hot`, discrete parts are vectors.
+    With `one_hot`, discrete parts become vectors.
     """
     inner = getattr(space, "spaces", space)
     if isinstance(inner, Mapping):
@@ -45,10 +45,10 @@ def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
 
 
 def one_hot(value: Any, space: Any) -> Any:
-    """Return the item, or a stack of items, with every discrete part as a one-hot vector of float32.
+    """Return an item, or a stack of items, with every discrete part as a float32 one-hot vector.
 
     Raises:
-        EpisodeError: the space is missing, or a number lies outside it.
+        EpisodeError: the space is missing, or a number is outside of it.
     """
     if space is None:
         raise EpisodeError("one_hot_discrete=True needs the space; give observation_space= or action_space=")
@@ -74,7 +74,7 @@ def one_hot(value: Any, space: Any) -> Any:
 
 
 def _depths(space: Any) -> list[int] | None:
-    """Return the number of values of each discrete number in it; None for a space that is not discrete."""
+    """Return the number of values for each discrete number in a space; None if the space is not discrete."""
     nvec = getattr(space, "nvec", None)
     if nvec is not None:
         return [int(n) for n in np.ravel(nvec)]
@@ -98,12 +98,12 @@ _SLICED = (list, np.ndarray)
 
 
 class InfiniteLookbackBuffer(Generic[T]):
-    """Items by time step; the first `lookback` of them lie before index 0. The interface is RLlib's.
+    """Items by time step; the first `lookback` of them precede index 0. The interface is RLlib's.
 
     Args:
-        data: the items: a list, which is kept and not copied, or a column of arrays; None for none yet.
-        lookback: number of items before index 0.
-        space: of an item, for fills and one-hot vectors.
+        data: the items: a list, which is used without a copy, or a column of arrays; None for no items.
+        lookback: the number of items before index 0.
+        space: the space of an item, for fills and one-hot vectors.
         store: called with the new storage whenever `data` is replaced.
     """
 
@@ -120,12 +120,12 @@ class InfiniteLookbackBuffer(Generic[T]):
         return len(self.data) - self.lookback
 
     def len_incl_lookback(self) -> int:
-        """Return the number of items, the lookback included."""
+        """Return the number of items, including the lookback."""
         return len(self.data)
 
     @property
     def finalized(self) -> bool:
-        """Stored compactly, not as a list."""
+        """True if the items are stored compactly instead of in a list."""
         return not isinstance(self.data, list)
 
     def __iter__(self) -> Iterator[T]:
@@ -143,7 +143,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         return f"InfiniteLookbackBuffer({before!r} <- lookback({self.lookback}) | {items!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without `store`, which belongs to an episode.
+        # Exclude `store`, which belongs to an episode.
         return InfiniteLookbackBuffer, (self.data, self.lookback, self.space)
 
     def __getitem__(self, indices: Indices) -> Any:
@@ -160,7 +160,7 @@ class InfiniteLookbackBuffer(Generic[T]):
             self.extend([item])
 
     def extend(self, items: Iterable[T]) -> None:
-        """Add items at the end; compact storage is rewritten."""
+        """Append items; compact storage is rewritten."""
         items = read_list(items) if is_compact(items) else list(items)
         if isinstance(self.data, list):
             self.data.extend(items)
@@ -168,7 +168,7 @@ class InfiniteLookbackBuffer(Generic[T]):
             self._replace(concat_columns(self.data, compact(items)))
 
     def pop(self, index: int = -1) -> T:
-        """Remove and return the item at a position, the lookback counted."""
+        """Remove and return the item at a position that counts from the start of the lookback."""
         items = read_list(self.data)
         item: T = items.pop(index)
         if not isinstance(self.data, list):
@@ -176,11 +176,11 @@ class InfiniteLookbackBuffer(Generic[T]):
         return item
 
     def concat(self, other: InfiniteLookbackBuffer[T]) -> None:
-        """Add the items of another buffer, without its lookback, at the end."""
+        """Append the items of another buffer, without its lookback."""
         self.extend(slice_column(other.data, other.lookback, len(other.data)))
 
     def __add__(self, other: InfiniteLookbackBuffer[T] | list[T] | complex) -> InfiniteLookbackBuffer[T]:
-        """Return a new buffer: with the items of a list or another buffer added, or a number added to each number."""
+        """Return a new buffer with a list's or buffer's items appended, or with a number added to each item."""
         buffer: InfiniteLookbackBuffer[Any] = InfiniteLookbackBuffer(read_list(self.data)[:], self.lookback, self.space)
         if isinstance(other, InfiniteLookbackBuffer):
             buffer.concat(other)
@@ -191,7 +191,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         return buffer
 
     def finalize(self) -> None:
-        """Store the items compactly, in place: numbers, and dicts and tuples of them, as arrays."""
+        """Store the items compactly, in place: numbers, or dicts and tuples of numbers, become arrays."""
         self._replace(compact(self.data))
 
     def get_state(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class InfiniteLookbackBuffer(Generic[T]):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the buffer of a state from `get_state`."""
+        """Return the buffer for a state from `get_state`."""
         return cls(state["data"], state["lookback"], state["space"])
 
     def _replace(self, data: Any) -> None:
@@ -217,7 +217,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Return the item at an int, or the items at a slice or a sequence of ints; all after the lookback for None.
+        """Return the item at an int, or the items at a slice or a sequence of ints; None for all after the lookback.
 
         Raises:
             EpisodeError: one-hot vectors need a space.
@@ -227,7 +227,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         return read(self.data, self.lookback, indices, neg_index_as_lookback, fill, self.space, one_hot_discrete)
 
     def set(self, new_data: Any, *, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
-        """Replace the items at an int, a slice or a sequence of ints, or all for None.
+        """Replace the items at an int, a slice or a sequence of ints; None for all.
 
         Raises:
             IndexError: an index is out of range, or the number of new items differs.
@@ -247,7 +247,7 @@ def read(
 ) -> Any:
     """Return the item or items at `indices`; see `InfiniteLookbackBuffer.get`."""
     kind = type(indices)
-    # Fast paths for the reads of an environment runner and a learner in every step.
+    # Fast paths for the reads that an environment runner and a learner do in every step.
     if kind is int and not as_one_hot:
         position = indices + (lookback if indices >= 0 or neg_index_as_lookback else len(data))  # type: ignore[operator]
         if 0 <= position < len(data):
@@ -275,7 +275,7 @@ def read(
 
 
 def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_hot: bool) -> Any:
-    # Apart from `read`, whose variables would become cells of these comprehensions, which costs every read.
+    # Separate from `read`, whose variables would become cells of these comprehensions and slow down every read.
     if stacks(data):
         return _stack_at(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
     if fill is None and not as_one_hot:
@@ -292,7 +292,7 @@ def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_
 def resolve_positions(
     size: int, lookback: int, indices: Any, neg_index_as_lookback: bool, filled: bool = False
 ) -> int | Sequence[int]:
-    """Return the positions of `indices` among all `size` items, beyond the ends only if `filled`; an int for an int.
+    """Return the positions of `indices` among `size` items, beyond the ends only if `filled`; an int for an int.
 
     Raises:
         IndexError: an index is out of range and not `filled`.
@@ -328,9 +328,9 @@ def _filler(fill: Any, space: Any, as_one_hot: bool) -> Any:
 
 
 def _padded(data: Any, positions: range, filler: Any) -> Any:
-    """Return a stretch of an array that reaches beyond its ends."""
+    """Return a range of an array that extends beyond its ends, padded with `filler`."""
     inside = data[max(positions.start, 0) : max(positions.stop, 0)]
-    is_alike = data.dtype.char == "d" and type(filler) is float  # rewards; `np.result_type` takes a while
+    is_alike = data.dtype.char == "d" and type(filler) is float  # rewards; `np.result_type` is slow
     out = np.empty((len(positions), *data.shape[1:]), data.dtype if is_alike else np.result_type(data, filler))
     left = min(max(-positions.start, 0), len(out))
     out[:left] = filler
@@ -389,7 +389,7 @@ def _slice_positions(size: int, lookback: int, indices: slice, neg_index_as_look
 
 
 def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
-    """Return the storage with new items at `at_indices`; a list is changed in place, compact storage never is.
+    """Return the storage with new items at `at_indices`; a list changes in place, compact storage is copied.
 
     Raises:
         IndexError: an index is out of range, or the number of new items differs.
@@ -399,7 +399,7 @@ def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_inde
     if isinstance(positions, int):
         positions, new_data = [positions], [new_data]
     if isinstance(data, np.ndarray):
-        with suppress(ValueError):  # items of several shapes
+        with suppress(ValueError):  # items of different shapes
             new = np.asarray(new_data)
             is_alike = np.can_cast(new.dtype, data.dtype, "same_kind")
             if is_alike and new.shape == (len(positions), *data.shape[1:]):
@@ -421,7 +421,7 @@ def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_inde
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Compare as records: at every depth, arrays by their items, and NaN equal to NaN."""
+    """Compare two records: at every depth, arrays by their items, and NaN equal to NaN."""
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return _same_array(left, right)
     if isinstance(left, dict) and isinstance(right, dict):

@@ -1,12 +1,11 @@
-"""`EpisodeData`: tracks, conversation, tokens and identity of an episode; its chunks, and its state as plain values.
+"""`EpisodeData`: an episode's tracks, conversation, tokens and identity, its chunks, and its state as plain values.
 
-`SingleAgentEpisode` adds the methods that build and read steps. A chunk is the same episode: it keeps every id, the
-spaces, `custom_data` and the conversation up to its end. It also keeps all tokens up to its end; those that an action
-outside the chunk sampled are context in it and no longer actions, so a chunk can be trained on by itself and no action
-is trained on twice.
+`SingleAgentEpisode` adds the methods that build and read steps. A chunk belongs to the same episode: it keeps all ids,
+the spaces, `custom_data`, and the conversation and tokens up to its end. Tokens sampled by actions outside the chunk
+become context in it, so a chunk can be used for training by itself and no action is trained on twice.
 
-In a state, a track of arrays of one shape is one block of bytes, and a track of plain numbers or texts is stored
-unchanged. Version 1 stored every item separately; it can still be read.
+In a state, a track of equally shaped arrays is one block of bytes, and a track of plain numbers or texts is unchanged.
+Version 1 stored every item separately; it is still readable.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from reward_kit.models import Message
 from reward_kit.validation import describe_validation_error
 
 REWARD = "environment_reward"
-"""Key in a step's infos: None if the environment gave no reward."""
+"""The key in a step's infos whose value is None if the environment returned no reward."""
 IDENTITY = ("id_", "is_terminated", "is_truncated", "t", "t_started", "agent_id", "module_id", "multi_agent_episode_id")
 COMPARED = (
     *IDENTITY,
@@ -43,10 +42,10 @@ COMPARED = (
 STATE_VERSION = 2
 _STACK = "stack"
 _PLAIN_KINDS = {float, int}
-# What a list of numbers becomes anyway, so that nothing is lost by writing the numbers.
+# A list of numbers is converted to these types anyway, so writing the numbers loses nothing.
 _USUAL_DTYPES = ("?", "q", "l", "d")
 _ITEMS = (list, tuple)
-# The types of a state's fields; a dict also holds what JSON cannot express.
+# The types of a state's fields; a dict may also contain values that JSON cannot represent.
 _STATE_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("is_terminated", "is_truncated"), (bool, dict)),
     **dict.fromkeys(("t", "t_started"), (int, dict)),
@@ -56,13 +55,13 @@ _STATE_TYPES: dict[str, tuple[type, ...]] = {
     **{"tokens": (dict,), "custom_data": (dict,)},
 }
 
-# Seeded by the system, and again in a forked child; much faster than asking the system for every id.
+# Seeded by the system, and reseeded in a forked child; much faster than a system call for every id.
 _ids = random.Random()
 os.register_at_fork(after_in_child=_ids.seed)
 
 
 def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
-    """Raise an EpisodeError unless `reward` is a number, which NumPy scalars and arrays without axes are too."""
+    """Raise an EpisodeError unless `reward` is a number, including NumPy scalars and 0-d arrays."""
     if isinstance(reward, Real | np.bool_):
         return
     if getattr(reward, "ndim", None) == 0 and hasattr(reward, "__float__") and not np.iscomplexobj(reward):
@@ -72,7 +71,7 @@ def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
 
 
 def check_rewards(rewards: Any, id_: str) -> None:
-    """Check a whole track; plain numbers, which are the usual ones, in one pass in C."""
+    """Check a whole track; plain numbers, the common case, in one pass in C."""
     if isinstance(rewards, np.ndarray) and rewards.dtype.kind in "biuf":
         return
     if not isinstance(rewards, list) or set(map(type, rewards)) <= _PLAIN_KINDS:
@@ -82,10 +81,10 @@ def check_rewards(rewards: Any, id_: str) -> None:
 
 
 def copy_infos(infos: Any, id_: str, step: int, agent: Any = None) -> dict[str, Any] | None:
-    """Return the infos of an observation as a dict of its own, None for an empty one.
+    """Return the infos of an observation as a new dict, or None for empty ones.
 
     Raises:
-        EpisodeError: they are not a dict.
+        EpisodeError: the infos are not a dict.
     """
     try:
         return dict(infos) if infos else None
@@ -97,7 +96,7 @@ def copy_infos(infos: Any, id_: str, step: int, agent: Any = None) -> dict[str, 
 def check_state(
     state: Any, versions: tuple[int, ...], needed: Iterable[str], types: Mapping[str, tuple[type, ...]]
 ) -> None:
-    """Raise an EpisodeError unless `state` is a mapping of a known version with the needed fields and types."""
+    """Raise an EpisodeError unless `state` is a mapping of a known version with valid types in all `needed` fields."""
     if not isinstance(state, Mapping):
         raise EpisodeError(f"an episode's state is a dict, as get_state returns it; got {state!r:.80}")
     version = state.get("schema_version")
@@ -112,7 +111,7 @@ def check_state(
 
 
 class EpisodeStatus:
-    """Length, end and duration of an episode, of one agent or of several."""
+    """The length, end and duration of a single- or multi-agent episode."""
 
     __slots__ = ()
     is_terminated: bool
@@ -126,40 +125,40 @@ class EpisodeStatus:
 
     @property
     def is_done(self) -> bool:
-        """Terminated or truncated."""
+        """True if the episode is terminated or truncated."""
         return self.is_terminated or self.is_truncated
 
     @property
     def terminated(self) -> bool:
-        """The task ended in this chunk."""
+        """True if the task ended in this chunk."""
         return self.is_terminated
 
     @property
     def truncated(self) -> bool:
-        """The episode was cut off in this chunk."""
+        """True if the episode was cut off in this chunk."""
         return self.is_truncated
 
     def env_steps(self) -> int:
-        """Return the number of the environment's steps, without the lookback."""
+        """Return the number of environment steps, excluding the lookback."""
         return len(self)
 
     def size(self) -> str:
-        """Describe its length and whether it is over, for messages."""
+        """Describe the episode's length and whether it is over, for messages."""
         end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "not over"
         return f"{len(self)} steps, {end}"
 
     def get_duration_s(self) -> float:
-        """Return the seconds from the reset to the last step; a pause between two states does not count."""
+        """Return the seconds from the reset to the last step, excluding pauses between two saved states."""
         if self._start_time is None or self._last_step_time is None:
             return self._earlier_s
         return self._earlier_s + self._last_step_time - self._start_time
 
 
 class EpisodeData(EpisodeStatus):
-    """The data of an episode. The raw tracks `_observations`, … are in one of the forms of `storage`.
+    """The data of an episode. The raw tracks, such as `_observations`, use the forms in `storage`.
 
-    The first `_lookback` items of every track lie before the episode. In `_infos` None is an empty dict, which would
-    take 64 bytes a step.
+    The first `_lookback` items of every track precede the episode. In `_infos`, None stands for an empty dict, which
+    would take 64 bytes per step.
     """
 
     __slots__ = (
@@ -246,7 +245,7 @@ class EpisodeData(EpisodeStatus):
             self.validate()
 
     def _stored(self) -> list[Any]:
-        """Return the tracks that compact storage is for: all but the infos."""
+        """Return the tracks to store compactly: all except the infos."""
         outputs = (column.data for column in self.extra_model_outputs.values())
         return [self._observations, self._actions, self._rewards, *outputs]
 
@@ -257,14 +256,14 @@ class EpisodeData(EpisodeStatus):
             column.data = function(column.data)
 
     def to_numpy(self) -> Self:
-        """Store every track but the infos compactly, in place; reading and adding go on as before."""
+        """Store every track except the infos compactly, in place; reading and appending still work as before."""
         self.validate()
         self._convert(compact)
         self.is_numpy = True
         return self
 
     def finalize(self) -> Self:
-        """Call `to_numpy`, by its older name."""
+        """Call `to_numpy`; an older name for it."""
         return self.to_numpy()
 
     def to_lists(self) -> None:
@@ -273,7 +272,7 @@ class EpisodeData(EpisodeStatus):
         self.is_numpy = False
 
     def validate(self) -> None:
-        """Raise an EpisodeError that names the tracks that do not fit together."""
+        """Raise an EpisodeError that names the tracks with inconsistent lengths."""
         steps, observations = len(self._rewards), len(self._observations)
         outputs = self.extra_model_outputs
         expected = steps + 1 if observations else 0
@@ -290,7 +289,7 @@ class EpisodeData(EpisodeStatus):
             f"and infos; got {', '.join(wrong)}"
         )
 
-    # The tracks as columns, created on each access; changes in them change the episode.
+    # The tracks as columns, created on each access; changes to a column change the episode.
 
     def _column(self, name: str, space: Any = None) -> InfiniteLookbackBuffer[Any]:
         return InfiniteLookbackBuffer(getattr(self, name), self._lookback, space, partial(self._set_track, name))
@@ -341,7 +340,7 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation, once."""
+        """The conversation, with each message stored once."""
         if self._messages is None:
             self._messages = []
         return self._messages
@@ -352,7 +351,7 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def assistant_turns(self) -> array[int]:
-        """The position in `messages` of each action's message, the lookback left out."""
+        """The position in `messages` of each action's message, excluding the lookback."""
         if self._turns is None:
             self._turns = array("i")
         return self._turns
@@ -363,7 +362,7 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def tokens(self) -> EpisodeTokens:
-        """The exact tokens; their steps count from the first action after the lookback."""
+        """The exact tokens; their step numbers count from the first action after the lookback."""
         if self._tokens is None:
             self._tokens = EpisodeTokens()
         return self._tokens
@@ -374,14 +373,14 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def lookback(self) -> int:
-        """Number of steps kept from before the episode."""
+        """The number of steps retained from before the episode."""
         return self._lookback
 
     def __len__(self) -> int:
         return self.t - self.t_started
 
     def __eq__(self, other: object) -> bool:
-        """Compare the records without the clock and the spaces."""
+        """Compare the records, ignoring the clock and the spaces."""
         if not isinstance(other, EpisodeData):
             return NotImplemented
         return all(same_value(getattr(self, name), getattr(other, name)) for name in COMPARED)
@@ -389,7 +388,7 @@ class EpisodeData(EpisodeStatus):
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return every field with the clock stopped, since another may go on; a list of arrays as one array."""
+        """Return every field, with lists of arrays merged and the clock stopped, so that any process may continue."""
         fields = {name: getattr(self, name) for name in EpisodeData.__slots__}
         fields |= {"_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
         for name in ("_observations", "_actions", "_rewards"):
@@ -430,10 +429,10 @@ class EpisodeData(EpisodeStatus):
         return self._part(len(self), len(self), len_lookback_buffer)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """Return the chunk of the steps that `slice_` takes, clipped as a list's slice is.
+        """Return the chunk of the steps selected by `slice_`, clipped as for a list.
 
         Raises:
-            EpisodeError: the slice has a step, the lookback is negative, or there is nothing to slice.
+            EpisodeError: the slice has a step, the lookback is negative, or the episode has no observation.
             TypeError: `slice_` is not a slice.
         """
         if not isinstance(slice_, slice):
@@ -453,7 +452,7 @@ class EpisodeData(EpisodeStatus):
         return self.slice(slice_)
 
     def _part(self, start: int, stop: int, lookback: int) -> Self:
-        """Return the chunk from step `start` to `stop`, quickly: without the constructor and needless calls."""
+        """Return the chunk from step `start` to `stop`, bypassing the constructor for speed."""
         if lookback < 0:
             raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {lookback}")
         first, last = self._lookback + start, self._lookback + stop
@@ -497,7 +496,7 @@ class EpisodeData(EpisodeStatus):
         """Append the chunk that follows this one, in place.
 
         Raises:
-            EpisodeError: `other` is not the next chunk of this episode, which is unchanged then.
+            EpisodeError: `other` is not the next chunk; this episode is then unchanged.
         """
         begin, problem = other._lookback, ""
         if other.id_ != self.id_:
@@ -525,7 +524,7 @@ class EpisodeData(EpisodeStatus):
             slice_column(other._observations, begin, len(other._observations)),
         )
         self._infos = self._infos[:-1] + other._infos[begin:]
-        # A key that one of the two lacks counts as None in all of its steps, as in `add_env_step`.
+        # A key missing from one of the two counts as None in all its steps, as in `add_env_step`.
         before, after = len(self._rewards), len(other)
         for key in {**self.extra_model_outputs, **other.extra_model_outputs}:
             mine, theirs = self.extra_model_outputs.get(key), other.extra_model_outputs.get(key)
@@ -544,7 +543,7 @@ class EpisodeData(EpisodeStatus):
     # As plain values
 
     def get_data_dict(self) -> dict[str, Any]:
-        """Return the steps as columns of one length, under RLlib's names; `obs` and `infos` are those acted in."""
+        """Return the steps as columns of equal length under RLlib's names; `obs` and `infos` precede each action."""
         steps = len(self)
         columns: dict[str, Any] = {
             "terminateds": [False] * (steps - 1) + [self.is_terminated] if steps else [],
@@ -553,7 +552,7 @@ class EpisodeData(EpisodeStatus):
             "eps_id": [self.id_] * steps,
         }
         if self.is_numpy:
-            # The ids stay a list: text is not an array here.
+            # The ids remain a list, since text is not stored as an array here.
             kinds = {"terminateds": np.bool_, "truncateds": np.bool_, "t": np.int64}
             columns |= {name: np.array(columns[name], dtype=kind) for name, kind in kinds.items()}
         columns["obs"] = read(self._observations, self._lookback, slice(None, -1))
@@ -563,11 +562,11 @@ class EpisodeData(EpisodeStatus):
         return columns | {key: column.get() for key, column in self.extra_model_outputs.items()}
 
     def get_sample_batch(self) -> dict[str, Any]:
-        """Return the same as `get_data_dict`: a plain dict, since this package has no batch class."""
+        """Return the result of `get_data_dict`, a plain dict: this package has no batch class."""
         return self.get_data_dict()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode but its spaces, as JSON and msgpack hold it; nothing is shared with it."""
+        """Return the whole episode except its spaces as an independent value for JSON or msgpack."""
         tracks = {name: getattr(self, f"_{name}") for name in ("observations", "actions", "rewards")}
         outputs = {key: column.data for key, column in self.extra_model_outputs.items()}
         return {
@@ -587,10 +586,10 @@ class EpisodeData(EpisodeStatus):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], *, observation_space: Any = None, action_space: Any = None) -> Self:
-        """Return the episode of a state that `get_state` gave.
+        """Return the episode for a state from `get_state`.
 
         Raises:
-            EpisodeError: the state is of another version, or a field is missing or cannot be read.
+            EpisodeError: the state has another version, or a field is missing or invalid.
         """
         needed = [*COMPARED, "lookback", "duration_s"]
         if isinstance(state, Mapping) and state.get("schema_version") == STATE_VERSION:
@@ -631,13 +630,13 @@ class EpisodeData(EpisodeStatus):
 
 
 def _packed(data: Any) -> Any:
-    """For a pickle: one array is written 20 times as quickly as many; plain values are quick as they are."""
+    """Merge a list of arrays for pickling, which is 20 times faster; plain values are unchanged."""
     are_arrays = isinstance(data, list) and data and type(data[0]) is np.ndarray
     return compact(data, exact=True) if are_arrays else data
 
 
 def _given(items: Any) -> Any:
-    """Return compact storage as it is, anything else as a list of its own."""
+    """Return compact storage unchanged, anything else as a new list."""
     if items is None:
         return []
     if isinstance(items, InfiniteLookbackBuffer):
@@ -660,7 +659,7 @@ def _track_from(state: Any, is_numpy: bool) -> Any:
 
 
 def _is_plain(items: list[Any]) -> bool:
-    """Return whether all are texts or finite numbers, the most usual tracks, found in one pass in C."""
+    """Return whether all items are texts or all are finite numbers, checked in one pass in C."""
     kind = type(items[0]) if items else None
     if kind not in (str, int, float) or [*map(type, items)].count(kind) < len(items):
         return False
@@ -671,6 +670,6 @@ def _is_plain(items: list[Any]) -> bool:
             return False
         return True
     if kind is int:
-        return bool(min(items) >= -(2**63) and max(items) < 2**64)  # the rest is for `to_json_value`
-    # One that is not finite makes the sum so, too.
+        return bool(min(items) >= -(2**63) and max(items) < 2**64)  # `to_json_value` handles larger ones
+    # A single non-finite item makes the sum non-finite.
     return math.isfinite(sum(items)) or all(map(math.isfinite, items))

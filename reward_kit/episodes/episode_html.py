@@ -1,6 +1,6 @@
-"""An episode in a notebook: its end, then the conversation with tool calls and the rewards of its steps.
+"""The display of an episode in a notebook: its outcome, then the conversation with tool calls and step rewards.
 
-A long episode is shown by its beginning and end; the page of the run shows all of it.
+Only the beginning and end of a long episode are shown; the run's page shows all of it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def episode_html(
 
     Args:
         episode: the episode.
-        rewards: (T,) of the environment; None for a step without one.
-        step_at: the observation and the action of a step, for an episode without a conversation.
+        rewards: (T,) the environment's rewards; None for a step without one.
+        step_at: returns the observation and the action of a step, for an episode without a conversation.
     """
     known = [reward for reward in rewards if reward is not None]
     state = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "not over"
@@ -88,7 +88,7 @@ def _message(message: Message, label: str) -> Iterator[Html]:
     yield line(strong(role), faint(label))
     if message.reasoning_content:
         yield details(faint("reasoning"), code(message.reasoning_content))
-    # Other parts, such as pictures, are shown by their type.
+    # Other parts, such as images, are shown by their type.
     content = [{"text": message.content}] if isinstance(message.content, str) else message.content or []
     if text := "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in content):
         shown = code(text)

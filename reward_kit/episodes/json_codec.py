@@ -1,7 +1,7 @@
-"""JSON forms of the values in episodes: plain values unchanged, everything else as `{"__type__": …}`.
+"""JSON forms of the values in episodes: plain values unchanged, all other values as `{"__type__": …}`.
 
-A plain dict that itself has a `__type__` key is wrapped, so decoding is the exact inverse of encoding. Text with lone
-surrogates, which no UTF-8 file can hold, is wrapped too.
+A plain dict with a `__type__` key is wrapped too, so that decoding is the exact inverse of encoding. The same applies
+to text with lone surrogates, which UTF-8 cannot represent.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from reward_kit.errors import EpisodeError, type_name
 from reward_kit.models import Message
 
 TAG = "__type__"
-# Truth values and numbers; NumPy would make scalars of bytes, text and void as long as a number in the dtype says.
+# Booleans and numbers; for bytes, text and void, NumPy would create scalars as large as the dtype specifies.
 _SCALAR_KINDS = "biuf"
 
 
 compact_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""Encode a value of JSON types as one line of ASCII; escapes keep lone surrogates writable."""
+"""Encode a JSON value as one line of ASCII; escapes represent lone surrogates."""
 
 
 def to_json_value(value: Any) -> Any:
-    """Return `value` with JSON types only, and no NaN or infinity.
+    """Return `value` with only JSON types and without NaN or infinity.
 
     Raises:
         EpisodeError: a value has no JSON form; the message names its type.
     """
     kind = type(value)
-    if kind is str and value.isascii():  # the usual value
+    if kind is str and value.isascii():  # the common case
         return value
     if kind is dict:
         return _encode_dict(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        # msgpack holds no more than 64 bits.
+        # msgpack stores at most 64 bits.
         return value if -(2**63) <= value < 2**64 else {TAG: "int", "value": str(value)}
     if isinstance(value, str):
         return value if _is_unicode(value) else {TAG: "text", "value": _base64(value.encode("utf-8", "surrogatepass"))}

@@ -1,7 +1,7 @@
 """`MultiAgentEpisode`: one episode of several agents, with RLlib's names and index grammar.
 
-The constructor is more lenient than `add_env_step`, as RLlib's is: a reward may be missing, and an agent that has not
-acted on its last observation while the others went on counts as terminated.
+Like RLlib's, the constructor is more lenient than `add_env_step`: a reward may be missing, and an agent that has not
+acted on its last observation while the others continued counts as terminated.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def _default_module(*_: Any) -> str:
 
 
 class Flags(NamedTuple):
-    """The agents that are terminated, and those truncated."""
+    """The terminated agents and the truncated agents."""
 
     terminated: Mapping[AgentID, bool]
     truncated: Mapping[AgentID, bool]
 
     def of(self, agent: AgentID) -> tuple[bool, bool]:
-        """Return both flags of one agent; `__all__` is every agent's."""
+        """Return whether one agent is terminated and truncated; `__all__` applies to every agent."""
         return tuple(bool(flags.get(agent) or flags.get(ALL)) for flags in self)  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
 class _AgentColumns:
-    """An agent's columns, and what hangs behind them."""
+    """An agent's columns and its hanging action."""
 
     observations: list[Any] = field(default_factory=list)
     infos: list[Any] = field(default_factory=list)
@@ -66,7 +66,7 @@ class _AgentColumns:
     reward: float | None = None
 
     def see(self, agent: AgentID, observation: Any, infos: Mapping[str, Any], env_t: int) -> None:
-        """Add an observation, which completes the step of the action that hangs."""
+        """Add an observation, which completes the step of the hanging action."""
         if self.env_ts:
             if self.action is None:
                 raise EpisodeError(
@@ -86,11 +86,11 @@ class _AgentColumns:
 def _collect(
     observations: AgentDicts, given: Mapping[str, AgentDicts], first: int, id_: str
 ) -> tuple[dict[AgentID, _AgentColumns], dict[AgentID, float]]:
-    """Return each agent's columns, and the rewards of agents that had seen nothing yet.
+    """Return each agent's columns, and the rewards of agents without an observation so far.
 
     Raises:
-        EpisodeError: an agent acts that has seen nothing, or twice, or sees twice without acting; a reward is not a
-            number.
+        EpisodeError: an agent acts without an observation, acts twice, or observes twice without acting; or a reward
+            is not a number.
     """
     agents: dict[AgentID, _AgentColumns] = {}
     early: dict[AgentID, float] = {}
@@ -120,26 +120,27 @@ class MultiAgentEpisode(MultiAgentRecord):
     """An episode of several agents, or a chunk of one.
 
     Args:
-        id_: unique; a random one by default.
-        observations: for each step of the environment a dict of agents' observations; T + 1 of them.
-        observation_space: each agent's own, by agent.
-        infos: as `observations`.
+        id_: the unique id; random by default.
+        observations: for each environment step, a dict of the agents' observations; T + 1 dicts.
+        observation_space: the observation spaces by agent.
+        infos: infos in the form of `observations`.
         actions: T dicts, or T + 1 if the last actions hang.
-        action_space: each agent's own, by agent.
-        rewards: as `actions`.
-        terminateds: the agents whose tasks ended, `__all__` for the episode; True for all. An agent that has not acted
-            on its last observation while the others went on counts as terminated too.
-        truncateds: the agents that were cut off; as `terminateds`.
-        extra_model_outputs: as `actions`; each agent's is a dict.
-        env_t_started: the environment's time of the first observation after the lookback.
-        agent_t_started: each agent's own time there.
-        len_lookback_buffer: number of the given steps that are lookback; "auto" means all of them.
+        action_space: the action spaces by agent.
+        rewards: rewards in the form of `actions`.
+        terminateds: the agents whose tasks ended, with `__all__` for the episode; True for all. An agent that has not
+            acted on its last observation while the others continued also counts as terminated.
+        truncateds: the agents that were cut off, in the form of `terminateds`.
+        extra_model_outputs: outputs in the form of `actions`, one dict per agent.
+        env_t_started: the environment time of the first observation after the lookback.
+        agent_t_started: each agent's own time at that observation.
+        len_lookback_buffer: the number of the passed steps that are lookback; "auto" means all of them.
         agent_episode_ids: the ids of the agents' episodes; random ones by default.
-        agent_module_ids: the modules that act for agents, as far as known.
-        agent_to_module_mapping_fn: gives the module of an agent, from its id and this episode; called once for each.
+        agent_module_ids: the modules that act for the agents, if known.
+        agent_to_module_mapping_fn: a function that returns an agent's module for its id and this episode; called once
+            per agent.
 
     Raises:
-        EpisodeError: the lists do not fit together.
+        EpisodeError: the arguments are inconsistent.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             if columns.action is None and columns.env_ts[-1] < self.env_t:
                 terminated = terminated or not truncated
             if len(columns.env_ts) == 1 and (terminated or truncated):
-                continue  # it did nothing here, and will do nothing
+                continue  # it neither acted here nor will act
             keys = dict.fromkeys(key for outputs in columns.outputs for key in outputs)
             episode = self._new_episode(
                 agent,
@@ -225,7 +226,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     # Building
 
     def add_env_reset(self, *, observations: ByAgent, infos: ByAgent | None = None) -> None:
-        """Begin with the first observations of some agents; a second call raises an EpisodeError."""
+        """Add the first observations of some agents; a second call raises an EpisodeError."""
         if self.is_reset or self.is_done or self.env_t:
             raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self.size()}")
         self._check_infos(infos or _NOTHING, 0)
@@ -249,20 +250,21 @@ class MultiAgentEpisode(MultiAgentRecord):
         truncateds: Mapping[AgentID, bool] | None = None,
         extra_model_outputs: ByAgent | None = None,
     ) -> None:
-        """Add one step of the environment; nothing of a refused one is kept.
+        """Add one environment step. If it is rejected, the episode is unchanged.
 
         Args:
-            observations: of the agents that see something after it. An agent's first observation lets it enter.
-            actions: of the agents that acted; one that sees nothing leaves its action hanging.
-            rewards: also of agents that neither acted nor saw anything: they add up to the next complete step.
-            infos: of the agents that see something.
-            terminateds: the agents whose task ended; `__all__` ends the episode. An agent that acted and sees nothing
-                more keeps its last observation for the next one.
-            truncateds: the agents that were cut off; such an agent needs a last observation if it acted.
-            extra_model_outputs: of the agents that acted; each a dict.
+            observations: observations of some agents after the step. An agent's first observation lets it enter.
+            actions: the actions of the agents that acted; without an observation, an agent's action hangs.
+            rewards: the rewards, including those of agents that neither acted nor observed: they add up to the next
+                complete step.
+            infos: the infos of the agents with an observation.
+            terminateds: the agents whose tasks ended; `__all__` ends the episode. For an agent that acted but gets no
+                new observation, the last observation is repeated as the final one.
+            truncateds: the agents that were cut off; an agent that acted needs a final observation.
+            extra_model_outputs: a dict for each agent that acted.
 
         Raises:
-            EpisodeError: the episode has not begun or is over, a flag is of an unknown agent, or an agent's part is
+            EpisodeError: the episode has not begun or is over, a flag names an unknown agent, or an agent's part is
                 impossible; the message names the agent.
         """
         flags = Flags(terminateds or _NOTHING, truncateds or _NOTHING)
@@ -294,7 +296,7 @@ class MultiAgentEpisode(MultiAgentRecord):
                 track.take(move, self.env_t)
             elif move.terminated or move.truncated:
                 self._rewards_begin.pop(agent, None)
-            else:  # it had seen nothing before: it enters, or is only given a reward
+            else:  # first observation: the agent enters, or only gets a reward
                 if move.reward is not None:
                     self._rewards_begin[agent] = self._rewards_begin.get(agent, 0.0) + move.reward
                 if move.observation is not None:
@@ -319,7 +321,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     def _check_step(
         self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, infos: ByAgent, flags: Flags
     ) -> None:
-        """Check a step of several agents; each agent's own part is checked by its track."""
+        """Check a step across agents; each agent's track checks the agent's own part."""
         if self.is_terminated or self.is_truncated:
             raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self.size()}")
         if not self._tracks and not self.env_t and self._start_time is None:
@@ -333,7 +335,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             if type(reward) is not float and reward is not None:
                 check_reward(reward, self.id_, len(self), agent)
         self._check_infos(infos, len(self))
-        # An environment may name agents that never entered, as going on or at the end of all; no other agent ends.
+        # An environment may name agents that never entered, as continuing or in `__all__`; no other agent can end.
         if any(each.get(ALL) for each in flags):
             return
         for name, ended in (("terminateds", flags.terminated), ("truncateds", flags.truncated)):
@@ -345,12 +347,12 @@ class MultiAgentEpisode(MultiAgentRecord):
                     )
 
     def validate(self) -> None:
-        """Raise an EpisodeError that names the agent whose part is invalid, or does not fit the environment's time."""
+        """Raise an EpisodeError naming the agent whose part is invalid or inconsistent with the environment time."""
         for track in self._tracks.values():
             track.validate(self._first, self.env_t_started, self.env_t)
 
     def module_for(self, agent_id: Any) -> Any:
-        """Return the module that acts for an agent; the mapping function is called once, also before it enters."""
+        """Return the module for an agent, which may not have entered yet; the mapping function is called once."""
         if agent_id not in self._modules:
             self._modules[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
         return self._modules[agent_id]
@@ -358,14 +360,14 @@ class MultiAgentEpisode(MultiAgentRecord):
     # Chunks
 
     def to_numpy(self) -> MultiAgentEpisode:
-        """Store every agent's tracks compactly, in place; reading and adding go on as before."""
+        """Store every agent's tracks compactly, in place; reading and appending still work as before."""
         for track in self._tracks.values():
             track.episode.to_numpy()
         self._was_converted = True
         return self
 
     def finalize(self) -> MultiAgentEpisode:
-        """Call `to_numpy`, by its older name."""
+        """Call `to_numpy`; an older name for it."""
         return self.to_numpy()
 
     def __getitem__(self, slice_: slice) -> MultiAgentEpisode:
@@ -374,17 +376,18 @@ class MultiAgentEpisode(MultiAgentRecord):
         return self.slice(slice_)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
-        """Return the chunk between two steps of the environment, with the steps before it as lookback.
+        """Return the chunk between two environment steps, with the preceding steps as lookback.
 
-        An action whose answer came after the chunk hangs in it. An agent that saw nothing in the chunk is not in it.
-        Rewards of agents that had seen nothing go with the first steps, since their time is not recorded.
+        An action whose observation follows after the chunk hangs in it. An agent without an observation in the chunk
+        is omitted. Rewards of agents before their first observation belong to the first steps, since their time is not
+        recorded.
 
         Args:
-            slice_: of the environment's steps, clipped as a list's is; its step is 1.
-            len_lookback_buffer: most steps of lookback; by default as many as this one has.
+            slice_: the environment steps, clipped as for a list; its step must be 1.
+            len_lookback_buffer: the maximum number of lookback steps; by default, this episode's own number.
 
         Raises:
-            EpisodeError: the slice's step is not 1, or the lookback negative.
+            EpisodeError: the slice's step is not 1, or the lookback is negative.
         """
         if slice_.step not in (None, 1):
             raise EpisodeError(f"a slice of an episode has no step; got {slice_.step}")
@@ -398,14 +401,14 @@ class MultiAgentEpisode(MultiAgentRecord):
         return chunk
 
     def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:
-        """Return the chunk of no steps that continues this one; what hangs here hangs there.
+        """Return an empty chunk that continues this one, with the same hanging actions.
 
         Args:
-            len_lookback_buffer: steps of the environment that are its lookback. It gets more if an agent that is not
-                done saw nothing in these, so that each has the observation it goes on from.
+            len_lookback_buffer: the number of environment steps in its lookback, extended if necessary so that every
+                agent that is not done has an observation to continue from.
 
         Raises:
-            EpisodeError: the episode is over, or the lookback negative.
+            EpisodeError: the episode is over, or the lookback is negative.
         """
         if self.is_done:
             raise EpisodeError(f"episode {self.id_} is over and cannot be cut; it has {self.size()}")
@@ -434,13 +437,14 @@ class MultiAgentEpisode(MultiAgentRecord):
         return chunk
 
     def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Add the chunk that follows this one; nothing is added if it does not fit.
+        """Append the chunk that follows this one; if it does not fit, nothing changes.
 
-        An action that hangs here is completed where the other chunk begins with what its agent saw next, so that
-        `episode[:t]` and `episode[t:]` make the episode again.
+        A hanging action is completed by its agent's first observation in the other chunk, so that `episode[:t]` and
+        `episode[t:]` restore the original episode.
 
         Raises:
-            EpisodeError: the chunks are of two episodes, this one is over, or the other does not begin where it stops.
+            EpisodeError: the chunks belong to different episodes, this one is over, or the other does not begin at its
+                end.
         """
         if other.id_ != self.id_ or self.is_done or other.env_t_started != self.env_t:
             raise EpisodeError(
@@ -468,10 +472,10 @@ class MultiAgentEpisode(MultiAgentRecord):
     # As plain values
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode as JSON-safe values; `from_state` gives an equal one. Nothing is shared with it.
+        """Return the whole episode as independent JSON-safe values, from which `from_state` restores it.
 
-        Spaces and the mapping function are not part of it; the modules found so far are. Agents' ids need not be texts,
-        so mappings by agent are lists of pairs.
+        Spaces and the mapping function are not included; the modules determined so far are. Mappings by agent become
+        lists of pairs, because agent ids need not be texts.
         """
         agents = [
             [
@@ -502,14 +506,14 @@ class MultiAgentEpisode(MultiAgentRecord):
     def from_state(
         cls, state: Mapping[str, Any], *, agent_to_module_mapping_fn: ModuleOf | None = None
     ) -> MultiAgentEpisode:
-        """Return the episode of a state that `get_state` gave.
+        """Return the episode for a state from `get_state`.
 
         Args:
-            state: of `get_state`, also after a way through JSON.
-            agent_to_module_mapping_fn: for agents that have yet to enter.
+            state: the result of `get_state`, possibly after a JSON round trip.
+            agent_to_module_mapping_fn: the mapping function for agents that enter later.
 
         Raises:
-            EpisodeError: the state is of another version, or a field is missing or cannot be read.
+            EpisodeError: the state has another version, or a field is missing or invalid.
         """
         check_state(state, (STATE_VERSION,), {*PLAIN, *_STATE_TYPES}, _STATE_TYPES)
         episode = cls(agent_to_module_mapping_fn=agent_to_module_mapping_fn)
@@ -529,7 +533,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         return episode
 
     def __eq__(self, other: object) -> bool:
-        """Compare the records without the clock, the spaces and the mapping function."""
+        """Compare the records, ignoring the clock, the spaces and the mapping function."""
         if not isinstance(other, MultiAgentEpisode):
             return NotImplemented
         return all(same_value(getattr(self, name), getattr(other, name)) for name in _COMPARED)

@@ -1,7 +1,7 @@
-"""An agent's part of a multi-agent episode (`AgentTrack`), and reading all parts by environment step.
+"""One agent's part of a multi-agent episode (`AgentTrack`), and access to all parts by environment step.
 
-An agent that acted and has seen nothing since has a *hanging* action: the action, its outputs and the rewards so far
-wait here, because a step of a `SingleAgentEpisode` is an action with the observation that follows it.
+An action is *hanging* until its agent observes something: the action, its outputs and its rewards so far are stored
+here, because a step of a `SingleAgentEpisode` is an action with the observation that follows it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from reward_kit.errors import EpisodeError, did_you_mean
 AgentID = Hashable
 Track = Literal["observations", "infos", "actions", "rewards", "extra_model_outputs"]
 ABSENT = object()
-"""A getter's result for an agent without items there."""
+"""A getter's result for an agent without items at the requested positions."""
 _SEEN = ("observations", "infos")
-_NOWHERE = 2**62  # a position that no episode reaches, for which a column gives its fill
+_NOWHERE = 2**62  # a position beyond any episode, for which a column returns its fill
 
 
 class Move(NamedTuple):
@@ -39,12 +39,12 @@ class Move(NamedTuple):
     is_rewarded: bool
 
     def is_empty(self) -> bool:
-        """Return whether it holds no data; flags do not count."""
+        """Return whether it contains no data; flags do not count."""
         return all(part is None for part in (self.observation, self.action, self.reward, self.infos, self.outputs))
 
 
 class TrackQuery(NamedTuple):
-    """The arguments of a getter: a track, a key of the outputs, and the form of gaps and discrete values."""
+    """The arguments of a getter: a track, a key of the outputs, and the handling of gaps and discrete values."""
 
     what: Track
     key: str | None = None
@@ -53,15 +53,15 @@ class TrackQuery(NamedTuple):
 
 
 class AgentTrack:
-    """An agent's part.
+    """One agent's part of the episode.
 
     Attributes:
-        episode: its steps, in its own time.
-        env_ts: the environment's time of each of its observations, the lookback's included.
+        episode: the agent's steps, in its own time.
+        env_ts: the environment time of each of its observations, including the lookback's.
         action: the hanging action, if any.
         outputs: the extra model outputs of that action.
-        reward: the sum of its rewards since its last complete step; None without any.
-        rest: the whole step of that action, if the episode is a slice that ended within it.
+        reward: the sum of the agent's rewards since its last complete step; None without any.
+        rest: the complete step of the hanging action, if the episode is a slice that ends within that step.
     """
 
     __slots__ = ("action", "env_ts", "episode", "outputs", "rest", "reward")
@@ -77,7 +77,7 @@ class AgentTrack:
     # Building
 
     def check(self, move: Move) -> None:
-        """Raise an EpisodeError, naming the agent and the expectation, for an impossible step of this agent."""
+        """Raise an EpisodeError, naming the agent and the expectation, if this agent's step is impossible."""
         agent, acts, sees = self.episode.agent_id, move.action is not None, move.observation is not None
         if self.episode.is_done:
             if not move.is_empty():
@@ -106,7 +106,7 @@ class AgentTrack:
             )
 
     def take(self, move: Move, env_t: int) -> None:
-        """Add this agent's part, which `check` has passed, of the environment step that ends at `env_t`."""
+        """Add this agent's part of the environment step that ends at `env_t`; `check` must have accepted it."""
         self.reward = add_rewards(self.reward, move.reward)
         if move.action is not None:
             self.action, self.outputs = move.action, move.outputs
@@ -114,7 +114,7 @@ class AgentTrack:
             if move.observation is not None:
                 self._complete(move.observation, move.infos, move, env_t)
             elif move.terminated:
-                # It completes the step; nothing is ever learned from what follows an end.
+                # The observation completes the step; nothing is ever learned from what follows an end.
                 self._complete(self.episode.get_observations(-1), self.episode.get_infos(-1), move, env_t)
         elif move.terminated or move.truncated:
             self.reward = None
@@ -141,13 +141,13 @@ class AgentTrack:
         reward: float | None,
         rest: SingleAgentEpisode | None = None,
     ) -> None:
-        """Let an action wait for what the agent sees next."""
+        """Store an action until its agent's next observation."""
         self.action, self.outputs, self.reward, self.rest = action, outputs, reward, rest
 
     # Reading
 
     def positions(self, times: Any) -> Any:
-        """Return the positions of the environment steps `times` in the agent's columns: an int, or several of them."""
+        """Return the positions of the environment steps `times` in the agent's columns: an int, or several ints."""
         if isinstance(times, range):
             return range(bisect_left(self.env_ts, times.start), bisect_left(self.env_ts, times.stop))
         if isinstance(times, Sequence):
@@ -159,14 +159,14 @@ class AgentTrack:
         return position if position < len(self.env_ts) and self.env_ts[position] == time else _NOWHERE
 
     def count(self, what: Track) -> int:
-        """Return the number of items in a track, the lookback's and hanging ones included."""
+        """Return the number of items in a track, including lookback and hanging items."""
         hangs = self.action is not None or (what == "rewards" and self.reward is not None)
         return len(self.env_ts) if what in _SEEN else len(self.env_ts) - 1 + hangs
 
     def read(self, wanted: TrackQuery, positions: Any) -> Any:
-        """Return the items at `positions`, gaps filled or left out; `ABSENT` if nothing is left."""
+        """Return the items at `positions`, with gaps filled or omitted; `ABSENT` if no items remain."""
         is_seen = wanted.what == "observations" and type(positions) is int and 0 <= positions < len(self.env_ts)
-        if is_seen and not wanted.one_hot_discrete:  # an environment runner's read in every step
+        if is_seen and not wanted.one_hot_discrete:  # read by environment runners in every step
             return self.episode.get_observations(positions - self.episode.lookback, neg_index_as_lookback=True)
         last = self.count(wanted.what)
         if isinstance(positions, range):
@@ -188,17 +188,17 @@ class AgentTrack:
         outputs = {}
         for key in self.output_keys() if wanted.key is None else {wanted.key}.intersection(self.output_keys()):
             column = self.episode.extra_model_outputs.get(key)
-            if column is None:  # known of the hanging action alone
+            if column is None:  # only the hanging action has this output
                 column = InfiniteLookbackBuffer([None] * (len(self.env_ts) - 1), self.episode.lookback)
             outputs[key] = self._items(wanted, column.get, (self.outputs or {}).get(key), positions)
         return outputs.get(wanted.key, ABSENT) if wanted.key is not None else outputs or ABSENT
 
     def output_keys(self) -> list[str]:
-        """Return the keys of all extra model outputs, hanging ones included."""
+        """Return the keys of all extra model outputs, including hanging ones."""
         return list({**self.episode.extra_model_outputs, **(self.outputs or {})})
 
     def _items(self, wanted: TrackQuery, get: Callable[..., Any], hanging: Any, positions: Any) -> Any:
-        """Return the items at `positions` of a column with the hanging one behind it."""
+        """Return the items at `positions` of a column followed by the hanging item."""
         size = len(self.env_ts) if wanted.what in _SEEN else len(self.env_ts) - 1
         if isinstance(positions, Sequence) and size in positions:
             items = [self._items(wanted, get, hanging, position) for position in positions]
@@ -221,17 +221,17 @@ class AgentTrack:
     def window(self, first: int, start: int, stop: int, *, is_start: bool) -> AgentTrack | None:
         """Return the agent's part of the environment steps `start:stop`, with a lookback that begins at `first`.
 
-        An action taken before `stop` whose answer came after it hangs; its reward is the whole step's, since its parts
-        are not recorded.
+        An action before `stop` hangs if its observation follows later; its reward is then that of the complete step,
+        because partial rewards are not recorded.
 
         Args:
-            first: the environment's time of the lookback's first observations.
-            start: of the first observations after the lookback.
-            stop: of the last ones.
-            is_start: this chunk begins at `start` too, so that both lookbacks end there.
+            first: the environment time of the first observations in the lookback.
+            start: the environment time of the first observations after the lookback.
+            stop: the environment time of the last observations.
+            is_start: True if this chunk also begins at `start`, so that both lookbacks end there.
 
         Returns:
-            A new track; None if the agent has nothing there to continue from.
+            A new track; None if the agent has no observation there to continue from.
         """
         low, high = bisect_left(self.env_ts, first), bisect_left(self.env_ts, stop + 1)
         is_end = high == len(self.env_ts)
@@ -241,7 +241,7 @@ class AgentTrack:
         begin, end = min(max(begin, low), high - 1), high - 1
         track = AgentTrack(self._part(low, begin, end), self.env_ts[low:high])
         if self.env_ts[end] == stop:
-            return track  # its action on this observation comes after
+            return track  # its action on this observation comes later
         if is_end:
             track.hang(self.action, self.outputs, self.reward, self.rest)
         else:
@@ -251,11 +251,11 @@ class AgentTrack:
         return track
 
     def _part(self, low: int, begin: int, end: int) -> SingleAgentEpisode:
-        """Return the chunk between two observations by position, with a lookback that begins at `low`."""
+        """Return the chunk between two observation positions, with a lookback that begins at `low`."""
         episode, lookback = self.episode, self.episode.lookback
         if begin >= lookback:
             return episode.slice(slice(begin - lookback, end - lookback), len_lookback_buffer=begin - low)
-        # It begins in the lookback, as no slice of an episode does; conversation and tokens are not known there.
+        # It begins in the lookback, unlike any slice of an episode; conversation and tokens are unknown there.
         steps, seen = slice(low - lookback, end - lookback), slice(low - lookback, end + 1 - lookback)
         outputs = episode.extra_model_outputs.items()
         part = SingleAgentEpisode(
@@ -295,11 +295,11 @@ class AgentTrack:
             )
 
     def _rest_before(self, other: AgentTrack) -> SingleAgentEpisode | None:
-        """Return the step of the hanging action if the other track begins after it."""
+        """Return the complete step of the hanging action, if the other track begins after it."""
         return self.rest if other.episode.t_started == self.episode.t + 1 else None
 
     def concat(self, other: AgentTrack) -> None:
-        """Add the steps of a track that `check_follower` has passed."""
+        """Append the steps of a track accepted by `check_follower`."""
         if self.episode.is_done:
             return
         begin = other.episode.lookback
@@ -314,7 +314,7 @@ class AgentTrack:
     # As a record
 
     def validate(self, first: int, start: int, env_t: int) -> None:
-        """Raise an EpisodeError unless the episode is valid and every observation has its time."""
+        """Raise an EpisodeError unless the episode is valid and every observation has an environment time."""
         self.episode.validate()
         times, agent = self.env_ts, self.episode.agent_id
         if len(times) != len(self.episode.observations.data):
@@ -323,7 +323,7 @@ class AgentTrack:
             )
         if any(a >= b for a, b in pairwise(times)) or times[0] < first or times[-1] > env_t:
             raise EpisodeError(f"agent {agent!r}: its times {times!r:.200} do not ascend from {first} to {env_t}")
-        # A part whose action hung at the chunk's start begins with the observation it answers, which lies before.
+        # If an action hangs at the chunk's start, the part begins with the earlier observation it responds to.
         before = bisect_left(times, start)
         if self.episode.lookback not in (before, before - 1):
             raise EpisodeError(
@@ -341,14 +341,14 @@ class AgentTrack:
 
 
 def _positions(wanted: TrackQuery, indices: Indices, neg_index_as_lookback: bool, size: int, lookback: int) -> Any:
-    """Return the positions of indices among `size` items: an int, a list, or a range if they have no gaps."""
+    """Return the positions of indices among `size` items: an int, a list, or, if contiguous, a range."""
     filled = wanted.fill is not None
     positions = resolve_positions(size, lookback, indices, neg_index_as_lookback, filled)
     return list(positions) if isinstance(positions, range) and (filled or positions.step != 1) else positions
 
 
 def add_rewards(collected: float | None, reward: float | None) -> float | None:
-    """Return the sum, of which either part may be unknown."""
+    """Return the sum of two rewards, either of which may be None (unknown)."""
     if collected is None or reward is None:
         return reward if collected is None else collected
     return collected + reward
@@ -358,15 +358,15 @@ ALL = "__all__"
 
 
 class MultiAgentRecord(EpisodeStatus):
-    """Several agents' parts, and the environment's time they share.
+    """The parts of several agents, and the environment time they share.
 
     Attributes:
-        id_: unique.
-        env_t: the environment's time now.
-        env_t_started: its time at the first observation after the lookback.
-        is_terminated: the episode ended for all agents.
-        is_truncated: it was cut off for all agents.
-        custom_data: free for the user.
+        id_: the unique id of the episode.
+        env_t: the current environment time.
+        env_t_started: the environment time of the first observation after the lookback.
+        is_terminated: True if the episode ended for all agents.
+        is_truncated: True if the episode was cut off for all agents.
+        custom_data: arbitrary data of the user.
     """
 
     SKIP_ENV_TS_TAG = "S"
@@ -391,17 +391,17 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def agent_ids(self) -> set[Any]:
-        """The agents that have seen something."""
+        """The agents with at least one observation."""
         return set(self._tracks)
 
     def knows(self, agent_id: Any) -> bool:
-        """Return whether an agent is here, was in another chunk, has a reward, or has a space."""
+        """Return whether an agent is in this or another chunk, or has a reward or a space."""
         known = (self._tracks, self._modules, self._rewards_begin, self.observation_space, self.action_space)
         return any(agent_id in ids for ids in known)
 
     @property
     def agent_episodes(self) -> dict[Any, SingleAgentEpisode]:
-        """Each agent's own episode."""
+        """Each agent's episode."""
         return {agent: track.episode for agent, track in self._tracks.items()}
 
     @property
@@ -411,12 +411,12 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def agent_t_started(self) -> dict[Any, int]:
-        """Each agent's own time at the beginning of its part of this chunk."""
+        """Each agent's own time at the start of its part of this chunk."""
         return {agent: track.episode.t_started for agent, track in self._tracks.items()}
 
     @property
     def env_t_to_agent_t(self) -> dict[Any, InfiniteLookbackBuffer[Any]]:
-        """Each agent's own time by the environment's; "S" if it saw nothing."""
+        """Each agent's own time at each environment time; "S" (skipped) if it observed nothing."""
         maps: dict[Any, InfiniteLookbackBuffer[Any]] = {}
         for agent, track in self._tracks.items():
             first_t = track.episode.t_started - track.episode.lookback
@@ -428,7 +428,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def hanging_actions(self) -> dict[Any, Any]:
-        """The actions of agents that have not seen their results."""
+        """The actions of agents that have not observed the results yet."""
         return {agent: track.action for agent, track in self._tracks.items() if track.action is not None}
 
     @property
@@ -443,7 +443,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def hanging_rewards_begin(self) -> dict[Any, float]:
-        """The rewards of agents before they had seen anything; no action of theirs earned them."""
+        """The rewards of agents before their first observation, which no action of theirs earned."""
         return dict(self._rewards_begin)
 
     @property
@@ -452,11 +452,11 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def is_reset(self) -> bool:
-        """Some agent has seen something."""
+        """True if at least one agent has an observation."""
         return bool(self._tracks)
 
     def agent_steps(self) -> int:
-        """Return the number of complete steps of all agents, without the lookback."""
+        """Return the number of complete steps of all agents, excluding the lookback."""
         return sum(len(track.episode) for track in self._tracks.values())
 
     def __len__(self) -> int:
@@ -467,34 +467,34 @@ class MultiAgentRecord(EpisodeStatus):
         return f"{type(self).__name__}({self.id_!r}, {self.size()}, returns {returns})"
 
     def get_terminateds(self) -> dict[Any, bool]:
-        """Return whether each agent's task ended; `__all__` for the episode."""
+        """Return whether each agent's task ended; `__all__` stands for the episode."""
         return {**{a: t.episode.is_terminated for a, t in self._tracks.items()}, ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[Any, bool]:
-        """Return whether each agent was cut off; `__all__` for the episode."""
+        """Return whether each agent was cut off; `__all__` stands for the episode."""
         return {**{a: t.episode.is_truncated for a, t in self._tracks.items()}, ALL: self.is_truncated}
 
     def get_agents_that_stepped(self) -> set[Any]:
-        """Return the agents that saw something at the last step of the environment."""
+        """Return the agents that observed something at the last environment step."""
         return {agent for agent, track in self._tracks.items() if track.env_ts[-1] == self.env_t}
 
     def get_agents_to_act(self) -> set[Any]:
-        """Return those of them that are not done: the next actions are theirs."""
+        """Return the agents that observed something at the last environment step and are not done."""
         return {agent for agent in self.get_agents_that_stepped() if not self._tracks[agent].episode.is_done}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """Return the undiscounted sum of all agents' rewards, without the lookback; hanging ones only on request."""
+        """Return the undiscounted sum of all agents' rewards without the lookback; hanging ones only on request."""
         total = sum(track.episode.get_return() for track in self._tracks.values())
         if include_hanging_rewards:
             total += sum(self.hanging_rewards.values()) + sum(self._rewards_begin.values())
         return float(total)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return every field with the clock stopped, since another may go on."""
+        """Return every field with the clock stopped, since another process may continue the episode."""
         return {**self.__dict__, "_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
 
     def timeline(self) -> str:
-        """Return a table of the agents by step: x if one saw something, … if its action hangs."""
+        """Return a table of the agents by step: x if an agent observed something, … if its action hangs."""
         times = range(-self._lookback, len(self) + 1)
         width = max(len(str(number)) for number in (times[0], times[-1]))
         names = [str(agent) for agent in self._tracks]
@@ -522,20 +522,20 @@ class MultiAgentRecord(EpisodeStatus):
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Return observations by agent; an agent without any there is left out, unless `fill` is given.
+        """Return observations by agent; an agent without any at `indices` is omitted unless `fill` is passed.
 
         Args:
-            indices: an int, a slice or ints; all after the lookback for None.
-            agent_ids: one agent or several; all for None.
-            env_steps: `indices` are the environment's steps; otherwise each agent's own.
-            neg_index_as_lookback: -1 is the item just before index 0.
-            fill: replaces missing items.
-            one_hot_discrete: one-hot vectors for discrete parts of the agent's space.
-            return_list: a list with a dict of agents for each step, instead of one dict of lists.
+            indices: an int, a slice or ints; None for all after the lookback.
+            agent_ids: one agent or several; None for all.
+            env_steps: True if `indices` count environment steps, False if they count each agent's own steps.
+            neg_index_as_lookback: True if -1 is the item just before index 0.
+            fill: the value that replaces missing items.
+            one_hot_discrete: return discrete parts of the agent's space as one-hot vectors.
+            return_list: return a list with a dict of agents for each step instead of a dict of lists.
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
-            EpisodeError: `return_list` with the agents' own steps, which are no common list.
+            EpisodeError: `return_list` is combined with the agents' own steps, which differ between agents.
         """
         wanted = TrackQuery("observations", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
@@ -565,7 +565,7 @@ class MultiAgentRecord(EpisodeStatus):
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Return actions by agent, each at the step of the observation it answers, hanging ones included."""
+        """Return actions by agent, each at the step of the observation it responds to, including hanging ones."""
         wanted = TrackQuery("actions", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -579,7 +579,7 @@ class MultiAgentRecord(EpisodeStatus):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return rewards by agent, each at the step of its action and whole, hanging ones included."""
+        """Return rewards by agent, each complete and at the step of its action, including hanging ones."""
         wanted = TrackQuery("rewards", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -594,7 +594,7 @@ class MultiAgentRecord(EpisodeStatus):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return one extra model output by agent, hanging ones included, or a dict of all of them.
+        """Return one extra model output by agent, including hanging ones, or a dict of all outputs.
 
         Raises:
             KeyError: no agent has this key.
@@ -610,7 +610,7 @@ class MultiAgentRecord(EpisodeStatus):
     def set_observations(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace observations at indices in the agents' own steps.
+        """Replace observations at indices that count the agents' own steps.
 
         Raises:
             KeyError: an agent is not in this episode.
@@ -621,19 +621,19 @@ class MultiAgentRecord(EpisodeStatus):
     def set_actions(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace actions, as `set_observations` does; hanging ones stay."""
+        """Replace actions, as `set_observations` does; hanging ones remain unchanged."""
         self._set("set_actions", new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace rewards, as `set_observations` does; hanging ones stay."""
+        """Replace rewards, as `set_observations` does; hanging ones remain unchanged."""
         self._set("set_rewards", new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(
         self, *, key: str, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace items of one extra model output, as `set_observations` does; hanging ones stay."""
+        """Replace items of one extra model output, as `set_observations` does; hanging ones remain unchanged."""
         self._set("set_extra_model_outputs", new_data, at_indices, neg_index_as_lookback, key=key)
 
     def _set(self, method: str, new_data: Mapping[Any, Any], at_indices: Any, neg: bool, **options: Any) -> None:
@@ -646,7 +646,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def is_numpy(self) -> bool:
-        """Every agent's episode is stored compactly."""
+        """True if every agent's episode is stored compactly."""
         return all(track.episode.is_numpy for track in self._tracks.values()) if self._tracks else self._was_converted
 
     @property
@@ -661,7 +661,8 @@ class MultiAgentRecord(EpisodeStatus):
         if agent_ids is not None:
             is_one = isinstance(agent_ids, Hashable) and (isinstance(agent_ids, str) or agent_ids in self._tracks)
             chosen = set(agent_ids) if not is_one and isinstance(agent_ids, Iterable) else {agent_ids}
-            # As in RLlib, unknown agents are left out: one may come in any step, and readers ask for all they know.
+            # As in RLlib, unknown agents are omitted: an agent may enter at any step, and readers request all they
+            # know.
             tracks = [(agent, track) for agent, track in tracks if agent in chosen]
         if not env_steps:
             if return_list:
@@ -671,13 +672,14 @@ class MultiAgentRecord(EpisodeStatus):
                 )
             values = {}
             for agent, track in tracks:
-                # As in RLlib, a hanging step has an index, but is not one of all of the agent's steps.
+                # As in RLlib, a hanging step has an index but is not included when all of an agent's steps are
+                # requested.
                 has_all = indices is None and wanted.what not in _SEEN
                 size = len(track.env_ts) - 1 if has_all else track.count(wanted.what)
                 lookback = track.episode.lookback
                 values[agent] = track.read(wanted, _positions(wanted, indices, neg, size, lookback))
             return {agent: value for agent, value in values.items() if value is not ABSENT}
-        # The environment's times: one of them, a list, or a range if they have no gaps.
+        # Environment times: one time, a list, or, if contiguous, a range.
         end = self.env_t + 1 if wanted.what in _SEEN else self.env_t
         times = _positions(wanted, indices, neg, end - self._first, self._lookback)
         if isinstance(times, range):

@@ -1,7 +1,7 @@
-"""Lines of `episodes.jsonl`: from an episode to its record, and back.
+"""Lines of `episodes.jsonl`: convert an episode to its record and back.
 
-Simple enough for `jq`: the conversation once, and steps that point into it. An observation that repeats the
-conversation is omitted. Times are under `timing`, so that runs of the same seed are equal without it.
+The format is simple enough for `jq`: the conversation once, and steps that refer to it. An observation that repeats
+the conversation is omitted. Times are stored only under `timing`, so that runs with the same seed are otherwise equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 
 
 class Identity(TypedDict):
-    """The episode's identity and end. These keys open its line, in this order."""
+    """The identity and outcome of an episode: the first keys of its line, in this order."""
 
     sample_id: str
     group_id: str
@@ -31,7 +31,7 @@ class Identity(TypedDict):
 
 
 class StartAndEnd(TypedDict, total=False):
-    """Further facts of collected episodes, absent from transcripts."""
+    """Additional facts of collected episodes, absent from transcripts."""
 
     seeds: dict[str, int]
     start: dict[str, Any]
@@ -40,14 +40,12 @@ class StartAndEnd(TypedDict, total=False):
 
 
 class SampleFacts(TypedDict):
-    """The sample of the episode."""
-
     sample: dict[str, Any]
     ground_truth: Any
 
 
 class EpisodeFacts(Identity, StartAndEnd, SampleFacts):
-    """`SingleAgentEpisode.custom_data` of an episode from a worker or a transcript."""
+    """The `SingleAgentEpisode.custom_data` of an episode from a worker or a transcript."""
 
     user_usage: NotRequired[dict[str, float]]
     timing: NotRequired[dict[str, Any]]
@@ -57,16 +55,16 @@ IDENTITY, START_AND_END, SAMPLE = (tuple(kind.__annotations__) for kind in (Iden
 
 
 def get_facts(episode: SingleAgentEpisode) -> EpisodeFacts:
-    """Return the episode's `custom_data`; a hand-made episode may lack these keys, so read them with `get`."""
+    """Return the episode's `custom_data`; a manually built episode may lack these keys, so read them with `get`."""
     return cast("EpisodeFacts", episode.custom_data)
 
 
 def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the episode as one JSON object; `episode_from_record` gives an equal episode.
+    """Return the episode as one JSON object, from which `episode_from_record` restores it.
 
     Args:
         episode: the episode.
-        final_state: replaces the episode's own, if its payload is stored elsewhere.
+        final_state: replaces the episode's final state if its payload is stored elsewhere.
     """
     custom_data = {**episode.custom_data, **({"final_state": dict(final_state)} if final_state else {})}
     facts = {key: to_json_value(value) for key, value in custom_data.items()}
@@ -87,18 +85,18 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
 
 
 def get_attempt(record: Mapping[str, Any]) -> int:
-    """Return the attempt of an episode's or a score's line; the latest attempt counts."""
+    """Return the attempt number of an episode or score line; only the latest attempt counts."""
     return record.get("attempt") or 0
 
 
 def environment_return(episode: SingleAgentEpisode) -> float | None:
-    """Return the sum of the environment's rewards; None if it gave none in any step."""
+    """Return the sum of the environment's rewards; None if no step has one."""
     rewards = episode.environment_rewards()
     return episode.get_return() if rewards.count(None) < len(rewards) else None
 
 
 def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """Return one step: observation, action, reward. `info` is the outcome's, `state_key` that of the state acted in."""
+    """Return one step: observation, action, reward. `info` describes the outcome, `state_key` the state before it."""
     before = dict(episode.get_infos(t))
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
     step: dict[str, Any] = {"state_key": before.pop("state_key", None)}
@@ -115,7 +113,7 @@ def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """Return the observation, left out if it is the text of the message that precedes the t-th action."""
+    """Return the observation; omit it if it is the text of the message before the t-th action."""
     observation = episode.get_observations(t)
     if isinstance(observation, str) and observation == preceding_text(episode.messages, episode.assistant_turns, t):
         return {}
@@ -123,17 +121,17 @@ def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
-    """Return the text of the message before the t-th action, or of the last one, if it has one."""
+    """Return the text of the message before the t-th action, or of the last message; None if it has no text."""
     position = (turns[t] if t < len(turns) else len(messages)) - 1
     content = messages[position].content if 0 <= position < len(messages) else None
     return content if isinstance(content, str) else None
 
 
 def episode_from_record(record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """Return the episode of a record that `episode_to_record` made.
+    """Return the episode for a record from `episode_to_record`.
 
     Raises:
-        EpisodeError: the record is of another version or lacks a field.
+        EpisodeError: the record has another version or lacks a field.
     """
     if record.get("schema_version") != SCHEMA_VERSION:
         version = record.get("schema_version")
@@ -176,10 +174,10 @@ T = TypeVar("T")
 
 
 class LatestAttempts(Generic[T]):
-    """The values of the latest attempt of each episode among the lines read so far.
+    """The value of each episode's latest attempt among the lines read so far.
 
     Attributes:
-        earlier: the number of lines replaced by another line of their episode.
+        earlier: the number of lines replaced by another line of the same episode.
     """
 
     def __init__(self) -> None:
@@ -187,11 +185,11 @@ class LatestAttempts(Generic[T]):
         self._known: dict[str, tuple[int, T]] = {}
 
     def is_outdated(self, rollout_id: str, attempt: int) -> bool:
-        """Return whether a later attempt is known, so that a line of this one does not count."""
+        """Return whether a later attempt is known, so that a line of this attempt does not count."""
         return rollout_id in self._known and self._known[rollout_id][0] > attempt
 
     def put(self, rollout_id: str, attempt: int, value: T) -> None:
-        """Add the value of a line, unless a later attempt is known; of two lines of one attempt the second counts."""
+        """Store a line's value unless a later attempt is known; for two lines of one attempt, the second counts."""
         if self.is_outdated(rollout_id, attempt):
             self.earlier += 1
             return
@@ -199,11 +197,11 @@ class LatestAttempts(Generic[T]):
         self._known[rollout_id] = attempt, value
 
     def attempt(self, rollout_id: str) -> int | None:
-        """Return the latest attempt of an episode; None if no line of it was put."""
+        """Return the latest attempt of an episode; None if no line of it was added."""
         return self._known[rollout_id][0] if rollout_id in self._known else None
 
     def items(self) -> dict[str, T]:
-        """Return the value of each episode by its `rollout_id`, in the order of the lines that count."""
+        """Return the value of each episode by `rollout_id`, in the order of the lines that count."""
         return {rollout_id: value for rollout_id, (_, value) in self._known.items()}
 
     def values(self) -> list[T]:

@@ -1,9 +1,9 @@
-"""The tokens of one episode, exactly as the model saw and sampled them; nothing is ever re-tokenised.
+"""The tokens of one episode, exactly as the model read and sampled them; text is never tokenized again.
 
-Each turn has the whole prompt the model saw and the tokens it sampled. If the prompt extends the stored sequence,
-only the new part is kept, so that the stored ids are `p a1 o1 a2 o2 … aN` and concatenate to the model's input. If it
-does not (the context was rewritten: stripped reasoning, truncation), a new segment begins with the reason. A segment is
-a training row.
+Each turn has the whole prompt that the model read and the tokens it sampled. If the prompt extends the stored
+sequence, only the new part is stored, so that the stored ids `p a1 o1 a2 o2 … aN` concatenate to the model's input.
+Otherwise the context was rewritten (stripped reasoning, truncation), and a new segment begins with the reason. Each
+segment is a training row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNKNOWN_VERSION = -1
 
 
 class ActionSpan(NamedTuple):
-    """The place of one action's tokens: `start:stop` in the flat ids, in segment `segment`."""
+    """The position of one action's tokens: `start:stop` in the flat ids, in segment `segment`."""
 
     step: int
     segment: int
@@ -38,7 +38,7 @@ class ActionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of tokens that concatenate: its `start` in the flat ids, and the reason why it began."""
+    """A sequence of tokens that concatenate: its `start` in the flat ids, and the reason why it began."""
 
     start: int
     prompt_length: int
@@ -49,12 +49,12 @@ class Turn(NamedTuple):
     """An action's tokens.
 
     Attributes:
-        prompt_ids: (P,) everything the model saw.
-        token_ids: (N,) sampled.
-        logprobs: (N,) under the actual sampling distribution; None if unknown.
-        policy_version: of the weights that sampled; None if unknown.
-        segment_reason: why the context was rewritten before it; None if it was not.
-        allowed_ids: (N,) for each token the ids it was chosen from, None for any; None without a restriction.
+        prompt_ids: (P,) the whole prompt that the model read.
+        token_ids: (N,) the sampled ids.
+        logprobs: (N,) log-probabilities under the sampling distribution; None if unknown.
+        policy_version: the version of the weights that sampled; None if unknown.
+        segment_reason: the reason why the context was rewritten before this turn; None if it was not.
+        allowed_ids: (N,) the ids allowed at each token, None for any; None if no token was restricted.
     """
 
     prompt_ids: npt.NDArray[np.int64]
@@ -71,10 +71,10 @@ class TokenRow(NamedTuple):
     Attributes:
         prompt_ids: (P,) the tokens before the first action.
         completion_ids: (C,) `a1 o1 a2 o2 … aN`.
-        action_mask: (C,) 1 on sampled tokens.
-        logprobs: (C,) under the actual sampling distribution; 0.0 if `action_mask` is 0.
+        action_mask: (C,) 1 for sampled tokens, else 0.
+        logprobs: (C,) log-probabilities under the sampling distribution; 0.0 if `action_mask` is 0.
         steps: (C,) the step of each action token; -1 if `action_mask` is 0.
-        policy_versions: (C,) the version that sampled the token; -1 if unknown or `action_mask` is 0.
+        policy_versions: (C,) the version that sampled each token; -1 if unknown or `action_mask` is 0.
     """
 
     prompt_ids: npt.NDArray[np.int64]
@@ -101,7 +101,7 @@ class EpisodeTokens:
         return len(self.ids)
 
     def __bool__(self) -> bool:
-        """Return whether anything is recorded, even an action without tokens."""
+        """Return whether any action is recorded, even one without tokens."""
         return bool(self.ids or self.segments)
 
     def __eq__(self, other: object) -> bool:
@@ -123,29 +123,29 @@ class EpisodeTokens:
 
         Args:
             step: the action's index in its episode.
-            prompt_ids: (P,) everything the model saw.
-            token_ids: (N,) sampled.
-            logprobs: (N,) under the actual sampling distribution; None if unknown, stored as NaN.
-            policy_version: of the weights that sampled.
-            reason: why the context was rewritten, used if `prompt_ids` does not extend the stored ids.
-            allowed_ids: (N,) for each token the ids it was chosen from, None for any; None without a restriction.
+            prompt_ids: (P,) the whole prompt that the model read.
+            token_ids: (N,) the sampled ids.
+            logprobs: (N,) log-probabilities under the sampling distribution; None if unknown, stored as NaN.
+            policy_version: the version of the weights that sampled.
+            reason: the reason why the context was rewritten, used if `prompt_ids` does not extend the stored ids.
+            allowed_ids: (N,) the ids allowed at each token, None for any; None if no token was restricted.
 
         Raises:
-            EpisodeError: lengths of ids and log-probabilities differ, the steps do not ascend, or a token was not
-                allowed.
+            EpisodeError: the numbers of ids and log-probabilities differ, the steps do not ascend, or a sampled token
+                was not allowed.
         """
         if logprobs is not None and len(logprobs) != len(token_ids):
             raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
         if self.spans and step <= self.spans[-1].step:
             raise EpisodeError(f"step {step} comes after step {self.spans[-1].step}")
-        # Converted first, so that an invalid value leaves everything as it was.
+        # Converted first, so that an invalid value changes nothing.
         prompt, sampled = array("i", prompt_ids), array("i", token_ids)
         known = array("d", logprobs if logprobs is not None else [float("nan")] * len(sampled))
         sets = check_allowed_ids(allowed_ids, sampled, step) if allowed_ids is not None else None
         stored = self.ids[self.segments[-1].start :] if self.segments else None
         if stored is not None and prompt[: len(stored)] == stored:
             if not (self.spans and self.spans[-1].segment == len(self.segments) - 1):
-                # A chunk that was cut goes on: all before its first action is prompt.
+                # Continue a cut chunk: everything before its first action is prompt.
                 self.segments[-1] = replace(self.segments[-1], prompt_length=len(prompt))
             new = prompt[len(stored) :]
         else:
@@ -161,7 +161,7 @@ class EpisodeTokens:
         self.spans.append(ActionSpan(step, len(self.segments) - 1, start, len(self.ids), policy_version))
 
     def turns(self) -> dict[int, Turn]:
-        """Return the model's input and sample of each action, by step; the arrays are views of one copy."""
+        """Return the prompt and sampled tokens of each action, by step; the arrays are views of one copy."""
         ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float64)
         turns, before = {}, 0
         sets, positions, which = [ids.tolist() for ids in self.allowed.sets], self.allowed.places, self.allowed.which
@@ -183,7 +183,7 @@ class EpisodeTokens:
         return turns
 
     def rows(self) -> Iterator[TokenRow]:
-        """Yield one training row for each segment in which an action was sampled."""
+        """Yield one training row for each segment that contains sampled tokens."""
         ids = np.array(self.ids, dtype=np.int64)
         logprobs = np.array(self.logprobs, dtype=np.float64)
         steps = np.full(len(ids), -1, dtype=np.int64)
@@ -200,7 +200,7 @@ class EpisodeTokens:
             yield TokenRow(ids[segment.start : first], ids[part], mask, logprobs[part], steps[part], versions[part])
 
     def part(self, start: int, stop: int | None) -> EpisodeTokens:
-        """Return the tokens up to the end of step `stop - 1`, or all; those before step `start` are context."""
+        """Return the tokens up to the end of step `stop - 1`, or all; tokens before step `start` become context."""
         before = [span for span in self.spans if stop is None or span.step < stop]
         end = len(self.ids) if stop is None else max((span.stop for span in before), default=0)
         tokens = EpisodeTokens()
@@ -211,7 +211,7 @@ class EpisodeTokens:
                 tokens.logprobs[span.start : span.stop] = self.logprobs[span.start : span.stop]
         if tokens.spans:
             tokens.allowed = self.allowed.kept(tokens.spans[0].start, end)
-        # The actions before the first one of a segment belong to its prompt now.
+        # The actions before a segment's first retained action are now part of its prompt.
         firsts = {span.segment: span.start for span in reversed(tokens.spans)}
         kept = self.segments if stop is None else self.segments[: before[-1].segment + 1 if before else 0]
         ends = [segment.start for segment in kept[1:]] + [end]
@@ -221,7 +221,7 @@ class EpisodeTokens:
         return tokens
 
     def continued(self, other: EpisodeTokens, steps: int) -> EpisodeTokens:
-        """Return these tokens, extended by those of `other`, a later part; its step 0 becomes step `steps`.
+        """Return these tokens extended by those of `other`, a later part whose step 0 becomes step `steps`.
 
         Raises:
             EpisodeError: `other` does not begin with these tokens.
@@ -241,7 +241,7 @@ class EpisodeTokens:
         return tokens
 
     def get_state(self) -> dict[str, Any]:
-        """Return a JSON-safe form. Unknown log-probabilities become None; unsampled ones, always 0.0, are left out."""
+        """Return a JSON-safe form. Unknown log-probabilities become None; those of unsampled tokens are omitted."""
         logprobs = [
             [None if value != value else to_json_value(value) for value in self.logprobs[span.start : span.stop]]
             for span in self.spans
@@ -256,7 +256,7 @@ class EpisodeTokens:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> EpisodeTokens:
-        """Return the tokens of a state from `get_state`."""
+        """Return the tokens for a state from `get_state`."""
         tokens = cls()
         tokens.ids = array("i", state["ids"])
         tokens.logprobs = array("d", bytes(8 * len(tokens.ids)))

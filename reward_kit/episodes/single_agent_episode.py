@@ -1,9 +1,9 @@
 """`SingleAgentEpisode`: the record of one run of one policy.
 
-The names and the index grammar are those of RLlib's class on its new API stack, so that a program written for it runs
-here with the import changed. On top of RLlib's five tracks an episode holds what a language-model agent adds: the
-conversation, stored once (`messages`, with the position of each action's message in `assistant_turns`), and the exact
-tokens (`tokens`). `StepData`, histories, token rows and reports are views of it.
+The names and the index grammar match RLlib's class on its new API stack, so that a program written for it runs here
+after changing the import. In addition to RLlib's five tracks, an episode stores the data of a language-model agent:
+the conversation (`messages`, with the position of each action's message in `assistant_turns`) and the exact tokens
+(`tokens`). `StepData`, histories, token rows and reports are views of the episode.
 
 An episode of T steps has T + 1 observations and infos, and T actions, rewards and extra model outputs.
 """
@@ -26,24 +26,24 @@ class SingleAgentEpisode(EpisodeData):
     """An episode, or a chunk of one.
 
     Args:
-        id_: unique; a random one by default.
-        observations: T + 1 items, or none yet.
-        observation_space: of observations: any object with the attributes of Gymnasium's spaces.
+        id_: the unique id; random by default.
+        observations: T + 1 items, or no items yet.
+        observation_space: the space of observations: any object with the attributes of Gymnasium's spaces.
         infos: one dict per observation; empty ones by default.
         actions: T items.
-        action_space: of actions.
+        action_space: the space of actions.
         rewards: T numbers.
         extra_model_outputs: T items per key.
-        terminated: the task ended; the future is worth nothing.
-        truncated: the episode was cut off; the future would have been worth something.
-        t_started: the environment's time of the first observation after the lookback.
-        len_lookback_buffer: number of the given steps that are lookback; "auto" means all of them.
-        agent_id: the agent, in an episode of several.
-        module_id: the policy that acts for it.
-        multi_agent_episode_id: the episode of several that it is part of.
+        terminated: True if the task ended; the value of the future is 0.
+        truncated: True if the episode was cut off; the future would have had a value.
+        t_started: the environment time of the first observation after the lookback.
+        len_lookback_buffer: the number of the passed steps that are lookback; "auto" means all of them.
+        agent_id: the agent, in a multi-agent episode.
+        module_id: the policy that acts for the agent.
+        multi_agent_episode_id: the id of the multi-agent episode that contains this one.
 
     Raises:
-        EpisodeError: the tracks do not fit together.
+        EpisodeError: the tracks have inconsistent lengths.
     """
 
     __slots__ = ()
@@ -51,10 +51,10 @@ class SingleAgentEpisode(EpisodeData):
     # Building
 
     def add_env_reset(self, observation: Any, infos: Mapping[str, Any] | None = None) -> None:
-        """Begin with the environment's first observation.
+        """Add the environment's first observation.
 
         Raises:
-            EpisodeError: the episode has begun before, or `infos` is not a dict.
+            EpisodeError: the episode has already begun, or `infos` is not a dict.
         """
         if self.is_reset or self.is_done:
             raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self.size()}")
@@ -79,17 +79,18 @@ class SingleAgentEpisode(EpisodeData):
         """Add one action and its results.
 
         Args:
-            observation: of the environment after the action.
-            action: of the policy.
-            reward: of the environment; None if it gave none, which `environment_rewards` distinguishes from 0.0.
+            observation: the environment's observation after the action.
+            action: the policy's action.
+            reward: the environment's reward; None if it returned none, which `environment_rewards` distinguishes from
+                0.0.
             infos: facts about this step.
-            terminated: the task ended with this step.
-            truncated: the episode was cut off after this step.
-            extra_model_outputs: further outputs of the policy; a key missing in some steps counts as None there.
+            terminated: True if the task ended with this step.
+            truncated: True if the episode was cut off after this step.
+            extra_model_outputs: additional outputs of the policy; a key missing in some steps counts as None there.
 
         Raises:
             EpisodeError: the episode has not begun or is over, or the reward, the infos or the outputs are invalid;
-                nothing of the step is kept then.
+                the episode is then unchanged.
         """
         if self.is_numpy or self.is_terminated or self.is_truncated or not self._observations:
             if not self.is_reset:
@@ -132,15 +133,15 @@ class SingleAgentEpisode(EpisodeData):
         return f"episode {self.id_}, step {len(self)}"
 
     def add_messages(self, messages: Iterable[Message]) -> None:
-        """Append messages that are not the policy's to the conversation."""
+        """Append messages that the policy did not write to the conversation."""
         self.messages.extend(messages)
 
     def add_assistant_message(self, message: Message) -> None:
-        """Append the message of the action that is being taken; each action has exactly one."""
+        """Append the message of the current action; each action has exactly one."""
         self.assistant_turns.append(len(self.messages))
         self.messages.append(message)
 
-    # Reading: by an int, a slice or a list of ints; `columns` has the index grammar
+    # Reading: by an int, a slice or a list of ints; `columns` documents the index grammar
 
     def get_observations(
         self,
@@ -153,10 +154,10 @@ class SingleAgentEpisode(EpisodeData):
         """Return observations by int, slice or list of ints.
 
         Args:
-            indices: all after the lookback for None.
-            neg_index_as_lookback: -1 is the item just before index 0, and not the last.
-            fill: replaces what is out of range; with a space, an item of the space filled with it.
-            one_hot_discrete: discrete parts as one-hot vectors; needs the space.
+            indices: the indices; None for all after the lookback.
+            neg_index_as_lookback: True if -1 is the item just before index 0, not the last item.
+            fill: the value that replaces out-of-range items; with a space, an item of the space filled with it.
+            one_hot_discrete: return discrete parts as one-hot vectors; requires the space.
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
@@ -182,9 +183,9 @@ class SingleAgentEpisode(EpisodeData):
         return read(self._rewards, self._lookback, indices, neg_index_as_lookback, fill)
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return infos by int, slice or list of ints; always the dicts themselves, which may be written to."""
+        """Return infos by int, slice or list of ints; always the original dicts, which may be modified."""
         infos, lookback = self._infos, self._lookback
-        if type(indices) is int and 0 <= indices < len(infos) - lookback:  # read in every step, several times
+        if type(indices) is int and 0 <= indices < len(infos) - lookback:  # read several times in every step
             if (info := infos[lookback + indices]) is None:
                 info = infos[lookback + indices] = {}
             return info
@@ -206,12 +207,12 @@ class SingleAgentEpisode(EpisodeData):
         return self.extra_model_outputs[key]
 
     def get_return(self) -> float:
-        """Return the undiscounted sum of the rewards, without the lookback."""
+        """Return the undiscounted sum of the rewards, excluding the lookback."""
         rewards = self._rewards[self._lookback :]
         return float(np.sum(rewards) if isinstance(rewards, np.ndarray) else sum(rewards))
 
     def environment_rewards(self) -> list[float | None]:
-        """Return (T,) the environment's rewards; None where it gave none, which `get_rewards` has as 0.0."""
+        """Return (T,) the environment's rewards; None for a missing reward, which `get_rewards` returns as 0.0."""
         infos = self._infos[self._lookback + 1 :]
         return [
             None if info and info.get(REWARD, reward) is None else float(reward)
@@ -219,11 +220,11 @@ class SingleAgentEpisode(EpisodeData):
         ]
 
     def turn_end(self, t: int) -> int:
-        """Return the position in `messages` behind all that followed the t-th action."""
+        """Return the position in `messages` after all messages that followed the t-th action."""
         return self.assistant_turns[t + 1] if t + 1 < len(self.assistant_turns) else len(self.messages)
 
     def answers_to(self, t: int) -> list[Message]:
-        """Return the messages between the t-th action and the next: tools' answers, a user's turn, a nudge."""
+        """Return the messages between the t-th action and the next: tool results, a user's turn, a reminder."""
         return self.messages[self.assistant_turns[t] + 1 : self.turn_end(t)]
 
     # Changing
@@ -240,11 +241,11 @@ class SingleAgentEpisode(EpisodeData):
         self._observations = data
 
     def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
-        """Replace actions, as `set_observations` does observations."""
+        """Replace actions, as `set_observations` does for observations."""
         self._actions = write(self._actions, self._lookback, new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
-        """Replace rewards, as `set_observations` does observations."""
+        """Replace rewards, as `set_observations` does for observations."""
         self._rewards = write(self._rewards, self._lookback, new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(
@@ -257,16 +258,16 @@ class SingleAgentEpisode(EpisodeData):
 
     @property
     def is_reset(self) -> bool:
-        """The first observation is there."""
+        """True if the first observation was added."""
         return len(self._observations) > 0
 
     @property
     def is_finalized(self) -> bool:
-        """Stored compactly; `is_numpy` by its older name."""
+        """True if the tracks are stored compactly; an older name for `is_numpy`."""
         return self.is_numpy
 
     def agent_steps(self) -> int:
-        """Return the same as `env_steps`: one agent acts in every step."""
+        """Return `env_steps`, since the agent acts in every step."""
         return len(self)
 
     def __repr__(self) -> str:

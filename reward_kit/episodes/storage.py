@@ -1,8 +1,8 @@
-"""Storage of finished tracks: arrays for numbers, flat blobs for text and tokens, a column per field for dicts.
+"""Storage of completed tracks: arrays for numbers, flat blobs for text and tokens, one column per field for dicts.
 
-NumPy stores a text column as wide as its longest text and has no form for dicts whose keys vary. Here text and token
-rows lie one after another with offsets, dicts become a column for each field, and dicts of several shapes one such set
-for each shape. Anything that no array holds exactly stays a list.
+NumPy makes every row of a text column as wide as the longest text and has no form for dicts with varying keys. Here,
+text and token rows are concatenated with offsets, dicts become one column per field, and dicts of several shapes
+become one such set per shape. Values that an array cannot represent exactly stay in a list.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-_SAMPLE = 32  # rows; preparing fewer is not worthwhile
+_SAMPLE = 32  # number of rows; sampling fewer is not worthwhile
 _MOST_CODES = 256
 
 
 class RaggedText:
-    """Texts of differing length in one blob, a text if all is ASCII and UTF-8 otherwise; lone surrogates survive."""
+    """Texts of different lengths in one blob: a str if all are ASCII, else UTF-8 that preserves lone surrogates."""
 
     __slots__ = ("blob", "offsets")
 
@@ -76,7 +76,7 @@ class RaggedText:
         return [blob[a:b].decode("utf-8", "surrogatepass") for a, b in bounds]
 
     def part(self, start: int, stop: int) -> RaggedText:
-        """Return the rows from `start` to `stop` over the same blob."""
+        """Return the rows from `start` to `stop`, sharing the blob."""
         return _text_of(self.blob, self.offsets[start : stop + 1])
 
 
@@ -87,7 +87,7 @@ def _text_of(blob: str | bytes, offsets: npt.NDArray[Any]) -> RaggedText:
 
 
 class CategoricalText:
-    """Texts with many repeats, such as roles and tool names: each distinct text once, and a byte per row."""
+    """Texts with many repeats, such as roles and tool names: each distinct text once, and one byte per row."""
 
     __slots__ = ("codes", "values")
 
@@ -107,7 +107,7 @@ class CategoricalText:
         return self.values[self.codes[normalize_index(index, len(self.codes))]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only the texts that are in this part.
+        # Only the texts used in this part.
         used = sorted(set(self.codes))
         codes = self.codes.translate(bytes(used.index(code) if code in used else 0 for code in range(_MOST_CODES)))
         return CategoricalText, ([self.values[code] for code in used], codes)
@@ -117,12 +117,12 @@ class CategoricalText:
         return [*map(self.values.__getitem__, self.codes[start:stop])]
 
     def part(self, start: int, stop: int) -> CategoricalText:
-        """Return the rows from `start` to `stop` over the same texts."""
+        """Return the rows from `start` to `stop`, sharing the texts."""
         return CategoricalText(self.values, self.codes[start:stop])
 
 
 def compact_texts(texts: list[str]) -> RaggedText | CategoricalText:
-    """Return the storage for a column of texts: `CategoricalText` if few differ in a sample."""
+    """Return the storage for a column of texts: `CategoricalText` if a sample has few distinct texts."""
     rows = len(texts)
     if texts[-1] == texts[0] and texts.count(texts[0]) == rows:
         return CategoricalText(texts[:1], bytes(rows))
@@ -134,13 +134,13 @@ def compact_texts(texts: list[str]) -> RaggedText | CategoricalText:
 
 
 def row_offsets(rows: list[Any], total: int) -> npt.NDArray[Any]:
-    """Return the beginning of each row and the end of the last, in the smallest integers that hold `total`."""
+    """Return the start of each row and the end of the last, in the smallest sufficient integer type."""
     dtype = np.uint32 if total < 2**32 else np.int64
     if len(rows) < _SAMPLE:
         return np.fromiter(accumulate(map(len, rows), initial=0), dtype, len(rows) + 1)
     lengths: Any
     try:
-        # Of a list of small ints Python makes bytes ten times as quickly as NumPy an array.
+        # For a list of small ints, Python creates bytes ten times as fast as NumPy creates an array.
         lengths = np.frombuffer(bytearray([*map(len, rows)]), np.uint8)
     except ValueError:
         lengths = np.fromiter(map(len, rows), dtype, len(rows))
@@ -150,7 +150,7 @@ def row_offsets(rows: list[Any], total: int) -> npt.NDArray[Any]:
 
 
 def normalize_index(index: int, length: int) -> int:
-    """Return the position of an index, which counts from the end if negative; else raise an IndexError."""
+    """Return the position for an index, counting from the end if negative; raise an IndexError if out of range."""
     position = index + length if index < 0 else index
     if not 0 <= position < length:
         raise IndexError(f"row {index} is out of range: there are {length}")
@@ -158,7 +158,7 @@ def normalize_index(index: int, length: int) -> int:
 
 
 class RaggedNumbers:
-    """Rows of numbers of differing length in one flat array with offsets; dtype "i" for token ids, "d" for logprobs."""
+    """Number rows of different lengths in one flat array with offsets; dtype "i" for token ids, "d" for logprobs."""
 
     __slots__ = ("offsets", "values")
 
@@ -198,11 +198,11 @@ class RaggedNumbers:
         return [numbers[a - bounds[0] : b - bounds[0]] for a, b in pairwise(bounds)]
 
     def part(self, start: int, stop: int) -> RaggedNumbers:
-        """Return the rows from `start` to `stop` over the same numbers."""
+        """Return the rows from `start` to `stop`, sharing the numbers."""
         return ragged_numbers(self.values, self.offsets[start : stop + 1])
 
     def flat(self) -> npt.NDArray[Any]:
-        """Return all rows, one after another, as one array (N,)."""
+        """Return all rows concatenated as one array (N,)."""
         return self.values[int(self.offsets[0]) : int(self.offsets[-1])]
 
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -212,22 +212,22 @@ class RaggedNumbers:
 
 
 def ragged_numbers(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> RaggedNumbers:
-    """Return the rows that `offsets` cuts `values` into."""
+    """Return `values` split into rows at `offsets`."""
     column = RaggedNumbers.__new__(RaggedNumbers)
     column.values, column.offsets = values, offsets
     return column
 
 
 class Records:
-    """Dicts, or tuples, that all have the same fields: one column for each field.
+    """Dicts or tuples with identical fields, stored as one column per field.
 
-    It behaves like a list of them, created on access: by index, slice, iteration and equality. For dicts, indexing by a
-    field's name returns that field of all of them.
+    It behaves like a list whose items are created on access, by index, slice, iteration and equality. For dicts,
+    indexing by a field name returns that field of all items.
 
     Attributes:
-        columns: by field, in the items' order; the fields of tuples are numbers.
-        first: the first of its rows in the columns, which a part shares with the whole.
-        stacks: all fields are numbers, so that several items can be read as one structure of arrays.
+        columns: the columns by field, in the items' order; tuple fields are numbers.
+        first: the position of its first row in the columns, which a part shares with the whole.
+        stacks: True if all fields are numbers, so that several items can be read as one structure of arrays.
     """
 
     __slots__ = ("as_tuple", "columns", "first", "length", "stacks")
@@ -271,7 +271,7 @@ class Records:
         return Records, (columns, self.length, self.as_tuple)
 
     def items(self, start: int, stop: int) -> list[Any]:
-        """Return the dicts or tuples from `start` to `stop`, of plain Python values."""
+        """Return the dicts or tuples from `start` to `stop`, with plain Python values."""
         start, stop = self.first + start, self.first + stop
         return self._rows(read_items(column, start, stop) for column in self.columns.values())
 
@@ -286,14 +286,14 @@ class Records:
         return [dict(zip(names, row)) for row in rows]  # noqa: B905 (as many; a check would cost)
 
     def part(self, start: int, stop: int) -> Records:
-        """Return the rows from `start` to `stop` over the same columns."""
+        """Return the rows from `start` to `stop`, sharing the columns."""
         some = Records.__new__(Records)
         some.columns, some.first = self.columns, self.first + start
         some.length, some.as_tuple, some.stacks = stop - start, self.as_tuple, self.stacks
         return some
 
     def stacked(self, rows: Any) -> Any:
-        """Return the rows at a slice with both ends or an array of ints, as one dict or tuple of arrays."""
+        """Return the rows at an array of ints, or a slice with both ends, as one dict or tuple of arrays."""
         first, is_slice = self.first, isinstance(rows, slice)
         rows = slice(first + rows.start, first + rows.stop) if is_slice else rows + first
         return self._shaped([stacked(column, rows) for column in self.columns.values()])
@@ -303,7 +303,7 @@ class Records:
 
 
 class MixedRecords:
-    """Dicts of several shapes: a `Records` for each shape, and the block and row of each dict."""
+    """Dicts of several shapes: one `Records` per shape, and the block and row of each dict."""
 
     __slots__ = ("block_of", "blocks", "row_of")
 
@@ -318,7 +318,7 @@ class MixedRecords:
         return read_items(self.blocks[self.block_of[index]], int(self.row_of[index]), int(self.row_of[index]) + 1)[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only the rows that are in this part, so that a part does not carry the whole.
+        # Only the rows in this part, so that a part does not contain the whole.
         blocks, row_of = [], self.row_of.copy()
         for number, block in enumerate(self.blocks):
             first, stop = self._stretch(number, 0, len(self))
@@ -333,12 +333,12 @@ class MixedRecords:
         return [next(readers[number]) for number in self.block_of[start:stop].tolist()]
 
     def _stretch(self, number: int, start: int, stop: int) -> tuple[int, int]:
-        """Return the rows of one block that lie between `start` and `stop`."""
+        """Return the row range of one block between `start` and `stop`."""
         rows = self.row_of[start:stop][self.block_of[start:stop] == number]
         return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
 
     def part(self, start: int, stop: int) -> MixedRecords:
-        """Return the rows from `start` to `stop` over the same blocks."""
+        """Return the rows from `start` to `stop`, sharing the blocks."""
         return MixedRecords(self.blocks, self.block_of[start:stop], self.row_of[start:stop])
 
 
@@ -346,12 +346,12 @@ _COMPACT = (np.ndarray, RaggedText, CategoricalText, RaggedNumbers, Records, Mix
 
 
 def is_compact(data: Any) -> bool:
-    """Return whether it is one of the storages of this module."""
+    """Return whether `data` is one of the storage types of this module."""
     return isinstance(data, _COMPACT)
 
 
 def stacks(data: Any) -> bool:
-    """Return whether several items of it can be read as one array, or one structure of arrays."""
+    """Return whether several items of `data` can be read as one array or one structure of arrays."""
     return isinstance(data, np.ndarray) or (isinstance(data, Records) and data.stacks)
 
 
@@ -361,7 +361,7 @@ def stacked(data: Any, rows: Any) -> Any:
 
 
 def read_items(data: Any, start: int, stop: int) -> list[Any]:
-    """Return the items from `start` to `stop` as a list of plain values or of arrays."""
+    """Return the items from `start` to `stop` as a list of plain values or arrays."""
     if isinstance(data, list):
         return data[start:stop]
     if not isinstance(data, np.ndarray):
@@ -380,12 +380,12 @@ def read_items_at(data: Any, rows: npt.NDArray[np.intp]) -> list[Any]:
 
 
 def read_list(data: Any) -> list[Any]:
-    """Return the whole column as a list: the one it is, or a new one."""
+    """Return the whole column as a list, without a copy if it already is one."""
     return data if isinstance(data, list) else read_items(data, 0, len(data))
 
 
 def slice_column(data: Any, start: int, stop: int) -> Any:
-    """Return the items from `start` to `stop` stored as before; compact storage is shared and not copied."""
+    """Return the items from `start` to `stop` in the same form of storage; compact storage is shared, not copied."""
     kind = type(data)
     return data[start:stop] if kind is list or kind is np.ndarray else data.part(start, stop)
 
@@ -398,7 +398,7 @@ _MOST_FIELDS = 256
 
 
 def concat_columns(left: Any, right: Any) -> Any:
-    """Return both columns one after the other, stored as `left` is."""
+    """Return the concatenation of both columns, in the storage form of `left`."""
     if isinstance(left, list):
         return left + read_list(right)
     both = isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
@@ -408,15 +408,15 @@ def concat_columns(left: Any, right: Any) -> Any:
 
 
 def compact(items: Any, *, exact: bool = False) -> Any:
-    """Return the most compact storage for a finished column.
+    """Return the most compact storage for a completed column.
 
-    Texts become `RaggedText` or `CategoricalText`; numbers and arrays of one shape an ndarray with a leading time axis;
-    lists of numbers `RaggedNumbers`; dicts `Records` or `MixedRecords`. Anything else stays a list, as do integers that
-    no array holds exactly.
+    Texts become `RaggedText` or `CategoricalText`; numbers and equally shaped arrays an ndarray with a leading time
+    axis; lists of numbers `RaggedNumbers`; dicts `Records` or `MixedRecords`. Anything else remains a list, including
+    integers that an array cannot represent exactly.
 
     Args:
-        items: a list; anything else is stored already.
-        exact: keep the list if items would come back as another type: integers among floats, NumPy's scalars.
+        items: a list; any other value is already compact.
+        exact: keep the list if items would change their type: integers among floats, or NumPy scalars.
     """
     if not isinstance(items, list) or not items:
         return items
@@ -429,7 +429,7 @@ def compact(items: Any, *, exact: bool = False) -> Any:
     if kind in _PLAIN_DTYPES:
         numbers = np.empty(len(items), _PLAIN_DTYPES[kind])
         try:
-            # Twice as quick as np.array, which looks at the type of each item.
+            # Twice as fast as np.array, which checks the type of each item.
             struct.pack_into(f"{len(items)}{numbers.dtype.char}", numbers.data, 0, *items)
         except struct.error:  # an integer that is too large
             return items
@@ -447,7 +447,7 @@ def compact(items: Any, *, exact: bool = False) -> Any:
 
 
 def _common_dtype(items: Sequence[Any]) -> str:
-    """Return "q" if all items are integers, "d" if all are numbers, "" if they are neither or would be rounded."""
+    """Return "q" for integers, "d" for numbers, and "" for other items or if a number would be rounded."""
     if not all(isinstance(item, _NUMBERS) and not isinstance(item, bool) for item in items):
         return ""
     integers = [item for item in items if isinstance(item, _INTEGERS)]
@@ -458,13 +458,13 @@ def _common_dtype(items: Sequence[Any]) -> str:
 
 def _stack(items: list[npt.NDArray[Any]], exact: bool) -> Any:
     first = items[0]
-    # Arrays without an axis would come back as scalars.
+    # Arrays without an axis would become scalars.
     if first.dtype.hasobject or (exact and first.ndim == 0):
         return items
     if [item.shape for item in items].count(first.shape) < len(items):
         return items
     try:
-        # "no": an array of another dtype is refused, not converted.
+        # "no": reject an array of another dtype instead of converting it.
         flat = np.concatenate(items if first.ndim else [item[None] for item in items], casting="no")
     except (TypeError, ValueError):
         return items
@@ -489,8 +489,8 @@ def _rows(items: list[list[Any]], exact: bool) -> Any:
 def _records(items: list[dict[Any, Any]], exact: bool) -> Any:
     names = tuple(items[0])
     keys, width = list(chain.from_iterable(items)), len(names)
-    # All dicts have the first one's keys in order if the keys in a row repeat them: no dict has a key twice, so no dict
-    # is longer, and then no dict is shorter.
+    # If the sequence of all keys repeats the first dict's keys, all dicts have these keys in order: since a dict has
+    # no duplicate key, no dict can be longer, and hence none can be shorter.
     if len(keys) == len(items) * width and all(
         keys[i::width].count(name) == len(items) for i, name in enumerate(names)
     ):

@@ -1,4 +1,4 @@
-"""Exchanges with endpoints, recorded to a file and replayed from it without any network.
+"""Exchanges with endpoints, recorded to a file and replayed from it without network access.
 
 A file of JSON lines. A header opens each recording session; every other line is one exchange:
 
@@ -6,11 +6,11 @@ A file of JSON lines. A header opens each recording session; every other line is
     {"key": …, "scope": …, "occurrence": 0, "url": …, "request": {…}, "answer": {…}, "retries": 0}
     {"key": …, "scope": …, "occurrence": 1, "url": …, "request": {…}, "error": {"class": …, "message": …}}
 
-`key` is the SHA-256 of the canonical request: every field of it, its JSON with sorted keys. `scope` is the episode that
-asked, and `occurrence` counts equal requests in it. No HTTP header and no API key is kept. A line is flushed when its
-exchange is over, so that a killed run loses at most the line being written.
+`key` is the SHA-256 of the canonical request: all its fields as JSON with sorted keys. `scope` is the episode that
+sent the request, and `occurrence` counts equal requests within it. HTTP headers and API keys are not stored. A line is
+flushed when its exchange is complete, so that a killed run loses at most the line being written.
 
-Only offsets are held in memory; a line is read again when it is needed.
+Only offsets are kept in memory; a line is read again when it is needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "Limi
 
 
 class CassetteRequest(NamedTuple):
-    """A request as it is looked up; see the module for its fields."""
+    """The lookup form of a request; see the module for its fields."""
 
     key: str
     scope: str
@@ -51,16 +51,16 @@ class CassetteRequest(NamedTuple):
     request: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of its line."""
+        """Return the fields for a line of the file."""
         path = "/" + self.url.partition("://")[2].partition("/")[2]
         return {**self._asdict(), "url": path}
 
 
 class Cassette:
-    """A recording. Made by `record` or `replay`; one process records at a time.
+    """A recording, opened by `record` or `replay`; only one process may record at a time.
 
     Attributes:
-        held: how many exchanges the file had when it was opened.
+        held: the number of exchanges in the file when it was opened.
         redact: applied to each line before it is written; a replay returns the redacted answer.
     """
 
@@ -74,7 +74,7 @@ class Cassette:
 
     @classmethod
     def record(cls, path: str | Path) -> Cassette:
-        """Record to `path`. What it holds already stays; an episode that is run again replaces its earlier exchanges.
+        """Record to `path`. Existing exchanges remain; running an episode again replaces its earlier exchanges.
 
         Raises:
             ConfigError: the file exists and is not a cassette, another process records to it, or it cannot be written.
@@ -92,7 +92,7 @@ class Cassette:
             except OSError as error:
                 raise ConfigError(f"cassette {path} is being recorded by another process") from error
             cassette = cls(path, file, None)
-            if path.stat().st_size:  # continue: drop a torn last line, and count on from the recorded occurrences
+            if path.stat().st_size:  # continue: drop an incomplete last line, count on from recorded occurrences
                 index = CassetteIndex.read(path, file)
                 file.truncate(index.end)
                 cassette.held = len(index.exchanges)
@@ -109,7 +109,7 @@ class Cassette:
         """Replay from `path`.
 
         Raises:
-            ConfigError: it cannot be read, or is not a cassette.
+            ConfigError: the file cannot be read or is not a cassette.
         """
         path = Path(path)
         try:
@@ -131,7 +131,7 @@ class Cassette:
         return self._index is not None
 
     def lookup(self, body: bytes, scope: str, url: str) -> CassetteRequest:
-        """Return the lookup of a request, as it is sent by `scope`, such as an episode's id; count its occurrence."""
+        """Return the lookup form of a request sent by `scope`, such as an episode id; count its occurrence."""
         request = json.loads(body)
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -140,12 +140,7 @@ class Cassette:
         return CassetteRequest(key, scope, occurrence, url, request)
 
     def answer(self, question: CassetteRequest) -> tuple[Any, int]:
-        """Return the recorded answer and its retries: of the same episode, else the first unused one of its request.
-
-        Raises:
-            ProviderError: the recorded one, or nothing fits; then the message names the nearest.
-            DeadlineError, LimitError: the recorded one.
-        """
+        """Return the recorded answer and its retries: from the same episode, else the first unused one."""
         assert self._index is not None, "this cassette records"
         line = self._index.take(question)
         error = line.get("error")
@@ -158,7 +153,7 @@ class Cassette:
         self._write({**question.to_json(), "answer": value, "retries": retries})
 
     def record_error(self, question: CassetteRequest, error: EndpointError) -> None:
-        """Record how the endpoint failed."""
+        """Record the endpoint's failure."""
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
         self._write({**question.to_json(), "error": {"class": kind, "message": str(error)}})
 
@@ -187,7 +182,7 @@ class _Exchange:
 
 
 class CassetteIndex:
-    """The exchanges of a file."""
+    """An index of the exchanges in a file."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file = path, file
@@ -198,7 +193,7 @@ class CassetteIndex:
 
     @classmethod
     def read(cls, path: Path, file: IO[bytes]) -> CassetteIndex:
-        """Return the index of an open file; ConfigError if it is not a cassette, or damaged before its last line."""
+        """Return the index of an open file; a ConfigError if it is not a cassette or damaged before its last line."""
         index = cls(path, file)
         _check_header(path, file)
         session = number = 0
@@ -220,7 +215,7 @@ class CassetteIndex:
         except TooLargeError as error:
             where = f"{path}:{number + 1}"
             raise ConfigError(f"{where}: this line has more than {error}, which is the limit of a recording") from None
-        # An episode that was recorded in several sessions was started again in the last one, so that one comes first.
+        # If several sessions recorded an episode, the last one started it again, so prefer that one.
         latest: dict[str, int] = {}
         for exchange in index.exchanges:
             index._by_key[exchange.key].append(exchange)
@@ -231,7 +226,7 @@ class CassetteIndex:
         return index
 
     def take(self, question: CassetteRequest) -> dict[str, Any]:
-        """Return the line that answers a request; ProviderError if no recorded exchange is left."""
+        """Return the line that answers a request; a ProviderError if no recorded exchange is left."""
         own = self._queues.get((question.scope, question.key), [])
         if question.occurrence < len(own) and not own[question.occurrence].is_taken:
             exchange = own[question.occurrence]
@@ -250,7 +245,7 @@ class CassetteIndex:
         return line
 
     def _miss(self, question: CassetteRequest, recorded: int) -> str:
-        """Describe a request without an answer, and how the nearest recorded one differs."""
+        """Describe a request without an answer, and its difference from the nearest recorded one."""
         asked = question.request
         what = f"{self._path} has no answer to {describe(asked, question.scope)}"
         if recorded:
@@ -292,7 +287,7 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
 
 
 def describe(request: Mapping[str, Any], scope: str) -> str:
-    """Describe a request in a few words."""
+    """Describe a request briefly."""
     messages = request.get("messages") or [{}]
     last = messages[-1] if isinstance(messages[-1], Mapping) else {}
     content = last.get("content")

@@ -1,7 +1,6 @@
-"""Chat completions, read from the JSON of the many servers that almost agree on its form, streamed or not.
+"""Chat completions, parsed from the JSON of many servers with slightly different formats, streamed or not.
 
-Absent is None, never zero: a server that reports no usage gives `usage=None`, one that reports no token ids gives
-`token_ids=None`.
+A missing value is None, never zero: without a reported usage, `usage` is None; without token ids, `token_ids` is None.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from reward_kit.safe_input import (
     format_size,
 )
 
-_TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens so under return_tokens_as_token_ids
+_TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens in this form with return_tokens_as_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +35,10 @@ class Usage:
     """The tokens and cost of one completion.
 
     Attributes:
-        prompt_tokens: tokens read, cached ones included.
-        completion_tokens: tokens written, reasoning included.
-        cached_tokens: of the prompt's tokens those that the provider had in its cache.
-        cost: in US dollars by the price file, else as the provider reports it; None without either.
+        prompt_tokens: the number of tokens read, including cached ones.
+        completion_tokens: the number of tokens written, including reasoning.
+        cached_tokens: the number of prompt tokens in the provider's cache.
+        cost: the cost in US dollars by the price file, else as reported by the provider; None without either.
     """
 
     prompt_tokens: int
@@ -53,13 +52,13 @@ class ChatCompletion:
     """An answer of a model.
 
     Attributes:
-        message: the assistant's message, with `tool_calls` and `reasoning_content` where there are any.
-        finish_reason: why it ends, in the provider's word ("stop", "length", "tool_calls", "content_filter").
-        usage: None where the provider reports none.
-        prompt_ids: (P,) token ids of the prompt as the model saw it.
-        token_ids: (N,) token ids sampled.
-        logprobs: (N,) natural logarithms of their probabilities.
-        retries: attempts that failed before this one.
+        message: the assistant's message, with `tool_calls` and `reasoning_content` if present.
+        finish_reason: the provider's reason why it ends ("stop", "length", "tool_calls", "content_filter").
+        usage: the usage; None if the provider reports none.
+        prompt_ids: (P,) the token ids of the prompt as the model read it.
+        token_ids: (N,) the sampled token ids.
+        logprobs: (N,) the natural logarithms of their probabilities.
+        retries: the number of attempts that failed before this one.
     """
 
     message: Message
@@ -73,16 +72,16 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The facts of a request that reading its answer needs."""
+    """The facts about a request that are needed to parse its answer."""
 
     where: str  # the URL, for messages
-    model: str  # the model asked for, under which prices are looked up
-    message_count: int | None  # call ids that the server left out are made from it; None leaves them out
+    model: str  # the requested model, used to look up prices
+    message_count: int | None  # used to create missing call ids; None creates none
     secrets: tuple[str, ...] = ()  # texts that must not appear in a message
 
 
 def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = None) -> ChatCompletion:
-    """Return the completion in a server's JSON value; ProviderError if it has no choice, or one of another form."""
+    """Return the completion in a server's JSON value; a ProviderError without a choice or with a malformed one."""
     choices = data.get("choices") if isinstance(data, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
@@ -103,7 +102,7 @@ def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = 
 
 
 def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
-    # A refusal comes beside a null content; it is the model's text.
+    # A refusal comes with a null content; it is the model's text.
     content = raw.get("refusal") if raw.get("content") is None else raw["content"]
     calls: list[ToolCall] = []
     try:
@@ -123,7 +122,7 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
             role="assistant",
             content=_clean(content),
             tool_calls=calls or None,
-            # vLLM and OpenRouter say `reasoning` for what others call `reasoning_content`.
+            # vLLM and OpenRouter use `reasoning` for `reasoning_content`.
             reasoning_content=_clean(raw.get("reasoning_content") or raw.get("reasoning") or None),
         )
     except (ValidationError, AttributeError, KeyError, TypeError) as error:
@@ -132,7 +131,7 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
 
 
 def _clean(text: Any) -> Any:
-    """Return text that UTF-8 can carry: surrogates that a stream tore apart are joined, single ones are replaced."""
+    """Return text that UTF-8 can encode: surrogate pairs split by a stream are joined, lone ones replaced."""
     if not isinstance(text, str):
         return text
     try:
@@ -164,7 +163,7 @@ def _count(value: Any) -> int | None:
 
 
 def _logprobs(raw: Any) -> tuple[list[float] | None, list[int] | None]:
-    """Return log-probabilities, and token ids if the tokens are spelled as ids; None for what not all tokens have."""
+    """Return log-probabilities, and token ids if tokens are written as ids; None for values that a token lacks."""
     entries = raw.get("content") if isinstance(raw, Mapping) else None
     if not entries:
         return None, None
@@ -186,7 +185,7 @@ _PIECE_BYTES = 56
 
 
 class EventReader:
-    """Split bytes into the `data` texts of events, independent of how the network cut the bytes.
+    """Splits bytes into the `data` texts of events, however the network split the bytes.
 
     Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"); chat completions use `data`.
     """
@@ -202,7 +201,7 @@ class EventReader:
         if len(self._rest) + self._data_bytes > MODEL_ANSWER_BYTES:
             raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
         if b"\n" not in chunk and b"\r" not in chunk:
-            return []  # the line goes on; looking at all of it once more would make a long one slow
+            return []  # the line continues; scanning it again for each chunk would be slow for long lines
         lines = bytes(self._rest).splitlines(keepends=True)
         # A last line that ends in CR may be half of CR LF.
         self._rest = bytearray(lines.pop() if lines and not lines[-1].endswith(b"\n") else b"")
@@ -219,9 +218,9 @@ class EventReader:
 
 
 class StreamedCompletion:
-    """Add up the chunks of one streamed chat completion to the JSON value that the same answer has when not streamed.
+    """Combines the chunks of a streamed chat completion into the equivalent JSON value without streaming.
 
-    Messages name the URL `where` and hide the `secrets`.
+    Messages include the URL `where` and hide the `secrets`.
     """
 
     def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
@@ -241,11 +240,11 @@ class StreamedCompletion:
         self._done = False
 
     def feed(self, chunk: bytes) -> bool:
-        """Take bytes of the stream; return True once its end marker was read.
+        """Process bytes of the stream; return True once its end marker was read.
 
         Raises:
-            ProviderError: the stream carries an error, an event that is not JSON, or more than the limits of
-                `safe_input`: in all, or in what is kept of it.
+            ProviderError: the stream contains an error, an event that is not JSON, or more data than `safe_input`
+                allows.
         """
         try:
             self._stream_left -= len(chunk)
@@ -261,7 +260,7 @@ class StreamedCompletion:
         return self._done
 
     def result(self) -> dict[str, Any]:
-        """Return the completion as a non-streamed answer would have it; TransientError if the stream was cut short."""
+        """Return the completion in its form without streaming; a TransientError if the stream was cut short."""
         if not self._done and self._choice.get("finish_reason") is None:
             raise TransientError(
                 f"{self._where} cut its stream short: it ended without a finish_reason and without {_DONE}"
@@ -328,7 +327,7 @@ class StreamedCompletion:
             if delta.get(key) is not None:
                 self._texts.setdefault(key, []).append(self._keep_text(_text(delta[key])))
         for call in delta.get("tool_calls") or []:
-            # It belongs to a call by index, else by id, else to the latest.
+            # It belongs to a call by index, else by id, else to the latest call.
             index, call_id, function = call.get("index"), call.get("id"), call.get("function") or {}
             if index is not None:
                 parts = next((one for one in self._calls if one.index == index), None)
@@ -353,7 +352,7 @@ class StreamedCompletion:
 
 @dataclass(slots=True)
 class _CallParts:
-    """A tool call as its pieces arrive."""
+    """A tool call assembled from streamed pieces."""
 
     index: int | None
     call_id: str | None = None

@@ -1,7 +1,7 @@
-"""The queue to one model of an endpoint: rate limits, concurrency, outages and retries of all requests of a run.
+"""The queue for one model of an endpoint: rate limits, concurrency, outages and retries of all requests of a run.
 
-A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt, which uses up neither its
-attempts nor its retry budget. `development/traffic.md` has the reasons.
+A request has a `Permit` of its `RequestQueue` and waits for its turn before each attempt; the wait counts neither as
+an attempt nor toward the retry budget. `development/traffic.md` explains the reasons.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from reward_kit.validation import check_number
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _EPSILON = 1e-9
-_MEMORY = 0.1  # the share of the latest answer in a running average
+_MEMORY = 0.1  # the weight of the latest answer in a running average
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates that the user allows one model of one endpoint; None means unlimited.
+    """The rate limits that the user sets for one model of one endpoint; None means unlimited.
 
     Attributes:
-        requests_per_minute: attempts that may begin in a minute.
-        tokens_per_minute: tokens of prompts and answers together; see `TokenEstimate` for how they are known before.
-        max_connections: requests in flight.
+        requests_per_minute: the number of attempts that may begin in a minute.
+        tokens_per_minute: the number of prompt and answer tokens; see `TokenEstimate` for their estimation in advance.
+        max_connections: the maximum number of concurrent requests.
 
     Raises:
         ConfigError: a value is not a positive number.
@@ -61,7 +61,7 @@ class Rates:
 
     @property
     def is_unlimited(self) -> bool:
-        """True if nothing is limited."""
+        """True if no limit is set."""
         return self == Rates()
 
 
@@ -70,10 +70,10 @@ class RetryPolicy:
     """The number and duration of attempts.
 
     Attributes:
-        max_attempts: all attempts, the first included.
-        budget_s: seconds from the first attempt after which no further one begins.
-        base_s: upper bound in seconds of the first random wait; it doubles with each retry.
-        cap_s: upper bound in seconds of any random wait.
+        max_attempts: the maximum number of attempts, including the first.
+        budget_s: seconds after the first attempt during which further attempts may begin.
+        base_s: the upper bound in seconds of the first random wait; it doubles with each retry.
+        cap_s: the upper bound in seconds of every random wait.
     """
 
     max_attempts: int = 5
@@ -84,18 +84,17 @@ class RetryPolicy:
     def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
         """Return the seconds before retry number `retry` (from 0): its Retry-After plus full jitter.
 
-        The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that callers refused together come back apart.
+        The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that callers rejected together retry apart.
         """
-        # Past 2**64 the cap has long won; the bound keeps the power a float.
+        # Far beyond 2**64 the cap applies anyway; the bound keeps the power a float.
         return (retry_after_s or 0.0) + jitter.uniform(0.0, min(self.cap_s, self.base_s * 2.0 ** min(retry, 64)))
 
 
 class Bucket:
-    """A token bucket that holds what one second brings, at least 1.
+    """A token bucket with the capacity of one second's supply, at least 1.
 
-    Whatever is taken in any window of w minutes is at most `per_minute` * w, plus one bucket, plus the one amount that
-    was larger than the bucket: that is let through when the bucket is full, and what it overdraws is waited for by
-    those behind it.
+    The total taken in any window of w minutes is at most `per_minute` * w, plus one bucket, plus one amount larger
+    than the bucket: a full bucket allows such an amount, and later requests wait until the overdraft is refilled.
     """
 
     __slots__ = ("_at", "_capacity", "_level", "_rate")
@@ -113,14 +112,14 @@ class Bucket:
         return lacking / self._rate if lacking > _EPSILON else 0.0
 
     def take(self, amount: float) -> None:
-        """Take `amount`; a negative one is given back."""
+        """Take `amount`; a negative amount is returned to the bucket."""
         self._level = min(self._capacity, self._level - amount)
 
 
 class TokenEstimate:
-    """An estimate of the tokens of a request, learned from what earlier ones used.
+    """An estimate of a request's tokens, learned from the usage of earlier requests.
 
-    Before the first answer a token is 4 bytes of the request, and the answer has as many as it may have.
+    Before the first answer, assume 4 bytes of the request per token and an answer of maximum length.
     """
 
     __slots__ = ("_completion", "_tokens_per_byte")
@@ -130,11 +129,11 @@ class TokenEstimate:
         self._completion: float | None = None
 
     def tokens(self, size: int, max_completion: float) -> float:
-        """Return the tokens of a request of `size` bytes whose answer has at most `max_completion`."""
+        """Return the estimated tokens of a `size`-byte request and an answer of at most `max_completion` tokens."""
         return size * self._tokens_per_byte + (max_completion if self._completion is None else self._completion)
 
     def learn(self, size: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Note the usage of a request of `size` bytes."""
+        """Record the usage of a request of `size` bytes."""
         self._tokens_per_byte += _MEMORY * (prompt_tokens / max(size, 1) - self._tokens_per_byte)
         before = float(completion_tokens) if self._completion is None else self._completion
         self._completion = before + _MEMORY * (completion_tokens - before)
@@ -146,14 +145,14 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Concurrency:
-    """The limit on requests in flight, learned from the endpoint's refusals.
+    """The limit on concurrent requests, learned from the endpoint's rejections.
 
-    The rule is TCP's (RFC 5681): a cut when there is too much, doubling per round trip up to the size that was last too
-    much, and one more per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to as many as the
-    endpoint did not refuse, whichever is less.
+    The rule is TCP's (RFC 5681): a cut after a rejection, doubling per round trip up to the size that last caused one,
+    and growth by one per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to the number of
+    requests that the endpoint did not reject, whichever is less.
 
     Attributes:
-        limit: the limit; infinite until a first refusal, where `most` is.
+        limit: the current limit; infinite until the first rejection unless `most` is set.
     """
 
     __slots__ = ("_cut_at", "_cuts_in_a_row", "_most", "_threshold", "_unrefused", "limit")
@@ -167,16 +166,16 @@ class Concurrency:
         self._unrefused = 0
 
     def answered(self, is_scarce: bool) -> None:
-        """Note an answer; the limit grows if requests wait for it (`is_scarce`)."""
+        """Record an answer; the limit grows if requests are waiting for it (`is_scarce`)."""
         self._cuts_in_a_row = 0
         if is_scarce and self.limit < self._most:
             step = 1.0 if self.limit < self._threshold else 1.0 / self.limit
             self.limit = min(self.limit + step, self._most)
 
     def refused(self, number: int, latest: int, in_flight: int) -> bool:
-        """Note a refusal of attempt `number`; return True if it cuts the limit.
+        """Record a rejection of attempt `number`; return True if it cuts the limit.
 
-        A burst of refusals is one cut: attempts sent before the cut do not count against the new limit.
+        A burst of rejections causes one cut: attempts sent before the cut do not count against the new limit.
         """
         is_news = number > self._cut_at
         if is_news:
@@ -189,7 +188,7 @@ class Concurrency:
         return is_news
 
     def pause_s(self) -> float:
-        """Return the seconds to pause after a refusal that names no time; more with each cut in a row."""
+        """Return the seconds to pause after a rejection without a stated time; longer with each consecutive cut."""
         doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
         return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
 
@@ -208,25 +207,25 @@ class Fault(Enum):
 
 
 class Outage:
-    """The failures of one endpoint since its last answer, and whether they are an outage.
+    """The failures of one endpoint since its last answer, and whether they constitute an outage.
 
-    An outage begins with `STREAK` failures in a row without an answer between them, to at least two requests. One
-    request that keeps failing while it is alone in flight is taken for the cause itself, and its own retries end;
-    unless no connection comes about at all, which is never a request's fault.
+    An outage begins with `STREAK` consecutive failures of at least two different requests. A single request that keeps
+    failing while no other is in flight is assumed to be the cause, and its own retry limits end it; but a failure to
+    connect is never blamed on the request.
     """
 
     __slots__ = ("_first", "_interval_s", "count", "is_open", "is_shared", "next_probe", "since")
 
     def __init__(self) -> None:
-        self.is_open = False  # it is down as far as we know
-        self.is_shared = False  # the failures came to more than one request
-        self.since: float | None = None  # the first failure since the last answer
-        self.count, self._first = 0, -1  # failures since the last answer, refusals left out; the first one's request
-        self.next_probe: float | None = 0.0  # when one request may try whether it is back; None while one does
+        self.is_open = False  # True while the endpoint is considered down
+        self.is_shared = False  # True if more than one request failed
+        self.since: float | None = None  # time of the first failure since the last answer
+        self.count, self._first = 0, -1  # failures since the last answer without rejections; the first failed request
+        self.next_probe: float | None = 0.0  # time of the next request that may test the endpoint; None while one does
         self._interval_s = _FIRST_PROBE_S
 
     def answered(self) -> float | None:
-        """Note an answer; return the time since which the endpoint was down, None if it was not."""
+        """Record an answer; return the time since which the endpoint was down, or None if it was not."""
         since = self.since if self.is_open else None
         self.is_open = self.is_shared = False
         self.since, self.count, self._first = None, 0, -1
@@ -234,7 +233,7 @@ class Outage:
         return since
 
     def failed(self, request: int, fault: Fault, now: float, *, is_last: bool = False) -> bool:
-        """Note a failed attempt, the last one of its request or not; return True if it begins an outage."""
+        """Record a failed attempt, possibly the last one of its request; return True if an outage begins."""
         if self.since is None:
             self.since, self._first = now, request
         self.is_shared = self.is_shared or request != self._first
@@ -250,14 +249,14 @@ class Outage:
         return True
 
     def probe_later(self, now: float) -> None:
-        """Schedule the next probe after twice the time, at most 30 s."""
+        """Schedule the next probe after twice the previous wait, at most 30 s."""
         self.next_probe = now + self._interval_s
         self._interval_s = min(_LONGEST_PROBE_S, 2 * self._interval_s)
 
 
-_FIRST_PATIENCE_S = 60.0  # an endpoint that never answered is more likely a wrong address than an outage
+_FIRST_PATIENCE_S = 60.0  # an endpoint that has never answered is more likely a wrong address than an outage
 _TELL_AGAIN_S = 30.0
-_BURST_S = 1.0  # the refusals of one burst come within about this time
+_BURST_S = 1.0  # the rejections of one burst arrive within about this time
 
 
 WHILE_WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("WHILE_WAITING", default=nullcontext)
@@ -271,10 +270,10 @@ class Timer(Protocol):
 
 
 class Clock:
-    """The time of the running loop; replaced in tests."""
+    """The time of the running loop; can be replaced in tests."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return time.monotonic()
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
@@ -293,27 +292,27 @@ class EndpointWatcher(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Permit:
-    """The right of one request, with all its attempts, to use a queue."""
+    """A request's right to use a queue, for all its attempts."""
 
     queue: RequestQueue
     request: int  # the request's number
     size: int  # bytes of its body
-    max_completion: float  # tokens that its answer may have, 0 if unknown
-    budget_s: float  # seconds for which refusals of this request alone are waited for
+    max_completion: float  # maximum number of answer tokens, 0 if unknown
+    budget_s: float  # how long rejections of only this request are waited out
     attempts: int = 0  # made so far
-    number: int = 0  # of the latest attempt; all attempts of the queue are counted as they are sent
+    number: int = 0  # of the latest attempt; the queue numbers all its attempts as they are sent
     tokens: float = 0.0  # estimated for the latest attempt
-    admitted: float = 0.0  # when the latest attempt began
+    admitted: float = 0.0  # start time of the latest attempt
     waited_s: float = 0.0  # seconds that do not count towards the retry budget
     is_in: bool = False
     is_probe: bool = False
 
     async def enter(self) -> None:
-        """Wait until the next attempt may be made; ProviderError if the endpoint has been given up."""
+        """Wait until the next attempt may be made; a ProviderError if the endpoint has been given up."""
         await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
-        """Report an answer to the attempt, with its usage if it is known."""
+        """Report an answer to the attempt, with its usage if known."""
         self.queue.answered(self, prompt_tokens, completion_tokens)
 
     def failed(self, error: EndpointError, *, is_last: bool) -> bool:
@@ -321,7 +320,7 @@ class Permit:
         return self.queue.failed(self, error, is_last)
 
     def leave(self) -> None:
-        """Make no more attempts, also in the middle of one."""
+        """Release the permit, even during an attempt."""
         self.queue.leave(self)
 
 
@@ -331,7 +330,7 @@ class _Waiter(NamedTuple):
 
 
 class RequestQueue:
-    """All requests of a run to one model of one endpoint."""
+    """The queue of all requests of a run to one model of one endpoint."""
 
     def __init__(self, name: str, rates: Rates, watcher: EndpointWatcher, clock: Clock | None = None) -> None:
         self.rates = rates
@@ -346,7 +345,7 @@ class RequestQueue:
         self._waiting: deque[_Waiter] = deque()
         self._timer: Timer | None = None
         self._patience: Timer | None = None
-        self.in_flight = 0  # requests that are being answered now
+        self.in_flight = 0  # number of concurrent requests
         self._sent = self._known = 0
         self._paused_until = self._last_answer = self._notified_at = float("-inf")
         self._given_up: str | None = None
@@ -363,7 +362,7 @@ class RequestQueue:
 
     async def enter(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # whatever was in flight in another loop ended with it
+        if loop is not self._loop:  # requests in flight in another loop ended with that loop
             self._loop, self._timer, self.in_flight = loop, None, 0
             self._waiting.clear()
         began = self._clock.now()
@@ -376,7 +375,7 @@ class RequestQueue:
             raise ProviderError(self._given_up)
         waiter = _Waiter(permit, loop.create_future())
         if permit.attempts and not self._outage.is_open:
-            self._waiting.appendleft(waiter)  # it has waited for its turn before
+            self._waiting.appendleft(waiter)  # it has already waited for its turn
         else:
             self._waiting.append(waiter)
         self._admit_waiting()
@@ -384,7 +383,7 @@ class RequestQueue:
             with WHILE_WAITING.get()():
                 await waiter.turn
         except asyncio.CancelledError:
-            if permit.is_in:  # let in and cancelled at the same moment
+            if permit.is_in:  # admitted and cancelled at the same moment
                 self.leave(permit)
             else:
                 self._admit_waiting()
@@ -393,7 +392,7 @@ class RequestQueue:
             permit.waited_s += self._clock.now() - began
 
     def _admit_waiting(self) -> None:
-        """Admit the requests that may be sent now, and schedule the next check."""
+        """Admit the requests that may be sent now and schedule the next check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -438,7 +437,7 @@ class RequestQueue:
             self._tokens.take(permit.tokens)
 
     def _release(self, permit: Permit) -> bool:
-        """Give back the slot; return whether the attempt was a probe."""
+        """Release the slot; return whether the attempt was a probe."""
         self.in_flight -= 1
         was_probe, permit.is_in, permit.is_probe = permit.is_probe, False, False
         return was_probe
@@ -488,7 +487,7 @@ class RequestQueue:
             self._outage.probe_later(now)
         excused = self._outage.is_open
         is_overloaded = isinstance(error, TransientError) and error.is_overloaded
-        # A refusal is about the endpoint, not this request, if nothing was answered since it was sent.
+        # If nothing was answered since it was sent, a rejection concerns the endpoint, not this request.
         if not excused and is_overloaded and self._last_answer < permit.admitted:
             waited_s = 0.0 if self._outage.since is None else now - self._outage.since
             if waited_s >= self._patience_s():
@@ -501,7 +500,7 @@ class RequestQueue:
         return excused
 
     def _fault(self, error: EndpointError) -> Fault | None:
-        """Return the endpoint's state that an error reveals; None if it is an answer to the request."""
+        """Return the endpoint state that an error reveals; None if the error is an answer to the request."""
         has_answered = self._last_answer >= 0
         if isinstance(error, AccessError) and (error.is_certain or not has_answered):
             self._stop_soon(str(error))
@@ -517,7 +516,7 @@ class RequestQueue:
         return Fault.FAILED if isinstance(error, DeadlineError) else None
 
     def _refused(self, number: int, asked_s: float | None, now: float) -> None:
-        """Cut the concurrency, and pause for as long as the endpoint asks, or longer with each cut."""
+        """Reduce the concurrency, and pause as long as the endpoint requests, or longer with each consecutive cut."""
         is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
             if asked_s > self._watcher.outage_patience_s:
@@ -540,7 +539,7 @@ class RequestQueue:
         return patience_s if self._last_answer >= 0 else min(patience_s, _FIRST_PATIENCE_S)
 
     def _pause(self, error: EndpointError, now: float) -> None:
-        """Report an outage, and stop when it takes too long."""
+        """Report an outage, and stop the run when it lasts too long."""
         began = now if self._outage.since is None else self._outage.since
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
         times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
@@ -557,15 +556,15 @@ class RequestQueue:
         self._patience = self._clock.call_later(left_s, lose_patience)
 
     def _what(self, message: str) -> str:
-        """Return an error's message without the URL that this queue's name begins with."""
+        """Return an error's message without the URL that begins this queue's name."""
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
-        """Stop outside of any request, so that the request that brought this to light can be cancelled too."""
+        """Stop outside of any request, so that the request that revealed the problem can be cancelled too."""
         asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
 
     def _stop(self, reason: str, *, fail: bool) -> None:
-        """Notify the run, which may cancel those who wait; `fail` those who still do then."""
+        """Notify the run, which may cancel waiting requests; with `fail`, end those that still wait with an error."""
         self._watcher.give_up(reason)
         if not fail:
             return
@@ -581,16 +580,16 @@ async def with_retries(
 ) -> tuple[T, int]:
     """Return the result of `attempt`, and the number of retries.
 
-    Attempts have two ends: their number, and a budget of seconds counted from the first one. A wait beyond the
-    budget is not started. A Retry-After is never shortened, since an earlier request would be refused again.
+    Attempts are limited by their number and by a budget of seconds from the first one. A wait beyond the budget is not
+    started. A Retry-After is never shortened, since an earlier request would be rejected again.
 
-    Only `TransientError` and `IdleTimeoutError` are tried again; every other error passes at once. With a permit, each
-    attempt waits for its turn, and one that failed because the endpoint is down or wants less counts neither as an
+    Only `TransientError` and `IdleTimeoutError` are retried; all other errors are raised at once. With a permit, each
+    attempt waits for its turn, and a failure caused by an outage or overload of the endpoint counts neither as an
     attempt nor as time. The caller reports an answer to the permit.
 
     Raises:
-        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message names which.
-        LimitError: as the attempt raised it.
+        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message states which.
+        LimitError: raised unchanged from the attempt.
     """
     started = time.monotonic()
     retries = counted = 0

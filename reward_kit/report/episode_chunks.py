@@ -1,6 +1,6 @@
 """The episodes of a page: their stored lines, group by group, in chunks that a browser loads one at a time.
 
-Lines are parsed only if a page could not show them fast as they are, so a large run costs little more than copying its
+Lines are parsed only if a page could not show them quickly unchanged, so a large run costs little more than copying its
 bytes. A chunk is text in lines, each with a letter before it: `E` an episode, then, if known, `S` its score and `C` the
 list of its lines of `credit.jsonl`. The page's script reads them (`objects.js`).
 

@@ -62,7 +62,7 @@ def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
     found = []
     for policy, own in sorted(grouped(episodes, lambda facts: facts.row.policy).items()):
         scores = np.array(_scores(own), dtype=np.float64)
-        # Halves, since the difference of two floats may overflow.
+        # Divide by 2 first, since the difference of two floats may overflow.
         places = (scores / 2 - low / 2) / (high / 2 - low / 2) * _BINS
         counts = np.bincount(np.clip(places.astype(int), 0, _BINS - 1), minlength=_BINS)
         found.append(ScoreHistogram(policy, low, high, counts.tolist(), len(scores), len(own) - len(scores)))
@@ -83,7 +83,7 @@ def draw_histogram(histogram: ScoreHistogram) -> Drawing:
         x, tall, begin = left + index * bin_width, max(1.5, (base - top) * count / most), low + index * step
         note = f"{number(begin)} to {number(begin + step)}: {count:,}"
         drawing.rect(x + 1, base - tall, bin_width - 2, tall, "score", note)
-        # Three-digit labels would overlap their neighbours; the highest bar always has one.
+        # Three-digit labels would overlap their neighbors; the highest bar always has one.
         beside = counts[max(0, index - 1) : index] + counts[index + 1 : index + 2]
         if most < 100 or count == most or not any(beside):
             text = f"{count:,}" if count < 10_000 else f"{count / 1000:.0f}k"

@@ -63,7 +63,7 @@ class Bar(NamedTuple):
 
     @property
     def span(self) -> Span:
-        """From when to when."""
+        """The time interval of the work."""
         return Span(self.begin_s, self.end_s)
 
 
@@ -383,7 +383,7 @@ def _draw_band(drawing: Drawing, band: Band, scale: float) -> None:
     _draw_titles(drawing, top + 10, band.title.split(",")[0], f"{band.lanes} slot{'s'[: band.lanes != 1]}")
     for bar in band.bars:
         y, tall = top + bar.lane * pitch, pitch - _LANE_GAP
-        if bar.kind == "waiting":  # thin, to differ from a call without relying on colour
+        if bar.kind == "waiting":  # thin, to differ from a call without relying on color
             y, tall = y + tall * 0.35, tall * 0.3
         lasted_s, what = bar.end_s - bar.begin_s, _BAR_KINDS[bar.kind]
         note = f"{escape_text(bar.episode, 80)}: {what}, at {seconds(bar.begin_s)} for {seconds(lasted_s)}"

@@ -49,7 +49,7 @@ class ChartLine(NamedTuple):
 
 
 class ChartSpec(NamedTuple):
-    """A picture."""
+    """The specification of a chart."""
 
     title: str
     lines: tuple[ChartLine, ...]  # missing ones are skipped
@@ -327,7 +327,7 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Chart:
-    """A picture."""
+    """A drawn chart."""
 
     key: str
     picture: ChartSpec

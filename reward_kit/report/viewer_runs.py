@@ -164,7 +164,7 @@ class WatchedRun:
 
     @property
     def epoch(self) -> str:
-        """A new epoch invalidates everything sent before."""
+        """The epoch of the run's files; a new epoch invalidates everything sent before."""
         return self._memory.epoch
 
     @property
@@ -201,7 +201,7 @@ class WatchedRun:
             return RunFacts(self.path, self.header, finished, self._memory.earlier, len(latest) - len(finished))
 
     def changed_since(self, change: int) -> list[EpisodeOutline]:
-        """Return episodes that are new or were scored after a change; time depends on their number only."""
+        """Return episodes that are new or were scored after a change; the time depends only on their number."""
         with self._lock:
             changed = []
             for rollout_id in reversed(self._memory.by_change):
@@ -240,7 +240,7 @@ class WatchedRun:
             return GroupLines(part.size, part.first, lines)
 
     def episode_lines(self, rollout_id: str) -> GroupLines:
-        """Return the stored lines of an episode and its neighbours in the group."""
+        """Return the stored lines of an episode and its neighbors in the group."""
         with self._lock:
             known = self._memory.known.get(rollout_id)
             if known is None or known.facts.row.is_unfinished:

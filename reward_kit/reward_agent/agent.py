@@ -41,17 +41,17 @@ class AsyncRewardAgent:
     Args:
         scorer: a reward function or class, called in this process (with a warning if it asks for a sandbox), or an
             object that calls one elsewhere, such as `RemoteReward`.
-        max_concurrency: calls in flight at a time; a group's call counts as one.
+        max_concurrency: calls in flight at once; a group's call counts as one.
         deadline_s: time limit of one call; beyond it, the call is cancelled and unscored with the class `timeout`. It
-            starts with the call for a synchronous reward in this process, else with the wait for a worker.
-        max_pending: unscored requests at a time; beyond it, `submit` waits.
+            includes the wait for a worker, except for a synchronous reward in this process.
+        max_pending: the maximum number of unscored requests; beyond it, `submit` waits.
         rates: limits of calls per minute and in flight; by default the scorer's attribute `rates`.
         retries: retries of failed calls; by default the scorer's attribute `retries`, or none.
-        cache: equal requests get the same score, and equal requests in flight share one call; none by default, since
+        cache: gives equal requests the same score, with one shared call for those in flight; None by default, since
             two answers of a judge to one question are two samples.
 
     Attributes:
-        scorer: the given scorer, or the one made from the reward.
+        scorer: the scorer that was passed, or the one created from the reward.
 
     Raises:
         ConfigError: a number is out of range, the rates count tokens, or the reward cannot be cached.
@@ -201,7 +201,7 @@ class AsyncRewardAgent:
         return ticket
 
     async def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
-        """Submit without keeping the ticket: `get` serves the oldest batch first. Return the size of the batch."""
+        """Submit a batch for `get`, which serves the oldest batch first, and return the size of the batch."""
         return len((await self.submit(batch, group_size)).requests)
 
     @overload
@@ -231,7 +231,7 @@ class AsyncRewardAgent:
             order: "completion": the groups that completed first, which favors fast rewards;
                 "submission": the groups that were submitted first, even if others complete earlier.
             cut_groups: allow splitting a group; its rest comes first in the next chunk.
-            **kwargs: for `hook_func`.
+            **kwargs: keyword arguments for `hook_func`.
 
         Raises:
             ConfigError: fewer results are outstanding, or a group would be split; raised at once, without losing
@@ -428,7 +428,7 @@ class SyncRewardAgent:
         return self._agent.stats
 
     def _do(self, method: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Run a method of the agent as a task with the context variables of the caller."""
+        """Run a method of the agent as a task with the caller's context variables."""
         if (thread := self._thread) is None:
             raise RewardError(_NOT_OPEN)
         try:
@@ -449,8 +449,8 @@ class _Held:
 class PersistentAgent:
     """A reward agent that stays open between calls, for trainers that score in their own loops and tasks.
 
-    Each event loop has an agent, opened by its first call and closed when the loop ends: trainers have no hook at the
-    end, and opening a confined reward for each rollout would take a third of a second each time.
+    Each event loop has an agent, opened by its first call and closed when the loop ends, since trainers have no hook at
+    the end. Opening a sandboxed reward for each rollout would take a third of a second each time.
     """
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
@@ -463,7 +463,7 @@ class PersistentAgent:
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)
         if held is None:
-            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
+            for ended in [each for each in list(self._held) if each.is_closed()]:  # closed without ending their tasks
                 self._held.pop(ended, None)
             held = self._held[loop] = _Held(loop.create_future())
             held.task = loop.create_task(self._hold(loop, held))
@@ -499,13 +499,13 @@ def score_all(
     group_size: int = 1,
     **options: Any,
 ) -> list[Scored]:
-    """Score requests concurrently and return the scores in their order. Blocks; `AsyncRewardAgent` does not.
+    """Score requests concurrently and return the scores in order. Blocks; use `AsyncRewardAgent` to await scores.
 
     Args:
         reward: as for `AsyncRewardAgent`.
         requests: for example `ScoringRequest.from_episode(episode, task)` for each episode.
         group_size: this many consecutive requests form a group.
-        **options: of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
+        **options: options of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
 
     Raises:
         ConfigError: an option is invalid, or the number of requests is not a multiple of `group_size`.

@@ -52,8 +52,8 @@ class Retries:
         classes: classes of temporary failures. Transient errors of the user's client are `provider_error`; see
             `providers/faults.py`.
         seed: seed of the jitter; None draws it from the system.
-        max_share: retries allowed per call that began within the policy's time budget, plus `SPARE`; None for any
-            number. Failures beyond it are not retried.
+        max_share: the maximum ratio of retries to calls begun within the policy's time budget, plus `SPARE`; None for
+            no limit. Failures beyond it are not retried.
 
     Raises:
         ConfigError: a class is unknown, or the share is not positive.
@@ -114,7 +114,7 @@ class Call:
     start: int  # the index of its first request in the ticket
     count: int  # the number of its requests
     attempts: int = 0
-    began: float = 0.0  # start of the first attempt, in loop time
+    began: float = 0.0  # start of the first attempt, in event loop time
     spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of each attempt
     given_up: str = ""  # why it is not retried, unless its attempts are used up
     key: str | None = None  # the hash of its content, if results are cached
@@ -128,7 +128,7 @@ class Call:
 
     @property
     def is_wanted(self) -> bool:
-        """Its results, or those of a follower, are still missing."""
+        """True if results of this call or a follower are still missing."""
         return self.ticket.results[self.start] is None or any(call.is_wanted for call in self.followers)
 
 
@@ -181,7 +181,7 @@ class CallScheduler:
         tasks.start_soon(self._wait_for_timers)
 
     def close(self) -> None:
-        """Forget all waiting calls."""
+        """Discard all waiting calls."""
         self._tasks = None
         self._time_came.set()
         for timer in (*self._timers, *filter(None, [self._pause])):
@@ -221,7 +221,7 @@ class CallScheduler:
                 self._promote_follower(call)
                 continue
             wait_s = self._bucket.wait_s(1.0, self._loop.time()) if self._bucket is not None else 0.0
-            if wait_s:  # it goes first afterwards
+            if wait_s:  # put it back at the front
                 self._begun.appendleft(call)
                 if self._pause is None:
                     self._pause = self._loop.call_later(wait_s, self._resume)
@@ -396,7 +396,7 @@ class CallScheduler:
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
         """Answer a call from the cache, or let it follow an equal call in flight."""
         if call.attempts:
-            return False  # it is the call in flight itself
+            return False  # this call is the one in flight
         call.key = content_hash(call.requests)
         if call.key is None:
             return False

@@ -1,4 +1,4 @@
-"""Adapters from verl's `compute_score`, as a function or as a class that keeps a client, to rewards.
+"""Adapters that turn verl's `compute_score`, as a function or as a class that keeps a client, into rewards.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> (score, query, response)
 
@@ -186,12 +186,12 @@ def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Evaluatio
 
 
 def _nearly(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this one misspells; similarity alone is not enough."""
+    """Return the known name that this name misspells; similarity by itself is not enough."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
 def _misspelled_method(kind: type, method: str) -> str | None:
-    """Return a method of a class whose name misspells this one."""
+    """Return the method of a class whose name misspells `method`."""
     written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     return next((name for name in written if _nearly(name, (method,))), None)
 
@@ -233,7 +233,7 @@ class ScoreForm:
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
             raise ConfigError(f"{where}: an annotation cannot be resolved: {error}") from error
         own = frozenset(names - set(form))
-        for name in sorted(own):  # a misspelt parameter would always have its default
+        for name in sorted(own):  # a misspelled parameter would always have its default
             if name in other:
                 meant = form[other.index(name)]
                 raise ConfigError(f"{where}: {name!r} cannot be combined with {form[1]!r}; write {meant!r}")
@@ -285,7 +285,7 @@ def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Calls:
-    """Calls a user's `compute_score`, `log` and post-processing. Nothing waits unless they are async."""
+    """Calls a user's `compute_score`, `log` and post-processing. Only async functions are awaited."""
 
     def __init__(self, owner: Any, form: ScoreForm) -> None:
         self.form = form
@@ -360,7 +360,7 @@ class Calls:
 
 
 def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | None:
-    """Return a user's `log` if it takes a score's values; with other parameters it is an unrelated helper."""
+    """Return a user's `log` if it takes a score's values; a function with other parameters is an unrelated helper."""
     if not callable(log):
         return None
     parameters = inspect.signature(log).parameters.values()
@@ -386,7 +386,7 @@ class CustomAnswer(EvaluateResult):
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
-    """Convert a return value to a result; without a valid score if the score is None or NaN."""
+    """Convert a return value to a result; the score is invalid if it is None or NaN."""
     if isinstance(returned, EvaluateResult):
         return returned
     if inspect.isawaitable(returned):
@@ -417,18 +417,18 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
 
 
 def failed(why: str, **kept: str | None) -> CustomAnswer:
-    """Return a result that leaves its rollout unscored; its score is not used."""
+    """Return a result that leaves its rollout unscored; its score is a placeholder."""
     return CustomAnswer(score=0.0, is_score_valid=False, error=_plain(why), **kept)
 
 
 def _number(score: Any, what: str, forms: str = _FORMS) -> float:
-    """Convert a score to a float, NaN if missing; accepts NumPy scalars and tensors of one item."""
+    """Convert a score to a float, NaN if missing; accepts NumPy scalars and one-element tensors."""
     if score is None:
         return math.nan
     if not isinstance(score, int | float) and callable(item := getattr(score, "item", None)):
         try:
             score = item()
-        except (TypeError, ValueError, RuntimeError):  # an array of several items
+        except (TypeError, ValueError, RuntimeError):  # an array with several items
             raise InvalidResultError(f"{what} gave {type_name(score)} of several items as the score") from None
     if not isinstance(score, int | float):
         raise InvalidResultError(f"{what} gave {type_name(score)} as the score; {forms}")
@@ -442,7 +442,7 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
 
 
 def _text(value: Any) -> str | None:
-    """Return a query or a response as stored."""
+    """Convert a query or a response to the text that files store."""
     if value is None or isinstance(value, str):
         return None if value is None else _plain(value)
     try:

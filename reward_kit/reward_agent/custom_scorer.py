@@ -64,7 +64,7 @@ class GroupScorer(CustomScorer):
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
         """Return the scores of a group after post-processing, in order; if that fails, all are unscored."""
         indexes = [index for index, request in enumerate(requests) if request.failure is None]
-        if self._opened is None or not indexes:  # opening failed, and every call reports why
+        if self._opened is None or not indexes:  # opening failed, and each call reports the reason
             return list(scored)
         before = [scored[index] for index in indexes]
         try:

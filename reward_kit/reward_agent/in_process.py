@@ -1,8 +1,8 @@
-"""Scores in this process: a reward called in a thread, or in the loop, without a sandbox.
+"""Scores in this process: a reward called in a thread or in the event loop, without a sandbox.
 
-Most calls take less time than waking a thread. So calls wait in one queue; a thread makes one after the other and hands
-their results back together, and a burst of calls costs two hand-overs, not two for each call. So that a slow call holds
-up no other, another thread starts when a call has waited for a millisecond, and at once if recent calls took longer.
+Most calls take less time than waking a thread, so calls wait in one queue. A thread makes them one after another and
+returns their results together: a burst of calls costs two thread switches, not two per call. To keep a slow call from
+delaying others, another thread starts when a call has waited for a millisecond, or at once if recent calls were slow.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
 try:
     from sniffio import current_async_library_cvar as _library
-except ModuleNotFoundError:  # then nothing needs it
+except ModuleNotFoundError:  # not installed, so not used
     _library = None  # type: ignore[assignment]
 
-MAX_THREADS = 40  # anyio's default limit of threads
+MAX_THREADS = 40  # anyio's default thread limit
 _PATIENCE_S = 0.001
 _WEIGHT = 0.25  # of the last call in the moving average of durations
 logger = logging.getLogger("reward_kit.reward_agent")
@@ -64,8 +64,8 @@ class _Call:
 class CallThreads:
     """Daemon threads for the running event loop, started on demand and kept until `close`.
 
-    The deadline counts from the start of a call. A thread with an abandoned call ends with that call and is not counted
-    in `most`, the limit of working threads.
+    The deadline counts from the start of a call. A thread with an abandoned call ends with that call and does not count
+    toward `most`, the limit of working threads.
     """
 
     def __init__(self, deadline_s: float | None = None, most: int = MAX_THREADS) -> None:
@@ -87,9 +87,9 @@ class CallThreads:
     async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
         """Call `function` in a thread, with a copy of the caller's context variables.
 
-        If this is cancelled, a waiting call is never made. One that has begun is given up: a thread cannot be ended, so
-        it goes on, and its result is dropped. A `KeyboardInterrupt` or the like becomes the cause of a `RuntimeError`,
-        since it would end the event loop.
+        On cancellation, a waiting call is dropped. A running call is abandoned: a thread cannot be killed, so it
+        continues and its result is discarded. A `KeyboardInterrupt` or other non-`Exception` becomes the cause of a
+        `RuntimeError`, since it would end the event loop.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
@@ -152,7 +152,7 @@ class CallThreads:
                 call.done.set_result(None)
 
     def _ring(self, deadline_s: float) -> None:
-        """Abandon overdue calls. One timer serves all: no call can be due before the running ones, or `deadline_s`."""
+        """Abandon overdue calls. One timer suffices: no call is due before the running ones, or before `deadline_s`."""
         now = time.monotonic()
         with self._lock:
             calls = [thread.call for thread in self._threads if thread.call is not None]
@@ -357,11 +357,11 @@ class InProcessScorer:
         return Scored(request.rollout_id, kept, failure, duration_s, self._sandbox, retry_after_s=asked_s)
 
     async def _closing(self, given: Iterable[Mapping[str, Any]], call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Await a call within the deadline, and close its states."""
+        """Await a call within the deadline, then close the rollouts' states."""
         try:
             result = await self._in_time(call)
         except OverdueError:
-            raise  # As after a cancellation, states stay open: the abandoned call may still use them.
+            raise  # States stay open, as on cancellation: the abandoned call may still use them.
         except Exception:
             _close_states(given)
             raise

@@ -40,8 +40,8 @@ class SandboxChoice:
     """The user's sandbox settings for a reward.
 
     Attributes:
-        level: None for the default.
-        limits: fields of `sandbox.Limits` except `wall_s`.
+        level: the sandbox level; None for the default.
+        limits: overrides for fields of `sandbox.Limits` except `wall_s`.
         read_paths: readable files and folders, absolute or relative to the folder of the reference.
         preload: installed modules to import once, before any call.
         reward_time_s: time limit of one call in seconds; None for a day.
@@ -128,7 +128,7 @@ def resolve_reward(
     *,
     choice_is: str = "choice",
 ) -> Reward:
-    """Return the reward that a user passed to a trainer, as a reference or as an object; log its notes."""
+    """Load the reward that a user passed to a trainer, as a reference or as an object, and log its notes."""
     choice = choice or SandboxChoice()
     if isinstance(given, str):
         loaded = load_reward(given, folder, choice, options)
@@ -184,7 +184,7 @@ def make_scorer(reward: Reward, deadline_s: float | None = None) -> Scorer:
 
     Args:
         reward: the reward from `load_reward`.
-        deadline_s: time limit of one call in this process; a confined reward has its own.
+        deadline_s: the time limit of one call in this process; a sandboxed reward uses its own limits.
     """
     if isinstance(reward, RewardSpec):
         return in_process_scorer(reward, deadline_s)

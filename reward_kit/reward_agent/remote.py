@@ -73,7 +73,7 @@ class FailureBody(BaseModel):
 
 
 class AnswerBody(BaseModel):
-    """One rollout's score, or why it is missing. Unscored is null, which is not zero."""
+    """One rollout's score, or the reason why it is missing. A missing score is null, not zero."""
 
     model_config = ConfigDict(strict=True, title="Score")
 
@@ -140,7 +140,7 @@ def _key() -> str:
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
-    """Return the key for a server: the given one, else from the environment, else from the nearest `.env`."""
+    """Return the key for a server: `api_key`, else from the environment, else from the nearest `.env`."""
     key = (api_key or _key()).strip()
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
@@ -157,7 +157,7 @@ class RequestOptions:
         timeout_s: time limit of one attempt, from its start to the last byte of the answer.
         connect_timeout_s: time limit of connecting.
         policy: attempts if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to 504), and
-            the waits between, on top of its Retry-After. An attempt that timed out is not retried.
+            the waits between them, added to its Retry-After. Attempts that time out are not retried.
 
     Raises:
         ConfigError: a time is not a positive number.
@@ -175,7 +175,7 @@ class RequestOptions:
 
 
 class RewardEndpoint:
-    """The HTTP client of one reward's address, with kept-alive connections; no message shows the key."""
+    """The HTTP client of one reward's address, with persistent connections; no message shows the key."""
 
     def __init__(self, url: str, key: str, request_options: RequestOptions) -> None:
         self.url = url
@@ -267,7 +267,7 @@ class RewardEndpoint:
 
 
 class RemoteReward:
-    """One reward of a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
+    """One reward on a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
 
     Create it with `RemoteReward.connect` or `load_reward`. The reward agent opens it as an async context manager.
     """
@@ -281,7 +281,7 @@ class RemoteReward:
         self.id, self.mode, self.digest = about.id, about.mode, about.digest
         self.parameters = None if about.parameters is None else frozenset(about.parameters)
         self.required = frozenset(about.required)
-        # They are on the server, included in its digest.
+        # The reward's files are on the server and included in its digest.
         self.origin: Origin | None = None
         self.requirements: tuple[str, ...] = ()
         self.resources: Mapping[str, Any] = {}
@@ -296,7 +296,7 @@ class RemoteReward:
         Args:
             url: its address.
             api_key: by default `REWARD_KIT_REWARD_API_KEY` from the environment or `.env`.
-            patience: timeouts and attempts.
+            request_options: timeouts and attempts.
 
         Raises:
             ConfigError: the URL is invalid, the key is missing, or the server rejects either.

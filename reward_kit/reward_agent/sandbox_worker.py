@@ -1,6 +1,6 @@
 """The worker side of a sandboxed reward call: load its file from text, rebuild its arguments, call it.
 
-Nothing here confines anything: it shares a process with the reward, and the host checks every answer. The process that
+This code confines nothing: it shares a process with the reward, and the host checks every answer. The process that
 workers are forked from imports this module, which calls a small reward once to pay first-time costs.
 """
 
@@ -76,7 +76,7 @@ class WorkerCalls:
         self._spec: RewardSpec | None = None
 
     def prepare(self) -> WorkerCalls:
-        """Load and open everything before the first call; calls report a failure."""
+        """Load and open everything before the first call; calls report any failure."""
         # The import's output was shown when the reward was described, and belongs to no call.
         silent = io.StringIO()
         with (
@@ -103,7 +103,7 @@ class WorkerCalls:
             if "describe" in request and isinstance(error, ConfigError):
                 return {"refused": str(error)}
             return _to_json(error, name)
-        except BaseException:  # our code never raises, so it was tampered with
+        except BaseException:  # this code never raises unless it was tampered with
             harness.SPOILT.append("its own code")
             raise
 

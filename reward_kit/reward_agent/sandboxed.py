@@ -76,11 +76,11 @@ class SandboxedReward:
         program: the program that calls it.
         origin: its file and name.
         resources: the names of its resources; their values exist only in the sandbox.
-        level: "warm" or "isolated".
-        limits: limits of one call for a rollout or group; a group's result may be larger, see `limits_for`.
-        output: output of its file on loading.
+        level: the sandbox level, "warm" or "isolated".
+        limits: the limits of one call for a rollout or group; a group's result may be larger, see `limits_for`.
+        output: the output of its file on loading.
         files: the files that determine its scores: its file, the user's modules it imports, and readable files.
-        options: its fixed keyword parameters; the program contains them too.
+        options: its fixed keyword parameters, which the program also contains.
     """
 
     id: str
@@ -130,7 +130,7 @@ def worker_program(
 
 
 def ready_to_score(program: Program, facts: RewardDescription) -> Program:
-    """Return the program of a described reward, with everything that calls need opened and imported."""
+    """Return the program of a described reward, extended with everything to open and import before calls."""
     names = _FOR.keys() if facts.parameters is None else _FOR.keys() & set(facts.parameters)
     further = [module for name in sorted(names) for module in _FOR[name]]
     return replace(

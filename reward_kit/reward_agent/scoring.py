@@ -43,7 +43,7 @@ class ScoringRequest:
         stop_reason: why the episode ended.
         final_state: the resource's final state as stored.
         failure: why the rollout itself failed; None if it did not.
-        episode: for rewards that name `step_data`; None for a transcript.
+        episode: the episode, for rewards that take `step_data`; None for a transcript.
         extra: further named values, such as the task's `goal_description`.
     """
 
@@ -88,7 +88,7 @@ class ScoringRequest:
         )
 
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
-        """Return copies of the values that a pointwise reward names (None: all), so that rewards may change them."""
+        """Return copies of the values that a pointwise reward takes (None: all), so that rewards may modify them."""
         values: dict[str, Any] = {}
         for name in self.names(wanted):
             if name == "messages":
@@ -134,11 +134,11 @@ def _copy(message: Message) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One rollout's score, or why it is missing.
+    """One rollout's score, or the reason why it is missing.
 
     Attributes:
         rollout_id: the rollout.
-        result: the return value of the reward function; None if it failed.
+        result: the return value of the reward function; None if the function failed.
         failure: the reason for a missing score.
         duration_s: duration of the call, including the wait for a thread or worker; a group is one call.
         sandbox: the sandbox level and strength; None without a call.

@@ -154,7 +154,7 @@ def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
                 sources.imports |= {top} if _may_be_preloaded(top, library) else set()
             else:
                 pending += _parts(wanted, roots)
-        for node in ast.walk(tree):  # files in strings of the form "file.py:factory"
+        for node in ast.walk(tree):  # strings of the form "file.py:factory" name files
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
                 factory = (file.parent / node.value.partition(":")[0]).resolve()
                 if _is_within(factory, file.parent):
@@ -212,7 +212,7 @@ def read_source(path: Path) -> str:
 def _tree(text: str) -> ast.Module:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # running it reports the line
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # running the file reports the line
         return ast.Module([], [])
 
 
@@ -254,7 +254,7 @@ def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
 
 
 def _is_within(file: Path, root: Path) -> bool:
-    """Report whether it is a file and not a link out of `root`: the reward's code receives its text."""
+    """Report whether `file` is a file and not a link out of `root`, since the reward's code receives its text."""
     return file.is_file() and file.resolve().is_relative_to(root)
 
 

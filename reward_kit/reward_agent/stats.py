@@ -43,7 +43,7 @@ class AgentStats:
         latency_p50_s, latency_p90_s, latency_p99_s: percentiles of attempts, without cancelled ones. None before the
             first attempt ended.
         cost_usd: dollars recorded in scores, including retried attempts; None without any.
-        unpriced: usages without a known price; if positive, the cost is at least `cost_usd`.
+        unpriced: usage records without a known price; if positive, `cost_usd` is a lower bound.
     """
 
     submitted: int
@@ -138,7 +138,7 @@ class Tally:
                 self.cost_usd = (self.cost_usd or 0.0) + cost
 
     def stats(self, pending: int) -> AgentStats:
-        """Return the figures, given the number of requests without a result."""
+        """Return the figures; `pending` is the number of requests without a result."""
         p50, p90, p99 = self.latencies.percentiles((50, 90, 99))
         counters = {name: getattr(self, name) for name in AgentStats.__slots__ if hasattr(self, name)}
         return AgentStats(

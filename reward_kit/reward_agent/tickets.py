@@ -144,11 +144,11 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """True if every result is there, be it a failure."""
+        """True if every result, including failures, has arrived."""
         return self._open_groups == 0
 
     def belongs_to(self, owner: TicketOwner) -> bool:
-        """Report whether `owner` issued it and is still open."""
+        """Report whether `owner` issued this ticket and is still open."""
         return self._owner is owner
 
     def cancel(self) -> None:
@@ -167,7 +167,7 @@ class Ticket:
             self._loop.call_soon_threadsafe(self._end, _CANCELLED)
 
     def expire_in(self, seconds: float) -> None:
-        """After this time, leave requests without a score unscored with the class `timeout`."""
+        """After this time, mark requests without a score as unscored with the class `timeout`."""
         error = DeadlineError(f"not scored within the ticket's deadline_s={seconds:g}")
         if not self.is_done:
             self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
@@ -184,7 +184,7 @@ class Ticket:
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
-        """Store results from the index `start` on, unless they exist: results after a deadline are too late.
+        """Store results from index `start` on, unless results already exist: results after a deadline are too late.
 
         Return the group if it is now complete and the scorer must finish it.
         """
@@ -207,7 +207,7 @@ class Ticket:
         return None
 
     def finish(self, group: int, scored: Sequence[Scored]) -> None:
-        """Replace the results of a group by finished ones, unless it is too late, and release it."""
+        """Replace the results of a group with finished ones, unless it is closed, and release it."""
         if self.is_open(group):
             self.results[self.group_slice(group)] = scored
             self._complete(group)

@@ -1,7 +1,7 @@
 """The confined child's own code: read a program and its calls, and answer each in one frame.
 
-It shares a process with hostile code, so nothing here confines anything. It distinguishes honest mistakes, and binds
-what it uses before that code can change it; the host trusts none of it and reads strictly.
+It shares a process with hostile code, so it confines nothing. It reports honest mistakes precisely, and binds the names
+it uses before that code can change them; the host does not trust it and parses its answers strictly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN_FILES: set[str] = set()
 SPOILT: list[str] = []
 """Reasons of code in this process to refuse further calls."""
 
-# Bound now, since the code under test may replace any builtin.
+# Bound at import, since the code under test may replace any builtin.
 _len, _isinstance, _str = len, isinstance, str
 _read, _write, _exit, _dup, _close = os.read, os.write, os._exit, os.dup, os.close
 _loads = json.loads
@@ -154,7 +154,7 @@ def _describe(error: BaseException, kind: str) -> dict[str, Any]:
             trace.append(f"  {code.co_filename}:{step.tb_lineno} in {code.co_name}\n    {line}")
         try:
             step.tb_frame.clear()
-        except RuntimeError:  # it still runs
+        except RuntimeError:  # the frame is still running
             trace = trace[-_DEEPEST_TRACE:]
         step = step.tb_next
     name = _type_of(error).__name__

@@ -96,7 +96,7 @@ class Sandbox:
         """Call the program's function once.
 
         Args:
-            program: what to call.
+            program: the program to call.
             request: the arguments by name for the form "reward", the one argument for "plain"; any JSON value. The code
                 gets a copy.
             limits: by default `Limits()`.
@@ -123,7 +123,7 @@ class Sandbox:
     async def ask(self, program: Program, inputs: Sequence[Any], *, limits: Limits | None = None) -> list[Outcome]:
         """Call the program with each input in turn in one fresh child, and return the outcomes.
 
-        The child never has more than one input, and no expected answer. The limits apply to all inputs together; if the
+        The child receives one input at a time and no expected answers. The limits apply to all inputs together; if the
         child ends, the remaining inputs fail with the same outcome.
 
         Raises:
@@ -188,7 +188,7 @@ class Sandbox:
             del self._idle[zygote]
             return zygote
         while len(self._idle) + len(self._warm) >= 2 * self._slots + 2 and (self._idle or self._warm):
-            if self._idle:  # the one that has been idle longest
+            if self._idle:  # evict the longest-idle one
                 zygote, _ = self._idle.popitem(last=False)
             else:
                 session, (_, _, zygote) = self._warm.popitem(last=False)
@@ -241,7 +241,7 @@ def encode_call(program: Program, request: Any) -> bytes:
 async def run_isolated(
     zygote: ZygoteProcess, program: Program, call: bytes, limits: Limits, strength: Strength
 ) -> Outcome:
-    """Make one call in a fresh child, which has ended when this returns."""
+    """Make one call in a fresh child, which has ended when this function returns."""
     child = await zygote.spawn(limits, is_single=True, cpu_s=limits.cpu_s, program=program)
     started = time.monotonic()
     try:
@@ -282,7 +282,7 @@ class ChildSession:
         self._cpu_before = 0.0
         self._cpu_of_earlier_calls = 0.0
         self._ended_for: Literal["late", "cpu"] | None = None
-        self.is_usable = True  # the last call left it clean
+        self.is_usable = True  # whether the last call left it clean
 
     @classmethod
     async def start(
@@ -299,12 +299,12 @@ class ChildSession:
             self._child.answered.set_result(None)
 
     async def call(self, payload: bytes, wall_s: float) -> Outcome:
-        """Make one call with a payload of `encode_call`; the child is killed after `wall_s` seconds."""
+        """Make one call with a payload from `encode_call`; the child is killed after `wall_s` seconds."""
         started = self._loop.time()
         child = self._child
         answered = child.answered = self._loop.create_future()
         self._cpu_before = child.cpu_s()
-        # A warm call is not charged for earlier ones; the calls of one `ask` share their limits.
+        # A warm call is not charged for earlier calls; the calls of one `ask` share the limits.
         self._cpu_of_earlier_calls = self._cpu_before if self._level == "warm" else 0.0
         self._arm(answered, started + wall_s, max(0.0, min(wall_s, self._cpu_left_s())))
         child.send(self._program, payload)
@@ -352,7 +352,7 @@ class ChildSession:
         return self._limits.cpu_s - (self._child.cpu_s() - self._cpu_of_earlier_calls)
 
     def _is_sound(self, evidence: Evidence) -> bool:
-        """Check that nothing is left running or open, and that the child grew by under half its memory."""
+        """Check that nothing is left running or open, and that the child grew by less than half its memory limit."""
         answer = evidence.answer
         if evidence.fault is not None or not isinstance(answer, dict) or (answer.get("left") and self._level == "warm"):
             return False
@@ -367,7 +367,7 @@ class ChildSession:
         return resident - self._first_resident_mb <= self._limits.memory_mb / 2
 
     def is_clean(self) -> bool:
-        """Return True if the child is alive and sent nothing since its last answer."""
+        """Report whether the child is alive and has sent nothing since its last answer."""
         return self.is_usable and not self._child.ended.done() and not self._child.has_extra
 
     async def close(self) -> None:
@@ -407,9 +407,9 @@ class Availability:
     """The result of testing one strength on this machine."""
 
     strength: Strength
-    is_available: bool  # a test child was confined
-    reason: str = ""  # why not
-    landlock: int = 0  # the active Landlock version; 0 for none
+    is_available: bool  # whether a test child was confined
+    reason: str = ""  # the reason if unavailable
+    landlock: int = 0  # the active Landlock version; 0 if inactive
 
 
 async def probe() -> tuple[Availability, ...]:

@@ -1,6 +1,6 @@
-"""Landlock (linux/landlock.h): which files confined code may read and write, and, by kernel, no TCP and no signals out.
+"""Landlock (linux/landlock.h): limits file access and, on newer kernels, TCP and outgoing signals.
 
-It holds without any namespace. Versions: 1 files (Linux 5.13), 2 renaming across folders, 3 truncation, 4 TCP, 5 device
+It works without namespaces. Versions: 1 files (Linux 5.13), 2 renaming across folders, 3 truncation, 4 TCP, 5 device
 ioctls, 6 abstract sockets and signals.
 """
 

@@ -60,7 +60,7 @@ def fork() -> int:
 
 
 def failed(step: str) -> SetupError:
-    """Return the error of the call that has just failed."""
+    """Return the error of the call that just failed."""
     number = ctypes.get_errno()
     return SetupError(step, os.strerror(number), number)
 
@@ -138,12 +138,12 @@ utimes:235:- vfork:58:- wait4:61:260 waitid:247:95 write:1:64 writev:20:66"""
 
 
 def machine() -> str:
-    """Return this machine's name, as `uname` gives it."""
+    """Return this machine's name as reported by `uname`."""
     return os.uname().machine
 
 
 def audit_arch(name: str) -> int | None:
-    """Return the number by which seccomp knows the machine; None without a table for it."""
+    """Return seccomp's number for the machine; None without a table for it."""
     return _AUDIT_ARCHES.get(name)
 
 
@@ -172,7 +172,7 @@ class _Sets(ctypes.Structure):
 
 
 def keep_capabilities(*numbers: int) -> None:
-    """Drop every capability of this thread except these, which it must hold; none survives an `execve`."""
+    """Drop all capabilities of this thread except these, which it must have; none survives an `execve`."""
     mask = sum(1 << number for number in numbers)
     header = _Header(_VERSION_3, 0)
     sets = _Sets(mask, mask, 0, 0, 0, 0)
@@ -186,7 +186,7 @@ def empty_bounding_set() -> None:
         try:
             prctl(PR_CAPBSET_DROP, number, "drop capabilities")
         except SetupError as error:
-            if error.errno == 22:  # EINVAL: beyond the last one this kernel has
+            if error.errno == 22:  # EINVAL: beyond the kernel's last capability
                 return
             raise
 
@@ -218,7 +218,7 @@ SPARE_TASKS = 1_024
 
 
 def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:
-    """Limit this process, in the kernel's units; `tasks` counts those of its user id, and 0 sets no limit on them."""
+    """Limit this process, in the kernel's units; `tasks` limits all tasks of its user id, and 0 means no limit."""
     limits = [
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_AS, address_space),
@@ -247,7 +247,7 @@ def count_tasks(user: int) -> int:
     except OSError:
         return 0
     for folder in folders:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             if os.stat(folder).st_uid == user:  # noqa: PTH116
                 count += len(os.listdir(f"{folder}/task"))  # noqa: PTH208
     return count

@@ -54,7 +54,7 @@ def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> i
 
 
 def proc_file(proc: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file of this process's own folder in the old `/proc`."""
+    """Open a file in this process's folder of the old `/proc`."""
     try:
         return os.open(f"self/{name}", flags | os.O_CLOEXEC, dir_fd=proc)
     except OSError as error:
@@ -93,7 +93,7 @@ def _write(descriptor: int, text: str, step: str) -> None:
 
 
 def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
-    """Replace `/` by a tmpfs that shows the paths, and detach the old root."""
+    """Replace `/` with a tmpfs that shows the paths, and detach the old root."""
     linux.mount("", "/", "", _MS_REC | _MS_PRIVATE, "", "make mounts private")
     base = WORK_FOLDER
     linux.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a root")
@@ -115,7 +115,7 @@ def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
 
 
 def _show(path: str, real: str, *, is_device: bool = False) -> None:
-    """Bind `real`, of the old root, at `path` of the new one, read-only."""
+    """Mount `real` from the old root read-only at `path` in the new root."""
     source = _OLD + real
     if os.path.lexists(path):
         return  # beneath an existing mount

@@ -95,7 +95,7 @@ class Outcome:
     Attributes:
         value: the returned value as JSON: tuples are lists, keys are strings. None on failure.
         failure: the failure; None on success.
-        kind: "ok", or the precise fault; records count `failure.failure_class`.
+        kind: "ok", or the precise fault; records count the broader `failure.failure_class`.
         stdout, stderr: the output up to the limit; invalid UTF-8 is replaced.
         is_output_cut: the output exceeded the limit.
         level: "isolated" or "warm".
@@ -131,10 +131,10 @@ class Evidence:
     is_ready: bool = False  # the child reported its confinement before it read the program
     answer: Any = None  # the decoded answer; meaningless if `fault` is set
     fault: FrameError | None = None  # the reason for a missing answer
-    # Or why it was killed: "late" at the wall limit, "cpu" and "disk" at those, "fault" for what it wrote, "killed" for
+    # Why it was killed: "late", "cpu" or "disk" at the respective limit, "fault" for invalid output, "killed" for
     # another reason; "lost" if the zygote died.
     how: Literal["ended", "late", "cpu", "disk", "fault", "killed", "lost"] = "ended"
-    exit: int | None = None  # as in `Outcome`
+    exit: int | None = None  # see `Outcome`
     wall_s: float = 0.0
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
@@ -222,7 +222,7 @@ def _checked(answer: Any, limits: Limits) -> Any:
 
 
 def _with_limit(kind: str, message: str, limits: Limits) -> str:
-    """Return the message with the reached limit, if any, and how to raise it."""
+    """Append the limit that was reached, if any, and how to raise it."""
     texts = {
         "memory": (f"it needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
         "disk": (f"its work folder holds {limits.disk_mb:,} MiB", "disk_mb"),

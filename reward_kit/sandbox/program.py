@@ -30,15 +30,15 @@ class Program:
     """Code to be called in the sandbox.
 
     Attributes:
-        source: its text.
+        source: the source text.
         function: the name of the function to call.
-        filename: its name in tracebacks.
+        filename: the file name in tracebacks.
         form: "reward" calls `function(messages=…, ground_truth=…, …)` and unpacks a result model; "plain" passes the
             argument unchanged.
         imports: modules imported once, before any call. They are imported without secrets and, with namespaces, without
             network or files of the host, but before a call's limits and filter: list only trusted modules.
         read_paths: further readable files and folders, absolute, on the machine where it runs.
-        search_paths: folders that it may import from and read.
+        search_paths: folders that the program may import from and read.
         last_call: for the form "plain": JSON of the argument of a last call that a warm child gets at a regular end;
             its answer is ignored. "" for none.
     """
@@ -84,7 +84,7 @@ class ZygoteSpec:
 
     imports: tuple[str, ...]
     sys_path: tuple[str, ...]
-    read_paths: tuple[tuple[str, str], ...]  # each with what it really is once links are followed
+    read_paths: tuple[tuple[str, str], ...]  # each with its resolved path
     may_start_processes: bool  # `fork` and `execve` are allowed
 
 
@@ -109,7 +109,7 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
 
 
 def library_path() -> list[str]:
-    """Return the entries of `sys.path` that are the standard library or installed packages; no folder of a project."""
+    """Return the entries of `sys.path` for the standard library and installed packages, without project folders."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots = {*standard, sysconfig.get_config_var("DESTSHARED"), *site.getsitepackages()}
     return [entry for entry in sys.path if entry in roots and os.path.isdir(entry)]  # noqa: PTH112

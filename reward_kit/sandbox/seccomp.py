@@ -1,9 +1,9 @@
 """The seccomp filter of confined code: a list of the system calls it needs; everything else fails with EPERM.
 
-Namespaces alone are not enough, so `socket` is not on the list at all (AF_VSOCK reaches the hypervisor and netlink
+Namespaces are not enough by themselves, so `socket` is not listed (AF_VSOCK reaches the hypervisor and netlink
 the kernel, whatever the network namespace). Calls that are harmless only with some arguments are let through by
 argument. The kernel runs the program on `struct seccomp_data` (linux/seccomp.h). A search tree over the numbers needs
-about eight steps a call where a list needs a hundred.
+about eight steps per call; a list would need a hundred.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def if_equal(value: int, then: Code, otherwise: Code) -> Code:
 
 
 def if_any_bit(mask: int, then: Code, otherwise: Code) -> Code:
-    """Branch on whether any of the bits is set."""
+    """Branch on whether any of the bits are set."""
     return (Instruction(_ANY_BIT, 0, _short(then), mask), *then, *otherwise)
 
 
@@ -93,7 +93,7 @@ def assemble(arch: int, rules: Mapping[int, Code], default: Code) -> bytes:
 
 
 def _ranges(rules: Mapping[int, Code], default: Code) -> list[tuple[int, Code]]:
-    """Return where each run of numbers with the same rule starts, from 0 up."""
+    """Return the start and rule of each run of numbers that share a rule, in ascending order."""
     starts: list[tuple[int, Code]] = [(0, rules.get(0, default))]
     for number in sorted({*rules, *(number + 1 for number in rules)}):
         code = rules.get(number, default)
@@ -140,7 +140,7 @@ recvfrom shutdown wait4 waitid
 # third version): without a root of its own, code could change the modes and times of any file of its user.
 _OF_ANY_FILE: Final = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat truncate"
 _FOR_SUBPROCESSES: Final = "fork vfork execve execveat setsid setpgid kill tgkill"
-# Copying a file asks for these and goes on without them.
+# File copying tries these calls and falls back if they fail.
 _NOT_SUPPORTED: Final = """
 getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr flistxattr
 """
@@ -149,8 +149,8 @@ _NOT_THERE: Final = "clone3 openat2"
 _NOT_FOR_ZYGOTES: Final = "socket connect bind execve execveat ptrace io_uring_setup keyctl"
 _FCNTL: Final = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)  # duplicate, flags, record locks, pipe size
 _IOCTL: Final = (0x541B, 0x5421, 0x5450, 0x5451, 0x5401, 0x5413)  # bytes waiting, non-blocking, close-on-exec, is a tty
-_PRCTL: Final = (3, 15, 16, 0x53564D41)  # is dumpable, thread name, names of memory areas
-_ARCH_PRCTL: Final = (0x1002, 0x1003)  # the base of a thread's own storage, which a new program sets
+_PRCTL: Final = (3, 15, 16, 0x53564D41)  # dumpable flag, thread name, names of memory areas
+_ARCH_PRCTL: Final = (0x1002, 0x1003)  # the base of thread-local storage, which a new program sets
 _CLONE_THREAD: Final = 0x10000
 _CLONE_NEW: Final = 0x7E020000  # any new namespace
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
@@ -166,7 +166,7 @@ class _Program(ctypes.Structure):
 def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> bytes:
     """Return the filter for confined processes, to be completed by `for_process`.
 
-    With `has_own_root` a process sees no file of the host that could be written, whatever its user may do.
+    With `has_own_root`, a process sees no writable file of the host, whatever its user's rights.
     """
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
@@ -203,7 +203,7 @@ def _by_argument(allow: Code, deny: Code) -> dict[str, Code]:
     stream = (*low(1), *masked(_SOCK_TYPE_MASK), *if_equal(_SOCK_STREAM, allow, deny))
     only_reads = (*low(2), *if_equal(0, (*high(2), *if_equal(0, allow, deny)), deny))
     without_address = (*low(4), *if_equal(0, (*high(4), *if_equal(0, allow, deny)), deny))
-    # Emptied though not opened to be written (3 is neither): Landlock before its third version lets that pass.
+    # O_TRUNC empties files not opened for writing (mode 3 is neither): Landlock before version 3 allows that.
     emptied = (os.O_TRUNC, os.O_TRUNC | os.O_ACCMODE)
     unless_emptied = (*masked(os.O_ACCMODE | os.O_TRUNC), *if_one_of(emptied, deny, allow))
     return {

@@ -94,7 +94,7 @@ class Zygote:
             record, ancillary, _, _ = self._control.recvmsg(SPAWN.size, room)
             if not record:
                 return
-            if record == KILL:  # it came too late: the child has ended
+            if record == KILL:  # too late: the child has already ended
                 continue
             descriptors = array.array("i")
             for _, _, data in ancillary:
@@ -147,7 +147,7 @@ class Zygote:
             os.close(ending)
 
     def _be_child(self, spawn: Spawn, descriptors: Sequence[int], folder: str, parent: int) -> None:
-        """Confine the child, then serve. Never returns."""
+        """Confine the child, then serve calls. Never returns."""
         try:
             _take_descriptors(self._null, descriptors)
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the zygote")
@@ -174,7 +174,7 @@ class Zygote:
                 rules.append(("/", landlock.READ | (landlock.EXECUTE if self._may_start else 0)))
             rules.append((work, landlock.work_folder_rights(self._landlock, may_execute=self._may_start)))
             landlock.restrict(self._landlock, rules)
-        # Tasks of this user id: zygote, its parent, child, and what the child may start.
+        # Tasks of this user id: the zygote, its parent, the child, and the tasks that the child may start.
         tasks = (3 if self._strength == "namespaces" else 2) + (spawn.processes or linux.THREADS)
         if self._config["shares_user"]:
             tasks = self._others + linux.SPARE_TASKS if self._others else 0
@@ -191,12 +191,12 @@ class Zygote:
 
 
 def files_in(disk: int) -> int:
-    """Return how many files and folders a work folder of this many bytes may hold."""
+    """Return the maximum number of files and folders in a work folder of this many bytes."""
     return max(16, _FILES_PER_MEBIBYTE * disk // linux.MEBIBYTE)
 
 
 def uses_more(folder: str, disk: int) -> bool:
-    """Return whether a work folder on a real disk holds more than it may, or cannot be measured."""
+    """Report whether a work folder on a real disk exceeds its limits, or cannot be measured."""
     pending, files, size = [folder], 0, 0
     try:
         while pending:
@@ -208,7 +208,7 @@ def uses_more(folder: str, disk: int) -> bool:
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
-    except FileNotFoundError:  # it changes while we look
+    except FileNotFoundError:  # the folder changed while being measured
         return False
     except OSError:
         return True
@@ -270,7 +270,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
         if not landlock.abi():
             raise linux.SetupError("confine files with Landlock", "this kernel has none, or was booted without it")
     if strength == "landlock":
-        # Without namespaces, imports have the same file access as a call, and no network.
+        # Without namespaces, imports have the same file access as calls, and no network.
         version = landlock.abi()
         if version >= 2:  # the first version forbids moving files between folders, with which folders are removed
             work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
@@ -300,7 +300,7 @@ def _preload(config: dict[str, Any]) -> None:
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             raise linux.SetupError(f"import {name}, which the program declares", reason) from error
-    # SymPy builds a hundred milliseconds' worth of tables when it is first used.
+    # SymPy spends a hundred milliseconds on tables at its first use.
     if (sympy := sys.modules.get("sympy")) is not None:
         symbol = sympy.Symbol("x")
         str(sympy.simplify(symbol + symbol - sympy.sympify("x/2 + 1")))
@@ -310,7 +310,7 @@ def main(descriptor: int) -> None:
     """Read the configuration, confine this process, import, report readiness, and serve."""
     control = _socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.umask(0o022)  # the root that is built is for another user than its builder
+    os.umask(0o022)  # the new root is for another user than its creator
     # Only the two ends hold the socket, so each sees the other's end.
     os.closerange(descriptor + 1, 1 << 16)
     config = json.loads(control.recv(1 << 20))

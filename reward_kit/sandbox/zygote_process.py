@@ -51,7 +51,7 @@ _FIRST_UNUSED_ID = 1_900_000_000
 
 
 class ZygoteProcess:
-    """A zygote process."""
+    """The host's handle of a zygote process."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, work_root: Path | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -61,8 +61,8 @@ class ZygoteProcess:
         self._child: Child | None = None
         self._prepared: Child | None = None
         self._ending: asyncio.Task[None] | None = None
-        self.is_alive = True  # it can start a child
-        self.facts: dict[str, Any] = {}  # its report when it was ready
+        self.is_alive = True  # whether it can start a child
+        self.facts: dict[str, Any] = {}  # the facts it reported when ready
 
     @classmethod
     async def start(cls, spec: ZygoteSpec, strength: Strength) -> ZygoteProcess:
@@ -105,7 +105,7 @@ class ZygoteProcess:
         wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
         if child is not None:
-            # It has neither ended nor written since it was made.
+            # It has neither ended nor written anything since its creation.
             if child.spawn == wanted and child.may_run(limits, program) and not (child.ended.done() or child.has_extra):
                 return child
             try:
@@ -122,7 +122,7 @@ class ZygoteProcess:
                 self._prepared.load(program)
 
     def is_prepared(self, limits: Limits, program: Program) -> bool:
-        """Return True if a child with these limits is ready, with this program or none."""
+        """Report whether a child with these limits is ready that has loaded this program or none."""
         return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
 
     @property
@@ -187,7 +187,7 @@ class ZygoteProcess:
             self._child.ended.set_result(None)
 
     async def close(self) -> None:
-        """End it and everything it started, and wait for that, even during cancellation."""
+        """End the zygote and everything it started, and wait for that, even during cancellation."""
         if self._ending is None:
             self._ending = self._loop.create_task(self._end())
         await asyncio.shield(self._ending)
@@ -207,7 +207,7 @@ class ZygoteProcess:
             remove_folder(self._work_root)
 
     async def _is_gone(self, timeout_s: float) -> bool:
-        """Return True if it ends within this time."""
+        """Report whether the zygote ends within this time."""
         if self._process.poll() is not None:
             return True
         ending = os.pidfd_open(self._process.pid)
@@ -247,7 +247,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
         if user is not None:
             try:
                 os.chown(work_root, user, user)
-            except OSError as error:  # such as in a user namespace that knows this one user only
+            except OSError as error:  # for example in a user namespace with a single user
                 remove_folder(work_root)
                 raise SetupError("give a work folder to a free user id", str(error)) from error
             # Only passage is allowed; other entries stay closed to other users.
@@ -262,11 +262,11 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
         "may_start_processes": spec.may_start_processes,
         "outer_user": user,
         "work_root": str(work_root or ""),
-        # Unless any user may reach what the zygote shows, by the folders on the way to it.
+        # Needed unless every folder on the way to the visible paths is open to all users.
         "keep_read_search": user is not None
         and not has_namespaces
         and not all(stat.S_IMODE(parent.stat().st_mode) & 0o001 for parent in ways),
-        # Before Linux 5.14 tasks are counted by user id alone, the same inside a namespace and outside.
+        # Before Linux 5.14, tasks are counted only by user id, across namespaces.
         "shares_user": user is None and not (has_namespaces and kernel >= (5, 14)),
     }
     return config, work_root
@@ -279,7 +279,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Capture:
-    """An output of the child, read continuously so that the child never blocks, and kept up to a limit."""
+    """An output of the child, read continuously so that the child never blocks, and stored up to a limit."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop, self._limit = loop, limit
@@ -304,7 +304,7 @@ class Capture:
 
     def take(self) -> tuple[bytes, bool]:
         """Return the output since the last call, including waiting bytes, and whether more was dropped."""
-        for _ in range(8):  # as much as a full pipe holds; no waiting for more
+        for _ in range(8):  # enough to empty a full pipe, without waiting for more
             if not self._read():
                 break
         if not self._kept:
@@ -337,8 +337,8 @@ class Child:
         self._unsent = b""
         self._nonce = b""
         self._fault: FrameError | None = None
-        self.is_ready = False  # it reported that it is confined
-        self.pid = 0  # its id as this process sees it, which the kernel sends with its first byte
+        self.is_ready = False  # whether it reported that it is confined
+        self.pid = 0  # its id in this process's namespace, sent by the kernel with its first byte
         # Resolves when an answer is complete or invalid; new for each call.
         self.answered: asyncio.Future[None] | None = None
         # Resolves with the zygote's record of its end, with None if the zygote died.
@@ -346,7 +346,7 @@ class Child:
         self._loop.add_reader(self._channel.fileno(), self._read)
 
     def may_run(self, limits: Limits, program: Program | None) -> bool:
-        """Report whether it was made with these limits, and has been sent no other program."""
+        """Report whether the child has these limits and has not been sent another program."""
         return self.limits == limits and self._program in (None, program)
 
     @property
@@ -421,14 +421,14 @@ class Child:
         return b""
 
     def cpu_s(self) -> float:
-        """Return the seconds of CPU time it has used, by the kernel's own count; 0.0 if unknown."""
+        """Return the CPU seconds it has used, as counted by the kernel; 0.0 if unknown."""
         try:
             return time.clock_gettime((~self.pid << 3) | _CPU_OF_PROCESS) if self.pid else 0.0
         except OSError:
             return 0.0
 
     def resident_mb(self) -> float:
-        """Return the MiB it holds in memory; 0.0 if unknown."""
+        """Return its resident memory in MiB; 0.0 if unknown."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1])
         except (OSError, IndexError):

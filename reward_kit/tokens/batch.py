@@ -1,4 +1,4 @@
-"""`TokenBatch`: training rows in the shape of verl's `DataProto`, with the operations that trainers use on it.
+"""`TokenBatch`: training rows in the form of verl's `DataProto`, with the operations that trainers use.
 
 `meta_info["padding"]` names the padded side: "right", "left", or "outer" (prompts on the left and completions on the
 right, so that all completions begin in one column). Arrays lie on one of three axes: P, of the prompts; C, of the
@@ -50,7 +50,7 @@ _IDS = (*_PROMPT, *_COMPLETION, "input_ids")
 
 
 class Widths(NamedTuple):
-    """Columns of each axis; None if the batch has no array on it."""
+    """The number of columns on each axis; None if the batch has no array on it."""
 
     prompt: int | None
     completion: int | None
@@ -83,7 +83,7 @@ def get_widths(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widt
 
 
 def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the arrays of several batches of the same keys, one under another, all padded to the widest."""
+    """Return the arrays of several batches with the same keys, concatenated and padded to the widest."""
     widths = [get_widths(batch, meta_info) for batch in batches]
     return {
         key: np.concatenate(_widened(key, [batch[key] for batch in batches], widths, meta_info)) for key in batches[0]
@@ -91,12 +91,12 @@ def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str
 
 
 def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
-    """Return the arrays of one key of several batches, all padded to the widest."""
+    """Return the arrays for one key of several batches, all padded to the widest."""
     shapes = {array.shape[1:] for array in arrays}
     axis, padding = get_axis(key, meta_info), meta_info.get("padding", "right")
     outer_both = padding == "outer" and axis == "both"
     known = all(None not in (widths.prompt, widths.completion) for widths in all_widths)
-    # Arrays that begin and end in the same columns stay as they are.
+    # Arrays that begin and end in the same columns are unchanged.
     if len(shapes) == 1 and not (outer_both and known and len({widths[:2] for widths in all_widths}) > 1):
         return arrays
     if any(array.ndim != 2 for array in arrays) or (outer_both and not known):
@@ -120,7 +120,7 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
 
 
 def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
-    """Return the least width of each axis."""
+    """Return the minimum width of each axis."""
     if "attention_mask" not in batch:
         raise ConfigError("the batch has no 'attention_mask', so its padding is unknown")
     is_token, old = batch["attention_mask"] != 0, get_widths(batch, meta_info)
@@ -152,11 +152,11 @@ class TokenItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Training rows, in the shape of verl's `DataProto`. No operation changes a batch; each returns a new one.
+    """Training rows in the form of verl's `DataProto`. No operation changes a batch; each returns a new one.
 
     Attributes:
         batch: arrays whose first axis is the row; see `tokens.layout`.
-        non_tensor_batch: (B,) arrays of anything; see `tokens.connectors`.
+        non_tensor_batch: (B,) arrays of arbitrary objects; see `tokens.connectors`.
         meta_info: facts about the whole batch: `pad_token_id`, `padding`.
 
     Raises:
@@ -207,7 +207,7 @@ class TokenBatch:
         non_tensor_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> TokenBatch:
-        """Return only these keys, or for None all of that part; an unknown key raises a ConfigError."""
+        """Return only these keys, None for all keys of that part; an unknown key raises a ConfigError."""
         parts = []
         for wanted, part, what in (
             (keys, self.batch, "batch"),
@@ -222,7 +222,7 @@ class TokenBatch:
         """Rename arrays of `batch` and `non_tensor_batch`, given the new name of each old one.
 
         Raises:
-            ConfigError: an old name is unknown, or two arrays would have one name.
+            ConfigError: an old name is unknown, or two arrays would have the same name.
         """
         _check_known(names, {**self.batch, **self.non_tensor_batch}, "batch")
         new = [names.get(key, key) for key in (*self.batch, *self.non_tensor_batch)]
@@ -232,7 +232,7 @@ class TokenBatch:
         return TokenBatch(parts[0], parts[1], dict(self.meta_info))
 
     def union(self, other: TokenBatch) -> TokenBatch:
-        """Return the keys of both batches, which have the same rows.
+        """Return the keys of both batches, which must have the same rows.
 
         Raises:
             ConfigError: they have different numbers of rows, or different values of a key.
@@ -250,10 +250,10 @@ class TokenBatch:
 
     @staticmethod
     def concat(batches: Sequence[TokenBatch]) -> TokenBatch:
-        """Return the rows of all batches, one after another, padded to the widest, with the `meta_info` of all.
+        """Return the rows of all batches in order, padded to the widest, with their combined `meta_info`.
 
         Raises:
-            ConfigError: the list is empty, keys differ, or facts or widths contradict each other.
+            ConfigError: the list is empty, keys differ, or facts or widths are inconsistent.
         """
         if not batches:
             raise ConfigError("no batches to concatenate; give at least one")
@@ -265,7 +265,7 @@ class TokenBatch:
         return TokenBatch(concat_arrays([one.batch for one in batches], meta), others, meta)
 
     def repeat(self, times: int, interleave: bool = True) -> TokenBatch:
-        """Repeat every row, a row's copies together if `interleave`, else the whole batch.
+        """Repeat every row; with `interleave`, copies of a row are adjacent, otherwise the whole batch repeats.
 
         Raises:
             ConfigError: `times` is negative, or not a whole number.
@@ -276,20 +276,20 @@ class TokenBatch:
         return self[np.repeat(rows, times) if interleave else np.tile(rows, times)]
 
     def reorder(self, order: Sequence[int] | Array) -> TokenBatch:
-        """Return the rows in another order, which has the index of each row once; else raise a ConfigError."""
+        """Return the rows in a new order; a ConfigError unless `order` contains each row's index exactly once."""
         indices = np.asarray(order)
         if not np.array_equal(np.sort(indices), np.arange(len(self))):
             raise ConfigError(f"an order names each of the {len(self)} rows once; got {indices.tolist()}")
         return self[indices.astype(np.int64)]
 
     def split(self, size: int) -> list[TokenBatch]:
-        """Return parts of `size` rows each, the last with the rest; a size below 1 raises a ConfigError."""
+        """Return parts of `size` rows each; the last one may be shorter. A size below 1 raises a ConfigError."""
         if size < 1:
             raise ConfigError(f"a part has at least 1 row; got {size}")
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def chunk(self, chunks: int) -> list[TokenBatch]:
-        """Return `chunks` parts with each row once, sizes differing by at most one; an empty part is a ConfigError."""
+        """Return `chunks` parts whose sizes differ by at most one; an empty part is a ConfigError."""
         if not 1 <= chunks <= len(self):
             raise ConfigError(f"{len(self)} rows make 1 to {len(self)} parts; got {chunks}")
         return [self[part] for part in np.array_split(np.arange(len(self)), chunks)]
@@ -298,7 +298,7 @@ class TokenBatch:
         """Remove the columns that are padding in every row, as after taking the short rows of a batch.
 
         Raises:
-            ConfigError: the batch does not say where its padding is.
+            ConfigError: the batch does not specify the position of its padding.
         """
         old, new = get_widths(self.batch, self.meta_info), _needed(self.batch, self.meta_info)
         padding = self.meta_info.get("padding", "right")

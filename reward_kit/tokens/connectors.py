@@ -1,4 +1,4 @@
-"""Connectors: from episodes to rows in small steps, each a function from `Columns` to `Columns`."""
+"""Connectors convert episodes to rows in small steps, each a function from `Columns` to `Columns`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STD_FLOOR = 1e-6
 
 
 class _Stream(NamedTuple):
-    """The tokens of all episodes, one after another; every segment is contiguous there."""
+    """The concatenated tokens of all episodes; every segment is contiguous."""
 
     tokens: dict[str, Array]  # (N,)
     starts: Ints  # of each segment
-    prompt_lengths: Ints  # all before its first action
-    acts: Array  # whether it has one
+    prompt_lengths: Ints  # the number of tokens before the segment's first action
+    acts: Array  # whether it contains an action
     owners: Ints  # the index of its episode
-    numbers: Ints  # its number in its episode
+    numbers: Ints  # its number within the episode
     # Of each action: its `step`, `index` on the axis of all steps, `start`, `stop`, `version`, and `row`, the index of
     # its segment in `starts`.
     actions: dict[str, Ints]
@@ -38,7 +38,7 @@ class _Stream(NamedTuple):
 
 
 def segment_rows(columns: Columns) -> Columns:
-    """Make one row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
+    """Create one row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
 
     Adds the token columns `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and
     the row columns `segment` and `allowed_ids`: the ids that its restricted tokens were chosen from, as
@@ -59,7 +59,7 @@ def segment_rows(columns: Columns) -> Columns:
 
 
 def action_rows(columns: Columns) -> Columns:
-    """Make one row per action: everything before it in its segment is the prompt, its tokens are the completion.
+    """Create one row per action: everything before it in its segment is the prompt, its tokens are the completion.
 
     Earlier actions are part of the prompt, where all masks of sampled tokens are off, so that a sampled token counts in
     exactly one row. An action without tokens has no row. Adds the columns of `segment_rows`, and the row column `step`,
@@ -113,7 +113,7 @@ def _stream(columns: Columns) -> _Stream:
     actions = _actions(columns, recorded, offsets, first_rows)
     starts = np.array([segment.start for segment in segments], dtype=np.int64) + offsets[owners]
     firsts = starts + np.diff(starts, append=sizes.sum())
-    firsts[actions["row"][::-1]] = actions["start"][::-1]  # of several actions the first one stays
+    firsts[actions["row"][::-1]] = actions["start"][::-1]  # the first of several actions takes precedence
     return _Stream(
         tokens=_sampled(recorded, actions),
         starts=starts,
@@ -181,10 +181,10 @@ def step_values(columns: Columns) -> Columns:
 
 
 def standardised_advantages(columns: Columns) -> Columns:
-    """Standardise the step column `advantage`: less its mean, over its unbiased standard deviation + 1e-6.
+    """Standardize the step column `advantage`: subtract its mean, divide by its unbiased standard deviation + 1e-6.
 
-    Not in the default pipeline, because estimators normalise. Put it behind `step_values`: there an action counts once,
-    however many tokens it has. Equal advantages become 0.
+    Not in the default pipeline, because estimators normalize. Insert it after `step_values`: there, each action counts
+    once, however many tokens it has. Equal advantages become 0.
     """
     advantages_S = columns.steps["advantage"]
     known_S = advantages_S[~np.isnan(advantages_S)]
@@ -197,7 +197,7 @@ def standardised_advantages(columns: Columns) -> Columns:
 
 
 def credit_on_tokens(columns: Columns) -> Columns:
-    """Put the step columns on their tokens; nothing is normalised here or later.
+    """Copy the step columns to their tokens; values are not normalized here or later.
 
     Adds the token columns `advantages` and `returns` (on all tokens of an action), `step_rewards` (on its last one) and
     `loss_mask` (1 if `completion_mask` and `action_mask` are and the action has an advantage). With a critic's
@@ -234,7 +234,7 @@ def _placed(size: int, positions: Ints, values: Floats) -> Floats:
 
 
 def identities(columns: Columns) -> Columns:
-    """Add the ids of each row's episode.
+    """Add the ids of the episode of each row.
 
     The row columns are `rollout_id` and `group_id`; `traj_uid` and `uid`, verl's names for the two, with an episode
     without a group as a group of its own; and `ends_episode`, true on the last row of an episode with a sampled token.
@@ -247,13 +247,13 @@ def identities(columns: Columns) -> Columns:
     counted = np.cumsum(np.append(0, columns.tokens["action_mask"]), dtype=np.int64)
     acts = counted[columns.starts_B + columns.lengths_B] > counted[columns.starts_B]
     last = np.full(len(columns.episodes), -1, dtype=np.int64)
-    last[owners[acts]] = np.flatnonzero(acts)  # of several rows the last one stays
+    last[owners[acts]] = np.flatnonzero(acts)  # the last of several rows takes precedence
     ends = np.arange(len(owners)) == last[owners]
     return columns.with_columns(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
 
 
 def episode_facts(columns: Columns) -> Columns:
-    """Add the facts of a row's episode that reward managers read.
+    """Add the facts about each row's episode that reward managers read.
 
     The row columns are `episode_rewards` (the score, NaN if unscored), `episode_lengths` (policy actions),
     `data_source` (the sample's, else "unknown"), `extra_info` (the sample's, with `sample_id` and `stop_reason`),
@@ -267,7 +267,7 @@ def episode_facts(columns: Columns) -> Columns:
         actions = [action for action in episode.get_actions() if isinstance(action, Mapping) and "type" in action]
         calls_E[index] = sum(len(get_tool_calls(action)) for action in actions)
     facts_E = [_facts(episode) for episode in columns.episodes]
-    # Every row has dicts of its own: a key set in one is set in no other.
+    # Every row has separate dicts: setting a key in one does not affect the others.
     rows = [{key: dict(v) if isinstance(v, dict) else v for key, v in facts_E[owner].items()} for owner in owners]
     added = {key: _objects([row[key] for row in rows]) for key in _FACTS}
     added |= {"episode_rewards": columns.scores_E[owners]}
@@ -300,12 +300,12 @@ def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
 
 
 def _objects(values: list[Any]) -> Array:
-    """Return (B,) of any objects; `np.array` would take lists apart."""
+    """Return (B,) of arbitrary objects; `np.array` would split lists."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
 def check_complete(columns: Columns) -> None:
-    """Raise a ConfigError that names the column if one that a layout needs is missing."""
+    """Raise a ConfigError that names the first missing column that a layout requires."""
     if not isinstance(columns, Columns):
         raise ConfigError(
             f"rows are laid out from Columns, which a RowPipeline makes of episodes; got {type_name(columns)}"
