@@ -1,8 +1,8 @@
 """Long-lived child processes and temporary folders that never outlive this process.
 
-Both are cleaned up by their users, at the latest when the interpreter exits. After a crash or `kill -9` the guardian
-(`process_guardian`) does it: every child and its descendants inherit the guardian's token in the environment.
-Importing this module starts nothing.
+Their users clean both up, at the latest when the interpreter exits. After a crash or `kill -9`, the guardian
+(`process_guardian`) does: every child and its descendants inherit the guardian's token in the environment. Importing
+this module starts nothing.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from reward_kit.safe_input import MIB, PROCESS_LOG_BYTES
 SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
 )
-"""Names of environment variables and configuration keys whose values are secrets and never shown."""
+"""Names of environment variables and configuration keys whose values are secret and never shown."""
 INHERITED_VARIABLES = re.compile(
-    # Paths of programs, user files and temporary files; the user.
+    # Paths of programs, user files and temporary files; the user's name.
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|XDG_[A-Z_]+"
     # Language, encoding and terminal.
     r"|LANG|LANGUAGE|LC_[A-Z_]+|TZ|TERM|COLORTERM|NO_COLOR|FORCE_COLOR|COLUMNS|LINES"
-    # Python and libraries: a child often runs in the same environment.
+    # Python and its libraries, since a child often runs in the same environment.
     r"|PYTHONPATH|PYTHONHOME|PYTHONHASHSEED|PYTHONUTF8|PYTHONIOENCODING|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE"
     r"|PYTHONWARNINGS|PYTHONSAFEPATH|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV"
     r"|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH|DYLD_FALLBACK_LIBRARY_PATH"
@@ -50,7 +50,7 @@ INHERITED_VARIABLES = re.compile(
     # Threads and devices.
     r"|(OMP|MKL|OPENBLAS|NUMEXPR|VECLIB_MAXIMUM|RAYON)_NUM_THREADS|VECLIB_MAXIMUM_THREADS|TOKENIZERS_PARALLELISM"
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES"
-    # Model and game data; not the token for private ones.
+    # Locations of model and game data, but not the token for private models.
     r"|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|HF_DATASETS_OFFLINE|TRANSFORMERS_OFFLINE|ALFWORLD_DATA"
     # Required to start any program on Windows.
     r"|SYSTEMROOT|SYSTEMDRIVE|WINDIR|COMSPEC|PATHEXT|APPDATA|LOCALAPPDATA|PROGRAMDATA|PROGRAMFILES|USERPROFILE"
@@ -58,9 +58,9 @@ INHERITED_VARIABLES = re.compile(
 )
 """The environment variables that every child process inherits; a task adds others (`pass_env`, `env`)."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
-"""Inherited too, in upper or lower case, unless they hold a password."""
+"""Variables that are also inherited, in upper or lower case, unless they contain a password."""
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
-"""The folder for the output of children, such as a run's `logs`; if unset, output is removed with the child."""
+"""The folder for children's output, such as a run's `logs`; if unset, the output is removed with the child."""
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500
@@ -75,7 +75,7 @@ class _Guard:
         self.sessions: set[int] = set()
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
-        # Without our mark: another guardian must not kill this one before it is done.
+        # Without our mark: another guardian must not kill this one before it is finished.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         reader, self._pipe = os.pipe()
         try:
@@ -96,11 +96,11 @@ class _Guard:
         atexit.register(self._clean_up)
 
     def mark(self) -> str:
-        """Return the value of `MARK` for a child; our own guardians guard it too."""
+        """Return the value of `MARK` for a child; the guardians of this process also guard the child."""
         return ":".join(token for token in (os.environ.get(MARK, ""), self.token) if token)
 
     def watch(self, session: int) -> None:
-        """Add a child's session, so that it is ended even if its mark cannot be read."""
+        """Register a child's session, so that it is ended even if its mark cannot be read."""
         self.sessions.add(session)
         self._send(f"+{session}")
 
@@ -114,7 +114,7 @@ class _Guard:
             os.write(self._pipe, f"{line}\n".encode())
 
     def _close_pipe_in_fork(self) -> None:
-        # A fork that keeps the pipe open would hide our end from the guardian.
+        # A fork that keeps the pipe open would hide the end of this process from the guardian.
         with contextlib.suppress(OSError):
             os.close(self._pipe)
         self._pipe = -1
@@ -159,12 +159,12 @@ def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Seq
 
 
 def temporary_folder(prefix: str) -> Path:
-    """Make a private folder in this process's temporary root, removed by `remove_folder` or at exit."""
+    """Create a private folder in this process's temporary root, removed by `remove_folder` or at exit."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=_guard().root))
 
 
 def shared_folder(name: str) -> Path:
-    """Return this process's folder of that name, for files made once and shared; removed at exit."""
+    """Return this process's folder with that name, for shared files; removed at exit."""
     folder = _guard().root / _SHARED / name
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -187,9 +187,9 @@ _LOG_TAIL_BYTES = 32_768
 
 
 class LogLimit:
-    """Watch a log while its writer runs; a log above `PROCESS_LOG_BYTES` is cut to its last MiB.
+    """Watches a log while its writer runs; a log above `PROCESS_LOG_BYTES` is cut to its last MiB.
 
-    It runs in a thread, so that a blocked event loop does not fill the disk. The writer must have the file open for
+    It uses a thread, so that the limit holds even if the event loop is blocked. The writer must have the file open for
     appending: it then continues at the new end.
     """
 
@@ -199,7 +199,7 @@ class LogLimit:
         threading.Thread(target=self._watch, daemon=True, name=f"log of {log.name}").start()
 
     def stop(self) -> None:
-        """End the watch, once the writer has ended. A second call does nothing."""
+        """Stop watching, after the writer has ended. A second call does nothing."""
         self._ended.set()
 
     def _watch(self) -> None:
@@ -236,18 +236,18 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is that of its session and its process group."""
+        """The process id, which is also the id of its session and its process group."""
         return self._process.pid
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Its standard input and output, if it was started `piped`; the caller closes them."""
+        """The standard input and output of a `piped` child; the caller closes them."""
         assert self._process.stdin is not None and self._process.stdout is not None, "it was not started piped"
         return self._process.stdin, self._process.stdout
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """The exit status, negative for a signal; None while the child runs."""
         if self._process.returncode is not None or not hasattr(os, "waitid"):
             return self._process.poll()
         try:
@@ -260,7 +260,7 @@ class ChildProcess:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def log_tail(self, lines: int = 10) -> str:
-        """Return the last lines of its output, each cut to 500 characters."""
+        """Return the last lines of the output, each cut to 500 characters."""
         output = read_log_end(self._log) if self._last_output is None else self._last_output
         written = output.decode("utf-8", "replace").replace("\0", "").rstrip().splitlines()
         return "\n".join(
@@ -268,7 +268,7 @@ class ChildProcess:
         )
 
     async def end(self, grace_s: float = 3.0) -> None:
-        """End it and its descendants: SIGTERM, then SIGKILL after the grace period. A second call does nothing."""
+        """End the child and its descendants: SIGTERM, then SIGKILL after `grace_s`. A second call does nothing."""
         if self._ended:
             return
         self._ended = True
@@ -328,7 +328,7 @@ def _new_log(folder: Path, name: str) -> Path:
         try:
             path.touch(FILE_MODE, exist_ok=False)
         except FileExistsError:
-            continue  # made by an earlier process of the same run
+            continue  # Created by an earlier process of the same run
         return path
 
 

@@ -44,7 +44,7 @@ OFFERED = frozenset(
 )
 """Every value of a rollout that a reward function may take as a parameter."""
 REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
-"""A string that names a resource factory."""
+"""The form of a string that names a resource factory."""
 Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -52,11 +52,11 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
     """Return a copy of a reward with some of its keyword parameters fixed.
 
     Args:
-        reward: a reward function or class; it stays as it is.
-        options: by the names of its parameters; values are converted to their annotations.
+        reward: a reward function or class, which is not modified.
+        options: the options by parameter name; values are converted to the parameters' annotations.
 
     Raises:
-        ConfigError: it has no such parameter, the parameter is a rollout value, or the value does not fit.
+        ConfigError: a parameter does not exist or receives a rollout value, or an option's value does not fit.
 
     Example:
         ```python
@@ -67,7 +67,7 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
 
 
 def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
-    """Return the spec with these options, as `with_options` does.
+    """Return the spec with these options fixed, like `with_options`.
 
     The reward's own check (`checks_options`) runs even without options.
     """
@@ -103,8 +103,8 @@ def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[_Fun
     """Check the combination of a reward's options when it is loaded; place the decorator below `@reward_function`.
 
     Args:
-        check: takes all options by name, defaults included, converted to their annotations. It raises a ConfigError
-            such as "option 'at_least': 5 is above at_most, 3", which is prefixed with the reward's name.
+        check: a function of all options by name, including defaults, converted to their annotations. It raises a
+            ConfigError such as "option 'at_least': 5 is above at_most, 3", which is prefixed with the reward's name.
     """
 
     def mark(function: _Function) -> _Function:
@@ -120,13 +120,13 @@ def option_names(spec: RewardSpec) -> list[str]:
 
 
 class OpenReward:
-    """A reward with open resources and, for a class, an instance, until `close`.
+    """A reward with open resources and, for a class, an instance, which `close` closes.
 
     Args:
         spec: the reward.
-        load: returns the object of a resource's reference.
-        run: calls a synchronous function, in a thread or directly.
-        run_score: calls a synchronous reward itself; by default `run`.
+        load: a function that returns the object of a resource's reference.
+        run: a function that calls a synchronous function, in a thread or directly.
+        run_score: a function that calls the synchronous reward itself; by default `run`.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class OpenReward:
         self._stack = AsyncExitStack()
         self._resources: dict[str, Any] = {}
         self._score = spec.function
-        self.instance: Any = None  # of a class, once it is open
+        self.instance: Any = None  # The instance of a class, once open
         self._needs_truth = _needs_truth(spec)
 
     async def open(self) -> None:
-        """Open the resources, then make the instance and set it up. Roll back on error."""
+        """Open the resources, then create the instance and set it up. Roll back on error."""
         async with AsyncExitStack() as stack:
             for name, value in self.spec.resources.items():
                 self._resources[name] = await self._opened(value, stack)
@@ -157,7 +157,7 @@ class OpenReward:
             self._stack = stack.pop_all()
 
     async def _opened(self, value: Any, stack: AsyncExitStack) -> Any:
-        """Return a plain value itself, else the opened product of the factory."""
+        """Return a plain value unchanged, otherwise the opened product of the factory."""
         if isinstance(value, str) and REFERENCE.match(value):
             value = self._load(value)
         if not callable(value):
@@ -174,11 +174,11 @@ class OpenReward:
     async def call(self, values: Mapping[str, Any]) -> EvaluateResult:
         """Call the reward on one rollout; a batch reward with a group of one.
 
-        `values` are the rollout's, by the names of a pointwise reward.
+        `values` are the rollout's values by parameter name of a pointwise reward.
 
         Raises:
-            InvalidResultError: it returned, or tried to make, an invalid result.
-            RewardError: it requires a ground truth, and the rollout has none.
+            InvalidResultError: the reward returned, or tried to create, an invalid result.
+            RewardError: the reward requires a ground truth, and the rollout has none.
         """
         if self.spec.mode == "batch":
             (result,) = await self.call_group([values])
@@ -191,14 +191,14 @@ class OpenReward:
     async def call_group(
         self, rollouts: Sequence[Mapping[str, Any] | RewardKitError]
     ) -> list[EvaluateResult | RewardKitError]:
-        """Call a batch reward on a group; return the result of each rollout, or why it alone has none.
+        """Call a batch reward on a group; return the result of each rollout, or its individual error.
 
         Args:
-            rollouts: the values of each, by the names of a pointwise reward; an error is the result of that rollout,
-                which is left out of the call.
+            rollouts: the values of each rollout, by parameter name of a pointwise reward; an error is returned as the
+                result of its rollout, which is excluded from the call.
 
         Raises:
-            InvalidResultError: it did not return a list, or one of another length.
+            InvalidResultError: the reward returned no list, or one of another length.
         """
         whole: list[Mapping[str, Any]] = []
         failed: dict[int, RewardKitError] = {}
@@ -208,7 +208,7 @@ class OpenReward:
                     failed[index] = values
                 else:
                     self._check_truth(values)
-                    # Its values alone, so that one that does not fit leaves out this rollout only.
+                    # Checked separately, so that a value that does not fit excludes only this rollout.
                     self.spec.arguments({BATCH_NAMES.get(name, name): [value] for name, value in values.items()})
                     whole.append(values)
             except (RewardError, InvalidResultError) as error:
@@ -217,7 +217,7 @@ class OpenReward:
             return list(failed.values())
         names = dict.fromkeys(name for values in whole for name in values)
         lists = {BATCH_NAMES.get(name, name): [values.get(name) for values in whole] for name in names}
-        # Each value of the rollouts is a list; a resource is shared by all of them.
+        # The rollouts' values become lists; a resource is shared by all rollouts.
         returned = await self._call({**self._resources, **lists})
         results = iter(as_results(returned, len(whole), f"reward {self.spec.id!r}"))
         return [failed[index] if index in failed else next(results) for index in range(len(rollouts))]
@@ -237,7 +237,7 @@ class OpenReward:
                 return await self._score(**arguments)
             return await self._run_score(lambda: self._score(**arguments))
         except pydantic.ValidationError as error:
-            # The reward constructed an invalid result; that is not a crash.
+            # Constructing an invalid result does not count as a crash.
             kinds = {kind.__name__: kind for kind in (EvaluateResult, StepOutput, MetricResult)}
             if error.title not in kinds:
                 raise
@@ -257,14 +257,14 @@ class OpenReward:
 
 
 def needs_host(spec: RewardSpec) -> bool:
-    """Return whether the reward or a part of it calls a model or has its own sandbox; neither works in the sandbox."""
+    """Return True if the reward or a part of it calls a model or has its own sandbox, which fails in the sandbox."""
     if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
         return True
     return any(needs_host(part) for part in getattr(spec.function, "made_of", {}).values())
 
 
 def _needs_truth(spec: RewardSpec) -> bool:
-    """Return whether the ground truth is required and its annotation excludes None."""
+    """Return True if the ground truth is required and its annotation excludes None."""
     name = BATCH_NAMES["ground_truth"] if spec.mode == "batch" else "ground_truth"
     if name not in spec.required:
         return False
@@ -273,7 +273,7 @@ def _needs_truth(spec: RewardSpec) -> bool:
 
 
 def _excludes_none(hint: Any) -> bool:
-    """Return whether an annotation certainly excludes None."""
+    """Return True if an annotation certainly excludes None."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return all(map(_excludes_none, typing.get_args(hint)))

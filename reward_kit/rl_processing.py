@@ -1,8 +1,8 @@
 """Turn results of reward functions into the advantage of each action: align them, then call an estimator by name.
 
-`RLDataAligner` puts an `EvaluateResult`'s step outputs onto the steps they name; `CreditAssigner` does this for a batch
-of episodes and their scores and calls the estimator. An episode that cannot be aligned is unscored with that failure
-recorded; the others go on. Arguments are never changed.
+`RLDataAligner` adds an `EvaluateResult`'s step outputs to the steps they name; `CreditAssigner` does this for a batch
+of episodes and scores and calls the estimator. An episode that cannot be aligned is unscored with that failure
+recorded; the others continue. Arguments are never changed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class RLDataAligner:
     def align_data_for_rl_processing(
         self, current_eval_result: EvaluateResult, current_step_data_list: Sequence[StepData], rollout_id: str
     ) -> list[StepData]:
-        """Return copies of the steps with the rewards that the result gives them.
+        """Return copies of the steps with the rewards from the result.
 
         A `StepOutput` belongs to the step whose `step_info["assistant_turn_index"]` is its `step_index`; 3 and "3" are
         the same. Its `base_reward` becomes the step's, its metrics and reason `step_info["metrics"]` and
-        `step_info["reward_reason"]`. A step that no output names stays as it is.
+        `step_info["reward_reason"]`. A step that no output names is unchanged.
 
         Args:
-            current_eval_result: of a reward function.
-            current_step_data_list: the steps of the rollout it was called on.
-            rollout_id: the rollout, for messages.
+            current_eval_result: the result of a reward function.
+            current_step_data_list: the steps of the scored rollout.
+            rollout_id: the id of the rollout, for messages.
 
         Raises:
             AlignmentError: an output names an unknown step, two name the same one, or two steps have the same index.
@@ -82,7 +82,7 @@ class RLDataAligner:
         """Call `align_data_for_rl_processing` for each rollout of a batch; one error rejects the whole batch.
 
         Args:
-            current_eval_results: one per rollout; None if it is unscored, and its steps stay as they are.
+            current_eval_results: the result of each rollout; None if unscored, which leaves its steps unchanged.
             current_step_data_lists: the steps of each rollout.
             rollout_ids: the id of each rollout.
 
@@ -131,14 +131,14 @@ class AlignedEpisode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditBatch:
-    """A batch of aligned episodes, with credit once it is assigned; every sequence has one item per episode.
+    """A batch of aligned episodes, later with credit; every sequence has one item per episode.
 
     Attributes:
-        rollout_ids: the episodes.
-        group_ids: the group of each.
+        rollout_ids: the ids of the episodes.
+        group_ids: the ids of their groups.
         steps: copies of their steps, aligned and, once `credit` is set, with advantages.
-        scores: None if an episode is unscored.
-        failures: of unscored episodes, by rollout id.
+        scores: the scores, None if an episode is unscored.
+        failures: the failures of unscored episodes, by rollout id.
         credit: the estimator's result, flat over all steps.
         state_hash: the estimator's option; None for the default, and for estimators without states.
     """
@@ -153,7 +153,7 @@ class CreditBatch:
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[AlignedEpisode]) -> CreditBatch:
-        """Return the batch of aligned episodes; a repeated id raises a `ConfigError`."""
+        """Return the batch of aligned episodes; a repeated id raises `ConfigError`."""
         batch = cls([], [], [], [], {})
         for episode in episodes:
             batch.rollout_ids.append(episode.rollout_id)
@@ -175,9 +175,9 @@ class CreditBatch:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of `credit.jsonl`, one per step; numbers are None if the episode is unscored.
 
-        `anchor` numbers the pairs of group and state in the order in which they appear, and `peers` counts the other
-        scored steps of the same one; both are None for an estimator without states. Raises a `ConfigError` before an
-        estimator is called.
+        `anchor` numbers the pairs of group and state in order of appearance, and `peers` counts the other scored steps
+        of the same pair; both are None for an estimator without states. Raises `ConfigError` before an estimator is
+        called.
         """
         if (credit := self.credit) is None:
             raise ConfigError("the batch has no credit yet; call CreditAssigner.advantages first")
@@ -227,7 +227,7 @@ class CreditAssigner:
         estimator: a name of `rl_helpers.ESTIMATORS`.
         step_rewards: the source of base rewards for an episode whose result has no step outputs. "reward_function"
             leaves them unset; "environment" takes the environment's rewards.
-        **options: of the estimator (for "gigpo": omega, gamma, state_hash, …). Required ones default to
+        **options: the estimator's options (for "gigpo": omega, gamma, state_hash, …). Required ones default to
             `USUAL_OPTIONS`.
 
     Attributes:
@@ -248,7 +248,7 @@ class CreditAssigner:
         self.estimator, self.step_rewards = estimator, step_rewards
         self.options: Mapping[str, Any] = _resolve_options(estimator, options)
         self._aligner = RLDataAligner()
-        # An empty batch lets the estimator check the options now, before the first collection.
+        # An empty batch makes the estimator check its options now, before the first collection.
         ESTIMATORS[estimator]([], [], group_ids=[], **self.options)
 
     def assign(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
@@ -259,11 +259,11 @@ class CreditAssigner:
         """Return the episodes' steps with their base rewards.
 
         An episode is unscored if its reward or the episode itself failed, if its step outputs cannot be aligned, or if
-        a reward of its environment that counts is not finite.
+        an environment reward that is used is not finite.
 
         Args:
-            episodes: collected by the rollout worker.
-            scored: their scores in any order, joined by rollout id.
+            episodes: the episodes from the rollout worker.
+            scored: the scores in any order, joined by rollout id.
 
         Raises:
             ConfigError: an episode has no score, or two have the same id.
@@ -275,7 +275,7 @@ class CreditAssigner:
         return CreditBatch.from_episodes(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
 
     def advantages(self, batch: CreditBatch) -> CreditBatch:
-        """Return the batch with the estimator's credit, on fresh copies of its steps.
+        """Return the batch with the estimator's credit, on new copies of its steps.
 
         Raises:
             ConfigError: the episodes lack an input of the estimator, such as values.
@@ -334,7 +334,7 @@ def _resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, An
     if missing := [name for name in known if name not in resolved]:
         raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
     hints = get_type_hints(function)
-    for name, value in options.items():  # strictly: a task file may hold "0.9" instead of 0.9
+    for name, value in options.items():  # Strictly: a task file may contain "0.9" instead of 0.9
         config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
             pydantic.TypeAdapter(hints[name], config=config).validate_python(value)

@@ -1,4 +1,4 @@
-"""Cases for a reward check: odd rollouts, and right, wrong and almost right answers."""
+"""Cases for a reward check: unusual rollouts, and correct, wrong and almost correct answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEGABYTE = 1 << 20
 
 
 class OddHistory(NamedTuple):
-    """A history that a reward may not expect; `is_models` if model output alone can cause it."""
+    """A history that a reward may not expect; `is_models` is True if a model's output can cause it."""
 
     name: str
     messages: tuple[Message, ...]
@@ -27,7 +27,7 @@ class OddHistory(NamedTuple):
 
 
 def with_messages(request: ScoringRequest, messages: Sequence[Message]) -> ScoringRequest:
-    """Return the request with other messages and the same end."""
+    """Return the request with other messages but the same ending."""
     episode = request.episode and _episode(request.rollout_id, messages)
     return replace(request, messages=tuple(messages), assistant_turns=_turns(messages), episode=episode)
 
@@ -66,7 +66,7 @@ def said(content: str | list[dict[str, Any]] | None, **more: Any) -> Message:
 
 
 def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
-    """Return a tool call in the form of chat endpoints; text arguments stay as they are."""
+    """Return a tool call in the form of chat endpoints; text arguments are unchanged."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
@@ -127,13 +127,13 @@ def odd_texts() -> Iterator[tuple[str, str]]:
 
 
 def long_texts() -> Iterator[tuple[str, str]]:
-    """Yield answers of a megabyte, each with its name."""
+    """Yield answers of one megabyte, each with its name."""
     yield "a megabyte of words", "word " * (_MEGABYTE // 5)
     yield "a megabyte of lines", "line\n" * (_MEGABYTE // 5)
 
 
 def clearly_different() -> tuple[str, ...]:
-    """Return answers that a reward should not all score the same."""
+    """Return answers that should not all get the same score."""
     return (
         "",
         "I do not know.",
@@ -176,7 +176,7 @@ FORMS = (
     Form("a JSON block", lambda text: f"```json\n{text}\n```"),
     Form("JSON with an answer", lambda text: json.dumps({"answer": text})),
 )
-"""Tried in this order on a reward whose expected form is unknown."""
+"""The forms to try, in this order, on a reward whose expected form is unknown."""
 
 
 def truth_text(truth: Any) -> str:
@@ -185,7 +185,7 @@ def truth_text(truth: Any) -> str:
 
 
 def truth_positions(truth: Any, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the positions of a ground truth in a text; for a number also of equal numbers, as 8.0 in "8.00"."""
+    """Yield the positions of a ground truth in a text; a number also matches equal numbers, such as 8.0 in "8.00"."""
     if is_number(truth):
         yield from (match.span() for match in _NUMBERS.finditer(text) if _value(match[0]) == _value(truth))
     elif written := truth_text(truth):
@@ -193,19 +193,19 @@ def truth_positions(truth: Any, text: str) -> Iterator[tuple[int, int]]:
 
 
 def is_number(truth: Any) -> bool:
-    """Return whether a ground truth is a number, or the text of one."""
+    """Return True if a ground truth is a number, or the text of one."""
     if isinstance(truth, bool):
         return False
     return isinstance(truth, int | float) or (isinstance(truth, str) and bool(_NUMBER.match(truth.strip())))
 
 
 def is_choice(truth: Any) -> bool:
-    """Return whether a ground truth is a multiple-choice letter."""
+    """Return True if a ground truth is a multiple-choice letter."""
     return isinstance(truth, str) and bool(_SINGLE_LETTER.match(truth.strip()))
 
 
 def is_tool_call(truth: Any) -> bool:
-    """Return whether a ground truth is a tool call, or a list of them."""
+    """Return True if a ground truth is a tool call, or a list of tool calls."""
     calls = _calls(truth)
     return bool(calls) and all(
         isinstance(call, Mapping)
@@ -230,7 +230,7 @@ def tool_answer(truth: Any) -> Message:
 
 
 def wrong_values(truth: Any, chance: random.Random) -> list[Any]:
-    """Return clearly wrong values, of the same kind as the ground truth if known."""
+    """Return clearly wrong values, of the ground truth's type if known."""
     if isinstance(truth, bool):
         return [not truth]
     if is_choice(truth):
@@ -265,7 +265,7 @@ def near_values(truth: Any) -> list[Any]:
 
 
 def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
-    """Yield other ways to write the same answer, each with its name."""
+    """Yield equivalent ways to write the answer, each with its name."""
     text = truth_text(truth).strip()
     if is_number(truth):
         value = _value(truth)

@@ -1,7 +1,7 @@
 """`reward-kit doctor`: the sandbox of this machine, installed packages, and endpoints.
 
-An endpoint gets one GET of `/models`, which is free. A key is sent only to the origins that it is configured for
-(`providers/keys.py`), not after a redirect either, and is never shown.
+An endpoint gets one GET of `/models`, which is free. A key is sent only to the origins for which it is configured
+(`providers/keys.py`), even after a redirect, and is never shown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_ENDPOINT = f"none configured: set {_KEY}, and {_URL} for your own server, or 
 
 
 class EndpointAnswer(NamedTuple):
-    """The answer of one endpoint: "ok" or the kind of problem in one word, and a description.
+    """The answer of one endpoint: "ok" or the type of problem in one word, and a description.
 
     `seconds` is the time until the complete answer, None without one; `models` is None if their number is unknown.
     """
@@ -57,7 +57,7 @@ class EndpointAnswer(NamedTuple):
 
 
 async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
-    """Query the endpoint of the environment, if any, and these endpoints concurrently."""
+    """Query concurrently the endpoint of the environment, if any, and these endpoints."""
     endpoints, answers = [], []
     in_file = read_dotenv(Path.cwd())
     if any(os.environ.get(name) or in_file.get(name) for name in (_KEY, _URL)):
@@ -72,7 +72,7 @@ async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
 
 
 def configured_keys() -> list[dict[str, Any]]:
-    """Return the set key variables, their source, and the origins that each key may be sent to; no values."""
+    """Return the names of set key variables, without values, with their source and each key's allowed origins."""
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
     found = []
@@ -122,7 +122,7 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
 
 
 def _describe_error(error: Exception) -> tuple[str, str]:
-    """Return the kind and description of an aiohttp error, without its own text."""
+    """Return the type and description of an aiohttp error, without the error's text."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorDNSError):
@@ -183,7 +183,7 @@ def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
 
 
 async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
-    endpoints = await ask_endpoints(base_urls)  # first, since a wrong URL is reported at once
+    endpoints = await ask_endpoints(base_urls)  # First, since an invalid URL is reported at once
     import resource
 
     strengths = await probe()
@@ -224,7 +224,7 @@ async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
 
 
 def _kernel() -> dict[str, Any]:
-    """Return the kernel's settings that limit the sandbox."""
+    """Return the kernel settings that limit the sandbox."""
     if sys.platform != "linux":
         return {}
     most = _read("/proc/sys/user/max_user_namespaces")
@@ -246,17 +246,17 @@ def _extras() -> dict[str, list[str]]:
 
 
 def _packages() -> dict[str, str]:
-    """The version of each package of an extra that is installed."""
+    """Return the version of each installed package of the extras."""
     names = sorted({name for names in _required().values() for name in names})
     return {name: version for name in names if (version := _version(name)) is not None}
 
 
 def _required() -> dict[str, list[str]]:
-    """Return the packages of each extra, on this Python."""
+    """Return the packages of each extra for this Python."""
     wanted: dict[str, list[str]] = {}
     try:
         requirements = importlib.metadata.requires("reward-kit") or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path, not installed
+    except importlib.metadata.PackageNotFoundError:  # A checkout on the path, not installed
         requirements = []
     for requirement in requirements:
         bound = re.search(r"python_version\s*<\s*['\"](\d+)\.(\d+)", requirement)

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
-"""The environment variable with the seconds that an interrupted run may take to finish episodes in flight."""
+"""The environment variable for the seconds that an interrupted run may take to finish running episodes."""
 _STOP_GRACE_S = 60.0
 _OPEN_FILES = 65_536
 logger = logging.getLogger("reward_kit.cli")
 
 
 def display_kind(asked: str | None) -> DisplayKind:
-    """Return the requested kind, else rich on a terminal, and plain elsewhere or if log lines are shown."""
+    """Return the requested kind, or else rich on a terminal, and plain elsewhere or if log lines are shown."""
     if asked in ("rich", "plain", "none"):
         return asked  # type: ignore[return-value]
     return "rich" if sys.stderr.isatty() and not operator_log.is_on() else "plain"
@@ -54,15 +54,15 @@ def display_kind(asked: str | None) -> DisplayKind:
 async def interruptible(
     control: Control, say: Callable[[str], None], traffic: ProviderSession | None, grace_s: float | None = None
 ) -> AsyncIterator[None]:
-    """Finish episodes in flight on the first Ctrl-C or SIGTERM, and stop at once on the second.
+    """Finish running episodes on the first Ctrl-C or SIGTERM, and stop at once on the second.
 
-    While an endpoint is down nothing in flight can finish, so the first one stops at once.
+    While an endpoint is down, no episode can finish, so the first signal stops the run at once.
 
     Args:
-        control: of the run.
-        say: shows a note.
-        traffic: of the run's endpoints, if it has any.
-        grace_s: seconds to finish episodes in flight; None for no limit.
+        control: the control of the run.
+        say: a function that shows a note.
+        traffic: the provider session of the run's endpoints, if any.
+        grace_s: the seconds allowed to finish running episodes; None for no limit.
     """
 
     def stop_now() -> None:
@@ -111,7 +111,7 @@ def allow_many_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else _OPEN_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS has another bound
+        with contextlib.suppress(ValueError, OSError):  # macOS has another limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, _OPEN_FILES), hard))
 
 
@@ -120,13 +120,13 @@ class Ending:
     """The output at the end of a command, and the inputs of its exit code.
 
     Attributes:
-        title: of the table.
+        title: the title of the table.
         expected: the number of episodes.
         fail_under: the gate on mean scores.
         as_json: print the summary as JSON instead of the table.
-        resume_command: continues an incomplete run; None if it cannot continue.
-        further: computes more keys of `summary.json` from the run's rows.
-        shown: renders the text below the table from the run's rows.
+        resume_command: the command that continues an incomplete run; None if it cannot continue.
+        further: a function from the run's rows to additional keys of `summary.json`.
+        shown: a function from the run's rows to the text below the table.
     """
 
     title: str
@@ -203,7 +203,7 @@ def run_into(
 
 
 def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
-    """Show the end of a run and what to do next, and return the exit code."""
+    """Show the outcome of a run and the next command, and return the exit code."""
     policies, missing, note = outcome.policies, outcome.missing, note_console()
     resume = ending.resume_command
     if outcome.credit_error is not None:
@@ -249,7 +249,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         note.print(line, style="yellow")
     if control.is_failure:
         return 3
-    # Ctrl-C after the last episode began changed nothing; an exceeded limit on errors is still a gate.
+    # A Ctrl-C after the last episode began has no effect; an exceeded error limit is still a gate.
     stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
     if stopped == INTERRUPTED:
         return 130
@@ -270,12 +270,12 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
 
 
 def note_console() -> Console:
-    """Return the console for notes beside the result, on standard error."""
+    """Return the console for notes, on standard error."""
     return SafeConsole(stderr=True, soft_wrap=True)
 
 
 def note_page(page: Path | None, error: Exception | None) -> None:
-    """Show the path of a run's page, or why it has none."""
+    """Show the path of a run's page, or the reason why it has none."""
     if error is not None:
         note_console().print(f"No report was written: {error}", style="red")
     elif page is not None:

@@ -341,7 +341,7 @@ def _bytes_of_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in prints} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-# Chunks inside the page, or beside it
+# Chunks inside the page or next to it
 
 Mode = Literal["inline", "files", "server"]
 MOST_INLINE = 3_000_000
@@ -387,7 +387,7 @@ def within(run: Path, reader: ChunkReader) -> ChunkData:
 
 
 def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> ChunkData:
-    """Write all chunks into a new folder beside earlier ones, which `forget_others` removes."""
+    """Write all chunks into a new folder; `forget_others` later removes the earlier folders."""
     stamp = secrets.token_hex(_STAMP_BYTES)
     folder = page.with_name(f"{page.stem}_data") / stamp
     with wrap_os_errors("write", folder):

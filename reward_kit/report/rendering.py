@@ -195,7 +195,7 @@ def render(
     may_connect: bool = False,
     **values: Any,
 ) -> str:
-    """Return a page as HTML. It allows its own style and script by their hashes, and loads nothing else.
+    """Return a page as HTML. It allows only its inline style and script, by their hashes, and loads nothing else.
 
     Args:
         template: a file in `templates/`. All its values are escaped except `trusted`.

@@ -35,7 +35,7 @@ FILE = "report.html"
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
-    """Write the page of a run or training run, with its episodes in files beside it if one file is too small."""
+    """Write the page of a run or training run, with its episodes in separate files if they are too large for one."""
     header = RunHeader.read_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():

@@ -328,7 +328,7 @@ _END = 1 << 18
 
 
 def last_held_out(run: Path) -> float | None:
-    """Return the last held-out score of a training run; None if the end of its metrics has none."""
+    """Return the last held-out score of a training run; None if the end of its metrics contains none."""
     path = run / METRICS
     if not path.exists():
         return None

@@ -219,7 +219,7 @@ class SandboxedScorer:
         return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
 
     async def _call(self, request: Mapping[str, Any]) -> Outcome:
-        """Make the call in its own task, since a cancelled anyio scope would also cancel the clean-up."""
+        """Make the call in a separate task, since a cancelled anyio scope would also cancel the cleanup."""
         reward, limits = self._reward, self._reward.limits_for(len(request["rollouts"]))
         call = asyncio.ensure_future(self._sandbox.call(reward.program, request, limits=limits, level=reward.level))
         try:

@@ -256,7 +256,7 @@ async def score_unbroken(
 
 
 def result_error(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
-    """Return why a result leaves its rollout unscored: its own fields, or a step output for a missing step."""
+    """Return why a result leaves its rollout unscored: invalid fields, or a step output for a missing step."""
     try:
         if result.step_outputs:
             match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")

@@ -98,7 +98,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class Tally:
-    """The counters behind `AgentStats`."""
+    """The counters from which `AgentStats` is computed."""
 
     submitted: int = 0
     groups_complete: int = 0

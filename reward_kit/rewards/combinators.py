@@ -200,7 +200,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
 
 
 def _loader_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Resolve a part's references relative to its own file."""
+    """Return a loader that resolves a part's references relative to the part's file."""
     if spec.origin is None:
         return load
     folder = spec.origin.file.parent

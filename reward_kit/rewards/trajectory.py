@@ -57,7 +57,7 @@ def _check_steps(options: Mapping[str, Any]) -> None:
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
     """Score 1 for up to `best` actions and 0 from `worst` on, linearly in between.
 
-    An agent that has not acted scores 0. Success is not measured, so use this behind a `gate`.
+    An agent that has not acted scores 0. Success is not measured, so combine this with a `gate`.
     """
     _check_steps({"best": best, "worst": worst})
     count = len(assistant_turns)

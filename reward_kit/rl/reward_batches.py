@@ -25,12 +25,12 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Column = npt.NDArray[Any]
-_BLOCK = 256  # columns examined together; 128 to 512 take about the same time
-_GREATEST = float(np.finfo(np.float32).max)  # a larger float32 is infinite
+_BLOCK = 256  # The number of columns examined together; 128 to 512 take about the same time
+_GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite
 
 
 class TokenRewards(NamedTuple):
-    """Rewards with their rows and columns, each position at most once."""
+    """Rewards with their rows and columns, at most one per position."""
 
     rows: Ints
     columns: Ints
@@ -39,16 +39,16 @@ class TokenRewards(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """A batch as reward managers see it. A token is *valid* if the policy sampled it and it is not padding."""
+    """A batch as used by reward managers. A token is *valid* if the policy sampled it and it is not padding."""
 
     arrays: Mapping[str, Tensor]
     others: Mapping[str, Any]  # `non_tensor_batch`
-    actions_BT: Tensor  # not 0 on sampled tokens, aligned with the rewards
-    attention_BT: Tensor | None  # not 0 on tokens, aligned likewise; None if the batch has no mask
+    actions_BT: Tensor  # Nonzero on sampled tokens, aligned with the rewards
+    attention_BT: Tensor | None  # Nonzero on tokens, aligned likewise; None if the batch has no mask
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
-        """Read a batch without copying; a missing array or one of an unexpected shape is an error."""
+        """Read a batch without copying; raise an error if an array is missing or has an unexpected shape."""
         wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
         arrays = read_tensors(data, (*wanted, "input_ids", "completion_mask"))
         mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
@@ -74,7 +74,7 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of each row's last valid token; -1 without one."""
+        """The column of each row's last valid token; -1 if there is none."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
             # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
@@ -103,14 +103,14 @@ class RewardBatch:
         return self.actions_BT.device
 
     def column(self, name: str) -> Any | None:
-        """(B,) the entry of `non_tensor_batch`, if any."""
+        """Return the (B,) entry of `non_tensor_batch`, if any."""
         values = self.others.get(name)
         if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
             raise ConfigError(f"non_tensor_batch[{name!r}] must have one item for each of the {len(self)} rows")
         return values
 
     def numbers(self, name: str) -> Floats:
-        """(B,) finite numbers of an entry that `non_tensor_batch` must have; NaN for None."""
+        """Return the (B,) finite numbers of a required entry of `non_tensor_batch`; NaN for None."""
         if (values := self.column(name)) is None:
             raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
         return as_numbers(values, f"non_tensor_batch[{name!r}]")
@@ -138,14 +138,14 @@ class RewardBatch:
             return np.asarray(ends_episode, dtype=np.bool_)
         rows = np.flatnonzero(~self.is_empty_B)
         last = np.full(len(self), -1)
-        last[self.episodes_B[rows]] = rows  # the last of several rows wins
+        last[self.episodes_B[rows]] = rows  # The last of several rows wins
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
         """Return (B,T) float32 on the inputs' device: each score that is not NaN on its row's last valid token.
 
-        A row without a valid token gets nothing; `others` are added at their own positions.
+        A row without a valid token gets no reward; `others` are added at their own positions.
         """
         shape = tuple(self.actions_BT.shape)
         if self.device.type == "cpu":
@@ -166,7 +166,7 @@ class RewardBatch:
         return rewards
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
-        """The token ids of a row's prompt and of its response, without padding."""
+        """Return the token ids of a row's prompt and of its response, without padding."""
         if "responses" in self.arrays:
             prompts, responses = self.arrays.get("prompts"), self.arrays["responses"]
             width = responses.shape[1]
@@ -185,14 +185,14 @@ class RewardBatch:
 
 
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """The named arrays that the batch has, as tensors that share their memory."""
+    """Return the named arrays that the batch contains, as tensors that share their memory."""
     if isinstance(data, PackedBatch):
         raise ConfigError("these rows are packed into one; pass padded rows to a reward manager, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
         raise ConfigError(
             f"a batch needs `batch` and `non_tensor_batch`, like DataProto and TokenBatch; got {type_name(data)}"
         )
-    present = set(data.batch.keys())  # a TensorDict does not support `in`
+    present = set(data.batch.keys())  # A TensorDict does not support `in`
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
         # The tensors are only read.
@@ -210,7 +210,7 @@ def read_non_tensors(data: Any) -> Mapping[str, Any]:
 
 
 def as_numbers(values: Any, name: str) -> Floats:
-    """(N,) float64 of finite numbers, 0-d tensors and None, which becomes NaN; `name` is for errors."""
+    """Return (N,) float64 from finite numbers, 0-d tensors and None (NaN); `name` appears in errors."""
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
         if texts := [value for value in given if isinstance(value, str | bytes)]:
@@ -224,12 +224,12 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """(B,) the last column that is not 0, else -1."""
+    """Return (B,) the index of the last nonzero column, or -1."""
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 
 def _by_columns(mask_BT: Tensor) -> Ints:
-    """On an accelerator: one pass and one copy."""
+    """Find the columns on an accelerator, with one pass and one copy."""
     columns = torch.arange(1, mask_BT.shape[1] + 1, device=mask_BT.device)
     numbered = torch.where(mask_BT != 0, columns, 0)
     none = numbered.new_zeros((len(numbered), 1))  # max() over zero columns is an error
@@ -238,7 +238,7 @@ def _by_columns(mask_BT: Tensor) -> Ints:
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """On a CPU: one pass by blocks, then each row's last non-empty block, in a quarter of the time of a plain pass."""
+    """Find the columns on a CPU: the last non-empty block of each row, then a search in it; four times as fast."""
     mask = mask_BT.detach()
     values = (mask != 0 if mask.is_floating_point() else mask).numpy()
     rows, width = values.shape
@@ -265,7 +265,7 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """The part aligned with the responses: the last columns if it covers the prompts too."""
+    """Return the part aligned with the responses: the last columns if the array also covers the prompts."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values
@@ -277,7 +277,7 @@ def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, T
 
 
 def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Turn facts of single rows into arrays with one item per row; None if a row lacks a key.
+    """Convert per-row dicts to arrays with one item per row; None if a row lacks a key.
 
     If all rows have numbers, the array is numeric.
     """

@@ -31,7 +31,7 @@ _BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the figures."""
+    """The settings of the figures."""
 
     threshold: float = 0.5
     levels: tuple[float, ...] | None = None
@@ -41,7 +41,7 @@ class Settings:
 
 
 class Figure(NamedTuple):
-    """A figure with its interval; None if undefined for the rows."""
+    """A figure with its interval; both are None if undefined for the rows."""
 
     name: str
     value: float | None
@@ -68,7 +68,7 @@ class LabelScale(NamedTuple):
         return shares
 
     def categories(self, shares_N: Floats, threshold: float | None = None) -> Integers:
-        """Return the category of each share: its bin or nearest level; of two levels, by `threshold`."""
+        """Return the category of each share: its bin or nearest level, or, with two levels, by `threshold`."""
         if self.is_binned:
             return np.clip((shares_N * _BINS).astype(np.int64), 0, _BINS - 1)
         if len(self.levels) == 2 and threshold is not None:
@@ -92,12 +92,12 @@ class Pairwise:
     """Scored rows of pairs.
 
     Attributes:
-        labels: (N,) 1 where the person preferred A, 0 where B, 0.5 for a tie.
-        scores: (N,) how much the reward preferred A: its share of the verdicts.
-        margins: (N,) by how much A's score is higher, for rank correlation.
-        lengths: (N,) how much longer A is.
+        labels: (N,) 1 if the person preferred A, 0 if B, 0.5 for a tie.
+        scores: (N,) the share of the reward's verdicts that preferred A.
+        margins: (N,) the score of A minus that of B, for rank correlation.
+        lengths: (N,) the length of A minus that of B.
         firsts: (N,) the share of comparisons that the first position won; None without a judge.
-        clusters: (N,) the sample of each.
+        clusters: (N,) the sample of each row.
     """
 
     labels: Sequence[float]
@@ -201,7 +201,7 @@ def _thirds(values_N: Floats) -> Integers:
 
 
 def _gap(residuals_N: Floats, lengths_N: Floats) -> float:
-    """Return the mean residual of the longer half less that of the shorter, without those of median length."""
+    """Return the mean residual of the longer half minus that of the shorter half, without rows of median length."""
     middle = float(np.median(lengths_N))
     longer, shorter = residuals_N[lengths_N > middle], residuals_N[lengths_N < middle]
     return float(longer.mean() - shorter.mean()) if len(longer) and len(shorter) else math.nan
@@ -215,7 +215,7 @@ def _with_intervals(
     if settings.resamples:
         seed, resamples, confidence = settings.seed, settings.resamples, settings.confidence
         bounds = bootstrap_bounds(figures, clusters, seed=seed, resamples=resamples, confidence=confidence)
-        # If all rows agree, or none, all resamples are equal; the interval is then Wilson's (1927).
+        # If all rows agree, or no row does, all resamples are equal; the interval is then Wilson's (1927).
         if bounds[0].low is None and (accuracy := float(values[0])) in (0.0, 1.0):
             bounds[0] = Bounds(*wilson_bounds(accuracy, len(set(clusters)), confidence))
     return [
@@ -231,7 +231,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """A row on which reward and person differ, with its texts truncated."""
+    """A row on which reward and person differ, with truncated texts."""
 
     where: str
     id: str
@@ -322,7 +322,7 @@ async def calibrate(
 
 
 class _Row(NamedTuple):
-    """A scored row: `score` is the reward's, or for a pair its preference for A."""
+    """A scored row: `score` is the reward's score, or for a pair its preference for A."""
 
     row: LabelledRow
     score: float
@@ -343,10 +343,10 @@ class _Row(NamedTuple):
             return cls(row, scores[0], scores[0], None, lengths, reason, clipped)
         if pairs == "judge":
             preference = (scores[0] + 1.0 - scores[1]) / 2.0
-            firsts = []  # the shares of comparisons that the first position won
+            firsts = []  # The share of comparisons that the first position won
             for result, score in zip(results, scores, strict=True):
                 one, other = result.metrics.get("won_as_first"), result.metrics.get("won_as_second")
-                # Only `pairwise_judge` reports them; by other rewards the rollout comes first.
+                # Only `pairwise_judge` reports this metric; for other rewards, the rollout comes first.
                 firsts.append(score if one is None or other is None else (one.score + 1.0 - other.score) / 2.0)
             first = sum(firsts) / len(firsts)
             return cls(row, preference, preference, first, lengths, reason, clipped)

@@ -1,7 +1,7 @@
-"""Score episodes that are there already: transcripts from a file, or the episodes of an earlier run.
+"""Score existing episodes: transcripts from a file, or the episodes of an earlier run.
 
-In a transcript each assistant message is a step, and the end is `recorded`. The episodes of a run are copied into a
-new folder as they were stored, byte for byte, with their final states; the earlier run is read and never written.
+In a transcript, each assistant message is a step, and the stop reason is `recorded`. The episodes of a run are copied
+byte for byte into a new folder, with their final states; the earlier run is never modified.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _NOT_SAMPLE = ("messages", "ground_truth")
 
 
 def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
-    """Read the episodes of a dataset with a `messages` field, of a run's `episodes.jsonl`, or of a kept update.
+    """Read the episodes of a dataset with a `messages` field, of a run's `episodes.jsonl`, or of a stored training
+    update.
 
     A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; the whole row is
     passed to the reward function as `sample`. Of a run's episodes only the latest attempts count, without those cut off
@@ -94,7 +95,7 @@ def recorded_episode(
     group_id: str | None = None,
     rollout_index: int = 0,
 ) -> SingleAgentEpisode:
-    """Make an episode from a conversation; each assistant message is a step."""
+    """Create an episode from a conversation; each assistant message is a step."""
     episode = episode_from_messages(rollout_id, messages)
     facts = EpisodeFacts(
         sample_id=sample_id,
@@ -112,7 +113,7 @@ def recorded_episode(
 
 
 def parse_messages(given: Any, where: str) -> list[Message]:
-    """Parse a conversation; a CSV cell holds it as JSON text."""
+    """Parse a conversation, as a list or, in a CSV cell, as JSON text."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -130,7 +131,7 @@ _OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
 class ScoreOrigin(NamedTuple):
-    """The task that episodes were collected for, as task file keys, and the folder of its files."""
+    """The task of the collected episodes, as task file keys, and the folder of its files."""
 
     task: Mapping[str, Any]
     folder: Path
@@ -143,7 +144,7 @@ def run_origin(header: RunHeader) -> ScoreOrigin | None:
 
 
 def data_origin(data: Path) -> ScoreOrigin:
-    """Return the task of the run that transcripts belong to, else a placeholder."""
+    """Return the task of the transcripts' run, or else a placeholder."""
     is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
     known = run_origin(RunHeader.read(data.parent)) if is_of_run else None
     return known or ScoreOrigin({"name": data.stem}, Path.cwd())
@@ -177,7 +178,7 @@ def load_scoring_setup(
             raise ConfigError(
                 f"{override_source()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
             )
-    # The sandbox and options of a run are for its own reward.
+    # The sandbox and options of a run apply only to its own reward.
     known = {name: value for name, value in origin.task.items() if name not in _OF_REWARD}
     own = {"reward_function_path": reward, **({"pass_threshold": pass_threshold} if pass_threshold is not None else {})}
     try:
@@ -194,7 +195,7 @@ def load_scoring_setup(
         )
     folder = (folder or Path.cwd()).resolve()
     loaded = load_task_reward(definition, folder)
-    assert loaded is not None  # the definition names it
+    assert loaded is not None  # The definition names it
     return ScoringSetup(definition, loaded.reward, load_redaction(definition, folder), (*notes, *loaded.notes))
 
 
@@ -279,8 +280,8 @@ def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
                     make_private_folder(copy.parent, exist_ok=True)
                     if not copy.exists():
                         try:
-                            os.link(file, copy)  # states are never written twice
-                        except OSError:  # not supported by every file system
+                            os.link(file, copy)  # States are never written twice
+                        except OSError:  # Not supported by every file system
                             with file.open("rb") as state_of, open_part(copy, copy, is_private=True) as part:
                                 shutil.copyfileobj(state_of, part)
             line = redaction.redact_line(result.line.rstrip(b"\n")) + b"\n"

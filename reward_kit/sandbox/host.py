@@ -34,7 +34,7 @@ _CONFINING: tuple[Strength, ...] = ("namespaces", "landlock")
 class Sandbox:
     """Run programs confined, inside an `async with`.
 
-    Zygotes are started on demand, at most `slots` at work. Idle ones are kept and evicted least recently used first.
+    Zygotes are started on demand, with at most `slots` busy. Idle zygotes are reused or evicted (LRU).
 
     Args:
         strength: "auto" uses the strongest available of "namespaces" and "landlock", and raises without either. A name
@@ -413,7 +413,7 @@ class Availability:
 
 
 async def probe() -> tuple[Availability, ...]:
-    """Try every strength, strongest first; the results hold for the life of this process."""
+    """Try every strength, strongest first; results are cached for the lifetime of this process."""
     return tuple([await _availability(strength) for strength in STRENGTHS])
 
 

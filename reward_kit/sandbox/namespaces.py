@@ -37,7 +37,7 @@ class _MountAttr(ctypes.Structure):
 
 
 def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> int:
-    """Move this process into its own namespaces and root; children are born in the new PID namespace."""
+    """Move this process into new namespaces and a new root; its children start in the new PID namespace."""
     try:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

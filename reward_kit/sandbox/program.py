@@ -127,15 +127,15 @@ class Limits:
     """The limits of one call; each has its own failure class.
 
     Attributes:
-        wall_s: seconds until it is killed.
-        cpu_s: seconds of CPU time, rounded up to whole seconds, of each process.
+        wall_s: the wall time limit in seconds.
+        cpu_s: the CPU time limit of each process, rounded up to whole seconds.
         memory_mb: MiB of address space of each process, beyond what the preloaded interpreter has mapped. A call with
             `processes` above 0 can hold `memory_mb` times (1 + `processes`), and `disk_mb` of files.
-        processes: processes it may start; with 0 it can start none, and no program. Threads count as processes.
-        open_files: descriptors, including the initial four.
+        processes: the maximum number of processes it may start; 0 forbids starting any. Threads count as processes.
+        open_files: the maximum number of descriptors, including the initial four.
         disk_mb: MiB of files in its temporary folder.
-        output_kb: KiB kept of its output and of its errors; the rest is dropped and reported in the outcome.
-        result_kb: KiB of its result.
+        output_kb: KiB stored of each of stdout and stderr; the rest is dropped, which the outcome reports.
+        result_kb: the maximum size of its result in KiB.
     """
 
     wall_s: float = 10.0

@@ -137,7 +137,7 @@ epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll pp
 recvfrom shutdown wait4 waitid
 """
 # They need no file that was opened to be written, so Landlock does not see them (or, with `truncate`, not before its
-# third version): without a root of its own, code could change the modes and times of any file of its user.
+# third version): without a separate root, code could change the modes and times of any file of its user.
 _OF_ANY_FILE: Final = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat truncate"
 _FOR_SUBPROCESSES: Final = "fork vfork execve execveat setsid setpgid kill tgkill"
 # File copying tries these calls and falls back if they fail.

@@ -280,7 +280,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return Landlock's rules for devices, and for the paths that every call may read without its own root."""
+    """Return Landlock's rules for devices, and for the paths that every call may read without a separate root."""
     rules = [(real, landlock.READ) for _, real in config["read_paths"]]
     for device in namespaces.DEVICES:
         rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE
@@ -311,7 +311,7 @@ def main(descriptor: int) -> None:
     control = _socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)  # the new root is for another user than its creator
-    # Only the two ends hold the socket, so each sees the other's end.
+    # Only host and zygote have the socket open, so each notices when the other exits.
     os.closerange(descriptor + 1, 1 << 16)
     config = json.loads(control.recv(1 << 20))
     try:

@@ -28,19 +28,19 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.task_parts import RunLimitsModel
 
 Build = Callable[[ProviderSession, RunBudget], Mapping[str, RLRolloutWorker]]
-"""Makes the workers of one process, by label. It is pickled and called there with the process's provider session and
-budget; raises ConfigError if something is missing there."""
+"""A factory of one process's workers by label. It is pickled and called in the process with its provider session and
+budget; it raises ConfigError if something is missing there."""
 Start = Callable[[], Awaitable[Any]]
-"""Starts an actor and returns its handle. Raises ConfigError if it never can, RayError if it may later."""
+"""A function that starts an actor and returns its handle; raises ConfigError, or RayError if a retry may succeed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_SETTLE_S = 10.0  # time for the other actors to start after the first one
+_SETTLE_S = 10.0  # Time for the other actors to start after the first one
 _CLOSE_SECONDS = 15.0
 _MOST_LOG_LINES = 1_000
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
 class Usage(NamedTuple):
-    """The usage of episodes: tokens, US dollars, steps. It only grows."""
+    """The cumulative usage of episodes: tokens, US dollars, steps."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -54,14 +54,14 @@ class Usage(NamedTuple):
 
 
 class RunUsage(NamedTuple):
-    """The state of a run outside one process: the spending of all others, and the duration of the run."""
+    """The state of a run outside one process: the spending of all other processes, and the duration of the run."""
 
     spent: Usage
     seconds: float
 
 
 class ActorBudget(RunBudget):
-    """The budget of a run in one process: `own` spending at once, the others' as the driver reports it."""
+    """The budget of a run in one process: `own` spending counts at once, that of others when the driver reports it."""
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
@@ -72,7 +72,7 @@ class ActorBudget(RunBudget):
         self.own = self.own.plus(Usage(used.tokens, used.cost or 0.0, steps))
 
     def hear(self, rest: RunUsage) -> None:
-        """Update the spending of all others and the time of the run."""
+        """Update the other processes' spending and the duration of the run."""
         news, self._others = rest.spent.since(self._others), rest.spent
         super().spend(ActionUsage(news.tokens, news.cost), news.steps)
         self._began = time.monotonic() - rest.seconds
@@ -82,7 +82,7 @@ class ActorBudget(RunBudget):
 class Setup:
     """The settings of a process: its workers, the limits of the run, and environment variables with secrets.
 
-    They go straight to the process and are never written to a file.
+    The settings are sent directly to the process and never written to a file.
     """
 
     build: Build
@@ -92,7 +92,7 @@ class Setup:
 
 
 class Assignment(NamedTuple):
-    """An episode to collect by the worker `label`; `keeps_start`: its group's start is kept until `close_group`."""
+    """An episode to collect with the worker `label`; `keeps_start` keeps the group's start until `close_group`."""
 
     label: str
     sample: Sample
@@ -103,7 +103,7 @@ class Assignment(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An episode, as a line of `episodes.jsonl`, and the news of its process since the last one."""
+    """An episode as a line of `episodes.jsonl`, and its process's usage and logs since the last reply."""
 
     record: dict[str, Any]
     spent: Usage
@@ -125,7 +125,7 @@ class Process:
         self._holder: asyncio.Task[None] | None = None
 
     async def open(self, shared: AbstractAsyncContextManager[Any]) -> None:
-        """Hold a context manager open until `close`; the context variables that it sets hold for every call."""
+        """Keep a context manager open until `close`; the context variables that it sets apply to every call."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def hold() -> None:
@@ -137,10 +137,10 @@ class Process:
         self._holder = self.context.run(asyncio.create_task, hold())
         await asyncio.wait([opened, self._holder], return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            await self._holder  # raises the error that kept it from opening
+            await self._holder  # Raises the error that prevented the opening
 
     async def hold(self) -> None:
-        """Return when this process ends: a caller learns of its death at once."""
+        """Return only when this process ends, so that a caller notices its death at once."""
         await self._leave.wait()
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class Process:
 
 
 class CollectedLogs(logging.Handler):
-    """Keeps the package's log records until they are taken; none go to the cluster's files."""
+    """Collects the package's log records until they are taken; the cluster's log files do not get them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
     """Unpickle an object of a driver with this version of the package.
 
     Raises:
-        ConfigError: the package has another version here, or cannot read the object.
+        ConfigError: the package has another version in this process, or cannot read the object.
     """
     where, here = os.uname().nodename, version("reward-kit")
     if driver != here:
@@ -200,14 +200,14 @@ class Member:
         return self.lost.is_set()
 
     def lose(self) -> None:
-        """Mark it as lost, even if it is only unreachable; its further results are ignored."""
+        """Mark the actor as lost, even if it is only unreachable; its later results are ignored."""
         if not self.is_lost:
             self.lost.set()
             ray_module().kill(self.handle)
 
 
 class ActorPool:
-    """Keeps `size` actors alive once opened; `place` fails after `wait_s` without any, and `tell` reports losses."""
+    """Keeps `size` actors alive once opened; `place` fails after `wait_s` without actors, and `tell` reports losses."""
 
     def __init__(
         self, what: str, start: Start, size: int, wait_s: float, tell: Callable[[str], None] = logger.warning
@@ -222,7 +222,7 @@ class ActorPool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ActorPool]:
-        """Start the actors without waiting for them, and end them with the block."""
+        """Start the actors without waiting for them, and end them at the end of the block."""
         async with anyio.create_task_group() as slots:
             for number in range(self.size):
                 slots.start_soon(self._keep, number)
@@ -240,8 +240,8 @@ class ActorPool:
         """Return the least loaded actor, or wait for the next one.
 
         Raises:
-            ConfigError: none can be started.
-            ClusterError: none started in time.
+            ConfigError: no actor can be started.
+            ClusterError: no actor started in time.
         """
         with anyio.move_on_after(self._wait_s):
             while True:
@@ -249,11 +249,11 @@ class ActorPool:
                     if self._refusal is not None:
                         raise self._refusal
                     await self._changed.wait()
-                # Until all have started, or their time is up.
+                # Until all actors have started, or their time is up.
                 with anyio.move_on_after(self._settled_at - anyio.current_time()):
                     while len(self.members) < self.size and self._refusal is None:
                         await self._changed.wait()
-                if self._alive():  # the first may be lost while waiting for the others
+                if self._alive():  # The first may be lost while waiting for the others
                     break
         if not (alive := self._alive()):
             raise ClusterError(
@@ -283,7 +283,7 @@ class ActorPool:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             pause_s = _FIRST_PAUSE_S
-            if self._settled_at == math.inf:  # the first one should not get all the work
+            if self._settled_at == math.inf:  # The first one should not get all the work
                 self._settled_at = anyio.current_time() + _SETTLE_S
             member = Member(handle, number)
             self.members.append(member)
@@ -302,7 +302,7 @@ class ActorPool:
 
 
 async def _watch(member: Member) -> None:
-    """Learn of an actor's death: the call ends only with it."""
+    """Notice an actor's death by a call that ends only with the actor."""
     try:
         await member.handle.hold.remote()
     except ray_module().exceptions.RayError as error:
@@ -312,7 +312,7 @@ async def _watch(member: Member) -> None:
 
 
 async def _end(member: Member) -> None:
-    """Let an actor close what it holds, and end it in any case."""
+    """Let an actor close its objects, and then end it in any case."""
     with anyio.move_on_after(_CLOSE_SECONDS):
         try:
             await member.handle.close.remote()
@@ -324,12 +324,12 @@ async def _end(member: Member) -> None:
 async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
     """Start an actor of a class with `prepare(version, packed)`; return its handle once it is ready to work.
 
-    Its settings, including secrets, are an argument of a call, which goes straight to the process; the cluster would
-    store the arguments of an actor's constructor.
+    The settings, including secrets, are passed in a call, which goes directly to the process; the cluster would store
+    the arguments of an actor's constructor.
 
     Raises:
-        ConfigError: it cannot work there.
-        RayError: its process was lost before it was ready.
+        ConfigError: the actor cannot work in its process.
+        RayError: the process was lost before it was ready.
     """
     ray = ray_module()
     handle = ray.remote(kind).options(max_restarts=0, max_task_retries=0, **resources).remote()
@@ -356,5 +356,5 @@ async def await_result(member: Member, reference: Any) -> Any:
 
 
 def is_actor_lost(error: Exception) -> bool:
-    """Return whether a call failed because its process, machine or answer was lost."""
+    """Return True if a call failed because its process, machine or answer was lost."""
     return not isinstance(error, ray_module().exceptions.RayTaskError)

@@ -1,4 +1,4 @@
-"""`RolloutPool`: rollout workers in the processes of a cluster, with the methods of the one in this process.
+"""`RolloutPool`: rollout workers in a cluster's processes, with the methods of a local rollout worker.
 
 `RolloutActor` runs on a worker: `RLRolloutWorker`s with their own event loop, policies and provider sessions.
 """
@@ -50,13 +50,13 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.call_scheduler import CallTurn
 
 _CLOSE_SECONDS = 10.0
-_MOST_LOSSES = 4  # an episode that kills its process would do so forever
-_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # less often with many processes: each exchange costs the driver a call
+_MOST_LOSSES = 4  # An episode that kills its process would do so every time
+_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # Less often with many processes: each exchange costs the driver a call
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
 class RolloutActor(Process):
-    """The process. Its methods are called remotely, many at a time, on its one event loop."""
+    """The actor of a rollout process. Its methods are called remotely and run concurrently on one event loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class RolloutActor(Process):
         self._gave_up: str | None = None
 
     async def prepare(self, driver: str, packed: bytes) -> str:
-        """Make the workers of a pickled `Setup`, and return the name of the machine."""
+        """Create the workers of a pickled `Setup`, and return the name of the machine."""
         setup: Setup = unpickle_setup(driver, packed)
         self._logs.begin()
         os.environ.update(setup.env)
@@ -101,7 +101,7 @@ class RolloutActor(Process):
                 await group.close()
 
     async def close_group(self, group_id: str) -> None:
-        """Close the start of a finished group."""
+        """Close the initial state of a finished group."""
         if (group := self._groups.pop(group_id, None)) is not None:
             await CallTurn(group.close(), self.context)
 
@@ -117,7 +117,7 @@ class RolloutActor(Process):
             await CallTurn(policy.publish(version, weights), self.context)
 
     async def close(self) -> None:
-        """Close every start, policy and server."""
+        """Close every initial state, policy and server."""
         for group_id in list(self._groups):
             await self.close_group(group_id)
         parties = (party for worker in self._workers.values() for party in (worker.agent_policy, worker.user))
@@ -138,7 +138,7 @@ async def _close(party: Any) -> None:
 class RolloutPool:
     """Rollout workers on a cluster that this program is connected to. Use `open`.
 
-    The `budget` is charged as the processes report their spending; `traffic` gets their notices about endpoints.
+    `budget` is charged as the processes report their spending; `traffic` receives their notices about endpoints.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class RolloutPool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Start the processes, and end them with the block."""
+        """Start the processes, and end them at the end of the block."""
         limits = self.budget.limits
         async with self._pool.open(), anyio.create_task_group() as tasks:
             if any(limit is not None for limit in (limits.cost, limits.total_tokens, limits.steps)):
@@ -171,39 +171,39 @@ class RolloutPool:
                 tasks.cancel_scope.cancel()
 
     def worker(self, label: str) -> RayRolloutWorker:
-        """Return the worker of this label, which collects somewhere on the cluster."""
+        """Return the worker with this label, which collects in any process of the cluster."""
         return RayRolloutWorker(self, label)
 
     async def publish(self, version: int, weights: Any) -> None:
         """Call `publish(version, weights)` of all policies, which then act with these weights.
 
-        The weights are put into the object store once; every machine fetches them once.
+        The weights are stored once in the object store; every machine fetches them once.
 
         Args:
-            version: of the weights.
-            weights: in the form that the policies take, such as a `state_dict` on the CPU.
+            version: the version of the weights.
+            weights: the weights in the form that the policies accept, such as a `state_dict` on the CPU.
         """
         reference = ray_module().put(weights)
-        self._published = (version, reference)  # processes that start later get them too
+        self._published = (version, reference)  # Processes that start later get the weights too
         async with anyio.create_task_group() as tasks:
             for member in self._pool.members:
                 tasks.start_soon(_ask, member, lambda handle: handle.publish.remote(version, reference))
 
     async def _start(self) -> Any:
-        # In addition to the episodes: the call that ends with the actor, and short ones.
+        # In addition to the episodes: the call that ends with the actor, and short calls.
         calls = self._setup.max_concurrency + 8
         resources = {"num_cpus": self._options.cpus, "num_gpus": self._options.gpus, "max_concurrency": calls}
         handle = await start_actor(RolloutActor, self._setup, resources)
         sent = None
-        while (newest := self._published) is not None and newest is not sent:  # again, if newer ones arrived meanwhile
+        while (newest := self._published) is not None and newest is not sent:  # Until no newer weights arrive
             await handle.publish.remote(*newest)
             sent = newest
         return handle
 
     async def collect(self, group: RayGroup, rollout_index: int) -> SingleAgentEpisode:
-        """Collect one episode, again if its process is lost; raise `ClusterError` if no process is left."""
+        """Collect one episode, with a retry if its process is lost; raise `ClusterError` without processes."""
         for losses in range(_MOST_LOSSES):
-            # It is unknown which episode of a process killed it: the last try of each runs without other suspects.
+            # The episode that killed a process is unknown, so the last attempt of each suspect runs without the others.
             async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():
                 if (reply := await self._try_to_collect(group, rollout_index)) is not None:
                     return group.received(reply, losses)
@@ -233,18 +233,18 @@ class RolloutPool:
             self.traffic.tell(f"worker {member.number}: {notice}")
         if reply.gave_up is not None:
             self.traffic.give_up(reply.gave_up)
-            await anyio.lowlevel.checkpoint()  # if that ends the run, this episode does not count
+            await anyio.lowlevel.checkpoint()  # If that ends the run, this episode does not count
         return reply
 
     async def close_group(self, group: RayGroup) -> None:
-        """Release the start of a group whose last episode is over, without waiting for its end."""
+        """Release the initial state of a group after its last episode, without waiting."""
         member, group.member = group.member, None
         if group.keeps_start and member is not None and not member.is_lost:
             member.handle.close_group.remote(group.id)
 
     def _book(self, member: Member, spent: Usage) -> None:
         news = spent.since(self._booked.get(member, Usage()))
-        if news.steps > 0 or news.tokens > 0:  # answers may overtake one another
+        if news.steps > 0 or news.tokens > 0:  # Answers may arrive out of order
             self._booked[member] = spent
             self.budget.spend(ActionUsage(news.tokens, news.cost), news.steps)
 
@@ -254,7 +254,7 @@ class RolloutPool:
         return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
-        """Report to every process what the others spend, repeatedly, so that they stop soon after a limit."""
+        """Periodically report to every process the spending of the others, so that they stop soon after a limit."""
 
         async def exchange_with(member: Member) -> None:
             spent = await _ask(member, lambda handle: handle.exchange.remote(self._rest(member)))
@@ -280,32 +280,32 @@ async def _ask(member: Member, call: Callable[[Any], Any]) -> Any:
 
 
 class RayRolloutWorker:
-    """Collects episodes somewhere on the cluster; in this process it has the interface of `RLRolloutWorker`.
+    """Collects episodes in any process of the cluster, with the interface of `RLRolloutWorker`.
 
     Args:
-        pool: of processes.
-        label: of the policy.
+        pool: the pool of processes.
+        label: the label of the policy.
     """
 
     def __init__(self, pool: RolloutPool, label: str) -> None:
         self._pool, self.policy_label = pool, label
 
     def group(self, sample: Sample, run_seed: int = 0) -> RayGroup:
-        """Return the start that the episodes of `sample` share."""
+        """Return the shared initial state of the episodes of `sample`."""
         return RayGroup(self._pool, sample, run_seed, self.policy_label)
 
     async def collect_episode(self, group: RayGroup, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; a failure is recorded in it.
+        """Collect one episode; an error is recorded in it.
 
         Raises:
-            ClusterError: no process is left, and none came in time.
+            ClusterError: no process is left, and no new one started in time.
         """
         return await self._pool.collect(group, rollout_index)
 
 
 @dataclass(eq=False)
 class RayGroup:
-    """A group's start somewhere on the cluster, with the interface of `GroupStart`."""
+    """A group's initial state in a process of the cluster, with the interface of `GroupStart`."""
 
     pool: RolloutPool
     sample: Sample
@@ -321,7 +321,7 @@ class RayGroup:
         self._start = GroupStart(definition, self.sample, self.run_seed, policy_label=self.label)
         self.id = self._start.group_id
         self.keeps_start = False
-        if definition.resource_type is not None:  # the group's episodes begin in forks of one resource
+        if definition.resource_type is not None:  # The group's episodes begin in forks of one resource
             kind = resource_class(definition.resource_type)
             base, sample = definition.base_resource_config, self.sample
             config = merged_config(kind, base, sample.resource_config, sample.location)
@@ -336,18 +336,18 @@ class RayGroup:
         await self.close()
 
     async def close(self) -> None:
-        """Release the start; the episodes are not affected."""
+        """Release the initial state; the episodes are not affected."""
         await self.pool.close_group(self)
 
     def assignment(self, rollout_index: int) -> Assignment:
-        """Return the assignment that collects one of its episodes."""
+        """Return the assignment that collects one of the group's episodes."""
         worker = self.worker or self.label
         return Assignment(worker, self.sample, self.run_seed, self.id, rollout_index, self.keeps_start)
 
     def received(self, reply: Reply, losses: int) -> SingleAgentEpisode:
         """Return the episode of a reply.
 
-        If the group moved to another process, its start was made again; it is verified if its key is unchanged.
+        If the group moved to another process, its initial state was recreated; it is verified if its key is unchanged.
         """
         episode = episode_from_record(reply.record)
         facts = get_facts(episode)

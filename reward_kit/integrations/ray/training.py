@@ -62,7 +62,7 @@ _KEYS = ("train_file", "run", "overrides")
 
 
 class PackedTensor(NamedTuple):
-    """The bytes of a tensor on the CPU, because NumPy has no bfloat16."""
+    """The bytes of a tensor on the CPU, since NumPy has no bfloat16."""
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
     dtype: torch.dtype
@@ -70,7 +70,7 @@ class PackedTensor(NamedTuple):
 
 
 def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
-    """Return the weights in a form that Ray ships without pickling their bytes; do not change them before it has."""
+    """Return the weights in a form that Ray sends without pickling their bytes; do not change them before that."""
     result = {}
     for name, tensor in weights.items():
         plain = tensor.detach().cpu().contiguous()
@@ -79,7 +79,7 @@ def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
 
 
 def unpack_weights(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
-    """Return the weights again, read-only: their memory is the object store's."""
+    """Return the unpacked weights, read-only, since their memory belongs to the object store."""
     tensors = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -91,7 +91,7 @@ def unpack_weights(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
 
 
 def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
-    """Return factories that collect episodes on a cluster, and call rewards there if the file asks for it.
+    """Return factories that collect episodes on a cluster, and call rewards there if the file requests it.
 
     Raises:
         ConfigError: Ray is not installed, or a variable for the processes is not set.
@@ -113,9 +113,9 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
             setup = Setup(TrainingWorkers.of(plan), max_concurrency=in_flight, env=env)
             pool = RolloutPool(plan.task.definition, setup, options, size=size)
             publishing = ClusterPolicy(policy, pool)
-            await publishing.publish(publishing.version)  # equal seeds do not guarantee equal weights
+            await publishing.publish(publishing.version)  # Equal seeds do not guarantee equal weights
             held_out = None
-            if plan.held_out is not None:  # the same processes, with the task of the evaluations
+            if plan.held_out is not None:  # The same processes, with the task of the evaluations
                 evaluation_pool = copy.copy(pool)
                 evaluation_pool.definition = plan.held_out.task.definition
                 held_out = ClusterWorker(evaluation_pool, HELD_OUT, publishing)
@@ -178,7 +178,7 @@ class TrainingWorkers:
 class ActingPolicy(AgentPolicy):
     """A policy in one of the processes, which receives the weights that it acts with.
 
-    `publishes` is False if another one already passes the same weights on.
+    `publishes` is False if another policy already passes on the same weights.
     """
 
     def __init__(self, policy: Any, *, publishes: bool) -> None:
@@ -202,7 +202,7 @@ class ActingPolicy(AgentPolicy):
         return output
 
     async def publish(self, version: int, weights: Mapping[str, PackedTensor]) -> None:
-        """Act with these weights from the next forward pass on."""
+        """Use these weights from the next forward pass."""
         if self._publishes:
             await self._policy.publish(version, unpack_weights(weights))
 
@@ -212,7 +212,7 @@ class ActingPolicy(AgentPolicy):
 
 
 class ClusterPolicy:
-    """The policy in training, for the trainer: its weights are here, and the processes act with copies."""
+    """The trained policy, for the trainer: its weights are in this process, and the actors use copies."""
 
     def __init__(self, policy: AgentPolicy, pool: RolloutPool) -> None:
         self._policy, self._pool, self.version = trainable(policy), pool, 0
@@ -238,7 +238,7 @@ class ClusterPolicy:
 
 
 class ClusterWorker(RayRolloutWorker):
-    """Collects the episodes of training, or of evaluations, by the worker `name` of each process."""
+    """Collects the episodes of training, or of evaluations, with the worker `name` of each process."""
 
     def __init__(self, pool: RolloutPool, name: str, policy: ClusterPolicy) -> None:
         # The label is a part of ids and seeds, and the same for all workers, as in one process.
@@ -253,11 +253,11 @@ def train_loop(config: Mapping[str, Any]) -> None:
     """Run a train file in a worker of Ray Train.
 
     Args:
-        config: of `train_loop_config`: `train_file`, a path that exists on every node; `run`, the folder of the run,
-            on a disk that the first worker can read after a restart; `overrides`, keys laid over the file's.
+        config: the keys of `train_loop_config`: `train_file`, a path that exists on every node; `run`, the folder of
+            the run, on a disk that the first worker can read after a restart; `overrides`, the keys to override.
 
     Raises:
-        ConfigError: the file is wrong, or the folder holds a run that began otherwise.
+        ConfigError: the file is invalid, or the folder contains a run that started differently.
     """
     if unknown := [key for key in config if key not in _KEYS]:
         raise ConfigError(f"train_loop_config: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")

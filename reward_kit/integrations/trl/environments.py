@@ -1,8 +1,8 @@
 """Any resource as an environment of TRL, whose own loop then calls the tools: `GRPOTrainer(environment_factory=…)`.
 
 TRL takes an object with `reset(**row)`, a method for each tool, and `get_reward()`. The episodes of one row begin in
-forks of one world, as in our own rollouts. Advantages for each step and our own rules for the end of an episode are
-available with `rollouts.as_rollout_func` only.
+forks of one resource, as in our own rollouts. Step advantages and our rules for the end of an episode are available
+only with `rollouts.as_rollout_func`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _LIMIT = "time_limit_s"
 
 
 def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], str]) -> Callable[..., str]:
-    """Return a method with the tool's name, whose signature and docstring are made of the tool's schema.
+    """Return a method with the tool's name, whose signature and docstring are derived from the tool's schema.
 
-    Arguments are passed on as they come; the environment checks them.
+    Arguments are passed on unchanged; the environment checks them.
 
     Args:
         spec: the tool in OpenAI form.
-        call: is called with the method's object, the tool's name and the arguments.
+        call: a function that is called with the method's object, the tool's name and the arguments.
 
     Raises:
         ConfigError: the tool or a parameter has a name that a method cannot have.
@@ -70,7 +70,7 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
         return call(self, name, arguments)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    # Keyword-only, so that parameters without a default may follow those with one.
+    # Keyword-only, so that parameters without defaults may follow those with defaults.
     parameters += [
         inspect.Parameter(
             each,
@@ -111,7 +111,7 @@ def _is_name(text: Any) -> bool:
 
 
 def _in_one_line(text: str) -> str:
-    """Remove line breaks, and the colons of headings that would begin a section of a docstring."""
+    """Remove line breaks, and the colons of headings that would start a docstring section."""
     line = " ".join(text.split())
     for heading in _HEADINGS:
         line = line.replace(heading, heading.removesuffix(":"))
@@ -129,21 +129,21 @@ def environment_factory(
 ) -> EnvironmentFactory:
     """Return an `environment_factory` for `GRPOTrainer`.
 
-    A row of the dataset may have a column `resource_config`, laid over `config`: a mapping, of which keys that are None
-    are left out, as data sets fill up what a row does not have; or JSON text, of which all keys count. It may set only
-    the keys that the resource declares in `per_sample_keys`. With a column `seed`, rows of one configuration may begin
+    A dataset row may have a column `resource_config` that overrides `config`: a mapping, whose None values are ignored,
+    since datasets fill missing values with None; or JSON text, in which all keys count. It may set only the keys that
+    the resource declares in `per_sample_keys`. With a column `seed`, rows with equal configurations may begin
     differently.
 
     Args:
         resource: a built-in resource's name, `module:Class`, `file.py:Class`, or the class.
-        config: as a task's `base_resource_config`.
+        config: the configuration, as a task's `base_resource_config`.
         example: a row with which the resource is set up once, to read its tools; by default an empty row.
-        run_seed: the seed of everything random.
-        gives_reward: TRL takes the sum of the environment's own rewards as a reward, beside `reward_funcs`.
-        time_limit_s: for one call of the environment; None for no limit.
+        run_seed: the seed of all random choices.
+        gives_reward: add the sum of the environment's rewards as a TRL reward, in addition to `reward_funcs`.
+        time_limit_s: the time limit of one call of the environment; None for no limit.
 
     Raises:
-        ConfigError: the resource is unknown, refuses its configuration, or has a tool that cannot be a method.
+        ConfigError: the resource is unknown, rejects its configuration, or has a tool that cannot be a method.
     """
     kind = resource_class(resource) if isinstance(resource, str) else resource
     return EnvironmentFactory(
@@ -157,7 +157,7 @@ def environment_factory(
 
 
 class TrlEpisode:
-    """An episode in a world of its own; with a `failure` of the world it is unscored."""
+    """An episode in a separate resource; if the resource fails, `failure` is set and the episode is unscored."""
 
     def __init__(self, world: ForkableResource, time_limit_s: float | None, thread: LoopThread) -> None:
         self.environment_return: float | None = None
@@ -183,7 +183,7 @@ class TrlEpisode:
         return as_text(outcome.observation)
 
     def final_state(self) -> StateSnapshot | None:
-        """Return the world's state for reward functions; on an error return None and set `failure`."""
+        """Return the resource's state for reward functions; on an error return None and set `failure`."""
 
         async def read() -> StateSnapshot | None:
             with environment_call(f"final_state of {type_name(self._world)}", self._limit, self._world, _LIMIT):
@@ -201,13 +201,13 @@ class TrlEpisode:
 
 
 class EnvironmentFactory:
-    """Makes environments for TRL, one for each rollout at a time; `environment_factory` makes it.
+    """Creates TRL environments, one per concurrent rollout; returned by `environment_factory`.
 
-    The worlds of one row are forks of one world.
+    The resources of one row are forks of one resource.
 
     Attributes:
-        environment_class: has a method for each tool.
-        tools: in OpenAI form, those of an example row.
+        environment_class: the class of environments, with a method for each tool.
+        tools: the tools of the example row in OpenAI form.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class EnvironmentFactory:
         return environment
 
     def close(self) -> None:
-        """Close all worlds and the thread they live in; the environments cannot be used any more."""
+        """Close all resources and their thread; the environments cannot be used afterwards."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -262,7 +262,7 @@ class EnvironmentFactory:
         self.thread.close()
 
     async def world(self, row: Mapping[str, Any]) -> ForkableResource:
-        """Return a private world for an episode of this row."""
+        """Return a private resource for an episode of this row."""
         where = f"row {row['id']!r}" if row.get("id") is not None else "a row of the data set"
         config = merged_config(self.kind, self._config, _row_config(row), where)
         wanted = canonical_json([config, row.get("seed")])
@@ -345,7 +345,7 @@ class Environment:
 
 
 def _get_reward(self: Environment) -> float | None:
-    """Return the sum of the world's rewards; None, which is unscored, if it gave none or broke."""
+    """Return the sum of the resource's rewards; None (unscored) if it gave no reward or failed."""
     play = self._play
     return None if play is None or play.failure is not None else play.environment_return
 

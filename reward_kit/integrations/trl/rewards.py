@@ -1,7 +1,7 @@
 """Our reward functions as TRL's: `(prompts, completions, completion_ids, **columns) -> list[float | None]`.
 
 The reward agent calls a reward concurrently, at the sandbox level that the command line would choose. Unscored is None,
-never 0.0: TRL leaves such rows out of the baseline.
+never 0.0: TRL excludes such rows from the baseline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from reward_kit.validation import describe_validation_error
 
 _MESSAGES = pydantic.TypeAdapter(list[Message])
 _TRAINER_ARGUMENTS = ("trainer_state", "log_extra", "log_metric", "environments")
-"""The arguments that TRL passes beside the columns of the dataset."""
+"""The arguments that TRL passes in addition to the dataset's columns."""
 _POINTWISE_NAMES = {many: one for one, many in BATCH_NAMES.items()}
 _ALWAYS = {"messages", "assistant_turns", "sample", "rollout_id"}
 _OF_ENVIRONMENT = {"state", "environment_return"}
@@ -50,11 +50,12 @@ class TrlConversation(NamedTuple):
 def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
     """Return the conversation of a prompt and its completion, each a text or a list of messages.
 
-    A text is the user's or the assistant's one message. TRL's tool calls have arguments that are not text, and no ids:
-    they get both, and an answer of a tool belongs to the first unanswered call of its name.
+    A text becomes one message of the user or the assistant. TRL passes tool calls without ids and with arguments that
+    are not text; ids are added and arguments converted. A tool's answer is matched to the first unanswered call with
+    its name.
 
     Raises:
-        ConfigError: an argument is neither, or a message is invalid.
+        ConfigError: an argument is neither a text nor a list, or a message is invalid.
     """
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
@@ -67,12 +68,12 @@ def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
 
 
 def _validated(given: Sequence[Any]) -> list[Message]:
-    """Validate messages in TRL's form or ours, and give tool calls and answers their ids."""
-    unanswered: list[tuple[str, str]] = []  # names and ids of calls
+    """Validate messages in TRL's form or ours, and add ids to tool calls and answers."""
+    unanswered: list[tuple[str, str]] = []  # Names and ids of calls
     messages, count = [], 0
     for message in given:
         if isinstance(message, Mapping):
-            # A column of a data set has every key in every row.
+            # Datasets fill in every key in every row, with None if missing.
             message = {key: value for key, value in message.items() if value is not None or key == "content"}
             if message.get("tool_calls"):
                 calls = [_call(call, f"call_{count + i}") for i, call in enumerate(message["tool_calls"])]
@@ -116,22 +117,23 @@ def as_trl_reward(
     max_concurrency: int = 16,
     group_size: int | None = None,
 ) -> TRLReward:
-    """Return a reward function for `GRPOTrainer(reward_funcs=…)`, and for TRL's other trainers that take such.
+    """Return a reward function for `GRPOTrainer(reward_funcs=…)`, and for TRL's other trainers with `reward_funcs`.
 
     Args:
         reward: a `@reward_function`, a plain function of that form, or a `compute_score` of verl's form, which runs in
             this process; or the reference of one, `file.py:function`.
-        columns: the reward's name for columns of the dataset: `{"answer": "ground_truth"}`. Other columns keep their
-            names. The reward gets the columns that it names as parameters; `sample` has all of them.
+        columns: the reward's names for columns of the dataset: `{"answer": "ground_truth"}`. Other columns keep their
+            names. The reward gets the columns that it names as parameters; `sample` has all columns.
         is_async: return a coroutine function, which TRL awaits together with its other asynchronous rewards. The calls
             of a batch run concurrently in both cases.
-        name: for TRL's logs; by default the reward's id.
-        options: parameters of the reward to fix.
-        sandbox: the level for a reference; by default as the command line chooses.
-        folder: what a file is relative to; by default the working directory.
-        deadline_s: for one call; a call that takes longer is unscored.
-        max_concurrency: calls in flight.
-        group_size: completions in a group of a batch reward; by default consecutive equal prompts form a group.
+        name: the name in TRL's logs; by default the reward's id.
+        options: the reward's parameters to fix.
+        sandbox: the sandbox level of a reference; by default the one that the command line would choose.
+        folder: the base of relative file paths; by default the working directory.
+        deadline_s: the time limit of one call; a call that takes longer is unscored.
+        max_concurrency: the maximum number of concurrent calls.
+        group_size: the number of completions per group of a batch reward; by default consecutive equal prompts form a
+            group.
 
     Raises:
         ConfigError: the reward cannot be loaded, or an option would have no effect.
@@ -146,11 +148,11 @@ def as_trl_reward(
 
 
 class TRLReward:
-    """A reward as TRL calls it; `as_trl_reward` makes it, with its arguments. The agent opens at the first call.
+    """A reward with TRL's interface, created by `as_trl_reward`. The reward agent opens at the first call.
 
     Attributes:
-        reward: as given.
-        unscored: the number of unscored completions so far, by class of failure.
+        reward: the reward passed to `as_trl_reward`.
+        unscored: the number of unscored completions so far, by failure class.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class TRLReward:
         self.reward = reward
         self.unscored: Counter[str] = Counter()
         self.__name__ = name or reward.id
-        # A batch reward's names are those of lists.
+        # The parameters of a batch reward have plural names.
         self._columns = {column: _POINTWISE_NAMES.get(ours, ours) for column, ours in (columns or {}).items()}
         self._needed = {_POINTWISE_NAMES.get(one, one) for one in reward.required - reward.resources.keys()}
         self._agent, self._group_size, self._is_open = agent, group_size, False
@@ -182,18 +184,18 @@ class TRLReward:
     ) -> Any:
         """Return a score for each completion, None if it is unscored.
 
-        `columns` are those of the dataset, and TRL's own arguments.
+        `columns` are the dataset's columns and TRL's own arguments.
 
         Raises:
-            ConfigError: a column is missing that is named here or that the reward requires, or a prompt or completion
-                is not a conversation.
+            ConfigError: a column that is named in `columns` or required by the reward is missing, or a prompt or
+                completion is not a conversation.
         """
         return self.scores(prompts, completions, columns)
 
     def scores(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> list[float | None]:
-        """Return the scores of a call, with its further arguments as a mapping."""
+        """Return the scores of a call, whose other arguments are passed as a mapping."""
         requests = self._requests(prompts, completions, columns)
         with self._opening:
             if not self._is_open:
@@ -239,9 +241,9 @@ class TRLReward:
             except ConfigError as error:
                 raise ConfigError(f"completion {index}: {error}") from error
             failure, play = None, getattr(environments[index], "_play", None)
-            if "rollout_id" in row and row.get("failure") is not None:  # an episode of ours that broke is not scored
+            if "rollout_id" in row and row.get("failure") is not None:  # Our own failed episodes are not scored
                 failure = Failure.from_line(row["failure"], "rollout")
-            # Read before the failure of the play, which this may set.
+            # Read before the episode's failure, which this may set.
             state = play.final_state() if play is not None and (wanted is None or "state" in wanted) else None
             requests.append(
                 ScoringRequest(
@@ -287,7 +289,7 @@ class TRLReward:
 
 
 class AsyncTRLReward(TRLReward):
-    """`TRLReward` as a coroutine function, which does not block the loop of its caller."""
+    """`TRLReward` as a coroutine function, which does not block the caller's event loop."""
 
     async def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
@@ -296,12 +298,12 @@ class AsyncTRLReward(TRLReward):
 
 
 def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any]) -> TrlConversation:
-    """Return the conversation of our own episode, whose completion is tokens of several turns, or of TRL's columns."""
+    """Return the conversation of our own episode, whose completion spans several turns, or else of TRL's columns."""
     if "rollout_id" not in row or "messages" not in row:
         return make_conversation(prompt, completion)
     messages = _validated(row["messages"])
     by_assistant = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    turns = row.get("assistant_turns", by_assistant)  # a prompt may have examples of the assistant's messages
+    turns = row.get("assistant_turns", by_assistant)  # A prompt may contain example messages of the assistant
     if not isinstance(turns, list) or any(turn not in by_assistant for turn in turns):
         raise ConfigError(f"assistant_turns: {turns!r:.80} are not all messages of an assistant")
     return TrlConversation(messages, turns)
@@ -314,13 +316,13 @@ def rollout_scores(
     failure: Sequence[str | None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Return the scores of our rollouts, as a reward function of TRL.
+    """Return the scores of our rollouts; a reward function for TRL.
 
     Args:
         prompts: unused.
         completions: unused.
-        score: of each rollout, None if it is unscored.
-        failure: the reason why it is unscored.
+        score: the score of each rollout, None if unscored.
+        failure: the reason why a rollout is unscored.
         **columns: TRL's own arguments.
 
     Raises:
@@ -337,12 +339,12 @@ def rollout_scores(
 
 
 def _log_unscored(name: str, failures: Sequence[str | None], columns: Mapping[str, Any]) -> None:
-    """Log the share of unscored completions and each reason, with TRL's `log_metric` and `log_extra` if given."""
+    """Log the share of unscored completions and each reason, with TRL's `log_metric` and `log_extra` if available."""
     unscored = [text for text in failures if text is not None]
     if (log_metric := columns.get("log_metric")) is not None and failures:
         log_metric(f"{name}/unscored", len(unscored) / len(failures))
     if (log_extra := columns.get("log_extra")) is not None:
-        # In every batch: the columns of TRL's table have the same length.
+        # Logged for every batch, since the columns of TRL's table must have the same length.
         log_extra(f"{name}/failure", list(failures))
     if unscored:
         logger.warning(

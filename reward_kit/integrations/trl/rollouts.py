@@ -1,9 +1,9 @@
-"""Our multi-turn rollouts as TRL's `rollout_func`: the model in training acts, in groups that share one start.
+"""Our multi-turn rollouts as TRL's `rollout_func`: the trained model acts, in groups that share one initial state.
 
-TRL passes its prompts, each as often as it has generations, and wants as many rows back. A prompt names a sample of
-the task; its G episodes begin from one forked state. Before each generation the policy gets the weights of the trainer.
-If the task has a reward, it scores each group while others are still acting, and the rows carry the advantage of each
-step for a `StepCreditTrainer`.
+TRL passes its prompts, each repeated once per generation, and expects one row for each. A prompt names a sample of the
+task; its G episodes begin from one forked state. Before each generation, the policy gets the trainer's weights. If the
+task has a reward, it scores each group while other groups still act, and the rows contain the advantage of each step
+for a `StepCreditTrainer`.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ def as_rollout_func(
 
     Args:
         task: the task, or its file; `runs.tasks.load_task` loads everything that a file names.
-        policy: the acting policy: an `HFAgentPolicy` of the same model, or another `TrainablePolicy` over the very
-            module that the trainer trains. It gets the trainer's weights before each generation.
-        reward: scores the episodes instead of the task's own; None if the trainer's `reward_funcs` score.
-        credit: turns scores into an advantage for each step, instead of the task's own `credit`.
-        samples: the samples that prompts name, instead of the task's.
-        sample_of: returns the sample of a prompt, for a dataset with prompts of its own. By default a prompt is the id
-            of a sample, as in `Rollouts.rows`.
-        run_seed: the seed of everything random, except for what the trainer's own seed decides.
-        max_concurrency: episodes in flight; None is all of a generation.
-        reward_concurrency: reward calls in flight.
+        policy: the acting policy: an `HFAgentPolicy` of the same model, or another `TrainablePolicy` over the trainer's
+            module itself. It gets the trainer's weights before each generation.
+        reward: the reward to use instead of the task's; None if the trainer's `reward_funcs` score.
+        credit: the credit assigner to use instead of the task's `credit`.
+        samples: the samples to use instead of the task's.
+        sample_of: a function from a prompt to its sample, for a dataset with other prompts. By default a prompt is a
+            sample's id, as in `Rollouts.rows`.
+        run_seed: the seed of all random choices not determined by the trainer's seed.
+        max_concurrency: the maximum number of concurrent episodes; None: all episodes of a generation.
+        reward_concurrency: the maximum number of concurrent reward calls.
         segments: see `rollout_output`.
 
     Raises:
@@ -120,14 +120,14 @@ def as_rollout_func(
 
 
 class Rollouts:
-    """A `rollout_func`; `as_rollout_func` makes it.
+    """A `rollout_func`, created by `as_rollout_func`.
 
     Attributes:
-        policy: acts, and is trained.
-        worker: collects its episodes.
-        reward_agent: scores them, unless the trainer does.
-        credit: turns scores into advantages, if wanted.
-        episodes: of the last generation.
+        policy: the acting and trained policy.
+        worker: the collector of its episodes.
+        reward_agent: the scorer of the episodes; None if the trainer scores them.
+        credit: the credit assigner; None without credit.
+        episodes: the episodes of the last generation.
     """
 
     __name__ = "reward_kit_rollouts"
@@ -151,7 +151,7 @@ class Rollouts:
         self._samples = {sample.id: sample for sample in samples}
         self._sample_of, self._run_seed, self._limit = sample_of or self._named, run_seed, max_concurrency
         self._thread: LoopThread | None = None
-        self._generation: tuple[str, int, int] = ("", -1, 0)  # mode, step of the trainer, how many at this step
+        self._generation: tuple[str, int, int] = ("", -1, 0)  # Mode, step and number of calls at the step
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the samples as rows of a dataset, `{"prompt": id}`: `datasets.Dataset.from_list(rollouts.rows())`."""
@@ -172,14 +172,14 @@ class Rollouts:
         if self._thread is None:
             self._thread = LoopThread("rollouts for TRL", self._opened())
         output = self._thread.run(self._collect(seeded, size, trainer))
-        # TRL lays a rollout's columns over those of the dataset, which must not be lost unseen.
+        # A rollout's columns override the dataset's in TRL; reject this, so that no column is lost silently.
         known = getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ()
         if clash := sorted(set(known) & output.keys()):
             raise ConfigError(f"the dataset's column {clash[0]!r} has the name of one of the rollouts; give it another")
         return output
 
     def close(self) -> None:
-        """Close the policy, the reward and the thread; the rollouts cannot be used any more."""
+        """Close the policy, the reward and the thread; the rollouts cannot be used afterwards."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.close()
@@ -204,7 +204,7 @@ class Rollouts:
         number = self._generation[2] + 1 if self._generation[:2] == (mode, step) else 0
         self._generation = (mode, step, number)
         parts = ("trl", self._run_seed, mode, step, number, trainer.accelerator.process_index)
-        # By the sample and not its position: a resumed trainer has the same samples in another order.
+        # Seeds depend on the sample, not on its position: a resumed trainer has the same samples in another order.
         seen: Counter[str] = Counter()
         seeded = []
         for sample in samples:
@@ -261,7 +261,7 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
 
 
 def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
-    """Refuse trainers with options that have no effect on our rollouts, or with weights that the policy cannot take."""
+    """Reject trainers with options that have no effect on our rollouts, or with weights that the policy cannot use."""
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
@@ -282,7 +282,7 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
 
 
 async def publish(policy: TrainablePolicy, trainer: Any) -> None:
-    """Let the policy act with the trainer's weights, whose version is the number of optimizer steps made."""
+    """Make the policy act with the trainer's weights, whose version is the number of optimizer steps."""
     version, module = int(trainer.state.global_step), trainer.accelerator.unwrap_model(trainer.model)
     takes: Any = policy.publish
     if "state_dict" in inspect.signature(takes).parameters:

@@ -1,10 +1,10 @@
-"""Rewards that verl's trainer requests itself, for whole groups, instead of its reward loop.
+"""Rewards that verl's trainer itself, instead of its reward loop, requests for whole groups.
 
-For rewards that score a group in one call, or finish its scores together (`post_process_scores`): verl's reward loop
-shows a reward one rollout at a time. `+reward.reward_kit.in_trainer=true` with one of reward_kit's trainers.
+For rewards that score a group in one call, or post-process its scores (`post_process_scores`): verl's reward loop
+passes single rollouts to a reward. Set `+reward.reward_kit.in_trainer=true` with one of reward_kit's trainers.
 
-`RewardPipeline` is the reward agent for a `DataProto`: rewards are submitted at once and fetched as groups finish. One
-step off-policy, a loop submits the next batch before it fetches the last one.
+`RewardPipeline` is the reward agent for a `DataProto`: rewards are submitted at once and fetched as groups finish. A
+loop that is one step off-policy submits the next batch before it fetches the last one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ScoredRows(NamedTuple):
         rows: their indices in the batch that was submitted, ascending.
         data: the rows, a `DataProto` with `rm_scores` and the same as `token_level_scores`, `response_mask` 0 on
             unscored rows, and `episode_rewards` (NaN there), `failure_class` and `failure` in `non_tensor_batch`.
-        chunk: the agent's results of their rollouts.
+        chunk: the agent's results for these rollouts.
     """
 
     rows: list[int]
@@ -50,7 +50,7 @@ class ScoredRows(NamedTuple):
 
 @dataclass(slots=True)
 class _Submitted:
-    """A batch that is not handed out in full."""
+    """A batch with results that are not yet fetched."""
 
     data: Any
     rollouts_B: Ints
@@ -61,22 +61,22 @@ class _Submitted:
 class RewardPipeline:
     """Rewards for batches of verl. Use it as a context manager.
 
-    A rollout is the rows of one `traj_uid`; without it, each row. `group_size` consecutive rollouts are a group, and
-    have one `uid`; a reward that scores groups is called once for each.
+    A rollout consists of the rows of one `traj_uid`; without it, of a single row. `group_size` consecutive rollouts
+    form a group and have one `uid`; a reward that scores groups is called once per group.
 
     Args:
         reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
-        tokenizer: decodes prompts and answers.
-        folder: what a file is relative to, by default the working directory.
-        level: of the sandbox, for a reward that is named.
-        options: the reward's own keyword parameters.
-        **agent_options: those of `AsyncRewardAgent`: `max_concurrency`, `deadline_s`, `retries`, ….
+        tokenizer: the tokenizer that decodes prompts and answers.
+        folder: the base of relative file paths, by default the working directory.
+        level: the sandbox level of a reward that is passed by name.
+        options: the reward's keyword parameters.
+        **agent_options: the options of `AsyncRewardAgent`: `max_concurrency`, `deadline_s`, `retries`, ….
 
     Attributes:
         agent: the reward agent.
 
     Raises:
-        ConfigError: the reward cannot be loaded, or an option is wrong.
+        ConfigError: the reward cannot be loaded, or an option is invalid.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class RewardPipeline:
         Args:
             data: a `DataProto`, with `prompts`, `responses` and `attention_mask`.
             group_size: the number of consecutive rollouts in a group.
-            deadline_s: a rollout without a score by then is unscored.
+            deadline_s: the seconds after which a rollout without a score is unscored.
 
         Raises:
             ConfigError: the rollouts do not form groups, or the rows are incomplete.
@@ -118,7 +118,7 @@ class RewardPipeline:
         batch = RewardBatch.of(data)
         rollouts_B, ends_B = batch.episodes_B, batch.ends_B | batch.is_empty_B
         firsts = np.unique(rollouts_B, return_index=True)[1]
-        # The row that stands for a rollout: the one that ends it, or its last one.
+        # The row that represents a rollout: the one that ends it, or its last row.
         lasts = np.zeros(len(firsts), dtype=np.int64)
         lasts[rollouts_B] = np.arange(len(rollouts_B))
         lasts[rollouts_B[ends_B]] = np.flatnonzero(ends_B)
@@ -136,26 +136,26 @@ class RewardPipeline:
         return ticket
 
     def compute_reward_pipeline(self, data: Any, group_size: int = 1) -> int:
-        """Submit, for loops that keep no tickets; return the number of rollouts for `get`."""
+        """Submit a batch without a ticket; return the number of rollouts for `get`."""
         return len(self.submit(data, group_size).requests)
 
     def get(self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion") -> ScoredRows:
         """Wait for the rows of `rollouts` rollouts, in whole groups, to be scored, and return them.
 
         Args:
-            rollouts: how many.
-            ticket: of the batch; by default the oldest that is not handed out in full.
-            order: "completion": groups that are done first come first; "submission": as they were submitted.
+            rollouts: the number of rollouts.
+            ticket: the ticket of the batch; by default the oldest batch with results left.
+            order: "completion": groups that finish first come first; "submission": the order of submission.
 
         Raises:
-            RewardError: so many are not outstanding, or would cut a group.
+            RewardError: fewer rollouts are outstanding, or the number would split a group.
         """
         return self._rows(self.agent.get(rollouts, ticket=ticket, order=order))
 
     def mini_batches(
         self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> Iterator[ScoredRows]:
-        """Repeat `get` until the batch is handed out; the last part may be smaller."""
+        """Repeat `get` until the batch is exhausted; the last part may be smaller."""
         for chunk in self.agent.mini_batches(rollouts, ticket=ticket, order=order):
             yield self._rows(chunk)
 
@@ -184,15 +184,15 @@ class RewardPipeline:
 class TrainerRewards:
     """The replacement of verl's `RewardLoopManager` in a trainer of reward_kit.
 
-    All groups of a batch are requested at once. An unscored rollout has NaN as its reward, which the trainer leaves out
-    of the loss. `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`.
+    All groups of a batch are requested at once. An unscored rollout gets a NaN reward, which the trainer excludes from
+    the loss. `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`.
 
     Raises:
         ConfigError: no reward is named or it cannot be loaded, or a key of the section is unknown or has no effect.
     """
 
     reward_loop_worker_handles = None
-    """For verl: rollouts are not scored as they finish."""
+    """False, so that verl does not score rollouts as they finish."""
 
     def __init__(self, config: Any, tokenizer: Any) -> None:
         section = dict(config.reward.reward_kit)
@@ -279,7 +279,7 @@ def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
 
 
 def parse_sessions(keys: Sequence[str]) -> tuple[Array, Array]:
-    """Return (B,) the session of each `uid_session_output` key, and whether the row is the last output of it."""
+    """Return (B,) the session of each `uid_session_output` key, and True for the last output of each session."""
     numbered = [key.rsplit("_", 1) for key in keys]
     last: dict[str, int] = {}
     for session, output in numbered:

@@ -1,8 +1,9 @@
-"""A module's log-probabilities, entropies and values at the tokens that take part, and nowhere else.
+"""A module's log-probabilities, entropies and values, computed only at the tokens in the loss.
 
-Most tokens of an episode are observations, for which no logits are needed. A hook before the module's head picks the
-hidden states that predict the others, so that the head, the most expensive layer of a small model, runs on those alone.
-Of the last layer only keys and values are needed at all tokens; `LastLayer` computes the rest at the scored tokens.
+Most tokens of an episode are observations, for which no logits are needed. A hook before the module's head selects the
+hidden states that predict the scored tokens, so that the head, the most expensive layer of a small model, runs only on
+them. In the last layer, only keys and values are needed at all tokens; `LastLayer` computes the rest at the scored
+tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ AfterHead = Callable[[Tensor], Tensor]
 FORBIDDEN = -1e30
 """The logit of a token that a constraint forbids: probability 0, and unlike -inf it makes no entropy NaN."""
 _CLOSE = 0.02
-"""Share of the greatest number: more than the error of bfloat16, far less than another token's hidden state."""
+"""The tolerance as a share of the largest number: above the error of bfloat16, far below another token's difference."""
 
 
 class Scores(NamedTuple):
@@ -42,7 +43,7 @@ class LogprobModel:
     Args:
         module: a causal language model of `transformers`, with or without adapters or a value head; or anything that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
-        config: its `temperature`, `precision`, `max_logits` and the use of entropy count.
+        config: the options, of which `temperature`, `precision`, `max_logits` and the use of entropy matter.
     """
 
     def __init__(self, module: nn.Module, config: PPOConfig) -> None:
@@ -52,17 +53,17 @@ class LogprobModel:
         self._last_layer: LastLayer | None = None
         # A checkpointed layer runs again in the backward pass, when its hooks are gone.
         if self._head is not None and not config.gradient_checkpointing:
-            module.eval()  # as it will be scored: with dropout no two passes agree
+            module.eval()  # In scoring mode, since with dropout no two passes agree
             with self._precision(next(module.parameters()).device):
                 self._last_layer = find_last_layer(module, self._head)
 
     @property
     def has_values(self) -> bool:
-        """The module has a critic."""
+        """True if the module has a critic."""
         return self._head is not None and hasattr(self.module, "value_head")
 
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
-        """Score a part, with a graph if gradients are on.
+        """Score a part, with a graph if gradients are enabled.
 
         With `values_only`, only values get a gradient, and it ends at the hidden state. Entropies cost as much as the
         log-probabilities.
@@ -119,7 +120,7 @@ class LogprobModel:
             return None
         value_head: Any = self.module.value_head
         hidden_MH = hidden_NH.index_select(0, firsts_M)
-        # The head learns in float32 even if the model beside it is frozen in a narrower type.
+        # The head learns in float32 even if the model itself is frozen in a narrower type.
         first = next(value_head.parameters(), hidden_MH)
         values: Tensor = value_head(hidden_MH.to(first.dtype))
         return _wide(values.flatten())
@@ -136,7 +137,7 @@ class LogprobModel:
         for start in range(0, len(part.targets_N), chunk):
             stop = min(start + chunk, len(part.targets_N))
             args = (hidden_NH[start:stop], part.targets_N[start:stop], _cut(part.restriction, start, stop))
-            # Logits are computed again for the gradient, so that no two chunks hold theirs at once.
+            # Logits are recomputed for the gradient, so that only one chunk's logits are in memory.
             chunks.append(checkpoint(score, *args, use_reentrant=False) if torch.is_grad_enabled() else score(*args))
         made = [one for _, one in chunks if one is not None]
         return torch.cat([one for one, _ in chunks]), torch.cat(made) if made else None
@@ -144,7 +145,7 @@ class LogprobModel:
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities and entropies, in float32 or wider."""
+        """Return log-probabilities and entropies, in float32 or wider."""
         logits_NV = _wide(logits_NV)
         if self._config.temperature != 1.0:
             logits_NV = logits_NV / self._config.temperature
@@ -155,7 +156,7 @@ class LogprobModel:
         if not entropies:
             return chosen_N, None
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._config.entropy_coefficient != 0.0):
-            # 0 · log 0 is 0 here, and NaN in floating point.
+            # 0 · log 0 must count as 0, but is NaN in floating point.
             return chosen_N, -torch.linalg.vecdot(logprobs_NV.exp(), logprobs_NV.clamp(min=FORBIDDEN))
 
 
@@ -173,7 +174,7 @@ def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
 
 
 def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction | None:
-    """The part for tokens in [start, stop), with only their sets, each of which is as wide as logits."""
+    """Return the restriction of tokens in [start, stop), with only their sets, which are as wide as the logits."""
     if restriction is None:
         return None
     first, last = torch.searchsorted(restriction.tokens_K, restriction.tokens_K.new_tensor([start, stop])).tolist()
@@ -190,7 +191,7 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
     """Find the operation between the head and the logits, such as a soft cap, by a trial on one token."""
     config = getattr(module, "config", None)
     known: list[AfterHead] = []
-    # In order of the configuration: a cap leaves no trace on small logits, and matters when they grow.
+    # The configuration comes first: a cap has no visible effect on small logits, but matters once they grow.
     if cap := getattr(config, "final_logit_softcapping", None):
         known.append(lambda logits: cap * torch.tanh(logits / cap))
     if scale := getattr(config, "logit_scale", None):
@@ -213,14 +214,14 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
 class LastLayer:
     """The parts of a last layer `x + attention(norm(x))`, followed by operations on one token at a time.
 
-    Keys and values are computed of all tokens; the attention's output, the feed-forward part and the last norm of the
-    scored tokens alone. Of a model with two layers that saves a fifth of the work, of one with twenty-four a fiftieth.
-    Hooks do it for one forward pass; the model's code is not touched.
+    Keys and values are computed for all tokens; the attention's output, the feed-forward part and the last norm only
+    for the scored tokens. This saves a fifth of the work with two layers, a fiftieth with twenty-four. Hooks do it for
+    one forward pass; the model's code is unchanged.
     """
 
     layer: nn.Module
-    norm: nn.Module  # before the attention
-    out: nn.Module  # the attention's last projection
+    norm: nn.Module  # Before the attention
+    out: nn.Module  # The attention's last projection
 
     @contextmanager
     def only_at(self, indices_N: Tensor) -> Iterator[None]:
@@ -251,7 +252,7 @@ class LastLayer:
 def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
     """Find the last layer of a causal language model; None if a trial on four tokens shows another structure.
 
-    The module is in the mode in which it will be scored; `head` computes logits from hidden states.
+    The module must be in scoring mode; `head` computes logits from hidden states.
     """
     if not (layers := shardable_layers(module)):
         return None
@@ -275,7 +276,7 @@ def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
     try:
         with last.only_at(indices):
             reduced = hidden_BTH()
-    except (RuntimeError, TypeError, ValueError, IndexError):  # shapes do not fit
+    except (RuntimeError, TypeError, ValueError, IndexError):  # Shapes do not fit
         return None
     if reduced.shape != expected.shape:
         return None

@@ -1,10 +1,10 @@
-"""The orders in which the trainer's calls are made: one after another, or rollouts and scores while the weights learn.
+"""The orders of the trainer's calls: sequential, or with rollouts and scoring during updates.
 
     sync          collect, score, learn; nothing overlaps
-    minibatch     a part of the batch is trained on as soon as its groups are scored, slower groups later
-    one_step_off  the next batch is rolled out while this one is scored and trained on, with weights that are one
+    minibatch     train on a part of the batch as soon as its groups are scored, on slower groups later
+    one_step_off  roll out the next batch while this one is scored and trained on, with weights that are one
                   version older than those that will learn from it
-    both          both
+    both          minibatch and one_step_off combined
 
 In every order each token records the version of the weights that sampled it; weights change only between versions.
 """
@@ -52,13 +52,13 @@ class PipelineOptions:
     """The order of calls, and the sizes of batches."""
 
     schedule: Schedule
-    samples_per_update: int  # groups of a batch
-    samples_per_minibatch: int  # groups of one update, if they are trained on as they are scored
-    dynamic_sampling: DynamicSamplingModel | None = None  # selects groups worth training on; None takes all
+    samples_per_update: int  # The number of groups in a batch
+    samples_per_minibatch: int  # The number of groups per update, if groups are trained on as they are scored
+    dynamic_sampling: DynamicSamplingModel | None = None  # Selects groups worth training on; None selects all
 
 
 class Pipeline:
-    """Makes one batch after another. Use it as an async context manager inside the reward agent's."""
+    """Processes batches one by one. Use it as an async context manager inside that of the reward agent."""
 
     def __init__(self, trainer: Trainer, stream: SampleStream, options: PipelineOptions) -> None:
         self.trainer, self.stream, self.options = trainer, stream, options
@@ -73,12 +73,12 @@ class Pipeline:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A resume scores again the episodes that were rolled out ahead and not trained on.
+        # A resume rescores the episodes that were rolled out ahead but not trained on.
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
     async def step(self, *, more: bool) -> Figures:
-        """Make one batch, from its samples to the next version of the weights; return the update's diagnostics.
+        """Process one batch, from its samples to the next version of the weights; return the update's diagnostics.
 
         With `more`, another batch follows and may be rolled out ahead.
         """
@@ -88,7 +88,7 @@ class Pipeline:
             return {name: value for name, value in diagnostics.items() if name not in ("score", "unscored")}
         if (batch := self._ahead) is None:
             batch = _PendingBatch(self.trainer, self._tasks)
-            if self._waiting:  # rolled out before a resume
+            if self._waiting:  # Rolled out before a resume
                 batch.add(self._waiting)
                 self._waiting = []
             else:
@@ -171,7 +171,7 @@ class Pipeline:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the samples, and the episodes that were rolled out and not trained on."""
+        """Return the position in the samples, and the episodes that were rolled out but not trained on."""
         groups = self._waiting
         if self._ahead is not None:
             groups = [self._ahead.episodes[index] for index in sorted(self._ahead.episodes)]
@@ -182,7 +182,7 @@ class Pipeline:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state, before the first step."""
+        """Load a state, before the first step."""
         self.stream.position, self.trainer.collected = state["position"], state["collected"]
         self._waiting = [[episode_from_record(record) for record in group] for group in state["rolled_out"]]
 
@@ -196,9 +196,9 @@ class _Group(NamedTuple):
 
 
 class _PendingBatch:
-    """Groups between their rollout and their scores: each is scored as soon as its own episodes are over.
+    """Groups between rollout and scoring: each is scored as soon as its episodes are over.
 
-    `tasks` stay open until all scores are there; `episodes` are the groups rolled out and not handed on, by index.
+    `tasks` stay open until all scores arrive; `episodes` are the groups rolled out but not yet returned, by index.
     """
 
     def __init__(self, trainer: Trainer, tasks: anyio.abc.TaskGroup) -> None:
@@ -210,11 +210,11 @@ class _PendingBatch:
 
     @property
     def outstanding(self) -> int:
-        """The number of groups requested and not handed on."""
+        """The number of groups requested but not yet returned."""
         return self._requested - self._handed_on
 
     async def roll_out(self, requests: Sequence[GroupRequest]) -> None:
-        """Collect these groups too."""
+        """Collect additional groups."""
         first, self._requested = self._requested, self._requested + len(requests)
 
         async def finished(index: int, episodes: list[SingleAgentEpisode]) -> None:
@@ -242,7 +242,7 @@ class _PendingBatch:
         self._ready.put_nowait(_Group(index, episodes, scored))
 
     async def next_group(self) -> _Group:
-        """Wait for the next group that is scored, in any order."""
+        """Wait for the next scored group, in any order."""
         meter = self._trainer.meter
         with meter.time(WAIT):
             group = await self._ready.get()
@@ -256,28 +256,28 @@ class _PendingBatch:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a run. Its metric decides which checkpoint is the best."""
+    """The progress of a run. The metric determines the best checkpoint."""
 
     updates: int = 0  # finished
-    metrics_size: int = 0  # bytes of `metrics.jsonl` that belong to them
-    best: float | None = None  # the highest value of the metric
+    metrics_size: int = 0  # The bytes of `metrics.jsonl` that belong to these updates
+    best: float | None = None  # The highest value of the metric
     best_update: int | None = None
-    last: float | None = None  # the latest value of the metric
-    streak: int = 0  # how often in a row the target of `early_stop` was reached
+    last: float | None = None  # The latest value of the metric
+    streak: int = 0  # The number of consecutive times that the target of `early_stop` was reached
     worked_s: float = 0.0
-    totals: dict[str, int] = field(default_factory=dict)  # episodes, environment steps and sampled tokens
+    totals: dict[str, int] = field(default_factory=dict)  # The number of episodes, environment steps and sampled tokens
 
 
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
-    """Write a checkpoint with everything that an exact resume needs; keep the latest `keep` and the best.
+    """Write a checkpoint from which a run resumes exactly; keep the latest `keep` and the best.
 
-    `score` is the value of the metric that decides which checkpoint is the best, if known.
+    `score` is the value of the metric that determines the best checkpoint, if known.
     """
     trainer = pipeline.trainer
     manager = trainer.reward_manager
     state = {
         "learner": trainer.learner.state_dict(),
-        # As text, since episodes hold any data of their environments.
+        # As text, since episodes may contain any data from their environments.
         "pipeline": json.dumps(pipeline.state_dict()),
         "version": trainer.version,
         "reward_manager": manager.state_dict() if isinstance(manager, EpisodeRewardManager) else None,
@@ -290,13 +290,13 @@ def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: floa
 
 
 def latest_state(folder: Path) -> Checkpoint | None:
-    """Load the newest intact checkpoint, if there is one."""
+    """Load the newest intact checkpoint, if any."""
     path = latest(folder).path
     return load_checkpoint(path) if path is not None else None
 
 
 async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
-    """Continue from a checkpoint, before the first step; `ConfigError` if it is of another model or optimizer."""
+    """Restore a checkpoint before the first step; raise `ConfigError` if it has another model or optimizer."""
     state: dict[str, Any] = checkpoint.state
     trainer = pipeline.trainer
     try:
@@ -315,12 +315,12 @@ async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
 
 
 def _arithmetic() -> dict[str, Any]:
-    """The settings on which the last bits of every result depend."""
+    """Return the settings that affect the rounding of results."""
     return {"threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def why_not_reproducible(checkpoint: Checkpoint) -> str:
-    """Return the reason why a resume will not be bit-equal to an unbroken run; empty if it will."""
+    """Return the reason why a resumed run will not be bit-equal to an uninterrupted one; empty if it will."""
     before, now = checkpoint.facts, _arithmetic()
     return ", ".join(
         f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value

@@ -1,4 +1,4 @@
-"""The plan of a training run: parse the train file, load the objects it names, check that all of it fits together."""
+"""The plan of a training run: parse the train file, load the objects that it names, check that they fit together."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ _PLAIN = (bool, int, float, str, list, dict, tuple)
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The samples of evaluations; none of them is trained on, unless another file or dataset names it too."""
+    """The samples of evaluations, excluded from training unless another file or dataset contains them too."""
 
     task: LoadedTask
     samples: tuple[Sample, ...]
-    is_own_task: bool  # the evaluation has a task, and so a reward, of its own
+    is_own_task: bool  # True if the evaluation has a separate task, and so a separate reward
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Everything that a training run needs, loaded and checked, except for the policy."""
+    """The loaded and checked inputs of a training run, except for the policy."""
 
     located: LocatedYaml  # the train file
-    overrides: Mapping[str, Any]  # the keys laid over it
+    overrides: Mapping[str, Any]  # The overridden keys
     config: TrainModel
     task: LoadedTask
-    samples: tuple[Sample, ...]  # of the task, without the held-out ones
+    samples: tuple[Sample, ...]  # The task's samples, without the held-out ones
     credit: CreditAssigner
     held_out: HeldOut | None  # None without evaluation
-    digests: Mapping[str, str]  # SHA-256 of everything that decides the result, except for the policy's own files
-    redaction: Redaction  # keeps every secret of the file, the tasks and the overrides out of the run's files
-    of_user: frozenset[str]  # the keys of `overrides` that the user gave now, not an earlier run's file
+    digests: Mapping[str, str]  # SHA-256 of every input that affects the result, except for the policy's own files
+    redaction: Redaction  # Redacts the secrets of the file, the tasks and the overrides in the run's files
+    of_user: frozenset[str]  # The keys of `overrides` set by the user now, not by an earlier run's file
 
     @property
     def path(self) -> Path:
@@ -76,7 +76,7 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """The folder of the train file; its paths are relative to it."""
+        """The folder of the train file, the base of its relative paths."""
         return self.path.resolve().parent
 
     @property
@@ -86,7 +86,7 @@ class TrainingPlan:
 
     @property
     def samples_per_minibatch(self) -> int:
-        """Groups of one update: a part of the batch if parts are trained on as they are scored, else all of it."""
+        """The number of groups per update: all of the batch, or a part if parts are trained on once scored."""
         rollout = self.config.rollout
         if not self.config.pipeline.updates_early:
             return rollout.samples_per_update
@@ -94,7 +94,7 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The policy in training, and the folder that its paths are relative to; `ConfigError` without a policy."""
+        """The trained policy, and the base folder of its paths; raises `ConfigError` without a policy."""
         if (block := self.config.policy) is not None:
             return block, self.folder
         if (block := self.task.definition.policy) is None:
@@ -103,17 +103,17 @@ class TrainingPlan:
 
     @property
     def policy_of_user(self) -> set[str]:
-        """The options of the policy that the user gave on the command line or in Python, not in a file."""
+        """The policy options set by the user on the command line or in Python, not in a file."""
         given = self.of_user if self.config.policy is not None else self.task.of_user
         return overridden_keys("policy", self.policy_block[0].options(), given)
 
     def make_policy(self, **changes: Any) -> AgentPolicy:
-        """Make the policy in training, with options changed."""
+        """Create the trained policy, with changed options."""
         block, folder = self.policy_block
         return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
 
     def resolved(self) -> dict[str, Any]:
-        """The file with defaults filled in, as plain JSON."""
+        """Return the file's content with defaults, as plain JSON."""
         document = self.config.model_dump(mode="json")
         if isinstance(self.config.task, dict):
             document["task"] = apply_overrides(self.config.task, {})
@@ -123,16 +123,16 @@ class TrainingPlan:
 
 
 def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> TrainingPlan:
-    """Load a train file and everything it names, but for the policy.
+    """Load a train file and all objects that it names except the policy.
 
     Args:
         path: the YAML file.
-        overrides: keys laid over the file's, dotted for inner ones; those that begin with `task.` go to the task.
-        stored: the keys of `overrides` that come from an earlier run's file; like the train file itself they send no
-            API key to an endpoint.
+        overrides: keys to override, dotted for nested ones; those that begin with `task.` apply to the task.
+        stored: the keys of `overrides` that come from an earlier run's file; like the train file itself, they cannot
+            send an API key to an endpoint.
 
     Raises:
-        ConfigError: something is wrong; the message has one line per problem.
+        ConfigError: the file is invalid; the message has one line per problem.
     """
     overrides = dict(overrides or {})
     of_task = {key.removeprefix("task."): one for key, one in overrides.items() if key.startswith("task.")}
@@ -206,7 +206,7 @@ def _check(
     credit: CreditAssigner,
     held_out: HeldOut | None,
 ) -> None:
-    """Reject inputs that training cannot use, and keys of the file or of `own` that have no effect beside others."""
+    """Reject inputs that training cannot use, and keys of the file or of `own` without effect in this combination."""
     definition, rollout = task.definition, config.rollout
     if task.reward is None:
         raise ConfigError(f"{task.path}: training needs scores; name a reward_function_path")
@@ -252,7 +252,7 @@ def check_policy(plan: TrainingPlan) -> None:
     """Raise `ConfigError` for a policy that cannot be trained with this plan, before any weights are loaded.
 
     A language model is built from its configuration on the meta device, so that `ppo:` is checked against its
-    parameters. Of a custom policy only the class and the names of its options are known before it is made.
+    parameters. For a custom policy, only the class and the names of its options are known before it is created.
     """
     block, folder = plan.policy_block
     kind = policy_class(block.type, block.options(), folder)
@@ -273,7 +273,7 @@ def check_policy(plan: TrainingPlan) -> None:
     if block.type != "hf":
         return
     if (device := block.options().get("device", "auto")) != "meta":
-        from reward_kit.agent.policies.hf.model import parse_device  # with transformers, which only such a policy needs
+        from reward_kit.agent.policies.hf.model import parse_device  # Needs transformers
 
         parse_device(str(device))
     policy = plan.make_policy(device="meta")
@@ -285,7 +285,7 @@ def check_policy(plan: TrainingPlan) -> None:
         parameter_groups(module, ppo)
         check_critic(ppo, has_values=hasattr(module, "value_head"))
     except ConfigError as error:
-        # The line of the option that the message begins with, else the file.
+        # The line of the option with which the message begins, or else the file.
         option = re.match(r"(?:ppo\.)?(\w+)", str(error))
         is_known = option is not None and option[1] in _PPO_OPTIONS
         where = error_location(plan.located, ("ppo", option[1]), plan.overrides) if option and is_known else plan.path
@@ -293,7 +293,7 @@ def check_policy(plan: TrainingPlan) -> None:
 
 
 def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
-    """Return the options with the temperature at which the policy samples; the learner divides logits by it too."""
+    """Return the options with the policy's sampling temperature, by which the learner also divides logits."""
     temperature = getattr(getattr(policy, "sampling", None), "temperature", 1.0)
     if temperature == ppo.temperature:
         return ppo
