@@ -394,15 +394,14 @@ class RLRolloutWorker:
             given = [original.to_chat() for original in episode.messages]
             episode.messages[:] = [Message.model_validate(prompt) for prompt in action["prompt_messages"]]
             episode.get_infos(-1)["given_messages"] = given
+        execution, live.own_calls = live.own_calls or Execution(), None
+        execution.messages = []
         if "results" in action:  # the policy executed its calls itself
-            execution, live.own_calls = live.own_calls or Execution(), None
             execution.messages = [Message.model_validate(result) for result in action["results"]]
-            execution.info.setdefault("is_action_valid", True)
         elif action["type"] in ("tool_call", "tool_calls"):
-            execution = await tools.execute(action, len(episode), live.clock.left_s)
-            live.is_state_known = not execution.is_interrupted
-        else:
-            execution = Execution(info={"is_action_valid": True})
+            await tools.execute(action, len(episode), live.clock.left_s, execution)
+            live.is_state_known = live.is_state_known and not execution.is_interrupted
+        execution.info.setdefault("is_action_valid", True)
         used = live.count_usage(output.log_probs, live.usage)
         self.budget.spend(used, steps=1)
         self._check_cost_known(used, self.policy_label, is_free=self.agent_policy.is_free)

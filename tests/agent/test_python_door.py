@@ -421,3 +421,35 @@ class TestResourceWithoutOptions:
     async def test_every_option_is_refused(self):
         with pytest.raises(ConfigError, match="Switch has no options; got colour"):
             await Switch().setup({"colour": "red"})
+
+
+class TestOwnCalls:
+    """Tools that a policy calls itself while it acts."""
+
+    class Peeking(AgentPolicy):
+        """Calls tools itself, then gives an action that does not report them."""
+
+        def __init__(self, action: dict[str, Any]) -> None:
+            self.action = action
+
+        async def open(self, context: Any) -> AgentPolicy:
+            session = type(self)(self.action)
+            session.context = context  # type: ignore[attr-defined]
+            return session
+
+        async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
+            await self.context.call_tool("peek", {})  # type: ignore[attr-defined]
+            await self.context.call_tool("no_such_tool", {})  # type: ignore[attr-defined]
+            return PolicyOutput(self.action)
+
+    @pytest.mark.parametrize("action", [{"type": "text", "content": "six"}, END, GUESS], ids=["text", "end", "call"])
+    async def test_they_are_recorded_whatever_the_action(self, action):
+        task = TaskDefinitionModel(name="dice", resource_type=f"{__name__}:Dice", on_text="end", max_episode_steps=1)
+        worker = RLRolloutWorker(task, self.Peeking(action))
+        steps, messages, _ = await worker.run_episode()
+        info = steps[0].step_info
+        assert [call["name"] for call in info["own_calls"]] == ["peek", "no_such_tool"]
+        assert [call["name"] for call in info["tools"]][:2] == ["peek", "no_such_tool"]
+        assert "unknown tool" in info["tools"][1]["error"]
+        calls = 1 if action is GUESS else 0
+        assert sum(message.role == "tool" for message in messages) == calls

@@ -199,15 +199,14 @@ class _ReplaySession(AgentPolicy):
             action["prompt_messages"] = outputs["prompt_messages"]
         if "is_final" in own:
             action["is_final"] = True
-        if "results" not in own:
-            return action
         for call in recorded.get_infos(step + 1).get("own_calls") or ():
             if self._call_tool is None:
                 raise PolicyError(f"{self._name}: the policy called {call['name']}, which needs an episode")
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
                 self._report(f"{call['name']} {call['arguments']!r} has another answer than recorded: {answer!r:.200}")
-        action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
+        if "results" in own:
+            action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
         return action
 
 
