@@ -1,7 +1,7 @@
-"""Selection of groups worth training on, and the number still to be collected (dynamic sampling, as in DAPO).
+"""Selection of groups that are useful for training, and the number still missing (dynamic sampling, as in DAPO).
 
-`filter_groups` judges the groups of one collection. `GroupRefill` keeps those that pass over several collections, and
-returns a `RefillOutcome` at the end.
+`filter_groups` checks the groups of one collection. `GroupRefill` accumulates accepted groups over several collections
+and returns a `RefillOutcome` at the end.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Unscored = Literal["ignore", "drop"]
 
 
 class DropReason(StrEnum):
-    """Why a group was not kept."""
+    """The reason why a group was dropped."""
 
     NO_SIGNAL = "no_signal"
-    """Fewer than two of its members are scored, so they cannot be compared."""
+    """Fewer than two members are scored, so they cannot be compared."""
     UNSCORED_MEMBER = "unscored_member"
     """A member is unscored, and the filter drops such groups."""
     TIED = "tied"
-    """All its scores are equal, without a step advantage to keep it for."""
+    """All scores are equal, and no step advantage justifies keeping the group."""
     BELOW_BAND = "below_band"
-    """Its mean score is below the band: too hard."""
+    """The mean score is below the band: the sample is too hard."""
     ABOVE_BAND = "above_band"
-    """Its mean score is above the band: too easy."""
+    """The mean score is above the band: the sample is too easy."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilteredGroups:
-    """The verdict on a batch.
+    """The result of filtering a batch.
 
     Attributes:
-        kept: the group ids that passed, in order of appearance.
-        dropped: the others, each with its reason.
-        members: of every group, the positions of its trajectories in the batch.
+        kept: the ids of the accepted groups, in order of appearance.
+        dropped: the ids of the dropped groups, with the reasons.
+        members: for every group, the positions of its trajectories in the batch.
     """
 
     kept: list[Hashable]
@@ -69,7 +69,7 @@ def filter_groups(
     Args:
         scores: (B,) None if unscored. Equal means equal as float64.
         group_ids: (B,) the group of each trajectory; members of a group need not be neighbours.
-        band: keep groups whose mean score is within [low, high] only.
+        band: keep only groups whose mean score is within [low, high].
         keep_step_signal: keep a group with equal scores if one of its step advantages is not 0 (GiGPO's A_S: equal
             outcomes reached by different ways).
         step_advantages: (B,) the step advantages of each trajectory, for `keep_step_signal`; None or NaN if unset.
@@ -77,7 +77,7 @@ def filter_groups(
             fewer than two scored members is dropped in both.
 
     Raises:
-        ConfigError: the arguments do not fit together.
+        ConfigError: the arguments are inconsistent.
         InvalidResultError: a score is not finite.
     """
     if len(group_ids) != len(scores):
@@ -125,11 +125,11 @@ class RefillOutcome:
     """The result of several collections.
 
     Attributes:
-        groups: the kept groups, in order of arrival; never more than wanted.
-        missing: the number of groups that are still wanted.
-        tries: collections made.
+        groups: the kept groups, in order of arrival, at most the requested number.
+        missing: the number of groups still missing.
+        tries: the number of collections so far.
         dropped: the number of groups dropped for each reason.
-        surplus: further kept groups, in order, for the next batch.
+        surplus: additional kept groups, in order, for the next batch.
     """
 
     groups: list[Any]
@@ -140,7 +140,7 @@ class RefillOutcome:
 
     @property
     def is_complete(self) -> bool:
-        """No group is missing."""
+        """True if no group is missing."""
         return not self.missing
 
     def describe(self) -> str:
@@ -155,9 +155,9 @@ class GroupRefill:
     """Collects groups until there are enough or the tries are exhausted; kept groups are never collected again.
 
     Attributes:
-        wanted: groups in a batch.
-        max_tries: collections.
-        surplus: groups left over from the last batch; they count from the start.
+        wanted: the number of groups in a batch.
+        max_tries: the maximum number of collections.
+        surplus: groups left over from the last batch, counted from the start.
 
     Example:
         ```python
@@ -189,7 +189,7 @@ class GroupRefill:
 
     @property
     def is_exhausted(self) -> bool:
-        """No try is left."""
+        """True if no try is left."""
         return self._tries >= self.max_tries
 
     def add(self, groups: dict[Hashable, Any], verdict: FilteredGroups) -> None:
@@ -197,10 +197,10 @@ class GroupRefill:
 
         Args:
             groups: by group id, any value for each (its episodes, its rows).
-            verdict: of the filter on them.
+            verdict: the filter's result for these groups.
 
         Raises:
-            ConfigError: no try is left, or the verdict is on other groups.
+            ConfigError: no try is left, or the verdict concerns other groups.
         """
         if self.is_exhausted:
             raise ConfigError(f"all {self.max_tries} tries are used; call outcome()")

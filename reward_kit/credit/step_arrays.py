@@ -167,7 +167,8 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
     # Longest first, so that the trajectories that have a step this far from their end are the first ones.
     order_B = np.argsort(-lengths_B, kind="stable")
     ends_B, lengths = np.cumsum(lengths_B)[order_B], lengths_B[order_B]
-    # Back from the ends, all trajectories at once, until so few are left that each is quicker by itself.
+    # Back from the ends, all trajectories at once, until so few are left that processing each one separately is
+    # faster.
     together = int(lengths[_FEW]) if len(lengths) > _FEW else 1
     with overflow_allowed():
         for back in range(1, together):
@@ -181,7 +182,7 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
 
 
 def overflow_allowed() -> np.errstate:
-    """Allow overflow in sums that `check_finite` judges afterwards."""
+    """Allow overflow in sums that `check_finite` checks afterwards."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -233,7 +234,7 @@ def relative(
     weights_N: Floats | None = None,
     min_group_size: int = 1,
 ) -> Floats:
-    """Return (N,) each value relative to its group; NaN takes no part and stays NaN.
+    """Return (N,) each value relative to its group; NaN values are ignored and remain NaN.
 
     With the mean and the unbiased standard deviation over the group (over `weights_N` copies of each value):
 
@@ -242,18 +243,18 @@ def relative(
         "constant"       (x - mean) / normalization_constant
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
-    Values count from the first of their group. A constant group is then zero before anything is rounded, and a large
-    offset costs no precision. A group of one gives zero. Numbers whose squares no float holds are measured in a unit of
-    their group first; only a result that is itself too large for a float becomes infinite.
+    Values are first taken relative to the first one of their group, so that a constant group becomes exactly zero and
+    a large offset costs no precision. A group of one gets zero. Values whose squares would overflow or underflow are
+    first scaled to a unit of their group; only a result that is itself too large for a float becomes infinite.
 
     Args:
         values_N: (N,) the values.
-        groups_N: (N,) the group of each, a number that is not negative.
-        normalization: one of the four.
-        epsilon: added to each standard deviation.
-        normalization_constant: for "constant".
+        groups_N: (N,) the nonnegative group number of each value.
+        normalization: one of the four names above.
+        epsilon: a constant added to each standard deviation.
+        normalization_constant: the divisor for "constant".
         weights_N: (N,) copies of each value; leaving one out leaves out all its copies.
-        min_group_size: smaller groups give zeros.
+        min_group_size: the minimum group size; smaller groups get zeros.
     """
     valued_N = ~np.isnan(values_N)
     values, groups = values_N[valued_N], renumber_groups(groups_N[valued_N])
@@ -274,7 +275,7 @@ def relative(
 
 
 def _units(values: Floats, groups: Codes) -> Floats:
-    """Return the unit of each group's values: one, or if needed the power of two near the largest."""
+    """Return the unit of each group's values: 1, or, if needed, the power of two near the largest value."""
     sizes = np.abs(values)
     if not ((sizes > _LARGE) | ((sizes < _SMALL) & (sizes > 0.0))).any():
         return np.ones(1)
@@ -287,7 +288,7 @@ def _units(values: Floats, groups: Codes) -> Floats:
 def _scales(
     centred: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
 ) -> Floats:
-    """Return the divisor of each centred value; zero if its group has nothing to compare it with."""
+    """Return the divisor of each centered value; zero if its group has no other values for comparison."""
     if normalization == "mean":
         return np.ones_like(centred)
     if normalization == "constant":
@@ -302,13 +303,13 @@ def _scales(
 def first_positions(groups: Codes) -> Codes:
     """Return the position at which each group appears first."""
     first = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
-    # Of a position that is written twice the last value stays.
+    # When a position is written twice, the last value remains.
     first[groups[::-1]] = np.arange(len(groups))[::-1]
     return first
 
 
 def renumber_groups(groups: Codes) -> Codes:
-    """Renumber groups whose numbers would make the tables of groups much longer than the values."""
+    """Renumber groups if their numbers would make group tables much longer than the values."""
     if int(groups.max(initial=0)) <= 4 * len(groups):
         return groups
     return np.asarray(np.unique(groups, return_inverse=True)[1], dtype=np.int64)

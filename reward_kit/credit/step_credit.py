@@ -16,14 +16,14 @@ from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays, chec
 class StepCredit(NamedTuple):
     """The credit of every step of a batch, flat and in order; NaN on the steps of an unscored trajectory.
 
-    An estimator without one of the two parts gives zeros for it.
+    An estimator without one of the two parts sets it to zeros.
 
     Attributes:
         episode_advantages_S: (S,) A_E, the trajectory's advantage among its group.
-        step_advantages_S: (S,) A_S, the action's own advantage; of GiGPO, among those taken in the same state.
-        advantages_S: (S,) A, the two combined.
+        step_advantages_S: (S,) A_S, the action's own advantage; for GiGPO, among actions taken in the same state.
+        advantages_S: (S,) A, the combination of both.
         returns_S: (S,) G_k, the discounted return from the step on.
-        anchors_S: (S,) a number for each distinct pair of group and state; -1 if the estimator looks at no states.
+        anchors_S: (S,) a number for each distinct pair of group and state; -1 if the estimator does not use states.
     """
 
     episode_advantages_S: Floats
@@ -79,7 +79,7 @@ _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
 def known_value(value: float | None) -> float | None:
-    """Return a policy's V; None if it gave none, or one that is not finite."""
+    """Return a policy's V; None if it is missing or not finite."""
     return value if value is not None and -math.inf < value < math.inf else None
 
 

@@ -1,6 +1,6 @@
-"""The one way out to model endpoints: transport, retries, prices, and who is called with which key.
+"""Access to model endpoints: transport, retries, prices, and the assignment of keys to servers.
 
-Names are loaded when they are first used, so that importing this package costs nothing.
+Names load on first use, so that importing this package costs nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Chat completions from an OpenAI-compatible endpoint: encode, send, retry, read, price.
+"""Chat completions from an OpenAI-compatible endpoint: encode, send, retry, parse, price.
 
-Each message of a conversation is encoded once and not again in every later turn.
+Each message of a conversation is encoded only once, not in every later turn.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class EncodedMessages:
-    """A conversation as JSON texts, one a message.
+    """A conversation as JSON texts, one per message.
 
     Args:
-        to_chat: a message in the form that the endpoint takes.
+        to_chat: converts a message to the format of the endpoint.
     """
 
     __slots__ = ("_encoded", "_messages", "_to_chat")
@@ -42,7 +42,7 @@ class EncodedMessages:
         self._encoded: list[str] = []
 
     def update(self, conversation: Sequence[Message]) -> None:
-        """Become `conversation`; only messages that are not the same objects as before are encoded."""
+        """Update to `conversation`, encoding only messages that are not the same objects as before."""
         known = 0
         for old, new in zip(self._messages, conversation, strict=False):
             if old is not new:
@@ -61,7 +61,7 @@ class EncodedMessages:
 
 
 def encode_json(value: Any) -> str:
-    """Return `value` as compact ASCII JSON; ProviderError if it has no JSON form."""
+    """Return `value` as compact ASCII JSON; a ProviderError if it has no JSON form."""
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -82,23 +82,23 @@ _log = logging.getLogger(__name__)
 
 
 class ChatEndpoint:
-    """An endpoint and its connections, shared by everything that talks to it in a run.
+    """An endpoint and its connections, shared by all its users in a run.
 
     Args:
-        base_url: such as "http://127.0.0.1:8000/v1"; "/chat/completions" is appended to its path.
+        base_url: the base URL, such as "http://127.0.0.1:8000/v1"; "/chat/completions" is appended to its path.
         api_key: sent as a bearer token; None sends none.
         idle_timeout_s: seconds without a byte after which an attempt ends, and is retried.
         total_timeout_s: seconds after which an attempt ends and is not retried.
-        retry: how often and how long to try.
-        jitter: what retry waits are drawn from, by default seeded with 0.
-        prices: for `Usage.cost`.
-        trust_env: take proxies from the environment.
-        transport: what sends the bytes; by default a `Transport` with the timeouts above.
-        traffic: what it shares with the other endpoints of a run: the queue to each model, outages, recordings. Without
-            one and without rates, requests neither wait for one another nor for an endpoint that is down.
-        rates: what the user allows each model.
-        no_key: the reason for sending no key, shown if the endpoint wants one.
-        headers: sent with each request; they override those of the same name, in any case.
+        retry: the retry policy.
+        jitter: the random generator of retry waits; by default seeded with 0.
+        prices: the prices for `Usage.cost`.
+        trust_env: use the proxies set in the environment.
+        transport: sends the requests; by default a `Transport` with the timeouts above.
+        traffic: the state shared with the other endpoints of a run: queues, outages, recordings. Without it and
+            without rates, requests wait neither for each other nor for an endpoint that is down.
+        rates: the user's rate limits for each model.
+        no_key: the reason why no key is sent, shown if the endpoint requires one.
+        headers: headers sent with each request; they override headers with the same name, ignoring case.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class ChatEndpoint:
         return f"ChatEndpoint({self._url!r})"
 
     def queue(self, model: str) -> RequestQueue | None:
-        """Return the queue to a model; None without a `ProviderSession` to share it.
+        """Return the queue for a model; None without a `ProviderSession`.
 
         Raises:
-            ConfigError: another endpoint of the same traffic has other rates for it.
+            ConfigError: another endpoint of the same session has different rates for the model.
         """
         if self._traffic is None:
             return None
@@ -159,11 +159,11 @@ class ChatEndpoint:
         Args:
             request: the body of a chat completion request. `messages` may be an `EncodedMessages`; with
                 `stream: true` the answer is streamed and comes back whole all the same.
-            scope: who asks, such as the episode's id; recordings are kept apart by it.
+            scope: the sender, such as an episode id; recordings are separated by scope.
 
         Raises:
-            ProviderError: the endpoint refused, or failed to the end of the retries; or a replay has no answer.
-            DeadlineError: it took too long; the message names the limit and how to raise it.
+            ProviderError: the endpoint rejected the request, all retries failed, or a replay has no answer.
+            DeadlineError: the request took too long; the message names the limit and how to raise it.
             LimitError: the conversation no longer fits the model.
         """
         if request.get("stream") and "stream_options" not in request:
@@ -186,7 +186,7 @@ class ChatEndpoint:
         return completion
 
     async def aclose(self) -> None:
-        """Close the connections. Called once, when nothing is in flight any more."""
+        """Close the connections. Call it once, when no request is in flight."""
         await self._transport.aclose()
 
     async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[Any, ChatCompletion]:

@@ -1,7 +1,7 @@
-"""Failures of endpoints: actionable one-sentence messages, and whether a retry could help.
+"""Failures of endpoints: actionable one-sentence messages, and whether a retry may help.
 
-The error types live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
-when it gives up. Secrets are masked before a text is cut to length, so that no part of one remains.
+These error types are used between a transport and a `ChatEndpoint`, which raises a plain `ProviderError` or
+`DeadlineError` when it gives up. Secrets are masked before a text is truncated, so that no part of one remains.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TransientError(ProviderError):
     """A failure that a retry may avoid.
 
     Attributes:
-        retry_after_s: the seconds of the endpoint's Retry-After, None without one.
+        retry_after_s: the endpoint's Retry-After in seconds, None without one.
         status: the HTTP status, None for other failures.
     """
 
@@ -53,12 +53,12 @@ class TransientError(ProviderError):
 
     @property
     def is_refusal(self) -> bool:
-        """The endpoint refused because of its rate limit."""
+        """True if the endpoint rejected the request because of its rate limit."""
         return self.status == 429
 
     @property
     def is_overloaded(self) -> bool:
-        """Lower concurrency may help."""
+        """True if lower concurrency may help."""
         return self.status in _OVERLOADED
 
 
@@ -71,7 +71,7 @@ class UnknownHostError(ProviderError):
 
 
 class AccessError(ProviderError):
-    """The key or the account is not accepted.
+    """The key or account was rejected.
 
     Attributes:
         is_certain: True if every request with this key will fail; a 403 may concern this request only.
@@ -83,7 +83,7 @@ class AccessError(ProviderError):
         self.is_certain = status != 403
 
     def explained(self, no_key: str) -> AccessError:
-        """Return the error with the reason why no key was sent; itself if one was, or if it is about money."""
+        """Return the error with the reason why no key was sent; `self` if one was sent or money is the problem."""
         is_about_key = no_key and self._status in (401, 403)
         return AccessError(f"{self}; no key was sent: {no_key}", self._status) if is_about_key else self
 
@@ -125,7 +125,7 @@ def status_error(
 
 
 def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:
-    """Return the error for a success status whose body is `{"error": …}`, as routers answer once they have begun."""
+    """Return the error for a success status with the body `{"error": …}`, as routers send after they have started."""
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error instead of a completion: {text}"
@@ -152,7 +152,7 @@ def _text_of(error: Any) -> str:
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood."""
+    """Return the seconds to wait, never negative; None if the headers contain no valid value."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -160,7 +160,7 @@ def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = 
     seconds = _number(value)
     if seconds is not None or value is None or (until := _date(value)) is None:
         return seconds
-    # A date is counted from the answer's own `Date`, so that a server whose clock is wrong still means the same delay.
+    # A date is relative to the answer's own `Date`, so that the delay is correct even if the server's clock is wrong.
     sent = _date(headers.get("Date"))
     if sent is None:
         sent = time.time() if now is None else now
@@ -187,7 +187,7 @@ def _date(text: str | None) -> float | None:
 
 
 _PASSING = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that another attempt may not meet (RFC 9110 section 15.5, RFC 6585, RFC 8470)."""
+"""Statuses below 500 that may not recur on another attempt (RFC 9110 section 15.5, RFC 6585, RFC 8470)."""
 _NO_ANSWER = frozenset(
     {
         *("ConnectionError", "TimeoutError", "Timeout", "TransportError"),  # Python, requests, httpx
@@ -210,13 +210,13 @@ class TransientFailure(NamedTuple):
 
 
 def find_transient_failure(error: BaseException) -> TransientFailure | None:
-    """Return the temporary failure that an error of any client, or its cause, reports, or None."""
+    """Return the temporary failure reported by any client's error or its cause, or None."""
     fault = client_error(error, "the endpoint")
     return TransientFailure(fault.retry_after_s) if isinstance(fault, TransientError) else None
 
 
 def client_error(error: BaseException, where: str) -> EndpointError | None:
-    """Return our error for that of a model or HTTP client, or of a cause of it, else None.
+    """Return the endpoint error for the error of a model or HTTP client or its cause, else None.
 
     Clients are known by an HTTP status, their own or their response's, or by the name of the error's class: openai,
     anthropic, httpx, aiohttp, requests and others.

@@ -1,10 +1,10 @@
-"""The endpoint that requests go to, and which key may go to which server.
+"""The endpoint that receives requests, and the keys that each server may receive.
 
-A key goes only to the origins (scheme, host, port) that it was configured for. A task file, a train file or a `.env`
-names servers and variables, and configures nothing: both may be untrusted. An origin of a variable is
+A key is sent only to the origins (scheme, host, port) configured for it. A task file, train file or `.env` may name
+servers and variables but configures nothing, because it may be untrusted. The origins of a variable are
 
-1. the provider's own, from `PROVIDERS`; for OPENAI_API_KEY that of OPENAI_BASE_URL, if it is set beside the key;
-2. each one that REWARD_KIT_KEY_ORIGINS pairs with it, which is read from the process's environment alone.
+1. the provider's own, from `PROVIDERS`; for OPENAI_API_KEY, that of OPENAI_BASE_URL if it is set in the same place;
+2. each origin that REWARD_KIT_KEY_ORIGINS pairs with it, which is read only from the process's environment.
 
 What is typed (`--base-url`, `-T policy.base_url=…`) or written in Python is the user's own choice and is not checked.
 The endpoint and its key are taken from arguments, then the environment, then the nearest `.env` in the working
@@ -44,12 +44,12 @@ PROVIDERS: Mapping[str, str] = {
 }
 """The variable that each provider's documentation names for its key, and the origin of its OpenAI-compatible API."""
 _USUAL_PORTS = {"http": 80, "https": 443}
-_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # others may be read as another host by the client that connects
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # the connecting client might read other characters as a different host
 _SAME_AS = {"ws": "http", "wss": "https"}
 
 
 def url_origin(url: str) -> str:
-    """Return the scheme, host and port of a URL, without the usual port; `ws` counts as `http`, `wss` as `https`."""
+    """Return the scheme, host and port of a URL, without a default port; `ws` counts as `http`, `wss` as `https`."""
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
@@ -79,13 +79,13 @@ def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
 
 
 def configured_variables(shell: Mapping[str, str]) -> set[str]:
-    """Return the variables that REWARD_KIT_KEY_ORIGINS names, also if it is wrong elsewhere."""
+    """Return the variables that REWARD_KIT_KEY_ORIGINS names, even if another entry is invalid."""
     entries = re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, ""))
     return {entry.partition("=")[0] for entry in entries if "=" in entry}
 
 
 def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Return the origins that a variable is configured for."""
+    """Return the origins configured for a variable."""
     own = PROVIDERS.get(name)
     if name == OPENAI_KEY and (url := (shell if beside is None else beside).get(OPENAI_URL)):
         try:
@@ -96,13 +96,13 @@ def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, st
 
 
 def allow_command(name: str, origin: str, shell: Mapping[str, str]) -> str:
-    """Return the command that allows an origin for a variable, beside what is allowed already."""
+    """Return the command that allows an origin for a variable in addition to those already allowed."""
     before = f"${ORIGINS_VARIABLE} " if shell.get(ORIGINS_VARIABLE, "").strip() else ""
     return f'export {ORIGINS_VARIABLE}="{before}{name}={origin}"'
 
 
 def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> None:
-    """Refuse to send a variable to a URL that it is not configured for. See `allowed_origins` for the arguments."""
+    """Refuse to send a variable to a URL for which it is not configured; arguments as in `allowed_origins`."""
     try:
         origin = url_origin(url)
     except ValueError as error:
@@ -116,15 +116,15 @@ def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 NO_KEY = ""
-"""The `api_key_env` that sends no key, whatever the environment holds."""
+"""The `api_key_env` that sends no key, whatever the environment contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """A base URL such as "http://127.0.0.1:8000/v1", and the key for it, None where it needs none.
+    """A base URL such as "http://127.0.0.1:8000/v1" and its key; the key is None if none is needed.
 
     Attributes:
-        no_key: why no key is sent and what to do about it; "" if one is.
+        no_key: the reason why no key is sent and how to change that; "" if a key is sent.
     """
 
     base_url: str
@@ -152,7 +152,7 @@ class _Variables(NamedTuple):
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
-        """Report whether a variable may go to a URL; not if that has no origin."""
+        """Return whether a variable may be sent to a URL; False if the URL has no origin."""
         try:
             origin = url_origin(url)
         except ValueError:
@@ -169,15 +169,15 @@ def resolve_endpoint(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> EndpointSettings:
-    """Return the endpoint to talk to. Arguments count as the user's own; `key_variable` checks those of a file.
+    """Return the endpoint to use. Arguments count as set by the user; `key_variable` checks those of a file.
 
     Args:
         base_url: by default OPENAI_BASE_URL, else OpenAI's own.
         api_key: by default the value of `api_key_env`, else of OPENAI_API_KEY.
-        api_key_env: name of the variable that holds the key; naming it makes the key required. "" sends no key.
-        needs_key: a replay needs none.
+        api_key_env: the name of the variable that contains the key, which is then required; "" sends no key.
+        needs_key: False for a replay, which needs no key.
         environ: by default the process's environment.
-        folder: where the search for `.env` begins, by default the working directory.
+        folder: the folder in which the search for `.env` begins; by default the working directory.
 
     Raises:
         ConfigError: a required key is missing, or a value cannot be used.
@@ -245,7 +245,7 @@ def _is_url_of_dotenv(variables: _Variables) -> bool:
 
 
 def _why_no_key(name: str, url: str, variables: _Variables) -> str:
-    """Return the reason why no key is sent to a URL, and what to do about it."""
+    """Return the reason why no key is sent to a URL and how to change that."""
     if not variables.get(name):
         return (
             f"set {name} in the environment or in a .env file, or point base_url ({OPENAI_URL}) at an endpoint that "

@@ -1,7 +1,7 @@
-"""Prices of tokens, from a file that the user keeps, because prices change more often than this package.
+"""Token prices from a file maintained by the user, since prices change more often than this package.
 
 The file has lines such as `gpt-4.1-mini: {input: 0.40, output: 1.60, cached: 0.10}`, in US dollars per million tokens.
-A model that it does not name has no cost: None, never 0.
+A model missing from the file has no cost: None, never 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIELDS = ("input", "output", "cached")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars per million tokens; `cached` is for prompt tokens that the provider had in its cache."""
+    """Prices in US dollars per million tokens; `cached` applies to prompt tokens in the provider's cache."""
 
     input: float
     output: float
@@ -47,7 +47,7 @@ def load_prices(path: str | Path) -> PriceTable:
     """Read the prices in a YAML or JSON file: model -> input, output and optionally cached (else the input's price).
 
     Raises:
-        ConfigError: the file cannot be read or has another form; the message names file and field.
+        ConfigError: the file cannot be read or has an invalid form; the message names file and field.
     """
     path = Path(path)
     try:

@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 
 
 class ProviderSession:
-    """The traffic of one run. Policies that are given the same one share rates, outages and recordings.
+    """The shared request state of one run. Policies with the same session share rates, outages and recordings.
 
     Args:
-        cassette: where exchanges are recorded to or replayed from.
+        cassette: the cassette for recording or replaying exchanges.
         outage_patience_s: seconds for which an endpoint that has answered before is waited for once it is down, or asks
             to be left alone; one that never answered is waited for at most 60 s.
-        is_dry_run: no request will be made; a missing key is a notice instead of an error.
+        is_dry_run: True if no request will be made; a missing key is then a notice instead of an error.
 
     Attributes:
         notice: called with one line when an endpoint goes down, comes back, or limits the rate.
@@ -50,7 +50,7 @@ class ProviderSession:
 
     @property
     def is_replaying(self) -> bool:
-        """True if no request leaves this process."""
+        """True if answers come only from a recording."""
         return self.cassette is not None and self.cassette.is_replaying
 
     @property
@@ -62,7 +62,7 @@ class ProviderSession:
         """Return the queue of a model at an endpoint; the same pair gives the same queue.
 
         Raises:
-            ConfigError: the queue was made with other rates.
+            ConfigError: the queue exists with other rates.
         """
         rates = rates or Rates()
         queue = self._queues.get((url, model))
@@ -76,7 +76,7 @@ class ProviderSession:
         return queue
 
     def report_missing_key(self, problem: str) -> None:
-        """Report once a key that a run would need."""
+        """Report a missing key that a run would need, once."""
         if problem not in self._reported:
             self._reported.add(problem)
             self.tell(problem)
@@ -103,7 +103,7 @@ def endpoint_for(
     api_key: str | None = None,
     api_key_env: str | None = None,
 ) -> EndpointSettings:
-    """`resolve_endpoint` for requests of this traffic: a replay needs no key, and a dry run gets a notice."""
+    """Call `resolve_endpoint` for this session: a replay needs no key, and a dry run gets a notice."""
     named = (base_url, api_key, api_key_env)
     if traffic is None or not traffic.is_dry_run:
         return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
@@ -117,7 +117,7 @@ def endpoint_for(
 
 
 def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """`key_variable` for requests of this traffic: a replay sends no key, and a dry run gets a notice."""
+    """Call `key_variable` for this session: a replay sends no key, and a dry run gets a notice."""
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
         return named  # the file's own; a wrong value is rejected where it is used

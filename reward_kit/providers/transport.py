@@ -1,7 +1,7 @@
-"""The one place that sends bytes to a model endpoint: a POST over aiohttp that distinguishes every failure.
+"""The only module that sends bytes to a model endpoint: a POST over aiohttp that distinguishes every failure.
 
-Why aiohttp and not an SDK is measured in `development/transport.md`. Everything above this file talks to
-`Transport.post`, so a test or a recorder replaces one method. aiohttp is imported when the first request is made.
+`development/transport.md` explains with measurements why aiohttp is used instead of an SDK. All higher layers call
+`Transport.post`, so a test or recorder replaces one method. aiohttp is imported with the first request.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from reward_kit.safe_input import (
 if TYPE_CHECKING:
     import aiohttp
 
-_SECRET_CHARS = 3  # shorter values would blot out ordinary words
+_SECRET_CHARS = 3  # masking shorter values would hide ordinary words
 _DRAIN_S = 0.25
 _DRAIN_BYTES = 2**20
 
 
 class Transport:
-    """POST requests over one pool of kept-alive connections, made with the first request.
+    """POST requests over one pool of kept-alive connections, created with the first request.
 
     Args:
         idle_timeout_s: seconds without a single byte from the endpoint after which an attempt ends.
         total_timeout_s: seconds after which an attempt ends in any case.
-        trust_env: take proxies from the environment (`HTTPS_PROXY`). Passwords of `~/.netrc` are not read.
+        trust_env: use the proxies set in the environment (`HTTPS_PROXY`). Passwords in `~/.netrc` are ignored.
         query: appended to each URL, and not shown in messages.
     """
 
@@ -74,13 +74,13 @@ class Transport:
         body: bytes,
         on_chunk: Callable[[bytes], bool] | None = None,
     ) -> Any:
-        """Return the JSON value of the answer to one request; None if it was an event stream, which `on_chunk` takes.
+        """Return the JSON value of one request's answer; None for an event stream, which is passed to `on_chunk`.
 
         Args:
-            url: shown in messages, so it carries no secret.
-            headers: long values, such as credentials, are blotted out of every message.
-            body: sent as it is.
-            on_chunk: takes the bytes of an event stream as they arrive and returns True once it needs no more.
+            url: the URL, shown in messages, so it must not contain a secret.
+            headers: the headers; long values, such as credentials, are masked in messages.
+            body: the bytes to send.
+            on_chunk: receives the bytes of an event stream as they arrive and returns True once it needs no more.
 
         Raises:
             TransientError: no connection (`UnreachableError`), a dropped one, a status worth retrying, HTML, no JSON.
@@ -145,7 +145,7 @@ class Transport:
         return self._session
 
     def _fault(self, error: Exception, url: str, secrets: list[str]) -> ProviderError | DeadlineError:
-        """Return our error for one of aiohttp's."""
+        """Return the endpoint error for an aiohttp error."""
         import aiohttp
 
         if isinstance(error, aiohttp.ServerTimeoutError):
@@ -176,7 +176,7 @@ class Transport:
 
 
 def header_secrets(headers: Mapping[str, str]) -> list[str]:
-    """Return the values of headers that messages must not show."""
+    """Return the header values that messages must not show."""
     values = (value.removeprefix("Bearer ") for name, value in headers.items() if name != "Content-Type")
     return [value for value in values if len(value) >= _SECRET_CHARS]
 
@@ -194,7 +194,7 @@ def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:
-    """Hand over an event stream until its reader has enough."""
+    """Pass an event stream to its reader until the reader is finished."""
     import aiohttp
 
     async for chunk in content.iter_any():

@@ -1,4 +1,4 @@
-"""Episodes as training rows: what the model saw and sampled, what counts, and what it was worth. In NumPy."""
+"""Episodes as NumPy training rows: tokens, masks, log-probabilities and credit."""
 
 from reward_kit.tokens.batch import TokenBatch, TokenItem
 from reward_kit.tokens.columns import Columns
