@@ -172,7 +172,7 @@ def test_a_number_that_is_none_is_called_a_number(project: Project) -> None:
 def test_a_recording_that_goes_on_says_what_is_there(project: Project) -> None:
     recording = Cassette.record(project.folder / "answers.jsonl")
     for number in range(2):
-        recording.keep(recording.question(b'{"messages": []}', f"episode {number}", "http://a/b"), {}, 0)
+        recording.record_answer(recording.lookup(b'{"messages": []}', f"episode {number}", "http://a/b"), {}, 0)
     recording.close()
     for name, said in (("answers.jsonl", "--record answers.jsonl adds to 2 exchanges that are there\n"), ("new", "")):
         done = project.call("run", "task.yaml", "--dry-run", "--record", name)

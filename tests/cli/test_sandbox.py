@@ -17,7 +17,6 @@ HOSTILE = {
     "raises": ("1 / 0", "crash", "ZeroDivisionError"),
     "loops": ("\n    while True: pass", "timeout", "raise limits.reward_time_s"),
     "nan": ("return {'score': float('nan')}", "invalid_result", "finite"),
-    "boolean": ("return {'score': True}", "invalid_result", "not a bool"),
     "text": ("return {'score': '1'}", "invalid_result", "not a str"),
     "memory": ("return {'score': float(len(bytearray(1 << 30)))}", "limit", "raise sandbox.limits.memory_mb"),
     "reads_itself": ("open(__file__)", "crash", "it exists and is hidden in the sandbox"),
