@@ -173,10 +173,10 @@ class CreditBatch:
         return {**mean, "unscored": float(len(self.scores) - len(scores))}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of `credit.jsonl`, one per step; numbers are None if the episode is unscored.
+        """Yield the lines of `credit.jsonl`, one per step; numbers of an unscored episode: None.
 
         `anchor` numbers the pairs of group and state in order of appearance, and `peers` counts the other scored steps
-        of the same pair; both are None for an estimator without states. Raises `ConfigError` before an estimator is
+        of the same pair; both None for an estimator without states. Raises `ConfigError` before an estimator is
         called.
         """
         if (credit := self.credit) is None:

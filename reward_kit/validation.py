@@ -62,7 +62,7 @@ def describe_problem(problem: ErrorDetails) -> str:
 
 
 def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Return the field names of the model at `path`; [] if there is none."""
+    """Return the field names of the model at `path`; [] if it is not a model."""
     for part in path:
         if isinstance(part, int):
             continue

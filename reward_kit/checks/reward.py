@@ -244,7 +244,7 @@ class End(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The score and its reason, or the reason why there is none."""
+        """The score and its reason, or the reason for its absence."""
         if self.scored.score is None:
             return f"unscored ({self.scored.failure.message if self.scored.failure else 'no reason'})"
         reason = self.scored.result.reason if self.scored.result is not None else None

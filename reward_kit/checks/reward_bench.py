@@ -58,7 +58,7 @@ class CallOutcome:
 
     @property
     def text(self) -> str:
-        """The score as text, or the reason why there is none."""
+        """The score as text, or the reason for its absence."""
         if self.score is not None:
             return f"{self.score:.4g}"
         return f"unscored ({self.failure.message if self.failure else 'no reason'})"

@@ -137,7 +137,7 @@ class AllowedTrack:
         return number
 
     def between(self, start: int, stop: int) -> AllowedIds | None:
-        """Return the restricted tokens among `start:stop`, counted from `start`; None if there are none."""
+        """Return the restricted tokens among `start:stop`, counted from `start`; None if no token is restricted."""
         places = np.array(self.places, dtype=np.int32)
         first, last = np.searchsorted(places, (start, stop))
         if first == last:

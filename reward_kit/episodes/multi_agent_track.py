@@ -27,7 +27,7 @@ _NOWHERE = 2**62  # a position beyond any episode, for which a column returns it
 
 
 class Move(NamedTuple):
-    """An agent's part of an environment step; missing values are None."""
+    """An agent's part of an environment step; missing values: None."""
 
     observation: Any
     action: Any

@@ -148,7 +148,7 @@ def json_schema_answer(
 
 
 def find_json(text: str, where: Where = "any") -> Any:
-    """Return the JSON value in a reply; raise a ValueError if there is none or it is invalid."""
+    """Return the JSON value in a reply; raise a ValueError if it is missing or invalid."""
     if not text.strip():
         raise ValueError("the reply is empty")
     if len(text) > LONGEST:

@@ -109,7 +109,7 @@ def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the last assistant message; all if there is none."""
+    """Return the messages before the last assistant message, or all messages if it is absent."""
     own = [position for position, message in enumerate(messages) if message.role == "assistant"]
     return messages[: own[-1]] if own else messages
 

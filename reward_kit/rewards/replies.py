@@ -150,7 +150,7 @@ def lines_without_code(text: str) -> Iterator[str]:
 def select_block(text: str, tags: Collection[str], choice: Choice) -> str | None:
     """Return the text of the chosen block; None if no block matches.
 
-    Blocks with one of `tags` match; if there are none, untagged blocks match. Blocks in other languages, such as a
+    Blocks with one of `tags` match; if no block has one, untagged blocks match. Blocks in other languages, such as a
     shell session or an example of output, never match.
     """
     blocks = fenced_blocks(text)

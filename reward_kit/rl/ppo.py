@@ -273,7 +273,7 @@ class PPOLearner:
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
         """Return the state from which an identical learner continues exactly.
 
-        With `keep=False`, for a process that only helps to gather shards, the tensors are None.
+        With `keep=False`, for a process that only helps to gather shards, they become None.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),

@@ -74,7 +74,7 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of each row's last valid token; -1 if there is none."""
+        """The column of each row's last valid token; -1 if absent."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
             # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.

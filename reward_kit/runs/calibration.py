@@ -41,7 +41,7 @@ class Settings:
 
 
 class Figure(NamedTuple):
-    """A figure with its interval; both are None if undefined for the rows."""
+    """A figure with its interval; both None if undefined for the rows."""
 
     name: str
     value: float | None
