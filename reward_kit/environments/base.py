@@ -213,7 +213,7 @@ class ForkableResource(ABC):
 
 
 class CopyForkResource(ForkableResource):
-    """A resource whose attributes are replaced and never changed, so that copies may share their values."""
+    """A resource whose attributes are reassigned, but whose values are never mutated, so that copies can share them."""
 
     fork_kind = "native"
 

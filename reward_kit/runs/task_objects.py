@@ -65,7 +65,7 @@ _UNCONFINED_NOTE = (
 
 
 class InputCopy(NamedTuple):
-    """A text to copy into a run: the suffix of its file name, and its content."""
+    """Text to copy into a run: the suffix of its file name, and its content."""
 
     suffix: str
     content: bytes

@@ -48,7 +48,7 @@ class RewardChunk(_RequestColumns):
     Attributes:
         data_idxs: indices in the batch, ascending.
         rewards: None if unscored, which is not zero.
-        extra_infos: the whole results, with failures.
+        extra_infos: the full results, including failures.
         batch: the number of the batch, from 1.
         lengths: tokens of each response, as `ScoredChunk.lengths`.
         incomplete_groups: the groups of the batch with a missing score.

@@ -257,7 +257,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
             the run, on a disk that the first worker can read after a restart; `overrides`, the keys to override.
 
     Raises:
-        ConfigError: the file is invalid, or the folder contains a run that started differently.
+        ConfigError: the file is invalid, or the folder contains a run started with other settings.
     """
     if unknown := [key for key in config if key not in _KEYS]:
         raise ConfigError(f"train_loop_config: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")

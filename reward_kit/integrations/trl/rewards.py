@@ -266,7 +266,7 @@ class TRLReward:
         return requests
 
     def _named(self, columns: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """Return the columns under their names in the reward."""
+        """Return the columns keyed by the names that the reward function uses."""
         known = {name: values for name, values in columns.items() if name not in _TRAINER_ARGUMENTS}
         for column, ours in self._columns.items():
             if column not in known:
