@@ -13,6 +13,7 @@ of equal length and a mask, for models that do not use the interface.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -315,6 +316,7 @@ def _tensor(array: Ints, like: Tensor) -> Tensor:
 
 _current = threading.local()  # the packed chunk being computed in this thread
 _WITHOUT_EFFECT = {
+    "cache",
     "cache_position",
     "output_attentions",
     "output_hidden_states",
@@ -384,6 +386,9 @@ class RowModel:
         if capacity > positions:
             raise ConfigError(f"max_context: {capacity} is above the {positions} positions of {type(model).__name__}")
         self._model = model.train(mode=False)
+        # transformers 5.24 renamed past_key_values; a model's own code may keep the old name.
+        has_new_name = "cache" in inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if has_new_name else "past_key_values"
         self._like = torch.empty(0, dtype=model.dtype, device=model.device)
         self.vocabulary = int(text.vocab_size)
         self.slots = KVSlots(rows, capacity, int(text.num_hidden_layers))
@@ -446,7 +451,7 @@ class RowModel:
         slots.chunk = chunk = kind(new, slots.ids_RC[:, : slots.reserved[1]], picked, self._like)
         _current.chunk = chunk if self.is_packed else None
         try:
-            output = self._model(**chunk.inputs, past_key_values=slots, use_cache=True)
+            output = self._model(**chunk.inputs, **{self._cache_argument: slots}, use_cache=True)
         finally:
             slots.chunk = _current.chunk = None
         slots.held_R[rows_B] += counts_B
