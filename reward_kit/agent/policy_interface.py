@@ -65,9 +65,9 @@ class EpisodeContext:
         resource: the episode's live resource; None if the task has only tools. For experts; models must not use it.
         sample_id: the id of the sample.
         rollout_index: the episode's position in its group, from 0.
-        call_tool: calls a tool while `get_action` runs, one call at a time; the results belong to the step whose
-            action is returned next, with `results`. Arguments are a mapping, or text that is not a JSON object. None
-            outside of an episode.
+        call_tool: calls a tool while `get_action` runs, one call at a time. The calls are recorded on the step whose
+            action is returned next; with `results` in that action, their results become messages. Arguments are a
+            mapping, or text that is not a JSON object. None outside of an episode.
     """
 
     rollout_id: str

@@ -13,9 +13,9 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from reward_kit.agent.simulated_user import SimulatedUser, UserSession, UserTurn
 
 logger = logging.getLogger("reward_kit.agent")
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class TaskLike(Protocol):
@@ -201,15 +203,9 @@ class RLRolloutWorker:
         """
         if size < 1:
             raise ConfigError(f"size: a group has at least 1 episode, got {size}")
-        done: dict[int, tuple[list[StepData], SingleAgentEpisode, Failure | None]] = {}
-
-        async def collect(index: int) -> None:
-            done[index] = await self._next_episode(group)
-
-        async with self._own_group(seed, sample) as group, anyio.create_task_group() as tasks:
-            for index in range(size):
-                tasks.start_soon(collect, index)
-        steps, episodes, failures = zip(*(done[index] for index in range(size)), strict=True)
+        async with self._own_group(seed, sample) as group:
+            collected = await gather(self._next_episode, [group] * size)
+        steps, episodes, failures = zip(*collected, strict=True)
         if not any(steps) and failures[0] is not None:
             raise failures[0].to_exception()
         return EpisodeGroup(steps, episodes, failures)
@@ -590,15 +586,21 @@ async def collect_group(
     worker: RLRolloutWorker, sample: Sample, size: int, *, run_seed: int = 0
 ) -> list[SingleAgentEpisode]:
     """Collect `size` concurrent episodes of one sample from one start: (G,) in rollout order, failures included."""
-    episodes: dict[int, SingleAgentEpisode] = {}
+    async with worker.group(sample, run_seed) as group:
+        return await gather(lambda index: worker.collect_episode(group, index), range(size))
 
-    async def collect(index: int) -> None:
-        episodes[index] = await worker.collect_episode(group, index)
 
-    async with worker.group(sample, run_seed) as group, anyio.create_task_group() as tasks:
-        for index in range(size):
-            tasks.start_soon(collect, index)
-    return [episodes[index] for index in range(size)]
+async def gather(call: Callable[[A], Awaitable[R]], items: Sequence[A]) -> list[R]:
+    """Return the results of concurrent calls, one for each item, in the order of the items."""
+    results: dict[int, R] = {}
+
+    async def store(index: int) -> None:
+        results[index] = await call(items[index])
+
+    async with anyio.create_task_group() as tasks:
+        for index in range(len(items)):
+            tasks.start_soon(store, index)
+    return [results[index] for index in range(len(items))]
 
 
 def _check_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None) -> None:

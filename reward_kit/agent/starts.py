@@ -214,7 +214,7 @@ class GroupStart:
         if key == first:
             return self.group_id
         logger.warning(
-            "group %s: this episode starts in state %s, the first one started in %s, so it gets a group of its own; %s",
+            "group %s: this episode starts in state %s, the first one started in %s, so it starts a new group; %s",
             self.group_id,
             key,
             first,

@@ -81,7 +81,7 @@ def pddl_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Receptacle:
-    """A place that holds objects. `name` is "<type> <number>"; it stands at a location of its own."""
+    """A place that holds objects. `name` is "<type> <number>"; it has its own location."""
 
     name: str
     type: str

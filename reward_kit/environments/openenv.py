@@ -128,7 +128,7 @@ class OpenEnvResource(ReplayForkResource):
         if self._calls_tools:
             if "action_tool" in settings.model_fields_set:
                 raise ConfigError(
-                    "openenv resource: action_tool has no effect: the server has tools of its own; remove it"
+                    "openenv resource: action_tool has no effect: the server has its own tools; remove it"
                 )
             await self._list_tools()
             return

@@ -202,7 +202,7 @@ class View:
 
 
 class TextworldResource(ReplayForkResource):
-    """A game, in a worker process of its own."""
+    """A game in its own worker process."""
 
     takes_task_folder = True
     # Not `game`: a game file runs in an interpreter, and its grammar is evaluated as Python.

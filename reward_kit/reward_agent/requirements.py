@@ -35,8 +35,8 @@ def check_installed(texts: Sequence[str], what: str) -> None:
         problems = ", and ".join(f"requires {text!r}, and {why}" for text, why in unmet)
         wanted = " ".join(repr(text) for text, _ in unmet)
         raise ConfigError(
-            f"{what} {problems}; install it (python -m pip install {wanted}), or serve the reward "
-            "from an environment of its own (reward-kit serve) and name its URL"
+            f"{what} {problems}; install it (python -m pip install {wanted}), or serve the reward from "
+            "a separate environment (reward-kit serve) and name its URL"
         )
 
 

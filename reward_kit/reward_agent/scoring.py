@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType, TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from reward_kit.agent.models import episode_steps
 from reward_kit.environments.base import StateSnapshot
@@ -20,6 +20,9 @@ from reward_kit.providers.faults import find_transient_failure
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_calls import BATCH_NAMES, OFFERED
 from reward_kit.typed_interface import EvaluationMode, Origin
+
+if TYPE_CHECKING:
+    from reward_kit.agent.rl_rollout_worker import TaskLike
 
 _NAMED = (
     *("messages", "ground_truth", "assistant_turns", "sample", "environment_return", "stop_reason", "rollout_id"),
@@ -60,9 +63,12 @@ class ScoringRequest:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_episode(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
-        """Return the request for an episode; `task` is the definition, or a `Task`."""
-        task = getattr(task, "definition", task)
+    def from_episode(
+        cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | TaskLike | None = None
+    ) -> ScoringRequest:
+        """Return the request for an episode; `task` is a `Task` or its definition."""
+        if task is not None and not isinstance(task, TaskDefinitionModel):
+            task = task.definition
         facts = get_facts(episode)
         stored, broke = facts.get("final_state"), facts.get("failure")
         extra = {}

@@ -296,7 +296,7 @@ def parse_rubric(given: Any, where: str) -> Rubric:
         raise ConfigError(f"{where}: a rubric has 1 to {_MOST_DIMENSIONS} dimensions, this one has {len(rubric)}")
     for name in rubric:
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME or name == METRIC:
-            raise ConfigError(f"{where}: {name!r:.80} cannot name a dimension; take a short printable name of your own")
+            raise ConfigError(f"{where}: {name!r:.80} cannot name a dimension; use a short printable name")
     return rubric
 
 

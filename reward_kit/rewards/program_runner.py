@@ -72,7 +72,7 @@ def decode(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) != 2 or not isinstance(value[0], str):
-        raise ValueError("the answer has a form of its own")
+        raise ValueError("the answer is not in the encoded form")
     kind, content = value
     if kind in ("list", "tuple", "set") and isinstance(content, list):
         items = [decode(item) for item in content]

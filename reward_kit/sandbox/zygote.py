@@ -35,7 +35,7 @@ KILL: Final = b"K"
 BY_ITSELF, KILLED, TOO_MUCH_DISK = 0, 1, 2
 _FILES_PER_MEBIBYTE = 256
 _DISK_LOOK_MS = 20
-"""Interval for measuring a work folder on a real disk; in a namespace it is a file system of its own size."""
+"""Interval for measuring a work folder on a real disk; in a namespace, it has its own file system with a size limit."""
 _DEVICE_READ = ("random", "urandom")
 
 

@@ -237,7 +237,7 @@ def identities(columns: Columns) -> Columns:
     """Add the ids of the episode of each row.
 
     The row columns are `rollout_id` and `group_id`; `traj_uid` and `uid`, verl's names for the two, with an episode
-    without a group as a group of its own; and `ends_episode`, true on the last row of an episode with a sampled token.
+    without a group as its own group; and `ends_episode`, true on the last row of an episode with a sampled token.
     """
     owners = columns.episodes_B
     rollouts = _objects([episode.id_ for episode in columns.episodes])

@@ -86,7 +86,7 @@ async def test_tools_of_the_server_are_called_as_actions() -> None:
         assert server.asked[-1] == {"type": "step", "data": action}
         await resource.reset(0)
         await resource.close()
-        with pytest.raises(ConfigError, match="action_tool has no effect: the server has tools of its own"):
+        with pytest.raises(ConfigError, match="action_tool has no effect: the server has its own tools"):
             await made(server, action_tool="play")
 
 

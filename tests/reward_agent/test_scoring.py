@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from reward_kit import Task
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ProviderError
 from reward_kit.models import Message
@@ -259,6 +260,11 @@ class TestRequestOfAnEpisode:
 
         scored = await score_one(reward_spec(reward), ScoringRequest.from_episode(episode, task))
         assert (scored.failure, scored.score, scored.rollout_id) == (None, 1.0, episode.id_)
+
+    async def test_it_takes_a_task_with_its_objects_too(self):
+        task = Task("count", goal_description="win", initial_user_prompt="Count.")
+        request = ScoringRequest.from_episode(await episode_of(call("win")), task)
+        assert request.extra["goal_description"] == "win"
 
     async def test_an_environment_that_gave_no_reward_has_no_return(self):
         assert ScoringRequest.from_episode(await episode_of(call("cut"))).environment_return is None

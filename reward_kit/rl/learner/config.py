@@ -291,7 +291,7 @@ def _check_together(config: PPOConfig) -> None:
         "give minibatch_rows or minibatches, not both": config.minibatch_rows and config.minibatches,
         f"loss {config.loss!r} has no dual_clip; leave it out": config.dual_clip and config.loss in ("gspo", "cispo"),
         f"{'/'.join(of_decoupled)} is of loss 'decoupled'; got {config.loss!r}": of_decoupled and not is_decoupled,
-        "loss 'decoupled' has importance weights of its own; leave importance out": config.importance and is_decoupled,
+        "loss 'decoupled' has its own importance weights; remove importance": config.importance and is_decoupled,
         "importance_cap caps importance weights; say importance='token'": not config.importance
         and _is_set(config, "importance_cap"),
         "kl_target adapts kl_coefficient, which is 0": config.kl_target and without_kl,

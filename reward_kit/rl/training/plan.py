@@ -260,7 +260,7 @@ def check_policy(plan: TrainingPlan) -> None:
     if publish is None:
         raise ConfigError(
             f"{plan.path}: {kind.__name__} is not a TrainablePolicy and cannot be trained; give policy: {{type: hf, …}}"
-            ", or a policy of your own with `module`, `pad_token_id` and `publish`"
+            ", or your own policy with `module`, `pad_token_id` and `publish`"
         )
     if plan.config.engine.type == "ray":
         try:

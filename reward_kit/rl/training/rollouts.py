@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.rl_rollout_worker import gather
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -159,23 +160,21 @@ class Collector:
         barrier = worker.agent_policy if isinstance(worker.agent_policy, LockstepBarrier) else None
 
         async def collect_group(index: int) -> None:
-            episodes: dict[int, SingleAgentEpisode] = {}
-
-            async def collect_episode(number: int) -> None:
+            async def collect_episode(number: int) -> SingleAgentEpisode:
                 async with limiter:
-                    episodes[number] = await worker.collect_episode(start, number)
-                if barrier is not None and not episodes[number].messages:
+                    episode = await worker.collect_episode(start, number)
+                if barrier is not None and not episode.messages:
                     barrier.give_up()
+                return episode
 
             async with worker.group(*requests[index]) as start:
-                await _all_at_once(collect_episode, range(self._group_size))
-            groups[index] = [episodes[number] for number in range(self._group_size)]
+                groups[index] = await gather(collect_episode, range(self._group_size))
             if finished is not None:
                 await finished(index, groups[index])
 
         indices = range(len(requests))
         if barrier is None:
-            await _all_at_once(collect_group, indices)
+            await gather(collect_group, indices)
             return groups
         # Whole groups, and at least one: the episodes in flight at a time must be the same in every run.
         width = max(1, (self._limit or most) // self._group_size)
@@ -184,14 +183,8 @@ class Collector:
             for first in range(0, len(requests), width):
                 wave = indices[first : first + width]
                 barrier.expect(len(wave) * self._group_size)
-                await _all_at_once(collect_group, wave)
+                await gather(collect_group, wave)
         return groups
-
-
-async def _all_at_once(call: Callable[[int], Coroutine[Any, Any, None]], numbers: Sequence[int]) -> None:
-    async with anyio.create_task_group() as tasks:
-        for number in numbers:
-            tasks.start_soon(call, number)
 
 
 @dataclass(slots=True)

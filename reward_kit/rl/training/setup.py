@@ -165,7 +165,7 @@ async def open_components(
             if config.evaluation.examples:
                 decoder = getattr(policy, "tokenizer", None) or _NoTokenizer()
                 examples = EpisodeRewardManager(decoder, config.evaluation.examples, seed=config.seed, echo=echo)
-            # A task of its own has a reward of its own.
+            # A separate held-out task has its own reward.
             own = await stack.enter_async_context(reward_agent(held_out.task)) if held_out.is_own_task else agent
             evaluation = HeldOutEvaluation(
                 worker=workers.held_out,

@@ -19,6 +19,7 @@ from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import ScriptedUser
+from reward_kit.checks.episode import check_episode
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, ProviderError
@@ -171,6 +172,17 @@ class TestOwnAccount:
         assert (reason(first), len(first), failure(first)) == ("answered", 4, None)
         assert json.loads(line(again)) == json.loads(line(first)) and line(again) == line(first)
         assert again.custom_data["final_state"]["payload"] == first.custom_data["final_state"]["payload"]
+
+    async def test_calls_without_reported_results_are_repeated(self, tmp_path):
+        async def call_and_keep(context):
+            await context.call_tool("add", {"by": 2})
+            return PolicyOutput(text("thinking"))
+
+        own = Own(call_and_keep, PolicyOutput(text("done")))
+        first, again = await replayed(tmp_path, own, before={"on_text": "continue"})
+        assert list(first.get_rewards()) == [2.0, 0.0]
+        assert line(again) == line(first)
+        assert check_episode(first) == check_episode(again) == []
 
     async def test_so_does_an_agent_in_a_framework_of_its_own(self, tmp_path):
         async def agent(task, base_url):

@@ -39,7 +39,7 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows
         ({"minibatches": 2, "minibatch_rows": 2}, "not both"),
         ({"loss": "gspo", "dual_clip": 3.0}, "has no dual_clip"),
         ({"decoupled_cap": 4.0}, "decoupled_cap is of loss 'decoupled'"),
-        ({"loss": "decoupled", "importance": "token"}, "weights of its own"),
+        ({"loss": "decoupled", "importance": "token"}, "its own importance weights"),
         ({"importance_cap": 4.0}, "say importance='token'"),
         ({"kl_target": 6.0}, "kl_coefficient, which is 0"),
         ({"kl_horizon": 5.0, "kl_coefficient": 0.1}, "say kl_target too"),
