@@ -151,7 +151,7 @@ def share_of_a_run(folder: Path, options: list[str]) -> tuple[float, dict[str, f
     watch.over(RunFolder, "write_header", "header")
     watch.over(reward_kit.runs.runner, "score_record", "scores")
     watch.over(EpisodeRow, "of_episode", "summary")
-    watch.over(reward_kit.runs.runner, "summarise", "summary")
+    watch.over(reward_kit.runs.runner, "summarize", "summary")
     watch.over(reward_kit.runs.runner, "write_page", "page")
     shutil.rmtree(folder / "runs", ignore_errors=True)
     began = processor_s()

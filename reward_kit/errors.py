@@ -172,7 +172,7 @@ class TrainingError(RewardKitError):
 
     Likely cause: a loss or gradient that is not finite, from a learning rate that is too high or a broken batch.
 
-    What to do: look at the batch in the run's folder `studies/`, lower `ppo.lr`, and continue with `--resume`.
+    What to do: look at the batch in the run's directory `studies/`, lower `ppo.lr`, and continue with `--resume`.
     """
 
 
@@ -317,7 +317,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def describe_read_error(path: Path, error: OSError | UnicodeError) -> str:
-    """Return the reason why a file cannot be read; for a missing file with the nearest name in its folder."""
+    """Return the reason why a file cannot be read; for a missing file with the nearest name in its directory."""
     if not isinstance(error, OSError):
         return f"not UTF-8 text ({error})"
     reason = error.strerror or type(error).__name__

@@ -266,7 +266,7 @@ class TaskDefinitionModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    name: str = Field(min_length=1, description="the task's name in results and in the names of run folders")
+    name: str = Field(min_length=1, description="the task's name in results and in the names of run directories")
     description: str = Field(default="", description="for people")
     resource_type: str | None = Field(default=None, description="a built-in resource's name, or module:Class")
     base_resource_config: dict[str, Any] = Field(

@@ -66,7 +66,7 @@ class ResourceServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's folder")
+    start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's directory")
     health_check_url: str = Field(description="answers 2xx when the server is ready")
     start_timeout_s: float = Field(default=60.0, gt=0, description="seconds to wait until it is ready")
     env: dict[str, Word] = Field(default_factory=dict, description="environment variables to add")
@@ -157,7 +157,7 @@ class SandboxModel(BaseModel):
         default=None, description="default: warm for a file of one's own, in_process for what reward-kit brings along"
     )
     limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel, description="bounds on one call")
-    read_paths: list[str] = Field(default_factory=list, description="files and folders that the reward may read")
+    read_paths: list[str] = Field(default_factory=list, description="files and directories that the reward may read")
     preload: list[str] = Field(default_factory=list, description="installed modules to import once, before any call")
 
 

@@ -33,7 +33,7 @@ _RUN = pytest.StashKey["FinishedRun"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("reward-kit")
     group.addoption(
-        "--reward-kit-log-dir", metavar="DIR", help="folder of the runs; default: pytest's temporary folder"
+        "--reward-kit-log-dir", metavar="DIR", help="directory of the runs; default: pytest's temporary directory"
     )
 
 

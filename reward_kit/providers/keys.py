@@ -177,7 +177,7 @@ def resolve_endpoint(
         api_key_env: the name of the variable that contains the key, which is then required; "" sends no key.
         needs_key: False for a replay, which needs no key.
         environ: by default the process's environment.
-        folder: the folder in which the search for `.env` begins; by default the working directory.
+        folder: the directory in which the search for `.env` begins; by default the working directory.
 
     Raises:
         ConfigError: a required key is missing, or a value cannot be used.

@@ -42,7 +42,7 @@ class SandboxChoice:
     Attributes:
         level: the sandbox level; None for the default.
         limits: overrides for fields of `sandbox.Limits` except `wall_s`.
-        read_paths: readable files and folders, absolute or relative to the folder of the reference.
+        read_paths: readable files and directories, absolute or relative to the directory of the reference.
         preload: installed modules to import once, before any call.
         reward_time_s: time limit of one call in seconds; None for a day.
     """
@@ -241,7 +241,7 @@ def _described(
     read_paths = [(folder / path).resolve() for path in choice.read_paths]
     if missing := next((path for path in read_paths if not path.exists()), None):
         raise ConfigError(f"sandbox.read_paths: {missing} does not exist")
-    # An untrusted file may import from its own folder only.
+    # An untrusted file may import from its own directory only.
     roots = [*([file.parent] if is_file else []), *([] if is_file and level == "isolated" else user_roots())]
     sources = collect_sources(file, user_module_name(file) if is_file else location, roots)
     preload = (*choice.preload, *sorted(built_in_imports(f"{location}.{name}")))

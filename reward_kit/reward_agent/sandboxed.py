@@ -317,7 +317,7 @@ def _with_hint(message: str) -> str:
         path = Path(match.group(1))
         if not path.is_absolute():
             hint = (
-                "the sandbox works in an empty folder: open it by its whole path, such as Path(__file__).parent / "
+                "the sandbox runs in an empty directory: open it by its whole path, such as Path(__file__).parent / "
                 f"{match.group(1)!r}, and name it in sandbox.read_paths"
             )
         elif path.exists():

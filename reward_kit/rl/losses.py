@@ -42,7 +42,7 @@ __all__ = [
     "GlobalBatch",
     "ImportanceWeights",
     "Loss",
-    "PenalisedRewards",
+    "PenalizedRewards",
     "cispo_loss",
     "decoupled_ppo_loss",
     "entropy_loss",
@@ -50,7 +50,7 @@ __all__ = [
     "kl_estimate",
     "kl_loss",
     "merge_diagnostics",
-    "penalised_rewards",
+    "penalized_rewards",
     "ppo_clip_loss",
     "token_entropies",
     "token_logprobs",
@@ -453,7 +453,7 @@ def cispo_loss(
 def decoupled_ppo_loss(
     logprobs_BT: Tensor,
     proximal_logprobs_BT: Tensor,
-    behaviour_logprobs_BT: Tensor,
+    behavior_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
     *,
@@ -468,7 +468,7 @@ def decoupled_ppo_loss(
 ) -> Loss:
     """PPO that stays close to one policy on tokens sampled by another (Hilton et al. 2022; AReaL 2025, equation 5).
 
-        w_t = exp(proximal_logprobs_t - behaviour_logprobs_t), the exponent cut to ±20
+        w_t = exp(proximal_logprobs_t - behavior_logprobs_t), the exponent cut to ±20
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
     A token whose weight exceeds the cap is excluded from the sum and its divisor; with `beyond_cap="truncate"` its
@@ -477,7 +477,7 @@ def decoupled_ppo_loss(
 
     Args:
         proximal_logprobs_BT: log-probabilities under a recent policy, usually the one before the update.
-        behaviour_logprobs_BT: log-probabilities under the policy that sampled.
+        behavior_logprobs_BT: log-probabilities under the policy that sampled.
         dual_clip: see `ppo_clip_loss`.
         cap: the maximum weight.
         beyond_cap: exclude a token beyond the cap, or truncate its weight.
@@ -490,10 +490,10 @@ def decoupled_ppo_loss(
     check_choice("beyond_cap", beyond_cap, get_args(BeyondCap))
     _check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
-    within_N = _within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap)
+    within_N = _within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap)
     if beyond_cap == "exclude":
         tokens = MaskedTokens(tokens.lay(within_N), sequence_ids_BT)
-    weights_N = _proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT).clamp(max=cap)
+    weights_N = _proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT).clamp(max=cap)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, proximal_logprobs_BT, advantages_BT)
     ratio_N = _cut(log_ratio_N).exp()
     loss_N = weights_N * _clipped_surrogate(ratio_N, advantages_N, clip)
@@ -603,17 +603,17 @@ def truncated_importance_weights(
 
 
 def within_cap(
-    proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
+    proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
 ) -> Tensor:
     """Return (B,T) bool, True for included tokens whose weight in `decoupled_ppo_loss` is at most `cap`."""
     _check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT)
-    return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap))
+    return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap))
 
 
-def _proximal_weights(tokens: MaskedTokens, proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor) -> Tensor:
+def _proximal_weights(tokens: MaskedTokens, proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor) -> Tensor:
     proximal_N = tokens.pick("proximal_logprobs", proximal_logprobs_BT).detach()
-    return _cut(proximal_N - tokens.pick("behaviour_logprobs", behaviour_logprobs_BT).detach()).exp()
+    return _cut(proximal_N - tokens.pick("behavior_logprobs", behavior_logprobs_BT).detach()).exp()
 
 
 def _within(weights_N: Tensor, cap: float) -> Tensor:
@@ -674,14 +674,14 @@ def kl_loss(
     return Loss(tokens.aggregate(tokens.weighted(kl_N, weights_BT), aggregation, global_batch), measured)
 
 
-class PenalisedRewards(NamedTuple):
+class PenalizedRewards(NamedTuple):
     """(B,T) rewards minus the penalty, without a gradient, and the penalty's diagnostics."""
 
     rewards_BT: Tensor
     diagnostics: Diagnostics
 
 
-def penalised_rewards(
+def penalized_rewards(
     rewards_BT: Tensor,
     logprobs_BT: Tensor,
     reference_logprobs_BT: Tensor,
@@ -690,7 +690,7 @@ def penalised_rewards(
     coefficient: float,
     estimator: KLEstimator = "k1",
     sequence_ids_BT: Tensor | None = None,
-) -> PenalisedRewards:
+) -> PenalizedRewards:
     """Subtract coefficient · kl_t from the reward of each included token, before advantages are computed.
 
     The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
@@ -708,7 +708,7 @@ def penalised_rewards(
         # An integer type would round the penalty away.
         dtype = rewards_BT.dtype if rewards_BT.is_floating_point() else rewards_N.dtype
         changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N).to(dtype), rewards_BT.to(dtype))
-        return PenalisedRewards(changed_BT, measured)
+        return PenalizedRewards(changed_BT, measured)
 
 
 def _kl(

@@ -352,7 +352,7 @@ class ScheduleResult:
         return self.seconds("waits_for_rewards", "waits_for_rollouts")
 
     @property
-    def utilisation(self) -> float:
+    def utilization(self) -> float:
         """The share of the time for which the trainer's machine worked."""
         return 1.0 - self.idle_s / self.makespan_s
 

@@ -1,13 +1,13 @@
 """A policy whose weights are trained here and sampled by a vLLM or SGLang server that the user runs.
 
 `OpenAIAgentPolicy` requests the answers with their token ids and log-probabilities. `publish` writes the weights as a
-model folder and has the server load it between answers: it waits until no answer is in flight and holds back new ones,
-so that no answer mixes two versions.
+model directory and has the server load it between answers: it waits until no answer is in flight and holds
+back new requests, so that no answer mixes two versions.
 
 Requests to the servers (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
 
     vLLM    POST /collective_rpc {"method": "reload_weights"}, POST /reset_prefix_cache?reset_running_requests=true;
-            needs VLLM_SERVER_DEV_MODE=1, and a server started on the published folder
+            needs VLLM_SERVER_DEV_MODE=1, and a server started on the published directory
     SGLang  POST /update_weights_from_disk {"model_path", "weight_version", "flush_cache": true}
 """
 
@@ -40,8 +40,8 @@ class ServedPolicy(AgentPolicy):
 
     Args:
         folder: the model in the format of `transformers`. Its weights are loaded here for training.
-        published: the folder that the server reads weights from, on a shared file system. A vLLM server must have been
-            started on it.
+        published: the directory that the server reads weights from, on a shared file system. A vLLM server must have
+            been started on it.
         server: "vllm" or "sglang".
         base_url: of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
         model: the model's name at the server; by default `published`.
@@ -51,7 +51,7 @@ class ServedPolicy(AgentPolicy):
         **options: further options of `OpenAIAgentPolicy`.
 
     Raises:
-        ConfigError: the kind of server is unknown, the folder holds no model, or an option is wrong.
+        ConfigError: the kind of server is unknown, the directory holds no model, or an option is wrong.
     """
 
     path_options = ("folder", "published")

@@ -1,7 +1,7 @@
 """Landlock (linux/landlock.h): limits file access and, on newer kernels, TCP and outgoing signals.
 
-It works without namespaces. Versions: 1 files (Linux 5.13), 2 renaming across folders, 3 truncation, 4 TCP, 5 device
-ioctls, 6 abstract sockets and signals.
+It works without namespaces. Versions: 1 files (Linux 5.13), 2 renaming across directories, 3 truncation, 4 TCP, 5
+device ioctls, 6 abstract sockets and signals.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def handled(version: int) -> int:
 
 
 def work_folder_rights(version: int, *, may_execute: bool) -> int:
-    """Return all rights in the work folder, except for device files, sockets and named pipes."""
+    """Return all rights in the work directory, except for device files, sockets and named pipes."""
     return handled(version) & ~(_NEVER & ~(EXECUTE if may_execute else 0))
 
 

@@ -23,7 +23,7 @@ class SetupError(Exception):
     """A step of the confinement failed; no untrusted code has run.
 
     Attributes:
-        step: the failed action, such as "mount the work folder".
+        step: the failed action, such as "mount the work directory".
         reason: why it failed, in words.
         errno: the kernel's number; 0 if unknown.
     """

@@ -39,7 +39,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "wall": "It ran longer than its limit of wall time.",
     "cpu": "It used more CPU time than its limit.",
     "memory": "It needed more memory than the limit.",
-    "disk": "Its work folder exceeds the limit.",
+    "disk": "Its work directory exceeds the limit.",
     "open_files": "It opened more files than the limit.",
     "processes": "It started more processes or threads than the limit; by default none may be started.",
     "denied": "It attempted something that the sandbox denies, such as the network or an unlisted file.",
@@ -225,7 +225,7 @@ def _with_limit(kind: str, message: str, limits: Limits) -> str:
     """Append the limit that was reached, if any, and how to raise it."""
     texts = {
         "memory": (f"it needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
-        "disk": (f"its work folder holds {limits.disk_mb:,} MiB", "disk_mb"),
+        "disk": (f"its work directory holds {limits.disk_mb:,} MiB", "disk_mb"),
         "open_files": (f"it may have {limits.open_files:,} descriptors open", "open_files"),
         "processes": (f"it may start {limits.processes:,} processes; threads may be {THREADS}", "processes"),
         "result_size": (f"a result may have {limits.result_kb:,} KiB", "result_kb"),

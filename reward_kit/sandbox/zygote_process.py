@@ -238,7 +238,7 @@ def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
 
 
 def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any], Path | None]:
-    """Return a zygote's configuration and, without namespaces, the folder for its work folders."""
+    """Return a zygote's configuration and, without namespaces, the directory for its work directories."""
     user, work_root, has_namespaces = None, None, strength == "namespaces"
     if os.geteuid() == 0 and strength != "process":
         user = _FIRST_UNUSED_ID + secrets.randbelow(1 << 24)
@@ -249,7 +249,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
                 os.chown(work_root, user, user)
             except OSError as error:  # for example in a user namespace with a single user
                 remove_folder(work_root)
-                raise SetupError("give a work folder to a free user id", str(error)) from error
+                raise SetupError("give a work directory to a free user id", str(error)) from error
             # Only passage is allowed; other entries stay closed to other users.
             temporary_root().chmod(0o711)
     ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
@@ -262,7 +262,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
         "may_start_processes": spec.may_start_processes,
         "outer_user": user,
         "work_root": str(work_root or ""),
-        # Needed unless every folder on the way to the visible paths is open to all users.
+        # Needed unless every directory on the way to the visible paths is open to all users.
         "keep_read_search": user is not None
         and not has_namespaces
         and not all(stat.S_IMODE(parent.stat().st_mode) & 0o001 for parent in ways),

@@ -136,7 +136,7 @@ def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_fold
     run.rename(tmp_path / "runs" / "lake-1")
     monkeypatch.chdir(tmp_path)
     for named in ("lake-1", "runs/lake-1/episodes.jsonl"):
-        with pytest.raises(ConfigError, match=r"is not a run folder: .*; did you mean 'runs/lake-1'"):
+        with pytest.raises(ConfigError, match=r"is not a run directory: .*; did you mean 'runs/lake-1'"):
             call(named)
 
 

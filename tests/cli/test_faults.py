@@ -100,7 +100,7 @@ def test_a_log_dir_that_cannot_be_written_is_named_before_anything_runs(project:
     done = project.call("run", "task.yaml", "--log-dir", "file/runs")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: cannot make the run directory file/runs/clock-") and "--log-dir" in line
+    assert line.startswith("error: cannot create the run directory file/runs/clock-") and "--log-dir" in line
 
 
 def test_sigterm_is_as_ctrl_c(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_where_there_is_none_it_says_so(project: Project, verb: str) -> None:
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_the_help_says_so(project: Project, verb: str) -> None:
     told = " ".join(project.call(verb, "--help").stdout.split())
-    assert "RUN]" in told and "Without RUN, the newest is taken." in told and "--log-dir" in told
+    assert "RUN]" in told and "Without RUN, the newest run is used." in told and "--log-dir" in told
 
 
 def test_what_is_being_made_is_not_taken_for_its_own_source(project: Project) -> None:

@@ -95,7 +95,7 @@ def test_report_writes_the_page_again_and_prints_where(project: Project) -> None
 def test_view_rejects_a_folder_without_a_run(project: Project) -> None:
     done = project.call("view", ".", "-o", "page.html")
     assert done.returncode == 2
-    assert "error: . is not a run folder: it has no run.json" in done.stderr
+    assert "error: . is not a run directory: it has no run.json" in done.stderr
 
 
 def test_report_of_a_damaged_run_names_the_line(project: Project) -> None:

@@ -131,7 +131,7 @@ def test_an_episode_that_broke_is_kept_and_not_scored(project: Project) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"id": "a"}, "needs a list called 'messages'"),
+        ({"id": "a"}, "must have a list 'messages'"),
         ({"id": "a", "messages": [{"role": "asistant", "content": "x"}]}, "asistant"),
         ({"id": "a", "messages": [{"content": "x"}]}, "role: missing"),
     ],

@@ -65,7 +65,7 @@ def test_a_folder_that_is_not_there_is_named(project: Project) -> None:
     with viewer(project, "nosuch") as (process, _):
         errors = process.communicate(timeout=120)[1]
     assert process.returncode == 2
-    assert errors == "error: folder nosuch does not exist; name the folder of the runs, or of one run\n"
+    assert errors == "error: directory nosuch does not exist; name the directory of the runs, or of one run\n"
 
 
 def test_a_browser_is_opened_only_where_that_is_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

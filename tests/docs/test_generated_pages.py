@@ -48,7 +48,8 @@ class TestTheCommandLine:
     ) -> None:
         page = maker("command_line_page").page()
         assert (
-            "| `--max-concurrency INTEGER` | Episodes in flight. (`x>=1`)<br>`REWARD_KIT_RUN_MAX_CONCURRENCY` | `16` |"
+            "| `--max-concurrency INTEGER` | Maximum number of concurrent episodes. "
+            "(`x>=1`)<br>`REWARD_KIT_RUN_MAX_CONCURRENCY` | `16` |"
         ) in page
         for variable in re.findall(r"REWARD_KIT_RUNS_\w+", page):
             monkeypatch.setenv(variable, "1")

@@ -113,5 +113,5 @@ def test_one_common_sample_has_a_point_and_no_bar(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     comparison = compared(make_run(tmp_path / "before", BEFORE), make_run(tmp_path / "after", AFTER))
-    with pytest.raises(ConfigError, match=r"folder .*nowhere does not exist; create it first"):
+    with pytest.raises(ConfigError, match=r"directory .*nowhere does not exist; create it first"):
         write_comparison(comparison, tmp_path / "nowhere" / "compare.html")

@@ -167,7 +167,7 @@ def test_the_machine_does_one_thing_after_another_and_every_second_is_told_of(
         assert result.seconds("log_probs", "publish") == setup.steps * (setup.log_probs_s + setup.publish_s)
         rollouts = result.rollouts if setup.separate_rollouts else [i for i in result.intervals if i.doing == "rollout"]
         assert [item.step for item in rollouts] == list(range(setup.steps))
-        assert result.utilisation == pytest.approx(1 - result.idle_s / result.makespan_s)
+        assert result.utilization == pytest.approx(1 - result.idle_s / result.makespan_s)
         if not setup.separate_rollouts:
             assert result.seconds("waits_for_rollouts") == 0
 

@@ -46,7 +46,7 @@ class Connection:
 
     Args:
         address: None starts a cluster on this machine, which ends with the block.
-        ship: a folder that is copied to the nodes, where it is the working directory of every worker.
+        ship: a directory that is copied to the nodes, where it is the working directory of every worker.
 
     Attributes:
         is_own: the cluster was started here and has only the resources of this machine.

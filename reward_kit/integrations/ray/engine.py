@@ -87,7 +87,7 @@ class RayEngine:
 class TaskWorkers:
     """Makes the workers of a task in a process, one per policy; an `actors.Build`.
 
-    With `is_shipped`, the task's folder is this process's working directory instead of its path in the driver.
+    With `is_shipped`, the task's directory is this process's working directory instead of its path in the driver.
     """
 
     task: LoadedTask
@@ -132,7 +132,7 @@ class TaskWorkers:
 
 
 def moved(task: LoadedTask, folder: Path) -> LoadedTask:
-    """Return the task with its folder elsewhere; files outside the folder stay where they are."""
+    """Return the task with its directory elsewhere; files outside the directory stay where they are."""
     old = task.folder
     located = copy.copy(task.located)
     located.path = folder / task.path.name

@@ -24,7 +24,7 @@ class RayOptions(pydantic.BaseModel):
         cpus: CPUs that each of them reserves; a fraction if it mostly waits for an endpoint.
         gpus: GPUs that each of them reserves.
         reward_workers: processes that call the reward, each with its own sandbox; 0 calls it in the driver.
-        ship: copy the task's folder to the nodes; else it must exist there at the same path.
+        ship: copy the task's directory to the nodes; else it must exist there at the same path.
         env: further environment variables of the driver to pass to the workers.
         worker_wait_s: seconds without any worker after which the run fails.
     """

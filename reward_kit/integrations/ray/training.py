@@ -253,11 +253,11 @@ def train_loop(config: Mapping[str, Any]) -> None:
     """Run a train file in a worker of Ray Train.
 
     Args:
-        config: the keys of `train_loop_config`: `train_file`, a path that exists on every node; `run`, the folder of
+        config: the keys of `train_loop_config`: `train_file`, a path that exists on every node; `run`, the directory of
             the run, on a disk that the first worker can read after a restart; `overrides`, the keys to override.
 
     Raises:
-        ConfigError: the file is invalid, or the folder contains a run started with other settings.
+        ConfigError: the file is invalid, or the directory contains a run started with other settings.
     """
     if unknown := [key for key in config if key not in _KEYS]:
         raise ConfigError(f"train_loop_config: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")

@@ -1,4 +1,4 @@
-"""Small models without a hub: chat templates, domain tokenizers, decoders built from a few sizes, model folders.
+"""Small models without a hub: chat templates, domain tokenizers, decoders built from a few sizes, model directories.
 
 The chat template has one token per role and nothing between messages:
 
@@ -288,7 +288,7 @@ def build_decoder(
     )
     with torch.random.fork_rng(devices=[]):
         model: Qwen3ForCausalLM = Qwen3ForCausalLM(config)
-    initialise(model, seed)
+    initialize(model, seed)
     torch.nn.Module.to(model, dtype)
     model.generation_config = GenerationConfig(**ids)  # type: ignore[no-untyped-call]
     logger.info("%s", describe(model))
@@ -296,7 +296,7 @@ def build_decoder(
 
 
 @torch.no_grad()
-def initialise(model: PreTrainedModel, seed: int) -> None:
+def initialize(model: PreTrainedModel, seed: int) -> None:
     """Initialize float32 weights in place, as described in `build_decoder`; layers have Llama's names."""
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
@@ -362,7 +362,7 @@ def _short(count: int) -> str:
 
 
 class LoadedModel(NamedTuple):
-    """A model, and its tokenizer if the folder contains one."""
+    """A model, and its tokenizer if the directory contains one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
@@ -375,18 +375,18 @@ def save_model(
     *,
     is_private: bool = False,
 ) -> None:
-    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+    """Write a directory that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
 
-    Weights are saved as safetensors. An existing folder is replaced as a whole.
+    Weights are saved as safetensors. An existing directory is replaced as a whole.
 
     Args:
-        folder: the folder of the model; missing parents are created.
+        folder: the directory of the model; missing parents are created.
         model: a causal language model.
         tokenizer: its tokenizer.
-        is_private: let only the owner read the folder; by default the umask applies.
+        is_private: let only the owner read the directory; by default the umask applies.
 
     Raises:
-        StoreError: the folder cannot be written; an earlier folder remains.
+        StoreError: the directory cannot be written; an earlier directory remains.
     """
     with atomic_folder(Path(folder), is_private=is_private) as part:
         write_model(part, model, tokenizer)
@@ -395,18 +395,18 @@ def save_model(
 def load_model(
     folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Read a folder from `save_model`, without network; raise `ConfigError` if it has no readable model.
+    """Read a directory from `save_model`, without network; raise `ConfigError` if it has no readable model.
 
     Args:
-        folder: the folder of the model.
+        folder: the directory of the model.
         dtype: the type of the weights; by default the saved type.
         device: the device of the weights.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json; give a folder that save_model wrote")
+        raise ConfigError(f"{folder} has no config.json; give a directory that save_model wrote")
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
-        # No code in the folder is executed.
+        # No code in the directory is executed.
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", **options)
         has_tokenizer = (folder / "tokenizer_config.json").is_file()

@@ -232,7 +232,7 @@ class LogsModel(BaseModel):
 
     model_config = _STRICT
 
-    tensorboard: bool = Field(default=False, description="write the figures for TensorBoard, in the run's folder")
+    tensorboard: bool = Field(default=False, description="write the figures for TensorBoard, in the run's directory")
     wandb: WandbModel | None = None
     episodes_every: int | None = Field(default=None, ge=1, description="updates; keep the episodes of those batches")
 

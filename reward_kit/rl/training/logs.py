@@ -68,7 +68,7 @@ class Logs:
     """All outputs of a run's figures. Use it as a context manager.
 
     Args:
-        run: the folder of the run; its name is the id at Weights & Biases, so that a resume continues there.
+        run: the directory of the run; its name is the id at Weights & Biases, so that a resume continues there.
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
         first: the first update that will be written; TensorBoard hides later ones of an earlier process.

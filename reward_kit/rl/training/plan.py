@@ -76,7 +76,7 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """The folder of the train file, the base of its relative paths."""
+        """The directory of the train file, the base of its relative paths."""
         return self.path.resolve().parent
 
     @property
@@ -94,7 +94,7 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The trained policy, and the base folder of its paths; raises `ConfigError` without a policy."""
+        """The trained policy, and the base directory of its paths; raises `ConfigError` without a policy."""
         if (block := self.config.policy) is not None:
             return block, self.folder
         if (block := self.task.definition.policy) is None:

@@ -55,7 +55,7 @@ class Changes(NamedTuple):
 
 
 def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
-    """Compare the inputs of the run in a folder with the present files, as a plan with the same overrides has them."""
+    """Compare the inputs stored in a run's directory with the current files, read with the same overrides."""
     changed = sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest)
     if isinstance(plan.config.task, dict):  # an inline task is compared key by key, with the train file
         has_own = plan.held_out is not None and plan.held_out.is_own_task

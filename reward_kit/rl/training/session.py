@@ -37,7 +37,7 @@ Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """The outcome of a run: its folder, its status ("complete" or "interrupted"), and its `summary.json`."""
+    """The outcome of a run: its directory, its status ("complete" or "interrupted"), and its `summary.json`."""
 
     path: Path
     status: str
@@ -51,11 +51,11 @@ async def run_training(
     interruptible: Interruptible,
     factories: Factories | None = None,
 ) -> TrainingOutcome:
-    """Train; if the folder has checkpoints, continue from the latest.
+    """Train; if the directory has checkpoints, continue from the latest.
 
     Args:
         plan: the training plan.
-        folder: the open folder of the run.
+        folder: the open directory of the run.
         display: the progress display.
         interruptible: a context manager in which the user can stop the run.
         factories: the factories of components in other processes; by default all components are in this one.
@@ -247,7 +247,7 @@ class _Session:
 
 
 def save_weights(folder: Path, policy: AgentPolicy) -> bool:
-    """Write a policy's model and tokenizer for others to load, adapters merged into the weights; replace the folder.
+    """Write a policy's model and tokenizer for others to load, adapters merged into the weights; replace the directory.
 
     Returns:
         True if the policy is a model of `transformers`; for other policies nothing is written.

@@ -114,7 +114,7 @@ def test_ten_thousand_updates_are_a_small_page(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a run folder"):
+    with pytest.raises(ConfigError, match="is not a run directory"):
         write_report(tmp_path)
     run = make_training(tmp_path, [])
     with pytest.raises(ConfigError, match="does not exist; create it first"):

@@ -134,6 +134,8 @@ async def test_nothing_is_kept_where_the_hook_breaks(tmp_path: Path) -> None:
     task = {**TRAIN["task"], "redact": "privacy.py:blot"}
     path = lake_folder(tmp_path, task=task, updates=1, evaluation=None, logs={"episodes_every": 1})
     (tmp_path / "privacy.py").write_text("def blot(text):\n    raise KeyError('names')\n")
-    with pytest.raises(StoreError, match=r"the task's redact function.*nothing is written unredacted"):
+    with pytest.raises(
+        StoreError, match=r"the task's redact function.*nothing was written, since it could not be redacted"
+    ):
         await trained(path, tmp_path / "run")
     assert not list((tmp_path / "run" / "episodes").iterdir())
