@@ -1,8 +1,8 @@
 """Long-lived child processes and temporary directories that never outlive this process.
 
-Their users clean both up, at the latest when the interpreter exits. After a crash or `kill -9`, the guardian
-(`process_guardian`) does: every child and its descendants inherit the guardian's token in the environment. Importing
-this module starts nothing.
+Both are removed by the code that uses them, at the latest when the interpreter exits. After a crash or `kill -9`, the
+guardian (`process_guardian`) removes them: every child and its descendants inherit the guardian's token in the
+environment. Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Guard:
         self.sessions: set[int] = set()
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
-        # Without our mark: another guardian must not kill this one before it is finished.
+        # Without our mark, since another guardian must not kill this one before it is finished.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         reader, self._pipe = os.pipe()
         try:
@@ -89,7 +89,7 @@ class _Guard:
             )
         finally:
             os.close(reader)
-        # The guardian knows the directory before it exists, so a kill in between loses nothing.
+        # The guardian gets the path before the directory exists, so a kill in between leaves nothing behind.
         self.root.mkdir(mode=0o700)
         (self.root / _SHARED).mkdir(mode=0o700)
         os.register_at_fork(after_in_child=self._close_pipe_in_fork)

@@ -130,8 +130,9 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
     sandbox. A resource gets random actions, which test its claims about forking, determinism and state keys.
 
     A run (its directory) is checked episode by episode: tokens, masks, log-probabilities, messages, ends, groups and
-    credit. With --format, a .json or .jsonl file of another trainer's rollouts is checked in the same way. Exit codes:
-    0 without findings, 1 with findings, 2 for wrong usage.
+    credit. With --format, a .json or .jsonl file of another trainer's rollouts is checked in the same way.
+
+    Exit codes: 0 without findings, 1 with findings, 2 for wrong usage.
 
     \b
     Examples:

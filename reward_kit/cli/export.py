@@ -81,7 +81,7 @@ def command(
 ) -> None:
     """Export RUN as tables of its episodes, scores and steps, or as chats for fine-tuning.
 
-    Without RUN, the newest run is exported.
+    Without RUN, the newest run is used.
 
     \b
     Examples:

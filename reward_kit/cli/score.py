@@ -116,7 +116,7 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
 
     A row may have `id`, `ground_truth` and `policy`. RUN is the directory of a run. Its stored episodes are scored
     again without the model; the scores are written to a new run, and the changes are shown. RUN is not modified.
-    Redacted texts are scored as stored. Without DATA or RUN, the newest run is scored.
+    Redacted texts are scored as stored. Without RUN, the newest run is used.
 
     \b
     Examples:

@@ -74,7 +74,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"
 PART, OLD = ".part", ".old"
-"""Suffixes of hidden directories during writing or removal."""
+"""The suffixes of hidden directories during writing and removal."""
 _NAME = re.compile(r"step-(\d{6,})")
 _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
@@ -101,7 +101,7 @@ class DamagedCheckpoint(NamedTuple):
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, if any, and newer damaged ones."""
+    """The newest complete checkpoint, if any, and the damaged ones that are newer."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]
@@ -125,7 +125,7 @@ def save_checkpoint(
         state: the state that the trainer needs to continue, a tree as in the module's docstring.
         model: the model, for other programs to load; without it, `state` must contain the weights.
         tokenizer: the tokenizer to save with the model.
-        score: the policy's score; higher is better. `prune` keeps the best.
+        score: the policy's score; higher is better. `prune` keeps the best checkpoint.
         facts: counters and similar data, as plain JSON.
 
     Raises:
@@ -199,7 +199,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest complete checkpoint; return and log newer damaged ones."""
+    """Find the newest complete checkpoint; also return, and log, newer damaged ones."""
     torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
         if (reason := _find_damage(path)) is None:
@@ -215,7 +215,7 @@ def best(folder: Path) -> Path | None:
         with suppress(StoreError):  # `latest` reports it
             if (score := _manifest(path)["score"]) is not None:
                 scores[path] = score
-    in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in order of steps
+    in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in the order of steps
     return next((path for path in in_order if _find_damage(path) is None), None)
 
 
@@ -230,7 +230,7 @@ def _find_damage(path: Path) -> str | None:
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Keep only the newest `keep` checkpoints, the newest complete one and the best; return the removed ones."""
+    """Remove all checkpoints but the newest `keep`, the newest complete one and the best; return the removed ones."""
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
     kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
@@ -333,7 +333,7 @@ def _hidden(path: Path, end: str) -> Path:
 
 def _flush(*paths: Path) -> None:
     for path in paths:
-        if path.is_dir() and os.name == "nt":  # Directories cannot be opened on Windows, and need not be
+        if path.is_dir() and os.name == "nt":  # Directories cannot be opened on Windows, and need not be synced
             continue
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -368,7 +368,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 def read_tree(folder: Path, name: str) -> Any:
     """Read a tree from `write_tree`, on the CPU; a missing or damaged file raises `StoreError`."""
     path = folder / f"{name}.json"
-    with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors"):
+    with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors file"):
         plain = json.loads(path.read_text(encoding="utf-8"))
         return _restored(plain, load_file(folder / f"{name}.safetensors"))
 
@@ -379,7 +379,7 @@ class _Writer:
     def __init__(self, tensors: Tensors, as_text: bool) -> None:
         self._tensors, self._as_text = tensors, as_text
         self._names: dict[tuple[Any, ...], str] = {}
-        # Keeps the tensors alive, so that no other tensor gets their addresses.
+        # Keep the tensors alive, so that no other tensor gets their addresses.
         self._kept: list[torch.Tensor] = []
         self._storages: set[int] = set()
 

@@ -40,7 +40,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """Return the version this kernel offers; 0 if missing or disabled at boot."""
+    """Return the version that this kernel supports; 0 if Landlock is missing or disabled at boot."""
     number = linux.NUMBERS.get("landlock_create_ruleset")
     if number is None:
         return 0
@@ -51,7 +51,7 @@ def abi() -> int:
 
 
 def handled(version: int) -> int:
-    """Return all rights over files that a ruleset of this version decides on."""
+    """Return all rights over files that a ruleset of this version handles."""
     newest = {1: 12, 2: 13, 3: 14, 4: 14}.get(version, 15)
     return (1 << (newest + 1)) - 1
 

@@ -19,7 +19,7 @@ from reward_kit.sandbox import linux
 
 WORK_FOLDER: Final = "/tmp"
 INNER_ID: Final = 1000
-"""User and group id of confined code as it sees itself."""
+"""The user and group id of confined code, in its own user namespace."""
 DEVICES: Final = ("null", "zero", "random", "urandom")
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEWUSER, NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000

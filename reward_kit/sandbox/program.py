@@ -35,8 +35,8 @@ class Program:
         filename: the file name in tracebacks.
         form: "reward" calls `function(messages=…, ground_truth=…, …)` and unpacks a result model; "plain" passes the
             argument unchanged.
-        imports: modules imported once, before any call. They are imported without secrets and, with namespaces, without
-            network or files of the host, but before a call's limits and filter: list only trusted modules.
+        imports: the modules to import once, before any call. They are imported without secrets and, with namespaces,
+            without network or files of the host, but before a call's limits and filter: list only trusted modules.
         read_paths: further readable files and directories, absolute, on the machine where it runs.
         search_paths: directories that the program may import from and read.
         last_call: for the form "plain": JSON of the argument of a last call that a warm child gets at a regular end;
@@ -54,7 +54,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if len(self.source) > SOURCE_LIMIT:
-            raise ConfigError(f"{self.filename} has {len(self.source):,} characters; at most {SOURCE_LIMIT:,} are run")
+            raise ConfigError(f"{self.filename} has {len(self.source):,} characters; the maximum is {SOURCE_LIMIT:,}")
         if not self.function.isidentifier():
             raise ConfigError(f"{self.function!r} is not a function name")
         for name in self.imports:
@@ -133,7 +133,7 @@ class Limits:
             `processes` above 0 can hold `memory_mb` times (1 + `processes`), and `disk_mb` of files.
         processes: the maximum number of processes it may start; 0 forbids starting any. Threads count as processes.
         open_files: the maximum number of descriptors, including the initial four.
-        disk_mb: MiB of files in its temporary directory.
+        disk_mb: the maximum size of files in its temporary directory in MiB.
         output_kb: KiB stored of each of stdout and stderr; the rest is dropped, which the outcome reports.
         result_kb: the maximum size of its result in KiB.
     """

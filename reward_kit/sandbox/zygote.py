@@ -1,8 +1,8 @@
 """The zygote: a program that imports the modules of all calls, confines itself, and forks a child for each call.
 
-Run as `python -I -S zygote.py CONTROL`: with an empty environment and one socket. It never sees a byte of a program, a
-request or a result, so no data of one call is in the memory that the next child copies. It runs one call at a time, and
-ends with all its children when the socket closes.
+It is run as `python -I -S zygote.py CONTROL`, with an empty environment and one socket. It never sees a byte of a
+program, a request or a result, so no data of one call is in the memory that the next child copies. It runs one call at
+a time, and ends with all its children when the socket closes.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Zygote:
                 rules.append(("/", landlock.READ | (landlock.EXECUTE if self._may_start else 0)))
             rules.append((work, landlock.work_folder_rights(self._landlock, may_execute=self._may_start)))
             landlock.restrict(self._landlock, rules)
-        # Tasks of this user id: the zygote, its parent, the child, and the tasks that the child may start.
+        # The tasks of this user id are the zygote, its parent, the child, and the tasks that the child may start.
         tasks = (3 if self._strength == "namespaces" else 2) + (spawn.processes or linux.THREADS)
         if self._config["shares_user"]:
             tasks = self._others + linux.SPARE_TASKS if self._others else 0

@@ -1,7 +1,7 @@
 """The host's side of a zygote and its children.
 
-A zygote is started with one socket, asked for one child at a time, and ended by closing the socket. A child has a
-channel for frames and two outputs; every byte that comes from it is untrusted.
+A zygote is started with one socket, starts one child at a time on request, and ends when the socket is closed. A child
+has a channel for frames and two outputs; every byte that comes from it is untrusted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ZygoteProcess:
         self._child: Child | None = None
         self._prepared: Child | None = None
         self._ending: asyncio.Task[None] | None = None
-        self.is_alive = True  # whether it can start a child
+        self.is_alive = True  # True if it can start a child
         self.facts: dict[str, Any] = {}  # the facts it reported when ready
 
     @classmethod
@@ -122,7 +122,7 @@ class ZygoteProcess:
                 self._prepared.load(program)
 
     def is_prepared(self, limits: Limits, program: Program) -> bool:
-        """Report whether a child with these limits is ready that has loaded this program or none."""
+        """Report whether a child with these limits is ready, which has loaded this program or none."""
         return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
 
     @property

@@ -231,4 +231,4 @@ def test_rows_without_the_ground_truth_that_a_reward_requires(project: Project) 
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "--json")
     scores = lines(project.run_path() / "scores.jsonl")
     assert sorted((score["score"] for score in scores), key=str) == [1.0, None, None]
-    assert "requires a ground_truth, and the sample has none" in done.stdout
+    assert "requires a ground_truth, but the sample has none" in done.stdout

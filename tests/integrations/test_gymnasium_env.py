@@ -185,7 +185,7 @@ def test_resets_without_a_seed_draw_from_the_last_that_was_given() -> None:
 def test_what_does_not_fit_is_told() -> None:
     for form, why in (
         ("discrete", "every argument needs an enum"),
-        ("text", "exactly one tool, with exactly one argument, a text"),
+        ("text", "exactly one tool with exactly one argument, a text"),
     ):
         with pytest.raises(ConfigError, match=f"actions='{form}' does not fit the tools note: .*{why}"):
             ResourceEnv(Notebook, actions=form)  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def test_a_row_may_have_its_configuration_as_text() -> None:
     made = factory()
     environment = made()
     assert environment.reset(resource_config=json.dumps({"lock": 2})) == "lock2 place0"
-    with pytest.raises(ConfigError, match="resource_config is a mapping of keys; got"):
+    with pytest.raises(ConfigError, match="resource_config must be a mapping of keys, got"):
         environment.reset(resource_config="[1]")
     with pytest.raises(ConfigError, match="resource_config is not JSON"):
         environment.reset(resource_config="{")
@@ -237,7 +237,7 @@ def test_every_kind_of_parameter_is_said() -> None:
 
 @pytest.mark.parametrize("name", ["reset", "get_reward", "_hidden", "two words", "class"])
 def test_a_name_that_no_method_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"tool '{name}' cannot be a method"):
+    with pytest.raises(ConfigError, match=f"tool '{name}' cannot become a method"):
         tool_method(tool_spec(name, "d"), called)
     with pytest.raises(ConfigError, match="parameter 'a-b' cannot be"):
         tool_method(tool_spec("ok", "d", {"type": "object", "properties": {"a-b": {}}}), called)

@@ -213,7 +213,7 @@ async def test_without_walls_nothing_is_run_and_the_rollout_is_unscored() -> Non
 @confined
 def test_behind_other_walls_it_says_where_it_runs() -> None:
     """A sandbox is not put up in a sandbox."""
-    with pytest.raises(ConfigError, match=r"calls out and cannot run isolated: remove sandbox\.level"):
+    with pytest.raises(ConfigError, match=r"calls other services and cannot run isolated; remove sandbox\.level"):
         load_reward("reward_kit.rewards.code:python_code", choice=SandboxChoice(level="isolated"))
 
 

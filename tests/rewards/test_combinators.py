@@ -140,7 +140,7 @@ async def test_a_combination_asks_for_the_thickest_walls_of_its_parts():
         (lambda: clip(exact, 1, 0), "not below"),
         (lambda: first_of(), "at least one reward"),
         (lambda: weighted(a=reward_function(mode="batch")(lambda rollouts_messages: [])), "batch reward"),
-        (lambda: weighted(a=3), "a reward is a function"),
+        (lambda: weighted(a=3), "a reward must be a function"),
     ],
 )
 async def test_what_cannot_be_combined_is_told(make, problem):

@@ -183,7 +183,7 @@ def test_the_first_messages_can_be_looked_at() -> None:
     ("keys", "told"),
     [
         ({"polcy": Says}, "Task 'capitals': polcy: unknown key; did you mean 'policy'"),
-        ({"reward": 3}, "a reward is a function or a class, not an int"),
+        ({"reward": 3}, "a reward must be a function or a class, got an int"),
         ({"reward": careful}, r"sandbox='isolated'\) requires a reward in a file"),
         ({"sandbox": {"level": "warm"}}, r"sandbox\.level requires a reward in a file.*reward='reward\.py:right'"),
         ({"sandbox": {"read_paths": ["."]}}, r"sandbox\.read_paths requires a reward in a file"),

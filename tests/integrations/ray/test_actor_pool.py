@@ -71,5 +71,5 @@ async def test_the_first_may_be_lost_while_the_others_are_awaited(
 
 async def test_pool_reports_that_no_actor_started_in_time(cluster: Any) -> None:
     async with ActorPool("worker", anyio.sleep_forever, 2, wait_s=0.2).open() as pool:
-        with pytest.raises(ClusterError, match=r"no worker for 0.2 s \(2 asked for; the cluster has"):
+        with pytest.raises(ClusterError, match=r"no worker for 0.2 s \(2 requested; the cluster has"):
             await pool.place()

@@ -166,7 +166,7 @@ def test_the_texts_of_tools_are_as_the_template_shows_them() -> None:
 
 async def test_what_cannot_be_said_is_refused_with_its_place() -> None:
     episodes = await walks()
-    with pytest.raises(ConfigError, match=r"episode .*, step 0: .*give the tools that are called"):
+    with pytest.raises(ConfigError, match=r"episode .*, step 0: .*pass the tools that are called"):
         Demonstrations(BYTES, action_format="hermes")(episodes)
     with pytest.raises(ConfigError, match=r"step 0: .*bare is for one tool"):
         Demonstrations(BYTES, action_format="bare")(episodes, [*TOOLS, *TOOLS])
