@@ -34,6 +34,7 @@ def test_a_train_file_becomes_a_run_that_is_listed_and_goes_on(tmp_path: Path) -
     assert listed[0]["scores"] == {"best": summary["best"], "last": summary["last"]}
     its_episodes_cannot_be_checked(tmp_path)
     a_resume_of_what_is_finished_says_so(tmp_path)
+    the_file_of_a_moved_folder_may_be_given(tmp_path)
     a_resume_is_refused_where_something_changed_unless_forced(tmp_path)
 
 
@@ -65,6 +66,15 @@ def a_resume_is_refused_where_something_changed_unless_forced(folder: Path) -> N
     assert refused.returncode == 2 and "because these changed: train file (ppo.lr was 0.01, is 0.02)." in refused.stderr
     forced = command_line.call("train", "--resume", "--force", "-T", "updates=3", cwd=folder)
     assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
+
+
+def the_file_of_a_moved_folder_may_be_given(folder: Path) -> None:
+    moved = folder.rename(folder.with_name("moved"))
+    lost = command_line.call("train", "--resume", "--dry-run", cwd=moved)
+    assert lost.returncode == 2 and f"cannot read {folder / 'train.yaml'}" in lost.stderr
+    done = command_line.call("train", "train.yaml", "--resume", "--dry-run", cwd=moved)
+    assert done.returncode == 0, done.stderr
+    moved.rename(folder)
 
 
 def test_a_dry_run_describes_the_plan_and_writes_nothing(tmp_path: Path) -> None:
