@@ -77,6 +77,18 @@ def the_file_of_a_moved_folder_may_be_given(folder: Path) -> None:
     moved.rename(folder)
 
 
+def test_updates_with_nothing_to_learn_from_are_reported_once_and_counted(tmp_path: Path) -> None:
+    task = {**TRAIN["task"], "reward_function_path": "flat.py:flat"}
+    lake_folder(tmp_path, task=task, credit="grpo", evaluation=None, updates=3)
+    (tmp_path / "flat.py").write_text("def flat(messages):\n    return 0.5\n")
+    done = command_line.call("train", "train.yaml", "--display", "plain", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "nothing to learn from" in line] == [
+        "update 1: nothing to learn from: all advantages are zero, as when the scores of each group are equal",
+        "nothing to learn from in 3 updates",
+    ]
+
+
 def test_a_dry_run_describes_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     done = command_line.call("train", "train.yaml", "--dry-run", "-T", "ppo.loss=gspo", cwd=tmp_path)
