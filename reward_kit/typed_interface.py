@@ -403,7 +403,8 @@ def _with_readable_dicts(annotation: Any) -> Any:
             if typing.get_origin(hint) not in (typing.Required, typing.NotRequired):
                 is_required = name in annotation.__required_keys__
                 fields[name] = (typing.Required if is_required else typing.NotRequired)[fields[name]]
-        readable = typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
+        make: Any = typing_extensions.TypedDict
+        readable = make(annotation.__name__, fields)
         if config := getattr(annotation, "__pydantic_config__", None):
             readable.__pydantic_config__ = config
         return readable

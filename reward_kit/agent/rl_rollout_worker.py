@@ -13,7 +13,8 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -156,7 +157,7 @@ class RLRolloutWorker:
         self.user = user
         self.budget = budget or RunBudget()
         self.policy_label = policy_label or type(agent_policy).__name__
-        self._reported_keys: set[object] = {*LOG_PROBS_KEYS}
+        self._reported_keys: set[str] = {*LOG_PROBS_KEYS}
         self._prompt = Prompt(task_definition)
         self._regex = re.compile(task_definition.termination_regex) if task_definition.termination_regex else None
         self._shared = SharedEnvironment(environment) if environment is not None else None
@@ -418,7 +419,7 @@ class RLRolloutWorker:
         live.environment_s += (requested - began) + (time.perf_counter() - answered)
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
 
-    def _report_unknown_keys(self, unknown: Collection[object]) -> None:
+    def _report_unknown_keys(self, unknown: AbstractSet[str]) -> None:
         """Warn about keys of `log_probs` that are dropped, once per key."""
         self._reported_keys |= unknown
         known = f"known: {', '.join(sorted(LOG_PROBS_KEYS))}"
