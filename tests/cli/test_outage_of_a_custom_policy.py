@@ -1,4 +1,4 @@
-"""An outage of the endpoint that a custom policy asks with its own client, as the command line reports and resumes it."""
+"""An outage of the endpoint that a custom policy asks with its own client, through the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Asking(AgentPolicy):
     async def get_action(self, observation, available_tools_specs=None):
         CURRENT_PROVIDER_SESSION.get().outage_patience_s = 2.0  # instead of ten minutes
         messages = [message.to_chat() for message in observation]
-        return PolicyOutput.from_chat_completion(await self.client.chat.completions.create(model="m", messages=messages))
+        done = await self.client.chat.completions.create(model="m", messages=messages)
+        return PolicyOutput.from_chat_completion(done)
 
     async def close(self):
         await self.client.close()
