@@ -376,6 +376,11 @@ class ClosesOnlyAfterSetup(Ring):
         await super().setup(config)
         self.built = True
 
+    async def fork(self):
+        twin = await super().fork()
+        twin.built = self.built
+        return twin
+
     async def close(self) -> None:
         if not self.built:
             raise RuntimeError("nothing to close")
