@@ -29,18 +29,18 @@ text{fill:#1c2430}.ground{fill:#fff;stroke:#d5dae1}.soft{fill:#5a6472}.small{fon
 
 
 def number(value: float) -> str:
-    """A coordinate, with one decimal at most."""
+    """Format a coordinate with at most one decimal."""
     return f"{round(value, 1) + 0.0:g}"
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """A figure as text, with its sign; zero has none."""
+    """Format a number with its sign; zero has none."""
     rounded = round(value, digits)
     return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else "0"
 
 
 class Sheet:
-    """A picture that grows downwards by what is drawn on it.
+    """An SVG image that collects drawn elements.
 
     Args:
         title: what it shows, in a few words.
@@ -52,22 +52,22 @@ class Sheet:
         self.parts: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, kind: str = "box", radius: float = 5) -> None:
-        """A box; `kind` names its colour."""
+        """Draw a box; `kind` is its color."""
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         self.parts.append(f'<rect class="{kind}" {place} rx="{number(radius)}"/>')
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
-        """Words on a line whose foot is at `y`."""
+        """Draw text with its baseline at `y`."""
         looks = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
         self.parts.append(f'<text x="{number(x)}" y="{number(y)}"{looks}>{escape(words, quote=False)}</text>')
 
     def lines(self, x: float, y: float, texts: Iterable[str], kind: str = "", anchor: str = "start") -> None:
-        """Several lines of words, one below the other."""
+        """Draw several lines of text."""
         for place, words in enumerate(texts):
             self.text(x, y + 17 * place, words, kind, anchor)
 
     def labelled(self, box: Sequence[float], words: str, kind: str = "box", text: str = "") -> None:
-        """A box with words in its middle; a line break parts two lines."""
+        """Draw a box with centered text; a line break separates two lines."""
         x, y, width, height = box
         self.rect(x, y, width, height, kind)
         told = words.split("\n")
@@ -75,17 +75,17 @@ class Sheet:
         self.lines(x + width / 2, foot, told, text, "middle")
 
     def path(self, points: Sequence[tuple[float, float]], kind: str = "line") -> None:
-        """A line through these points."""
+        """Draw a line through these points."""
         told = " ".join(f"{number(x)},{number(y)}" for x, y in points)
         self.parts.append(f'<polyline class="{kind}" points="{told}"/>')
 
     def shape(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """What these points enclose."""
+        """Draw the polygon of these points."""
         told = " ".join(f"{number(x)},{number(y)}" for x, y in points)
         self.parts.append(f'<polygon class="{kind}" points="{told}"/>')
 
     def arrow(self, *points: tuple[float, float], kind: str = "line") -> None:
-        """A line through these points with a head at its end; its last part is upright or level."""
+        """Draw an arrow through these points; its last segment is vertical or horizontal."""
         (x0, y0), (x, y) = points[-2:]
         dx, dy = (x > x0) - (x < x0), (y > y0) - (y < y0)
         self.path([*points[:-1], (x - 6 * dx, y - 6 * dy)], kind)
@@ -94,7 +94,7 @@ class Sheet:
         self.shape([(x, y), (foot_x + wing_x, foot_y + wing_y), (foot_x - wing_x, foot_y - wing_y)], "head")
 
     def write(self, path: Path, height: float) -> None:
-        """Put it down as a file of this height."""
+        """Write the image with this height."""
         size = f'viewBox="0 0 {WIDTH} {number(height)}" width="{WIDTH}" height="{number(height)}"'
         told = f"<title>{escape(self.title)}</title><desc>{escape(self.description)}</desc>"
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{told}<style>{STYLE}</style>'
