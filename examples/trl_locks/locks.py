@@ -42,30 +42,30 @@ class CombinationLock(ForkableResource):
     per_sample_keys = frozenset({"lock"})
 
     def __init__(self) -> None:
-        self._lock, self._position = 0, 0
+        self._lock, self._place = 0, 0
 
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._lock = int(config["lock"])
 
     async def reset(self, seed: int | None = None) -> None:
-        self._position = 0
+        self._place = 0
 
     async def fork(self) -> CombinationLock:
         copy = type(self)()
-        copy._lock, copy._position = self._lock, self._position
+        copy._lock, copy._place = self._lock, self._place
         return copy
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        is_right = action_params.get("colour") == COMBINATIONS[self._lock][self._position]
-        self._position += is_right
-        is_open = self._position == len(COMBINATIONS[0])
+        is_right = action_params.get("colour") == COMBINATIONS[self._lock][self._place]
+        self._place += is_right
+        is_open = self._place == len(COMBINATIONS[0])
         return StepOutcome("open" if is_open else self._shown(), reward=float(is_right), terminated=is_open)
 
     async def get_observation(self) -> str:
         return self._shown()
 
     def _shown(self) -> str:
-        return f"lock{self._lock} place{self._position}"
+        return f"lock{self._lock} place{self._place}"
 
     async def get_tools_spec(self) -> list[ToolSpec]:
         colour = {"type": "string", "enum": list(COLORS), "description": "What to dial."}
@@ -73,7 +73,7 @@ class CombinationLock(ForkableResource):
         return [tool_spec("dial", "Dial a colour.", schema)]
 
     async def state_key(self) -> str:
-        return hash_key(str(self._lock), str(self._position))
+        return hash_key(str(self._lock), str(self._place))
 
 
 @reward_function

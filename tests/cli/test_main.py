@@ -229,7 +229,7 @@ class TestAForkIsAsANewProcess:
     def test_it_says_and_leaves_the_same(self, project: Project, tmp_path: Path, line: str, code: int) -> None:
         arguments, environment = line.format(place=tmp_path).split(), project.environment()
         forked = command_line.call(*arguments, cwd=project.folder, env=environment)
-        anew = command_line.call_anew(*arguments, cwd=project.folder, env=environment)
+        anew = command_line.call_new_process(*arguments, cwd=project.folder, env=environment)
         assert (forked.returncode, anew.returncode) == (code, code), anew.stderr
         assert without_chance(forked.stdout) == without_chance(anew.stdout)
         assert without_chance(forked.stderr) == without_chance(anew.stderr)
