@@ -13,7 +13,7 @@ CELL = (66, 36)
 BARS = (148, 252, 356)
 REACH, SCALE = 1.5, 30
 BRACKET = 408
-TOLD = (
+NOTES = (
     ("A_S", "compares the returns G within a violet frame"),
     ("A_E", "compares the scores at the right, for all steps alike"),
 )
@@ -56,9 +56,9 @@ def draw_anchors(path: Path) -> None:
         _lane(sheet, TOP + lane * LANE, [step for step in steps if step.episode == episode])
     bottom = TOP + 3 * LANE
     sheet.path([(BRACKET, TOP + 2), (BRACKET + 8, TOP + 2), (BRACKET + 8, bottom - 24), (BRACKET, bottom - 24)])
-    for row, (name, told) in enumerate(TOLD):
+    for row, (name, text) in enumerate(NOTES):
         sheet.text(LEFT - 10, bottom + 24 + 22 * row, name, "bold")
-        sheet.text(LEFT + 26, bottom + 24 + 22 * row, told)
+        sheet.text(LEFT + 26, bottom + 24 + 22 * row, text)
     sheet.write(path, bottom + 60)
 
 
@@ -90,9 +90,9 @@ def draw_sum(path: Path) -> None:
     )
     bottom = 58 + 28 * len(steps)
     heads = (("A_E", "episodes"), ("A_S", "steps"), ("A", "½ A_E + ½ A_S"))
-    for x, (name, told) in zip(BARS, heads, strict=True):
+    for x, (name, text) in zip(BARS, heads, strict=True):
         sheet.text(x + 14, 24, name, "bold", "middle")
-        sheet.text(x + 14, 41, told, "soft small", "middle")
+        sheet.text(x + 14, 41, text, "soft small", "middle")
         sheet.path([(x, 50), (x, bottom)], "grid")
     for row, step in enumerate(steps):
         y = 58 + 28 * row

@@ -1,8 +1,8 @@
-"""A sheet to draw on: SVG with text as text, on a ground of its own, in colours for light and for dark.
+"""SVG images with selectable text, a background, and colors for light and dark mode.
 
-A sheet is 440 wide, so that 14 units of text can be read where a phone shows it at 360 pixels. Ink, ground and fills
-follow the reader's setting; where a viewer ignores that, the light ones stand on their own light ground. Colours are
-Okabe and Ito's, which colour-blind eyes tell apart, and nothing is told by colour alone.
+An image is 440 units wide, so that text of 14 units is readable on a phone with 360 pixels. Text, background and fills
+follow the reader's color scheme; viewers without support show the light colors. Colors are from the Okabe–Ito palette,
+which is safe for color-blind readers, and no information is in color alone.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ class Sheet:
         """Draw a box with centered text; a line break separates two lines."""
         x, y, width, height = box
         self.rect(x, y, width, height, kind)
-        told = words.split("\n")
-        foot = y + height / 2 + 5 - 8.5 * (len(told) - 1)
-        self.lines(x + width / 2, foot, told, text, "middle")
+        rows = words.split("\n")
+        foot = y + height / 2 + 5 - 8.5 * (len(rows) - 1)
+        self.lines(x + width / 2, foot, rows, text, "middle")
 
     def path(self, points: Sequence[tuple[float, float]], kind: str = "line") -> None:
         """Draw a line through these points."""
-        told = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        self.parts.append(f'<polyline class="{kind}" points="{told}"/>')
+        coordinates = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+        self.parts.append(f'<polyline class="{kind}" points="{coordinates}"/>')
 
     def shape(self, points: Sequence[tuple[float, float]], kind: str) -> None:
         """Draw the polygon of these points."""
-        told = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        self.parts.append(f'<polygon class="{kind}" points="{told}"/>')
+        coordinates = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+        self.parts.append(f'<polygon class="{kind}" points="{coordinates}"/>')
 
     def arrow(self, *points: tuple[float, float], kind: str = "line") -> None:
         """Draw an arrow through these points; its last segment is vertical or horizontal."""
@@ -96,7 +96,7 @@ class Sheet:
     def write(self, path: Path, height: float) -> None:
         """Write the image with this height."""
         size = f'viewBox="0 0 {WIDTH} {number(height)}" width="{WIDTH}" height="{number(height)}"'
-        told = f"<title>{escape(self.title)}</title><desc>{escape(self.description)}</desc>"
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{told}<style>{STYLE}</style>'
+        texts = f"<title>{escape(self.title)}</title><desc>{escape(self.description)}</desc>"
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{texts}<style>{STYLE}</style>'
         ground = f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{number(height - 1)}" rx="8"/>'
         path.write_text("\n".join([head, ground, *self.parts, "</svg>"]) + "\n", encoding="utf-8")

@@ -49,10 +49,10 @@ def draw_architecture(path: Path) -> None:
         sheet.text(70, y + 26, name, "bold")
         sheet.text(408, y + 26, kept, "code", "end")
         if place < len(BETWEEN):
-            unit, told = BETWEEN[place]
+            unit, text = BETWEEN[place]
             sheet.arrow((84, y + 40), (84, y + 96))
             sheet.text(98, y + 64, unit, "code bold")
-            sheet.text(98, y + 82, told, "small soft")
+            sheet.text(98, y + 82, text, "small soft")
     bottom = 16 + 4 * 96
     sheet.arrow((54, bottom + 20), (26, bottom + 20), (26, 92), (54 + 30, 92), kind="line dash")
     sheet.text(98, bottom + 62, "publish(version): the policy acts with its new weights", "small soft")
@@ -81,11 +81,11 @@ def draw_layers(path: Path) -> None:
         + "; ".join(", ".join(row) for row in rows),
     )
     y = 14.0
-    for row, told in zip(reversed(rows), reversed(LAYER_NOTES), strict=True):
+    for row, text in zip(reversed(rows), reversed(LAYER_NOTES), strict=True):
         lines = _wrapped(row, 46)
         height = 32 + 17 * len(lines)
         sheet.rect(40, y, 386, height, "box")
-        sheet.text(52, y + 18, told, "small soft")
+        sheet.text(52, y + 18, text, "small soft")
         sheet.lines(52, y + 37, lines, "code")
         y += height + 8
     sheet.arrow((24, 20), (24, y - 12))

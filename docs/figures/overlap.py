@@ -34,9 +34,9 @@ def draw_overlap(path: Path) -> None:
     for place, (schedule, result) in enumerate(overlap.results.items()):
         y = TOP + place * LANE
         begin, end = spans[schedule]
-        told = f"{result.makespan_s / overlap.settings.steps:.1f} s a step"
+        text = f"{result.makespan_s / overlap.settings.steps:.1f} s a step"
         sheet.text(LEFT, y, schedule.value, "bold")
-        sheet.text(RIGHT, y, told, "soft", "end")
+        sheet.text(RIGHT, y, text, "soft", "end")
         _machine(sheet, y + 8, result, (begin, end), scale)
         slots = min(overlap.settings.max_concurrency, overlap.settings.calls_per_step)
         _calls(sheet, y + 62, result, (begin, end), scale, slots)
