@@ -458,7 +458,7 @@ FAULTS = [
     (OffersWhatItRefuses, "move(by=2) comes from admissible_actions() or expert_action() but was refused", "too far"),
     (OffersAnotherForm, "admissible_actions():", "of one of the tools"),
     (StrangeExpert, "expert_action() returned {'move': 1}", "not a policy action"),
-    (ClosesOnlyAfterSetup, "warning: closing before setup: RuntimeError", "called even if setup fails"),
+    (ClosesOnlyAfterSetup, "error: close: RuntimeError: nothing to close", "close() must not fail"),
     (LeavesAFolder, "temporary files were left behind (left-", "remove them in close()"),
     (LeavesFiles, "temporary files were left behind", "remove them in close()"),
     (LeavesFilesHere, "'.rk_temp_dbs' was left in the working directory", "temporary directory"),
