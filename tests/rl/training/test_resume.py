@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it never had been: to the last bit of the weights."""
+"""Resumed runs equal uninterrupted runs bit for bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def without_clock(run: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("pipeline", ["sync", "one_step_off"])
-async def test_stopped_and_resumed_is_the_same_as_straight(tmp_path: Path, pipeline: str) -> None:
+async def test_stopped_and_resumed_run_equals_an_uninterrupted_run(tmp_path: Path, pipeline: str) -> None:
     path = lake_folder(tmp_path, updates=4, pipeline=pipeline, reward_manager={"normalization_type": "variance"})
     plan = load_plan(path)
     assert (await train(plan, tmp_path / "straight")).status == "complete"
@@ -39,7 +39,7 @@ async def test_stopped_and_resumed_is_the_same_as_straight(tmp_path: Path, pipel
     assert without_clock(tmp_path / "stopped") == without_clock(tmp_path / "straight")
 
 
-async def test_updates_after_the_last_checkpoint_are_made_again_and_told_once(tmp_path: Path) -> None:
+async def test_updates_after_the_last_checkpoint_are_repeated_and_logged_once(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, updates=3, checkpoints={"every": 1, "keep": 3, "best_by": "score/max"})
     await trained(path, tmp_path / "straight")
     await trained(path, tmp_path / "cut")
@@ -67,7 +67,7 @@ async def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
+def test_killed_and_resumed_run_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     """Four updates straight = two updates, kill -9, resume, two updates."""
     lake_folder(tmp_path, updates=4, checkpoints={"every": 1}, rollout={"samples_per_update": 3, "group_size": 8})
     straight = command_line.call_new_process("train", "train.yaml", "--log-dir", "straight", cwd=tmp_path)
@@ -90,7 +90,7 @@ def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["updates"] == 4
 
 
-async def test_a_language_model_in_lockstep_goes_on_to_the_last_bit(tmp_path: Path) -> None:
+async def test_lockstep_language_model_resumes_bit_for_bit(tmp_path: Path) -> None:
     from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model, save_model
 
     tokenizer = build_tokenizer(level="byte")
