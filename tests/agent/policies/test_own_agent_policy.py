@@ -146,7 +146,7 @@ async def test_agent_without_model_requests_is_one_step() -> None:
 
     episode, server = await collect([], agent, tools=None, resource_type=WORLD)
     assert server.requests == [] and list(episode.get_rewards()) == [3.0]
-    assert shown(episode)[2:] == [("assistant", "the count is 3"), ("user", "the count is 3")]
+    assert shown(episode)[-2:] == [("user", "the count is 3"), ("assistant", "the count is 3")]
     assert reason(episode) == "terminate_action"
 
 
