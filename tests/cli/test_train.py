@@ -115,7 +115,7 @@ def test_dry_run_rejects_what_training_rejects(tmp_path: Path) -> None:
 
 
 def test_run_rejected_after_loading_weights_leaves_no_folder_to_resume(tmp_path: Path) -> None:
-    """Of a policy of one's own nothing is known before it is made; its module has no value head."""
+    """A custom policy without a value head is detected only after it is made."""
     lake_folder(tmp_path)
     assert command_line.call("train", "train.yaml", cwd=tmp_path).returncode == 0
     first = run_path(tmp_path)
