@@ -14,9 +14,10 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl.training.resume import Changes, changes_since
 from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
-from tests.rl.training.lake import interrupted_after, lake_folder, metrics_of, same, train, trained, weights_of
+from tests.rl.training.lake import TRAIN, interrupted_after, lake_folder, metrics_of, same, train, trained, weights_of
 
 CLOCK = ("time/", "speed/", "overlap/", "reward_agent/", "at")
 
@@ -64,6 +65,30 @@ async def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         (other / name).write_text((tmp_path / name).read_text())
     with pytest.raises(ConfigError, match="step-000001 does not fit the policy or the optimizer"):
         await trained(other / "train.yaml", tmp_path / "run", updates=2)
+
+
+HASH = "def same_for_all(step, messages=()):\n    return 0\n"
+
+
+@pytest.mark.parametrize("is_of_task", [False, True])
+async def test_a_run_with_a_state_hash_resumes_after_its_folder_was_moved(tmp_path: Path, is_of_task: bool) -> None:
+    credit = {"estimator": "gigpo", "step_rewards": "environment", "state_hash": "hash.py:same_for_all"}
+    changes = {"credit": None, "task": {**TRAIN["task"], "credit": credit}} if is_of_task else {"credit": credit}
+    first = tmp_path / "first"
+    first.mkdir()
+    (first / "hash.py").write_text(HASH)
+    await trained(lake_folder(first, updates=1, **changes), first / "run")
+    assert metrics_of(first / "run")[-1]["credit/peer_share"] == 1.0
+
+    moved = first.rename(tmp_path / "moved")
+    path, header = moved / "train.yaml", RunHeader.read(moved / "run")
+    longer = load_plan(path, {"updates": 2})  # another digest, so that the keys are compared
+    assert changes_since(header, longer, moved / "run") == Changes([], ["updates was 1, is 2"])
+    assert (await train(longer, moved / "run")).summary["updates"] == 2
+
+    (moved / "hash.py").write_text(HASH.replace("0", "len(step.observation_data)"))
+    refused = changes_since(header, load_plan(path), moved / "run").refused
+    assert refused == (["evaluation's state hash", "state hash"] if is_of_task else ["state hash hash.py"])
 
 
 @pytest.mark.campaign
