@@ -1,4 +1,4 @@
-"""Whole tool episodes against a real OpenAI-compatible server that misbehaves in every way we know of."""
+"""Test whole tool episodes against an OpenAI-compatible server with injected faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reward_kit import RLRolloutWorker, TaskDefinitionModel, ToolRegistry
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from tests.chat_server import (
-    Behaviour,
+    Behavior,
     ChatServer,
     answer,
     cut_body,
@@ -36,7 +36,7 @@ CALL = tool_calls([("add", {"x": 1, "y": 2})])
 DONE = answer("3")
 
 
-async def collect(script: list[Behaviour], **options: Any) -> tuple[SingleAgentEpisode, ChatServer]:
+async def collect(script: list[Behavior], **options: Any) -> tuple[SingleAgentEpisode, ChatServer]:
     async with ChatServer(script) as server:
         policy = OpenAIAgentPolicy("m", base_url=server.base_url, api_key="x", retry_base_s=0.001, **options)
         try:
@@ -61,9 +61,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("faults", "options"), FAULTS.values(), ids=FAULTS)
-async def test_a_fault_between_the_turns_leaves_the_same_episode(
-    faults: list[Behaviour], options: dict[str, Any]
-) -> None:
+async def test_faults_between_turns_do_not_change_the_episode(faults: list[Behavior], options: dict[str, Any]) -> None:
     calm, _ = await collect([CALL, CALL, DONE], **options)
     rough, server = await collect([*faults, CALL, *faults, CALL, *faults, DONE], **options)
     assert len(server.requests) == 3 + 3 * len(faults)
@@ -74,7 +72,7 @@ async def test_a_fault_between_the_turns_leaves_the_same_episode(
     assert tool_texts(rough) == ["3", "3"]
 
 
-async def test_what_a_turn_sends_is_the_whole_conversation_and_the_tools() -> None:
+async def test_turn_sends_the_whole_conversation_and_the_tools() -> None:
     episode, server = await collect([CALL, DONE])
     first, second = server.bodies
     assert [message["role"] for message in first["messages"]] == ["user"]
@@ -85,7 +83,7 @@ async def test_what_a_turn_sends_is_the_whole_conversation_and_the_tools() -> No
     assert episode.custom_data["usage"] == {"prompt_tokens": 22, "completion_tokens": 14}
 
 
-async def test_malformed_tool_json_goes_back_to_the_model_and_is_counted() -> None:
+async def test_malformed_tool_json_is_reported_to_the_model_and_counted() -> None:
     episode, _ = await collect([tool_calls([("add", '{"x": 1, "y"')]), CALL, DONE])
     assert "not a JSON object" in tool_texts(episode)[0] and tool_texts(episode)[1] == "3"
     assert [info["is_action_valid"] for info in episode.get_infos(slice(1, None))] == [False, True, True]
@@ -93,7 +91,7 @@ async def test_malformed_tool_json_goes_back_to_the_model_and_is_counted() -> No
     assert episode.messages[1].tool_calls[0].function.arguments == '{"x": 1, "y"'
 
 
-async def test_an_unknown_tool_and_wrong_arguments_are_answered() -> None:
+async def test_unknown_tool_and_invalid_arguments_are_answered() -> None:
     episode, _ = await collect([tool_calls([("ad", {"x": 1})]), tool_calls([("add", {"x": "one"})]), DONE])
     unknown, wrong = tool_texts(episode)
     assert "unknown tool 'ad'; did you mean 'add'?" in unknown
@@ -118,8 +116,8 @@ async def test_ten_parallel_calls_are_one_step_with_ten_answers() -> None:
         ([html()] * 3, "provider_error", ["HTML"]),
     ],
 )
-async def test_retries_end_and_the_failure_is_recorded_on_the_episode(
-    script: list[Behaviour], failure_class: str, words: list[str]
+async def test_failure_is_recorded_after_the_last_retry(
+    script: list[Behavior], failure_class: str, words: list[str]
 ) -> None:
     episode, server = await collect([CALL, *script], max_attempts=3)
     assert len(server.requests) == 1 + len(script)
@@ -130,7 +128,7 @@ async def test_retries_end_and_the_failure_is_recorded_on_the_episode(
 
 
 async def test_token_ids_and_logprobs_of_the_server_become_token_rows() -> None:
-    def reply(prompt: list[int], sampled: list[int], **rest: Any) -> Behaviour:
+    def reply(prompt: list[int], sampled: list[int], **rest: Any) -> Behavior:
         choice = {
             "token_ids": sampled,
             "logprobs": {"content": [{"token": f"t{t}", "logprob": -0.5, "top_logprobs": []} for t in sampled]},
@@ -147,7 +145,7 @@ async def test_token_ids_and_logprobs_of_the_server_become_token_rows() -> None:
     assert row.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0, -0.5]
 
 
-async def test_an_episode_survives_json() -> None:
+async def test_episode_survives_json() -> None:
     from reward_kit.episodes.record import episode_from_record, episode_to_record
 
     episode, _ = await collect([tool_calls([("add", "{")], text="thinking \ud800"), CALL, DONE])

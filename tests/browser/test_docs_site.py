@@ -1,4 +1,4 @@
-"""The docs site, built and served on loopback: every page at two widths, its links, and what the search finds."""
+"""Test the docs site on loopback: page widths, links and search."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_every_page_fits_the_window_and_has_no_broken_link(window: Opened, site: Site, size: tuple[int, int]) -> None:
     """No page is wider than the window, loads from another host, or has a broken link or picture."""
     opened = window(size)
-    facts = {page: looked_at(opened, site, page) for page in site.pages()}
+    facts = {page: inspect_page(opened, site, page) for page in site.pages()}
     assert len(facts) > 50
     wrong = [f"{page}: {size[0]} pixels show {one['widest']}" for page, one in facts.items() if one["widest"] > size[0]]
     wrong += [f"{page}: a table splits {word}" for page, one in facts.items() for word in one["split"]]
@@ -102,7 +102,7 @@ def test_every_page_fits_the_window_and_has_no_broken_link(window: Opened, site:
     assert [said for page in facts for said in broken(site, facts, page)] == []
 
 
-def looked_at(opened: Window, site: Site, page: str) -> dict[str, Any]:
+def inspect_page(opened: Window, site: Site, page: str) -> dict[str, Any]:
     """What stands on a page, once everything has loaded; pictures below the window are fetched too."""
     opened.open(site.address + page)
     opened.page.evaluate(_FETCHED)
@@ -165,9 +165,7 @@ def test_copying_a_console_block_copies_only_the_commands(window: Opened, site: 
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_it_is_dark_or_light_as_the_system_is_until_somebody_says(
-    window: Opened, site: Site, size: tuple[int, int]
-) -> None:
+def test_color_scheme_follows_the_system_until_changed(window: Opened, site: Site, size: tuple[int, int]) -> None:
     opened = window(size, color_scheme="dark").open(site.address)
 
     def scheme() -> str | None:
@@ -180,7 +178,7 @@ def test_it_is_dark_or_light_as_the_system_is_until_somebody_says(
     assert scheme() == "default", "what was chosen is kept"
 
 
-def test_on_a_phone_every_page_is_reached_by_the_menu(window: Opened, site: Site) -> None:
+def test_phone_menu_reaches_every_page(window: Opened, site: Site) -> None:
     opened = window(PHONE).open(site.address)
     opened.page.locator("label.md-header__button[for=__drawer]").click()
     menu = opened.page.locator(".md-sidebar--primary")

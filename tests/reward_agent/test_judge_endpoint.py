@@ -27,7 +27,7 @@ from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest, load_reward
 from reward_kit.reward_agent.loading import SandboxChoice, load_custom_reward, make_scorer
 from tests import command_line
-from tests.chat_server import Behaviour, ChatServer, answer, dropped, slow, status
+from tests.chat_server import Behavior, ChatServer, answer, dropped, slow, status
 from tests.cli.project import lines
 from tests.rewards.judges import fair, grades
 
@@ -61,7 +61,7 @@ class Faults:
     kept_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     met: set[str] = field(default_factory=set)
 
-    def __call__(self, body: dict[str, Any]) -> Behaviour:
+    def __call__(self, body: dict[str, Any]) -> Behavior:
         found = re.search(r"rollout (\d+)\b", body["messages"][-1]["content"])
         assert found is not None
         draw = random.Random(f"{found[1]} {len(self.kept_s[found[1]])}")
@@ -80,8 +80,8 @@ class Faults:
             return "refused"
         return next((kind for kind, bound in self.bounds.items() if chance < bound), "answered")
 
-    def _behaviour(self, kind: str, service_s: float, body: dict[str, Any]) -> Behaviour:
-        faults: dict[str, Behaviour] = {
+    def _behaviour(self, kind: str, service_s: float, body: dict[str, Any]) -> Behavior:
+        faults: dict[str, Behavior] = {
             "refused": slow(service_s / 4, status(403, text="this answer cannot be judged")),
             "error": slow(service_s / 4, status(500)),
             "limited": status(429, {"Retry-After": f"{self.retry_after_s:g}"}),
@@ -91,7 +91,7 @@ class Faults:
         good = fair(grades(4))(body) if self.is_verdict else answer("It is right. Grade: 7")
         return faults.get(kind, slow(service_s, good))
 
-    def _logged(self, key: str, place: int, then: Behaviour, kind: str) -> Behaviour:
+    def _logged(self, key: str, place: int, then: Behavior, kind: str) -> Behavior:
         async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             began = time.monotonic()
             try:
@@ -157,7 +157,7 @@ def check(found: Sequence[Scored], count: int, score: float) -> None:
 
 
 @pytest.mark.parametrize(("name", "score"), [("compute_score", 0.7), ("RewardAgent", 0.7), ("llm_judge", 0.75)])
-async def test_all_are_scored_or_named(
+async def test_faulty_judge_scores_or_names_every_rollout(
     name: str, score: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     count = 24
@@ -178,7 +178,7 @@ async def test_all_are_scored_or_named(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("name", "score"), [("llm_judge", 0.75), ("RewardAgent", 0.7)])
-async def test_it_takes_hardly_longer_than_the_endpoint_itself(
+async def test_judge_scoring_is_nearly_as_fast_as_the_endpoint(
     name: str,
     score: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -200,7 +200,7 @@ async def test_it_takes_hardly_longer_than_the_endpoint_itself(
     assert took_s <= 1.2 * ideal_s
 
 
-def both_models(body: dict[str, Any]) -> Behaviour:
+def both_models(body: dict[str, Any]) -> Behavior:
     """The agent's model and the judge at one endpoint; the judge forgets the grade of one answer."""
     if not body["messages"][0]["content"].startswith("You judge"):
         return answer("Because of the Moon." if "tides" in body["messages"][-1]["content"] else "Nobody knows.")
@@ -209,7 +209,7 @@ def both_models(body: dict[str, Any]) -> Behaviour:
 
 
 @pytest.mark.parametrize(("name", "scored"), [("RewardAgent", 4), ("compute_score", 4)])
-async def test_the_example_runs_with_either_form(tmp_path: Path, name: str, scored: int) -> None:
+async def test_judge_example_runs_with_both_forms(tmp_path: Path, name: str, scored: int) -> None:
     async with ChatServer(both_models) as server:
         words = ("--base-url", server.base_url, "-T", f"custom_reward_function.name={name}", "--json")
         done = await asyncio.to_thread(
@@ -227,7 +227,7 @@ async def test_the_example_runs_with_either_form(tmp_path: Path, name: str, scor
     assert all("<question>Why" in each["result"]["query"] and each["result"]["response"] for each in found)
 
 
-def test_the_stand_in_of_the_example_answers_and_judges(tmp_path: Path, stand_in: str) -> None:
+def test_stand_in_server_of_the_example_answers_and_judges(tmp_path: Path, stand_in: str) -> None:
     environment = command_line_environment(JUDGE_BASE_URL=stand_in)
     words = ("run", str(EXAMPLE / "task.yaml"), "--base-url", stand_in, "--json")
     done = command_line.call(*words, cwd=tmp_path, env=environment)
