@@ -298,7 +298,7 @@ class TestEnvironmentByHand:
         assert messages[0].text == "Hello Ada"
 
     def test_anything_else_is_refused(self):
-        with pytest.raises(ConfigError, match=r"expected a Task, a TaskDefinitionModel or a subclass"):
+        with pytest.raises(ConfigError, match=r"must be a Task, a TaskDefinitionModel or a subclass"):
             RLRolloutWorker("task.yaml", ScriptedPolicy([END]))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("arguments", [{"environment": Dice}, {"agent_policy": ScriptedPolicy}])

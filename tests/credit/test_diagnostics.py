@@ -52,7 +52,7 @@ def test_unscored_trajectories_take_no_part():
     found = credit_diagnostics(credit([1.0, NAN, NAN, NAN], [4, 4, 4, 4]), [1, 2, 1], [1.0, None, None])
     assert (found.trajectories, found.unscored, found.steps) == (1, 2, 1)
     assert (found.anchor_sizes, found.steps_with_peer, found.zero_advantages) == ({1: 1}, 0, 0)
-    assert found.warnings()[0] == "2 of 3 trajectories are unscored and left out: inspect the failures of the scores"
+    assert found.warnings()[0] == "2 of 3 trajectories are unscored and left out; inspect the failed scores"
 
 
 def test_without_a_score_there_are_no_shares():
@@ -63,7 +63,7 @@ def test_without_a_score_there_are_no_shares():
         "credit/steps": 0,
         "credit/groups": 0,
     }
-    assert found.warnings() == ["no trajectory is scored, so there is no credit: inspect the failures of the scores"]
+    assert found.warnings() == ["no trajectory is scored, so there is no credit; inspect the failed scores"]
 
 
 def test_an_estimator_without_states_has_no_peers_to_warn_of():

@@ -87,7 +87,7 @@ async def play_the_expert(resource: Any, most: int = 100) -> tuple[float, Any]:
         ({"game": "game.ulx"}, "cannot play Glulx games"),
         ({"game": "game.txt"}, "'game.txt' is not a game file"),
         ({"game": "none.z8"}, "does not exist"),
-        ({"game": "../none.z8", "task_folder": "/tmp"}, "outside the task's folder"),
+        ({"game": "../none.z8", "task_folder": "/tmp"}, "outside the task's directory"),
     ],
 )
 async def test_a_wrong_configuration_is_named(config: dict[str, Any], message: str) -> None:
@@ -220,7 +220,7 @@ async def test_a_game_that_is_not_tracked_is_known_by_its_history(tiny: None, tm
     await resource.reset(1)
     assert await resource.state_key() != start
     await resource.close()
-    with pytest.raises(ConfigError, match=r"show: inventory is unknown for game.z8, which has no game\.json"):
+    with pytest.raises(ConfigError, match=r"show: inventory not available for game.z8, which has no game\.json"):
         await made(0, game="game.z8", task_folder=str(tmp_path), show=["inventory"])
 
 

@@ -114,7 +114,7 @@ def test_a_tool_that_cannot_be_described_is_refused_when_it_is_registered() -> N
     tools = ToolRegistry("bad")
     for function, message in [
         (lambda x: x, "needs a type annotation"),
-        (variadic, "must be an ordinary named parameter"),
+        (variadic, "must not be positional-only or variadic"),
     ]:
         with pytest.raises(ConfigError, match=message):
             tools.tool(name="bad")(function)

@@ -259,7 +259,10 @@ class TestSeveralResources:
         ("signature", "message"),
         [
             ("other: SqliteResource, Shop: PythonStateResource", ""),
-            ("files: FilesystemResource", r"tools_module_path: tool 'own': parameter 'files' asks for a Filesystem"),
+            (
+                "files: FilesystemResource",
+                r"tools_module_path: tool 'own': parameter 'files' is annotated with Filesystem",
+            ),
         ],
     )
     def test_a_tool_that_asks_for_what_is_not_there_is_refused(

@@ -101,5 +101,5 @@ def test_what_cannot_be() -> None:
 
 @pytest.mark.parametrize("lengths", [[-3, 2], [1.5], [[1, 2]], [True]])
 def test_lengths_that_cannot_be(lengths: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="lengths are the tokens of each row, whole numbers"):
+    with pytest.raises(ConfigError, match="lengths must be the number of tokens in each row, whole numbers"):
         micro_batches(lengths, 5)

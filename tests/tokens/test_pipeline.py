@@ -129,7 +129,7 @@ def test_wrong_names_are_refused() -> None:
         pipeline.insert_before("identitys", turn_numbers)
     with pytest.raises(ConfigError, match="unknown connector 'nothing'"):
         pipeline.remove("nothing")
-    with pytest.raises(ConfigError, match="a connector 'identities' exists already"):
+    with pytest.raises(ConfigError, match="a connector named 'identities' already exists"):
         pipeline.append(identities)
 
 

@@ -131,10 +131,10 @@ async def test_a_failure_of_the_users_client_is_a_provider_error(behaviour: Any,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"client": "own", "base_url": "http://127.0.0.1:1/v1"}, "base_url: the client has its own"),
+        ({"client": "own", "base_url": "http://127.0.0.1:1/v1"}, "base_url: the client has this setting"),
         ({"client": "sync"}, "client: expected an AsyncOpenAI or AsyncAzureOpenAI, got an OpenAI"),
         ({"http_client": 3, "api_key": "k"}, r"http_client: expected an httpx\.AsyncClient, got an int"),
-        ({"default_headers": {"a": 1}, "api_key": "k"}, "default_headers: expected a mapping of names to texts"),
+        ({"default_headers": {"a": 1}, "api_key": "k"}, "default_headers must be a mapping of names to strings"),
         ({"base_url": "http://127.0.0.1:1/v1?api_key=secret", "api_key": "k"}, "contains a credential, 'api_key'"),
     ],
 )

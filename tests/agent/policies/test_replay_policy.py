@@ -225,7 +225,7 @@ class TestOwnAccount:
     async def test_so_is_an_answer_that_changed(self, tmp_path, caplog):
         other = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(tmp_path, Own(*self.STEPS), before={"on_text": "continue"}, now=other)
-        assert "add {'by': 2} has another answer than recorded: 'THE COUNT IS 2'" in failure(again)["message"]
+        assert "add {'by': 2} has a different answer than recorded: 'THE COUNT IS 2'" in failure(again)["message"]
         twice, fields = Own(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
         caplog.clear()
         _, again = await replayed(tmp_path, twice, before=fields, now=other, on_difference="continue")
@@ -348,7 +348,7 @@ class TestTheRun:
         (tmp_path / "episodes.jsonl").write_text("")
         with pytest.raises(ConfigError, match="no finished episode"):
             ReplayPolicy(tmp_path)
-        with pytest.raises(ConfigError, match="on_difference: expected stop or continue, got 'halt'"):
+        with pytest.raises(ConfigError, match="on_difference must be stop or continue, got 'halt'"):
             make_policy("replay", {"run": ".", "on_difference": "halt"}, tmp_path)
 
 

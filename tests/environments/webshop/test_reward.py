@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reward_kit.environments.webshop import (
     Purchase,
     ShoppingGoal,
-    catalogue,
+    catalog,
     draw_goal,
     match_purchase,
     satisfies,
@@ -110,7 +110,7 @@ def test_texts_match_as_the_published_tests_say(one, other, matches) -> None:
 
 @given(st.data())
 def test_a_reward_is_a_share_and_full_only_where_all_is_met(data) -> None:
-    shop = catalogue(SIZE, 0)
+    shop = catalog(SIZE, 0)
     goal = draw_goal(shop, data.draw(st.integers(0, 10_000)))
     product = shop.products[data.draw(st.integers(0, SIZE - 1))]
     chosen = {name: data.draw(st.sampled_from(values)) for name, values in product.options.items()}

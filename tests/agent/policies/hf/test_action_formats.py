@@ -148,7 +148,7 @@ def test_reasoning_is_kept_apart():
 
 def test_bare_is_for_one_tool_with_one_text():
     assert Bare().action(" go to bed\n", [SAY]) == call("say", text="go to bed")
-    with pytest.raises(PolicyError, match=r"here the tools are say, look.*action_format: plain"):
+    with pytest.raises(PolicyError, match=r"got say, look.*action_format: plain"):
         Bare().check([SAY, LOOK])
     with pytest.raises(PolicyError, match="bare"):
         Bare().check([ADD])

@@ -172,12 +172,12 @@ def test_a_conversation_that_somebody_rewrote_is_laid_out_anew():
 
 
 def test_a_role_that_the_template_refuses_or_leaves_out_is_named():
-    with pytest.raises(PolicyError, match=r"refuses this conversation \(system, user\): .*no system role"):
+    with pytest.raises(PolicyError, match=r"rejects this conversation \(system, user\): .*no system role"):
         Talk(REFUSES_SYSTEM).prompt()
     talk = Talk(REFUSES_SYSTEM, messages=[QUESTION])
     talk.prompt()
     talk.say("look", result("a room"))
-    with pytest.raises(PolicyError, match=r"leaves out messages of role tool; .* set tool_role: user"):
+    with pytest.raises(PolicyError, match=r"omits messages of role tool; .* set tool_role: user"):
         talk.prompt()
 
 
@@ -273,9 +273,9 @@ def test_a_turn_that_came_before_renders_nothing(monkeypatch):
 
 
 def test_no_template_and_one_that_leaves_out_answers_are_refused():
-    with pytest.raises(ConfigError, match="chat_template: the tokenizer has none that can be used"):
+    with pytest.raises(ConfigError, match="chat_template: the tokenizer has no usable template"):
         ChatLayout(byte_tokenizer(None))
-    with pytest.raises(ConfigError, match="leaves out the last answer"):
+    with pytest.raises(ConfigError, match="omits or repeats the last answer"):
         ChatLayout(byte_tokenizer("{{ messages[0].content }}"))
 
 

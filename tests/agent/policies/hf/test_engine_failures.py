@@ -177,7 +177,7 @@ def test_an_engine_serves_one_event_loop_after_another() -> None:
 
 def test_a_model_without_keys_and_values_is_refused() -> None:
     config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, eos_token_id=None, bos_token_id=None)
-    with pytest.raises(ConfigError, match="MambaForCausalLM does not compute the same with a cache in rows"):
+    with pytest.raises(ConfigError, match="MambaForCausalLM does not give the same results with a cache in rows"):
         Engine(MambaForCausalLM(config), stop_ids=[], max_context=20)
 
 

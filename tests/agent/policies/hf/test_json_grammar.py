@@ -120,5 +120,5 @@ def test_words_that_the_tokenizer_does_not_know_make_choices_the_same():
 
 def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason():
     strange = ToolSchema("odd", {"properties": {"x": {"type": "array", "uniqueItems": True}}, "required": ["x"]})
-    with pytest.raises(PolicyError, match=r"cannot be followed token by token: .*uniqueItems"):
+    with pytest.raises(PolicyError, match=r"cannot be enforced token by token: .*uniqueItems"):
         constraints().start("tools", [strange], Hermes())

@@ -1,4 +1,4 @@
-"""A seeded catalogue, a search that no text can break, and goals that can be met."""
+"""A seeded catalog, a search that no text can break, and goals that can be met."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from reward_kit.environments.webshop import (
     KINDS,
     MAX_RESULTS,
-    Catalogue,
-    catalogue,
+    Catalog,
+    catalog,
     draw_goal,
     satisfies,
     token_set_ratio,
@@ -24,16 +24,16 @@ from reward_kit.errors import ToolError
 SIZE = 200
 
 
-def test_a_catalogue_follows_its_seed_and_a_smaller_one_is_the_beginning_of_it() -> None:
-    products = catalogue(SIZE, 0).products
-    assert Catalogue(50, 0).products == products[:50]
-    assert Catalogue(50, 1).products[0] != products[0]
+def test_a_catalog_follows_its_seed_and_a_smaller_one_is_the_beginning_of_it() -> None:
+    products = catalog(SIZE, 0).products
+    assert Catalog(50, 0).products == products[:50]
+    assert Catalog(50, 1).products[0] != products[0]
     assert len({product.product_id for product in products}) == SIZE
     assert {product.query for product in products} == {kind.name for kind in KINDS}
 
 
 def test_product_texts_contain_its_attributes() -> None:
-    for product in catalogue(SIZE, 0).products:
+    for product in catalog(SIZE, 0).products:
         text = f"{product.title} {' '.join(product.features)} {product.description}".lower()
         assert all(attribute in text for attribute in product.attributes)
         assert set(product.nouns) <= set(product.title.lower().replace(",", "").split())
@@ -50,9 +50,9 @@ def test_no_two_attributes_or_values_of_a_kind_match_one_another() -> None:
         assert set(kind.name.split()).isdisjoint(kind.keywords) and len(set(kind.keywords)) == 5
 
 
-def test_all_resources_of_a_process_share_one_catalogue() -> None:
+def test_all_resources_of_a_process_share_one_catalog() -> None:
     found = []
-    threads = [threading.Thread(target=lambda: found.append(catalogue(20, 99))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(catalog(20, 99))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -62,11 +62,11 @@ def test_all_resources_of_a_process_share_one_catalogue() -> None:
 
 def test_the_shared_database_cannot_be_written() -> None:
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        catalogue(SIZE, 0)._database.execute("DELETE FROM products")
+        catalog(SIZE, 0)._database.execute("DELETE FROM products")
 
 
 def test_a_search_puts_the_best_matches_first() -> None:
-    shop = catalogue(1000, 0)
+    shop = catalog(1000, 0)
     found = [shop.products[number] for number in shop.search("waterproof hiking boots")]
     assert len(shop.search("machine washable in color black")) == MAX_RESULTS
     assert found[0].query == "hiking boots" and "waterproof" in found[0].attributes
@@ -93,7 +93,7 @@ def test_a_search_puts_the_best_matches_first() -> None:
     ],
 )
 def test_nothing_in_a_query_is_syntax(query) -> None:
-    shop = catalogue(SIZE, 0)
+    shop = catalog(SIZE, 0)
     shop.search(query)
     assert shop.search("rain")
 
@@ -101,7 +101,7 @@ def test_nothing_in_a_query_is_syntax(query) -> None:
 @given(st.text(st.characters(), max_size=300))
 def test_no_text_breaks_the_search(query) -> None:
     try:
-        found = catalogue(20, 0).search(query)
+        found = catalog(20, 0).search(query)
     except ToolError:
         return
     assert len(found) <= 20
@@ -113,11 +113,11 @@ def test_no_text_breaks_the_search(query) -> None:
 )
 def test_a_query_without_words_or_with_too_many_is_refused(query, message) -> None:
     with pytest.raises(ToolError, match=message):
-        catalogue(SIZE, 0).search(query)
+        catalog(SIZE, 0).search(query)
 
 
 def test_a_goal_follows_its_number_and_its_product_satisfies_it() -> None:
-    shop = catalogue(SIZE, 0)
+    shop = catalog(SIZE, 0)
     goals = [draw_goal(shop, index) for index in range(100)]
     assert goals == [draw_goal(shop, index) for index in range(100)]
     assert len({goal.instruction for goal in goals}) > 95
