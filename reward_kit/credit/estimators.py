@@ -121,11 +121,11 @@ def reinforce_plus_plus_baseline_credit(
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
-    centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
-    scored = centred_B[~np.isnan(centred_B)]
+    centered_B = relative(arrays.scores_B, arrays.groups_B, "mean")
+    scored = centered_B[~np.isnan(centered_B)]
     # `hypot` is the root of the sum of squares, and does not overflow even if the squares would.
     scale = math.hypot(*scored.tolist()) / math.sqrt(max(len(scored) - 1, 1)) + epsilon
-    advantages_B = centred_B / scale if scale > 0 else centred_B
+    advantages_B = centered_B / scale if scale > 0 else centered_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
 
 
@@ -214,12 +214,12 @@ def gpg_credit(
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
-    centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
-    is_scored_B = ~np.isnan(centred_B)
-    differs_G = np.bincount(arrays.groups_B, is_scored_B & (centred_B != 0.0)) > 0
+    centered_B = relative(arrays.scores_B, arrays.groups_B, "mean")
+    is_scored_B = ~np.isnan(centered_B)
+    differs_G = np.bincount(arrays.groups_B, is_scored_B & (centered_B != 0.0)) > 0
     counting = int(np.sum(is_scored_B & differs_G[arrays.groups_B]))
     with overflow_allowed():
-        advantages_B = centred_B * (int(np.sum(is_scored_B)) / counting) if counting else centred_B
+        advantages_B = centered_B * (int(np.sum(is_scored_B)) / counting) if counting else centered_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
 
 
@@ -368,10 +368,10 @@ def turn_level_grpo_credit(
     present_N = np.bincount(cells_N)[cells_N]
     advantages_S = np.full(len(returns_S), np.nan)
     with overflow_allowed():
-        centred_N = values_N - first_N
-        sums_N = np.bincount(cells_N, centred_N)[cells_N] - (sizes_N - present_N) * first_N
+        centered_N = values_N - first_N
+        sums_N = np.bincount(cells_N, centered_N)[cells_N] - (sizes_N - present_N) * first_N
         advantages_S[is_scored_S] = np.divide(
-            sizes_N * centred_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1
+            sizes_N * centered_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1
         )
     return step_credit(arrays, advantages_S, returns_S)
 

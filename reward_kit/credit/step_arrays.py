@@ -259,15 +259,15 @@ def relative(
     values, groups = values_N[valued_N], renumber_groups(groups_N[valued_N])
     weights = np.ones(len(values)) if weights_N is None else weights_N[valued_N]
     units = _units(values, groups)
-    centred = values / units
-    centred -= centred[first_positions(groups)][groups]
+    centered = values / units
+    centered -= centered[first_positions(groups)][groups]
     totals = np.bincount(groups, weights)
     # If all weights are zero, as for trajectories without steps, nothing is subtracted.
-    centred -= (np.bincount(groups, weights * centred) / np.where(totals > 0, totals, 1.0))[groups]
-    scales = _scales(centred, groups, weights, normalization, epsilon / units, normalization_constant)
+    centered -= (np.bincount(groups, weights * centered) / np.where(totals > 0, totals, 1.0))[groups]
+    scales = _scales(centered, groups, weights, normalization, epsilon / units, normalization_constant)
     counts = (scales > 0) & (np.bincount(groups) >= min_group_size)[groups]
     out_N = np.full(len(values_N), np.nan)
-    measured = np.divide(centred, scales, out=np.zeros_like(centred), where=counts)
+    measured = np.divide(centered, scales, out=np.zeros_like(centered), where=counts)
     with np.errstate(over="ignore"):
         out_N[valued_N] = measured if normalization == "std" else measured * units
     return out_N
@@ -285,17 +285,17 @@ def _units(values: Floats, groups: Codes) -> Floats:
 
 
 def _scales(
-    centred: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
+    centered: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
 ) -> Floats:
     """Return the divisor of each centered value; zero if its group has no other values to compare with."""
     if normalization == "mean":
-        return np.ones_like(centred)
+        return np.ones_like(centered)
     if normalization == "constant":
-        return np.full_like(centred, constant)
+        return np.full_like(centered, constant)
     totals = np.bincount(groups, weights)
     if normalization == "leave_one_out":
         return np.asarray((totals[groups] - weights) / np.where(totals > 0, totals, 1.0)[groups], dtype=np.float64)
-    variances = np.bincount(groups, weights * centred**2) / np.maximum(totals - 1.0, 1.0)
+    variances = np.bincount(groups, weights * centered**2) / np.maximum(totals - 1.0, 1.0)
     return np.asarray(np.sqrt(variances)[groups] + epsilons, dtype=np.float64)
 
 

@@ -35,7 +35,7 @@ Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]
 _CACHE_SIZE = 256
 _cache: dict[str, NDArray[np.float64]] = {}
 """The action values of recently used tables, by environment name."""
-_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+_COLORED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 _TAXI_STOPS = ("R", "G", "Y", "B")
 _TAXI_STOP_NAMES = ("R (red)", "G (green)", "Y (yellow)", "B (blue)")
 _DATA_ARGUMENTS = {
@@ -202,7 +202,7 @@ def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
 
 def plain_text(text: str) -> str:
     """Return terminal text without color codes; colored parts become bracketed."""
-    return _COLOURED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
+    return _COLORED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
 
 
 def to_json(value: Any) -> Any:

@@ -22,7 +22,7 @@ _LOGO = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
 _STATUS_LINE = re.compile(r">?[ ]{10,}-= .+? =-\s*-?\d+/\d+\s*\Z")
 _PROMPT = re.compile(r"\n>\s*\Z")
 _AT_THE_END = re.compile(r"\s*Would you like to RESTART\b.*\Z", re.DOTALL)
-_CENTRED = re.compile(r"^[ ]{10,}", re.MULTILINE)
+_CENTERED = re.compile(r"^[ ]{10,}", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _ASKED_FOR = ("won", "lost", "score", "max_score", "moves", "objective", "inventory", "description")
 _TRACKED = ("admissible_commands", "policy_commands", "facts")
@@ -32,7 +32,7 @@ def answer_text(feedback: str) -> str:
     """Return the game's text without TextWorld's logo, the status line, the prompt and the offer to restart."""
     text = _STATUS_LINE.sub("", _LOGO.sub("", feedback))
     text = _AT_THE_END.sub("", _PROMPT.sub("", text))
-    return _BLANK_LINES.sub("\n\n", _CENTRED.sub("", text)).strip()
+    return _BLANK_LINES.sub("\n\n", _CENTERED.sub("", text)).strip()
 
 
 def make(request: Mapping[str, Any]) -> str:

@@ -183,7 +183,7 @@ def step_values(columns: Columns) -> Columns:
     )
 
 
-def standardised_advantages(columns: Columns) -> Columns:
+def standardized_advantages(columns: Columns) -> Columns:
     """Standardize the step column `advantage`: subtract its mean, divide by its unbiased standard deviation + 1e-6.
 
     It is not in the default pipeline, because estimators normalize. Insert it after `step_values`, where each action

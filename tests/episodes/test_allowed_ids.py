@@ -96,7 +96,7 @@ def test_places_offsets_and_ids_say_the_same_as_shared_sets():
 
 
 def test_offsets_of_other_places_are_refused():
-    with pytest.raises(EpisodeError, match="2 positions and 1 ids do not match the offsets"):
+    with pytest.raises(EpisodeError, match="2 places and 1 ids do not match the offsets"):
         AllowedIds([0, 1], [0, 1], [5])
 
 

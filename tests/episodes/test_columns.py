@@ -119,7 +119,7 @@ class TestColumn:
             self.track.get(index)
 
     def test_a_step_of_zero_is_refused(self):
-        with pytest.raises(ValueError, match="step cannot be 0"):
+        with pytest.raises(ValueError, match="step of a slice must not be 0"):
             self.track.get(slice(0, 2, 0))
 
     def test_a_lookback_is_at_most_what_is_there(self):

@@ -44,13 +44,13 @@ def refused(episode: Any, add: Callable[[Any], None], match: str) -> None:
 
 @pytest.mark.parametrize("reward", NO_NUMBERS, ids=repr)
 def test_a_reward_that_is_no_number(reward: Any) -> None:
-    refused(single(), lambda e: e.add_env_step("o", "a", reward), "episode e, step 1: the reward must be a number; got")
+    refused(single(), lambda e: e.add_env_step("o", "a", reward), "episode e, step 1: the reward must be a number, got")
     data = {"observations": {"bob": 2}, "actions": {"bob": 1}}
-    match = "episode m, step 1: the reward of agent 'bob' must be a number; got"
+    match = "episode m, step 1: the reward of agent 'bob' must be a number, got"
     refused(several(), lambda e: e.add_env_step(rewards={"bob": reward}, **data), match)
-    with pytest.raises(EpisodeError, match="episode e, step 1: the reward must be a number; got"):
+    with pytest.raises(EpisodeError, match="episode e, step 1: the reward must be a number, got"):
         SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 0], rewards=[0.5, reward])
-    with pytest.raises(EpisodeError, match="step 0: the reward of agent 'a' must be a number; got"):
+    with pytest.raises(EpisodeError, match="step 0: the reward of agent 'a' must be a number, got"):
         MultiAgentEpisode(observations=[{"a": 0}, {"a": 1}], actions=[{"a": 0}], rewards=[{"a": reward}])
 
 
@@ -66,10 +66,10 @@ def test_a_reward_of_any_kind_of_number(reward: Any) -> None:
 def test_infos_of_a_reset_that_are_no_dict() -> None:
     # RLlib's documentation begins an episode so; its class keeps whatever it is given.
     episode = SingleAgentEpisode("e")
-    with pytest.raises(EpisodeError, match="episode e, step 0: infos are a dict; got 'info_0'"):
+    with pytest.raises(EpisodeError, match="episode e, step 0: infos must be a dict, got 'info_0'"):
         episode.add_env_reset("obs_0", "info_0")  # type: ignore[arg-type]
     assert not episode.is_reset
-    with pytest.raises(EpisodeError, match="step 1: infos are a dict; got 'info_1'"):
+    with pytest.raises(EpisodeError, match="step 1: infos must be a dict, got 'info_1'"):
         SingleAgentEpisode("e", observations=[0, 1], actions=[0], rewards=[0.0], infos=[{}, "info_1"])  # type: ignore[list-item]
 
 
@@ -86,9 +86,9 @@ def test_infos_of_several_that_are_no_dicts(infos: Any) -> None:
 @pytest.mark.parametrize(
     ("part", "match"),
     [
-        ({"infos": "x"}, "episode e, step 1: infos are a dict; got 'x'"),
-        ({"infos": 3}, "infos are a dict; got 3"),
-        ({"extra_model_outputs": "x"}, "episode e, step 1: extra_model_outputs are a dict; got 'x'"),
+        ({"infos": "x"}, "episode e, step 1: infos must be a dict, got 'x'"),
+        ({"infos": 3}, "infos must be a dict, got 3"),
+        ({"extra_model_outputs": "x"}, "episode e, step 1: extra_model_outputs must be a dict, got 'x'"),
         ({"extra_model_outputs": [1]}, "extra_model_outputs are a dict"),
     ],
 )
@@ -151,7 +151,7 @@ def state() -> dict[str, Any]:
         ("messages", {}, "messages is a list"),
         ("messages", [{"role": "user", "content": "hi", "name": 3}], r"messages\[0\]: name"),
         ("tokens", "x", "tokens is a dict"),
-        ("rewards", ["x"], "step 0: the reward must be a number; got 'x'"),
+        ("rewards", ["x"], "step 0: the reward must be a number, got 'x'"),
         ("assistant_turns", ["x"], "cannot be read: TypeError"),
     ],
 )
@@ -169,5 +169,5 @@ def test_a_state_of_several_with_something_else_in_a_field(field: str, value: An
 
 @pytest.mark.parametrize("kind", [SingleAgentEpisode, MultiAgentEpisode])
 def test_a_state_that_is_none(kind: Any) -> None:
-    with pytest.raises(EpisodeError, match="an episode's state is a dict, as get_state returns it; got 'x'"):
+    with pytest.raises(EpisodeError, match="an episode state must be a dict as returned by get_state, got 'x'"):
         kind.from_state("x")

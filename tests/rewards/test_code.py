@@ -116,7 +116,7 @@ async def test_the_reason_hides_what_is_expected_where_it_is_told_to() -> None:
     ("truth", "says"),
     [
         (None, "the sample has none"),
-        (3, "not tests"),
+        (3, "must contain tests"),
         ("def f(): pass", "not JSON"),
         ({}, "no tests"),
         ({"tests_": []}, "did you mean 'tests'"),
@@ -125,7 +125,7 @@ async def test_the_reason_hides_what_is_expected_where_it_is_told_to() -> None:
         ({"function": "f", "tests": [{"args": [1]}]}, "neither expected nor stdout"),
         ({"function": "f", "tests": [{"args": 1, "expected": 1}]}, "args is a list"),
         ({"function": "f", "tests": [{"arg": [1], "expected": 1}]}, "did you mean 'args'"),
-        ({"function": "f()", "tests": [{"args": [1], "expected": 1}]}, "not the name of a function"),
+        ({"function": "f()", "tests": [{"args": [1], "expected": 1}]}, "must be the name of a function"),
         ({"tests": [{"args": [1], "expected": 1}]}, "names no function"),
         ({"function": "f", "tests": [{"args": [1], "expected": 1}, {"stdout": ""}]}, "calls and runs together"),
         ({"tests": [{"stdin": 1, "stdout": "1"}]}, "tests[0].stdin is an int"),
@@ -133,8 +133,8 @@ async def test_the_reason_hides_what_is_expected_where_it_is_told_to() -> None:
         ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "a list of arguments"),
         ({"tests": [{"input": "x", "output": "1", "testtype": "functional"}], "function": "f"}, "JSON on each line"),
         ({"test_list": ["assert 1 == 1"]}, "call no function"),
-        ({"test_list": ["assert f(g(1)) == 2"], "function": "f"}, "g() is not known here"),
-        ({"test_list": ["assert f(1) == open('x').read()"]}, "cannot be asked as a question"),
+        ({"test_list": ["assert f(g(1)) == 2"], "function": "f"}, "g.. is unknown"),
+        ({"test_list": ["assert f(1) == open('x').read()"]}, "cannot be split into a call"),
         (
             {"test": "def check(c):\n    try:\n        c(1)\n    except ValueError:\n        pass", "entry_point": "f"},
             "line 2",

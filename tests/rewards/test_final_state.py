@@ -197,10 +197,10 @@ def test_several_resources(truth: Any, options: dict[str, Any], score: float) ->
         (StateSnapshot.from_json(WORLD), {**WORLD, "balance": 4}, {}, "at .balance: expected 4, found 3"),
         (StateSnapshot.from_json(WORLD), {"/gone": 1}, {"match": "paths"}, '"/gone": 1 is expected, missing'),
         (FILES, {"report.txt": "total 4\n"}, {"match": "subset"}, '"total 3" in line 1, expected "total 4"'),
-        (FILES, LEFT | {"more": "x"}, {}, '"more": no such file is there'),
+        (FILES, LEFT | {"more": "x"}, {}, '"more": no such file exists'),
         (SHOP, {"orders": ROWS[:2]}, {}, 'the row (2, "open", 3.0) is not expected'),
         (SHOP, {"gone": []}, {}, "no such table"),
-        (BOTH, {"world": {"a": 1}}, {"match": "subset"}, '"world: state": at .a: expected 1, and it is missing'),
+        (BOTH, {"world": {"a": 1}}, {"match": "subset"}, '"world: state": at .a: expected 1, but it is missing'),
     ],
 )
 def test_the_reason_names_the_first_difference(

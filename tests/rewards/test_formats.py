@@ -93,7 +93,7 @@ def test_tags_stand_once_in_order_and_closed(reply, options, score):
 def test_the_reason_names_the_fault():
     assert "<answer> stands 2 times" in ask(tag_format, SHORT + "<answer>5</answer>").reason
     assert '"Sure!" stands outside' in ask(tag_format, "Sure! " + SHORT).reason
-    assert "inside of <think>" in ask(tag_format, "<think>a<answer>4</answer></think>").reason
+    assert "inside <think>" in ask(tag_format, "<think>a<answer>4</answer></think>").reason
 
 
 def test_every_turn_may_count_and_is_its_steps_reward():

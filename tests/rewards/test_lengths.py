@@ -77,7 +77,7 @@ def test_it_is_the_soft_overlong_punishment(length, punishment):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({}, "neither at_least nor at_most"),
+        ({}, "set at_least, at_most or both"),
         ({"at_least": 2, "at_most": 1}, "above at_most"),
         ({"at_most": -1}, "at_most"),
         ({"at_most": 1, "above": -1}, "above"),

@@ -234,17 +234,17 @@ def test_the_database_may_stand_in_the_sample_or_in_a_file(tmp_path: Path) -> No
     ("truth", "says"),
     [
         (None, "the sample has none"),
-        (3, "an int instead of a query"),
-        ([], "instead of a query"),
-        ({"query": "", "seed_sql": ""}, "instead of a query"),
+        (3, "must contain a query, got an int"),
+        ([], "must contain a query"),
+        ({"query": "", "seed_sql": ""}, "must contain a query"),
         ({"sql": NAMES}, "unknown key 'sql'"),
         (NAMES, "needs a database"),
         ({"query": "SELECT nothing", "seed_sql": SEED}, "the gold query fails"),
         ({"query": NAMES, "seed_sql": "CREATE"}, "seed_sql cannot be run"),
         ({"query": NAMES, "database": "/nowhere.sqlite"}, "cannot be read"),
         ({"query": NAMES, "database": __file__}, "not a SQLite database"),
-        ({"query": BY_AGE + " LIMIT 1", "seed_sql": SEED}, "may return other rows too"),
-        ({"query": NAMES + " LIMIT 2", "seed_sql": SEED}, "may return other rows too"),
+        ({"query": BY_AGE + " LIMIT 1", "seed_sql": SEED}, "may return different rows"),
+        ({"query": NAMES + " LIMIT 2", "seed_sql": SEED}, "may return different rows"),
     ],
 )
 def test_a_sample_that_cannot_be_judged_is_unscored(truth: Any, says: str) -> None:

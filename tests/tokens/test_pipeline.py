@@ -19,7 +19,7 @@ from reward_kit.tokens import (
     pad_rows,
     row_columns,
     segment_rows,
-    standardised_advantages,
+    standardized_advantages,
     step_values,
 )
 from tests.profiles import examples
@@ -96,10 +96,10 @@ def test_taking_rows_is_indexing_the_batch(made: list[Played]) -> None:
         np.testing.assert_array_equal(indexed.non_tensor_batch[key], values, err_msg=key)
 
 
-def test_advantages_are_standardised_per_action_before_they_are_expanded() -> None:
+def test_advantages_are_standardized_per_action_before_they_are_expanded() -> None:
     """Per token, the two tokens of the first action would count twice: a mean of 3, not 2.5."""
     pipeline = default_pipeline()
-    pipeline.insert_after("step_values", standardised_advantages)
+    pipeline.insert_after("step_values", standardized_advantages)
     advantages = rows_by(pipeline).batch["advantages"][0]
     deviation = np.std([4.0, 1.0], ddof=1) + 1e-6
     np.testing.assert_allclose(advantages, np.array([0, 0, 1.5, 1.5, 0, -1.5]) / deviation, rtol=1e-12)
@@ -109,7 +109,7 @@ def test_advantages_are_standardised_per_action_before_they_are_expanded() -> No
 @pytest.mark.parametrize("advantages", [[0.1, 0.1], [0.1, None], [None, None]])
 def test_equal_advantages_become_zero_and_unknown_ones_stay_unknown(advantages: list[float | None]) -> None:
     steps = [step.model_copy(update={"advantage": a}) for step, a in zip(LONG.steps, advantages, strict=True)]
-    made = standardised_advantages(step_values(Columns.from_episodes([LONG.episode], [steps])))
+    made = standardized_advantages(step_values(Columns.from_episodes([LONG.episode], [steps])))
     expected = [np.nan if a is None else 0.0 for a in advantages]
     np.testing.assert_array_equal(made.steps["advantage"], expected)
 
@@ -168,7 +168,7 @@ def test_invalid_columns_are_not_laid_out() -> None:
 def test_no_connector_changes_what_it_is_given() -> None:
     before = copy.deepcopy([episode.get_state() for episode in EPISODES])
     columns = Columns.from_episodes(EPISODES, STEPS, [1.0, None])
-    for connector in (*default_pipeline(), standardised_advantages, turn_numbers):
+    for connector in (*default_pipeline(), standardized_advantages, turn_numbers):
         given_to_it = copy.deepcopy((columns.steps, columns.tokens, columns.rows))
         made = connector(columns)
         for kept, now in zip(given_to_it, (columns.steps, columns.tokens, columns.rows), strict=True):
