@@ -177,7 +177,7 @@ class ForkableResource(ABC):
         """
 
     async def get_observation(self) -> Any:
-        """Return the first observation of an agent that starts in the current state; None if there is none to show."""
+        """Return the first observation of an agent that starts in the current state, or None."""
         return None
 
     @abstractmethod
@@ -189,7 +189,7 @@ class ForkableResource(ABC):
         """Return the key of the current state; states with equal keys have equal futures."""
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the state for reward functions, or None if there is none to score. Called before `close`."""
+        """Return the state for reward functions, or None; called before `close`."""
         return None
 
     async def close(self) -> None:

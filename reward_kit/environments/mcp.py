@@ -73,7 +73,7 @@ class McpConfig(ResourceConfig):
     )
     env: dict[str, Word] = Field(default_factory=dict, description="variables added to the server's environment")
     pass_env: list[str] = Field(default_factory=list, description="names of further variables to pass on")
-    cwd: str | None = Field(default=None, description="relative to the task's folder, which is the default")
+    cwd: str | None = Field(default=None, description="relative to the task's directory, which is the default")
     url: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     headers_env: dict[str, str] = Field(

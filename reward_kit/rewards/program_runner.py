@@ -123,7 +123,7 @@ def load_script(text: str, setup: str) -> Callable[[str], int]:
     def run(stdin: str) -> int:
         out = sys.stdout
         # Descriptor 0, sys.stdin and input() must all read the text.
-        with open(".input", "wb") as file:  # noqa: PTH123 - the work folder of a call, its only one
+        with open(".input", "wb") as file:  # noqa: PTH123 - the working directory of a call, its only one
             file.write(stdin.encode("utf-8", "surrogatepass"))
         descriptor = os.open(".input", os.O_RDONLY)
         os.unlink(".input")  # noqa: PTH108
@@ -172,9 +172,9 @@ def compile_program(
 
     Args:
         text: the program.
-        filename: its name in the work folder.
+        filename: its name in the working directory.
         compile_command: the command that compiles it; [] for interpreted languages.
-        run_command: the command of each run, in the work folder.
+        run_command: the command of each run, in the working directory.
         limits: `compile_s` and `run_s` of wall time, `cpu_s` per run, and the bytes of `output`.
     """
     with open(filename, "wb") as file:  # noqa: PTH123

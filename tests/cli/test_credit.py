@@ -201,7 +201,7 @@ def test_credit_reports_groups_without_peers(tmp_path: Path) -> None:
     )
     done = call(str(run))
     assert "2, 2 of them with fewer than two scored episodes" in done.stdout
-    assert "warning: every group has one scored trajectory" in done.stderr
+    assert "warning: every group has only one scored trajectory" in done.stderr
 
 
 def test_untrusted_text_does_not_reach_the_terminal(tmp_path: Path) -> None:

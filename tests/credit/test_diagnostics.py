@@ -87,7 +87,7 @@ def test_ties_and_groups_of_one_are_told():
     assert tied.warnings()[0].startswith("in every group all scores are equal")
     single = credit_diagnostics(one, [1] * 4, [1.0, None, 0.0, None], ["a", "a", "b", "b"])
     assert (single.tied_groups, single.single_groups) == (0, 2)
-    assert single.warnings()[0].startswith("every group has one scored trajectory")
+    assert single.warnings()[0].startswith("every group has only one scored trajectory")
     mixed = credit_diagnostics(one, [1] * 4, [1.0, 1.0, 0.0, 0.5], ["a", "a", "b", "b"])
     assert mixed.summary()["credit/tied_groups_share"] == 0.5
     assert mixed.warnings() == []

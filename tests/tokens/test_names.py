@@ -62,7 +62,7 @@ def test_under_the_other_names_batches_join_and_trim_as_well(made: list[Played])
 
 def test_rows_padded_otherwise_are_refused() -> None:
     made = play("r", [([1], [2])])
-    with pytest.raises(ConfigError, match=r"build_rows\(…, padding='outer'\); these are padded 'right'"):
+    with pytest.raises(ConfigError, match=r"build_rows\(…, padding='outer'\), got rows with padding 'right'"):
         verl_batch(build_rows([made.episode], pad_token_id=PAD))
     with pytest.raises(ConfigError, match="whole rows"):
         verl_batch(outer([made]).select(["input_ids", "attention_mask"]))

@@ -147,7 +147,7 @@ def test_connector_errors_name_the_connector() -> None:
 def test_columns_have_the_length_of_their_axis() -> None:
     columns = segment_rows(Columns.from_episodes(EPISODES))
     for axis, size in (("tokens", 8), ("rows", 2), ("steps", 3)):
-        with pytest.raises(ConfigError, match=rf"{axis} column 'x' has the shape \(9,\); there are {size} {axis}"):
+        with pytest.raises(ConfigError, match=rf"{axis} column 'x' has the shape \(9,\), but there are {size} {axis}"):
             columns.with_columns(**{axis: {"x": np.zeros(9)}})
 
 
@@ -161,7 +161,7 @@ def test_invalid_columns_are_not_laid_out() -> None:
     batch = pad_rows(row_columns(EPISODES, STEPS), pad_token_id=PAD)
     for lay_out in (pack_rows, lambda columns: pad_rows(columns, pad_token_id=PAD)):
         for wrong, kind in ((batch, "a TokenBatch"), (EPISODES, "a list")):
-            with pytest.raises(ConfigError, match=f"from Columns, which a RowPipeline makes of episodes; got {kind}"):
+            with pytest.raises(ConfigError, match=f"the Columns that a RowPipeline returns, got {kind}"):
                 lay_out(wrong)  # type: ignore[arg-type]
 
 

@@ -181,7 +181,7 @@ def test_a_row_per_action_has_everything_before_it_as_its_prompt() -> None:
 def test_invalid_options_are_rejected() -> None:
     with pytest.raises(ConfigError, match="padding must be 'right', 'left' or 'outer', got 'both'"):
         build_rows([LONG], pad_token_id=PAD, padding="both")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="per 'segment' or per 'action'; got 'turn'"):
+    with pytest.raises(ConfigError, match="per must be 'segment' or 'action', got 'turn'"):
         build_rows([LONG], pad_token_id=PAD, per="turn")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="1 episodes need 1 scores, got 2"):
         build_rows([LONG], pad_token_id=PAD, scores=[1.0, 2.0])

@@ -41,7 +41,7 @@ class HFAgentPolicy(AgentPolicy):
         tokenizer: a tokenizer, or its directory or name; by default the one saved with the model.
         action_format: the format of tool calls: hermes, llama, mistral, template, plain, bare; by default the one saved
             with the model, else inferred from its tokenizer and chat template.
-        temperature: the divisor of the logits; 0 takes the most likely token.
+        temperature: the divisor of the logits; 0 selects the most likely token.
         top_p: sample from the smallest set of tokens with this total probability. Episodes sampled this way cannot be
             used for training, since the excluded tokens are not recorded.
         top_k: sample from this many of the most likely tokens; 0 for all. As for `top_p`, not usable for training.
@@ -177,7 +177,7 @@ class HFAgentPolicy(AgentPolicy):
     def module(self) -> nn.Module:
         """The weights being trained: a `transformers` model or a `PolicyWithValue`; the engine uses a copy.
 
-        Weights from a folder are loaded again on first use, since a policy that only acts does not need a second copy.
+        Weights from a directory are loaded again on first use, since a policy that only acts does not need a second copy.
         """
         return self._given if self._given is not None else self._load()
 

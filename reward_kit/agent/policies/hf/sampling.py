@@ -22,7 +22,7 @@ class Sampling(NamedTuple):
     """The sampling options, in the order in which they are applied.
 
     Attributes:
-        temperature: the divisor of the logits; 0 takes the most likely token.
+        temperature: the divisor of the logits; 0 selects the most likely token.
         top_k: keep this many of the most likely tokens, plus any tied with the last of them; 0 keeps all.
         top_p: keep the smallest number of most likely tokens with at least this total probability; 1.0 keeps all.
     """
