@@ -1,12 +1,13 @@
-"""Submissions judged per second by `python_code`, and whether every verdict is right.
+"""Throughput and correctness of `python_code`: submissions per second, and the number of wrong scores.
 
-    python benchmarks/code_rewards.py [-n 1000] [--seed 0] [--concurrent 16]
+    .venv/bin/python benchmarks/code_rewards.py [-n 1000] [--seed 0] [--concurrent 16]
 
-A thousand programs for ten tasks with ten hidden tests each, drawn with a seed: 62% right, in several styles; 25%
-wrong, in several ways, each passing a share of the tests that is known; 10% hostile (they forge results, read the host,
-fork, kill, look for expected values, collide hashes); 3% slow (endless loops with 0.1 s of CPU time, sleepers with
-0.6 s of wall time). Every text is another one, so nothing is cached. What a program must earn is worked out beforehand
-by running the honest ones here, which are ours. The rate counts all of them, the slow ones too.
+The workload is a seeded mix of programs for ten tasks with ten hidden tests each: 62% correct; 25% wrong, each passing
+a known share of the tests; 10% hostile (forged results, reads of the host, fork bombs, signals, searches for expected
+values, hash collisions); 3% slow (endless loops limited to 0.1 s of CPU time, sleeps limited to 0.6 s of wall time).
+All texts differ, so no result is cached. Expected scores are computed beforehand by running the benchmark's own correct
+and wrong programs in this process. The rate includes slow submissions. The target is 150 submissions per second; the
+exit status is 1 if any score is wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SHARES = {"right": 0.62, "wrong": 0.25, "hostile": 0.10, "slow": 0.03}
 
 
 class Task(NamedTuple):
-    """A task: inputs by seed, programs that solve it, and ways to get it wrong."""
+    """A task with a generator of inputs, bodies that solve it, and bodies that do not."""
 
     name: str
     inputs: Callable[[random.Random], list[Any]]
@@ -153,9 +154,9 @@ TASKS = [
     ),
 ]
 HOSTILE = {
-    "prints a verdict": "import os\nprint('{\"value\": true} PASSED 1.0', flush=True)\nos._exit(0)",
+    "prints a result": "import os\nprint('{\"value\": true} PASSED 1.0', flush=True)\nos._exit(0)",
     "exits": "import sys\nsys.exit(0)",
-    "equal to everything": (
+    "compares equal to everything": (
         "class E(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\ndef f(a): return E(-77)"
     ),
     "replaces json": (
@@ -169,23 +170,23 @@ HOSTILE = {
         "import os, struct\ndef f(a):\n"
         "    os.write(3, struct.pack('!4s16sI', b'RKF1', bytes(16), 2) + b'{}')\n    return -77"
     ),
-    "looks for answers": (
+    "searches for expected values": (
         "import gc\ndef f(a):\n"
         "    return [o['expected'] for o in gc.get_objects() if type(o) is dict and 'expected' in o] or -77"
     ),
     "reads the host": "def f(a):\n    return open('/etc/passwd').read()",
     "forks": "import os\ndef f(a):\n    while True: os.fork()",
-    "starts a program": (
+    "starts a subprocess": (
         "import subprocess\ndef f(a):\n    return subprocess.run(['id'], capture_output=True).stdout.decode()"
     ),
-    "kills": (
+    "sends signals": (
         "import os, signal\ndef f(a):\n    os.kill(os.getppid(), signal.SIGKILL)\n"
         "    os.kill(-1, signal.SIGKILL)\n    return -77"
     ),
     "opens a socket": "import socket\ndef f(a):\n    return socket.create_connection(('127.0.0.1', 22))",
     "collides hashes": "def f(a):\n    return [[n * (2**61 - 1), n] for n in range(3_000)]",
     "floods its output": "import sys\ndef f(a):\n    sys.stdout.write('x' * 3_000_000)\n    return -77",
-    "takes memory": "def f(a):\n    return len(bytearray(1 << 34))",
+    "allocates memory": "def f(a):\n    return len(bytearray(1 << 34))",
     "pickles": "class P(dict):\n    def __reduce__(s): return (print, ('forged',))\ndef f(a): return P()",
 }
 SLOW = {
@@ -201,127 +202,129 @@ PREFACES = ("", "Let me think step by step.\n", "The idea is simple:\n\n```\nan 
 
 
 class Submission(NamedTuple):
-    """What a model wrote, and what it must earn."""
+    """A model's answer and the expected score."""
 
     kind: str
-    way: str
+    variant: str
     text: str
     truth: dict[str, Any]
     score: float
 
 
 def hidden_tests(task: Task, seed: int) -> dict[str, Any]:
-    """Ten tests that tell each wrong program from the right ones, or the first ten draws that do."""
+    """Return ten tests that every wrong program fails at least one of."""
     for attempt in range(1_000):
         draw = random.Random(f"{task.name} {seed} {attempt}")
-        given = [task.inputs(draw) for _ in range(10)]
-        tests = [{"args": arguments, "expected": answer_of(task.right[0], arguments)} for arguments in given]
-        if all(share_of(body, tests) < 1 for body in task.wrong):
+        inputs = [task.inputs(draw) for _ in range(10)]
+        tests = [{"args": arguments, "expected": run_body(task.right[0], arguments)} for arguments in inputs]
+        if all(passed_share(body, tests) < 1 for body in task.wrong):
             return {"function": "f", "tests": tests}
-    raise AssertionError(f"{task.name}: a wrong program is right")
+    raise AssertionError(f"{task.name}: a wrong program passes all tests")
 
 
-def answer_of(body: str, arguments: list[Any]) -> Any:
+def run_body(body: str, arguments: list[Any]) -> Any:
     space: dict[str, Any] = {}
-    exec(f"def f(a):\n{body}\n", space)  # noqa: S102 - ours
+    exec(f"def f(a):\n{body}\n", space)  # noqa: S102 - our own code
     answer = space["f"](*arguments)
     return dict(answer) if isinstance(answer, dict) else answer
 
 
-def share_of(body: str, tests: list[dict[str, Any]]) -> float:
-    """The share of tests that an honest body passes, by a comparison of its own."""
+def passed_share(body: str, tests: list[dict[str, Any]]) -> float:
+    """Return the share of tests that a body passes, compared independently of `python_code`."""
     passed = 0
     for test in tests:
         try:
-            passed += as_data(answer_of(body, test["args"])) == as_data(test["expected"])
+            passed += comparable(run_body(body, test["args"])) == comparable(test["expected"])
         except (OverflowError, IndexError, ValueError):
             continue
     return passed / len(tests)
 
 
-def as_data(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return ["list", *map(as_data, value)]
+        return ["list", *map(comparable, value)]
     return value if isinstance(value, str | dict) else (type(value).__name__, repr(value))
 
 
 def submissions(count: int, seed: int) -> list[Submission]:
-    """The mix, shuffled."""
+    """Return the mix of submissions, shuffled."""
     draw = random.Random(seed)
     truths = {task.name: hidden_tests(task, seed) for task in TASKS}
-    made = []
+    result = []
     for kind, share in SHARES.items():
         for number in range(round(share * count)):
             task = TASKS[number % len(TASKS)]
-            ways = {"hostile": HOSTILE, "slow": SLOW}.get(kind)
-            if ways is None:
-                place = number // len(TASKS) % len(getattr(task, kind))
-                body = getattr(task, kind)[place]
-                way, score = f"{task.name} {place}", share_of(body, truths[task.name]["tests"])
+            programs = {"hostile": HOSTILE, "slow": SLOW}.get(kind)
+            if programs is None:
+                index = number // len(TASKS) % len(getattr(task, kind))
+                body = getattr(task, kind)[index]
+                variant, score = f"{task.name} {index}", passed_share(body, truths[task.name]["tests"])
                 program = f"def f(a):\n{body}"
             else:
-                way, score = list(ways)[number % len(ways)], 0.0
-                program = ways[way]
-            text = f"{draw.choice(PREFACES)}```python\n# attempt {len(made)}\n{program}\n```\n"
-            made.append(Submission(kind, way, text, truths[task.name], score))
-    draw.shuffle(made)
-    return made
+                variant, score = list(programs)[number % len(programs)], 0.0
+                program = programs[variant]
+            text = f"{draw.choice(PREFACES)}```python\n# attempt {len(result)}\n{program}\n```\n"
+            result.append(Submission(kind, variant, text, truths[task.name], score))
+    draw.shuffle(result)
+    return result
 
 
-async def judge(made: list[Submission], concurrent: int) -> tuple[float, list[tuple[Submission, float]]]:
-    """Seconds for all of them, and what each earned; the sandbox is open before the clock starts."""
+async def score_all(submitted: list[Submission], concurrent: int) -> tuple[float, list[tuple[Submission, float]]]:
+    """Return the seconds that all submissions took, without sandbox startup, and the score of each."""
     reward = with_options(python_code, time_s=CPU_S, wall_s=WALL_S, memory_mb=256)
-    found: list[tuple[Submission, float]] = []
-    pending = iter(made)
+    scores: list[tuple[Submission, float]] = []
+    pending = iter(submitted)
     async with CodeSandboxes() as sandbox:
 
-        async def work(some: Any) -> None:
-            for one in some:
-                messages = [{"role": "assistant", "content": one.text}]
-                result = await reward(messages=messages, ground_truth=one.truth, sandbox=sandbox)
-                found.append((one, result.score))
+        async def work(items: Any) -> None:
+            for item in items:
+                messages = [{"role": "assistant", "content": item.text}]
+                result = await reward(messages=messages, ground_truth=item.truth, sandbox=sandbox)
+                scores.append((item, result.score))
 
-        warm = [one for one in made if one.kind == "right"][: 2 * concurrent]
-        await asyncio.gather(*(work([one]) for one in warm))
-        found.clear()
+        warmup = [item for item in submitted if item.kind == "right"][: 2 * concurrent]
+        await asyncio.gather(*(work([item]) for item in warmup))
+        scores.clear()
         began = time.perf_counter()
         await asyncio.gather(*(work(pending) for _ in range(concurrent)))
-        return time.perf_counter() - began, found
+        return time.perf_counter() - began, scores
 
 
-def show(seconds: float, found: list[tuple[Submission, float]]) -> int:
-    """The rate and the table of verdicts; how many are wrong."""
+def show(seconds: float, scores: list[tuple[Submission, float]]) -> int:
+    """Print the table of scores and the rate; return the number of wrong scores."""
     load = os.getloadavg()
     print(f"{datetime.date.today()}, Linux {platform.release()}, {len(os.sched_getaffinity(0))} CPUs, ", end="")
     print(f"Python {platform.python_version()}, uid {os.geteuid()}, load {load[0]:.1f} {load[1]:.1f}")
     rows: dict[str, list[tuple[Submission, float]]] = defaultdict(list)
-    for one, score in found:
-        rows[one.kind].append((one, score))
-    print(f"{'kind':<10} {'submissions':>11} {'ways':>5} {'1':>6} {'a share':>8} {'0':>6} {'wrong verdicts':>15}")
+    for item, score in scores:
+        rows[item.kind].append((item, score))
+    print(f"{'kind':<10} {'submissions':>11} {'variants':>9} {'1':>6} {'0 < s < 1':>10} {'0':>6} {'wrong scores':>13}")
     wrong = Counter[str]()
     for kind in SHARES:
-        judged = rows[kind]
-        for one, score in judged:
-            wrong[kind] += abs(score - one.score) > 1e-9
-        ones, nils = (sum(score == value for _, score in judged) for value in (1.0, 0.0))
-        ways = len({one.way for one, _ in judged})
-        some = len(judged) - ones - nils
-        print(f"{kind:<10} {len(judged):>11} {ways:>5} {ones:>6} {some:>8} {nils:>6} {wrong[kind]:>15}")
-    for one, score in found:
-        if abs(score - one.score) > 1e-9:
-            print(f"WRONG: {one.kind}, {one.way}: {score}, and {one.score} is right")
-    here, below = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    cpu_s = [usage.ru_utime + usage.ru_stime for usage in (here, below)]
-    print(f"CPU time, all preparation too: {cpu_s[0]:.1f} s of this process and {cpu_s[1]:.1f} s of the sandbox's")
-    rate = len(found) / seconds
-    print(f"{len(found)} submissions of 10 hidden tests in {seconds:.2f} s: {rate:.0f} a second (target {TARGET:.0f})")
+        scored = rows[kind]
+        for item, score in scored:
+            wrong[kind] += abs(score - item.score) > 1e-9
+        ones, zeros = (sum(score == value for _, score in scored) for value in (1.0, 0.0))
+        variants = len({item.variant for item, _ in scored})
+        partial = len(scored) - ones - zeros
+        print(f"{kind:<10} {len(scored):>11} {variants:>9} {ones:>6} {partial:>10} {zeros:>6} {wrong[kind]:>13}")
+    for item, score in scores:
+        if abs(score - item.score) > 1e-9:
+            print(f"WRONG: {item.kind}, {item.variant}: {score}, expected {item.score}")
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    cpu_s = [usage.ru_utime + usage.ru_stime for usage in (own, children)]
+    print(f"CPU time including setup: {cpu_s[0]:.1f} s in this process, {cpu_s[1]:.1f} s in the sandbox")
+    rate = len(scores) / seconds
+    print(
+        f"{len(scores)} submissions, 10 tests each, in {seconds:.2f} s: {rate:.0f} submissions/s (target {TARGET:.0f})"
+    )
     return sum(wrong.values())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", type=int, default=1_000)
+    parser.add_argument("-n", type=int, default=1_000, help="number of submissions")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--concurrent", type=int, default=16)
-    given = parser.parse_args()
-    sys.exit(int(show(*asyncio.run(judge(submissions(given.n, given.seed), given.concurrent))) > 0))
+    options = parser.parse_args()
+    sys.exit(int(show(*asyncio.run(score_all(submissions(options.n, options.seed), options.concurrent))) > 0))

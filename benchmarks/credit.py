@@ -1,19 +1,20 @@
-"""Credit: how long GiGPO takes for a thousand to a million steps, and grouping by similarity for ten thousand.
+"""CPU time of GiGPO credit for 1,000 to 1,000,000 steps, and of grouping 10,000 states by similarity.
 
     .venv/bin/python benchmarks/credit.py [--sizes 1000 10000 100000 1000000] [--rounds 3] [--quick]
 
-Every batch is made of groups of 100 steps in 8 trajectories, each step in one of 40 states of its group. Beside our
-estimator run, on the same numbers and in the same minutes:
+A batch consists of groups of 100 steps in 8 trajectories; each group has 40 distinct states. Compared, in the same run
+and on the same batch:
 
-- the plain form: dictionaries and bincount, 25 lines, on lists and arrays that are already there, where ours reads them
-  from `StepData`. What it gives must be ours to 1e-9.
-- the loop form described for verl-agent: a search through the whole batch for each row's trajectory and for each
-  group, and statistics row by row. Our words, in NumPy and without the token axis. It is quadratic: 10,000 steps at
-  most. What it gives must be ours with episode_statistics="step".
+- `gigpo_credit` and `system_apply_gigpo_to_batch_steps` ("with copies"), which read `StepData`.
+- A plain implementation in 25 lines (dictionaries and `bincount`) on prepared lists and arrays. Results must agree to
+  1e-9.
+- The loops of verl-agent: a search through the whole batch for each row's trajectory and for each group, and statistics
+  row by row. It is our reimplementation in NumPy, without the token axis. It is quadratic, so it runs on at most 10,000
+  steps. Results must agree with `episode_statistics="step"`.
 
-Grouping by similarity stands beside difflib, compared to the first of each group found so far. That is timed on a few
-groups and multiplied by the number of groups, since groups never look at each other; the line says so. Times are
-seconds of CPU on one core, the best of the rounds, because the machine may be shared; compare the ratios.
+Grouping by similarity is compared with difflib, matched greedily against the first state of each group found so far.
+difflib is timed on a few groups and extrapolated, as groups are independent. Times are CPU seconds on one core, minimum
+over the rounds. On a shared machine compare ratios, not absolute times.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ THINGS = ["apple", "bed", "bowl", "bread", "cabinet", "desk", "drawer", "egg", "
 
 
 class Columns(NamedTuple):
-    """A batch as the two forms beside ours take it: one item for each step."""
+    """A batch in columns, one item per step: the input of the plain and the loop implementation."""
 
     states: list[str]
     rewards: np.ndarray
@@ -69,31 +70,31 @@ class Batch(NamedTuple):
 
 
 def text(rng: random.Random, size: int) -> str:
-    """What a household shows, `size` characters: things in places, each with a number."""
+    """Return a household-like observation of `size` characters."""
     words: list[str] = []
     while len(words) * 10 < size + 20:
         words.append(f"{rng.choice(THINGS)} {rng.randrange(1, 30)}{rng.choice((',', ', and', ' on', '. You see'))}")
     return " ".join(words)[:size]
 
 
-def pool_of(rng: random.Random, state_size: int) -> list[str]:
-    """The 40 states that steps are in."""
+def make_pool(rng: random.Random, state_size: int) -> list[str]:
+    """Return the 40 distinct states of a group."""
     return [text(rng, state_size) for _ in range(POOL)]
 
 
 def draw(rng: random.Random, pool: Sequence[str], noise: bool = False) -> list[str]:
-    """100 states of the pool; with noise, each ends in a number of its own, as a time would."""
+    """Draw 100 states; with `noise`, each ends in a different number, like a timestamp."""
     drawn = rng.choices(pool, k=GROUP)
-    # Each step has a text of its own, as in a run: equal texts are not one object.
+    # As in a run, equal texts are different objects.
     return [state[:-8] + (f"{rng.randrange(10**8):08d}" if noise else state[-8:]) for state in drawn]
 
 
 def make_batch(steps: int, state_size: int) -> Batch:
-    """A batch, the same each time."""
+    """Return a batch, the same for the same arguments."""
     rng = random.Random(f"{steps} {state_size}")
     batch, scores, group_ids, states = [], [], [], []
     for group in range(steps // GROUP):
-        drawn = draw(rng, pool_of(rng, state_size))
+        drawn = draw(rng, make_pool(rng, state_size))
         states += drawn
         cuts = [GROUP * number // TRAJECTORIES for number in range(TRAJECTORIES + 1)]
         for start, stop in pairwise(cuts):
@@ -101,11 +102,11 @@ def make_batch(steps: int, state_size: int) -> Batch:
             batch.append([make_step(k, *pair) for k, pair in enumerate(zip(drawn[start:stop], rewards, strict=True))])
             scores.append(rng.choice((0.0, 1.0, 0.5)))
             group_ids.append(f"group {group}")
-    return Batch(batch, scores, group_ids, columns_of(batch, scores, group_ids, states))
+    return Batch(batch, scores, group_ids, make_columns(batch, scores, group_ids, states))
 
 
 def make_step(index: int, state: str, reward: float) -> StepData:
-    """A step as a worker records it, without its texts."""
+    """Return a step as a worker records it."""
     return StepData(
         system_step_index=index,
         observation_data=state,
@@ -115,10 +116,10 @@ def make_step(index: int, state: str, reward: float) -> StepData:
     )
 
 
-def columns_of(
+def make_columns(
     batch: Sequence[Sequence[StepData]], scores: Sequence[float], group_ids: Sequence[str], states: list[str]
 ) -> Columns:
-    """The batch turned on its side."""
+    """Return the batch in columns."""
     lengths = [len(steps) for steps in batch]
     names = np.array([f"trajectory {number}" for number in range(len(batch))], dtype=object)
     return Columns(
@@ -130,11 +131,11 @@ def columns_of(
     )
 
 
-# The forms beside ours
+# Other implementations
 
 
 def plain_form(columns: Columns) -> np.ndarray:
-    """GiGPO with dictionaries and bincount, over 25 lines; what somebody would write who knew the layout."""
+    """GiGPO with dictionaries and `bincount`, as written by hand for this layout."""
     returns = columns.rewards.tolist()
     names = columns.trajectories.tolist()
     for k in range(len(returns) - 2, -1, -1):
@@ -143,23 +144,23 @@ def plain_form(columns: Columns) -> np.ndarray:
     groups = columns.groups.tolist()
     starts = [0] + [k for k in range(1, len(names)) if names[k] is not names[k - 1]]
     lengths = np.diff([*starts, len(names)])
-    episode = np.repeat(standardised(columns.scores[starts], [groups[k] for k in starts]), lengths)
-    step = standardised(np.array(returns), list(zip(groups, columns.states, strict=True)))
+    episode = np.repeat(standardize(columns.scores[starts], [groups[k] for k in starts]), lengths)
+    step = standardize(np.array(returns), list(zip(groups, columns.states, strict=True)))
     return OMEGA * episode + (1 - OMEGA) * step
 
 
-def standardised(values: np.ndarray, keys: Sequence[object]) -> np.ndarray:
-    """(x - mean) / (std + epsilon) among equal keys."""
+def standardize(values: np.ndarray, keys: Sequence[object]) -> np.ndarray:
+    """Return (x - mean) / (std + epsilon) among equal keys."""
     numbers: dict[object, int] = {}
     codes = np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), dtype=np.int64, count=len(keys))
     sizes = np.bincount(codes)
-    centred = values - (np.bincount(codes, values) / sizes)[codes]
-    deviations = np.sqrt(np.bincount(codes, centred**2) / np.maximum(sizes - 1, 1))
-    return centred / (deviations + EPSILON)[codes]
+    centered = values - (np.bincount(codes, values) / sizes)[codes]
+    deviations = np.sqrt(np.bincount(codes, centered**2) / np.maximum(sizes - 1, 1))
+    return centered / (deviations + EPSILON)[codes]
 
 
 def loop_form_returns(columns: Columns) -> np.ndarray:
-    """Discounted returns, where each row looks through all rows for those of its trajectory."""
+    """Return discounted returns; each row searches all rows for its trajectory."""
     returns = np.zeros(len(columns.rewards))
     for row, name in enumerate(columns.trajectories):
         (own,) = np.where(columns.trajectories == name)
@@ -169,27 +170,27 @@ def loop_form_returns(columns: Columns) -> np.ndarray:
 
 
 def loop_form_advantages(columns: Columns, returns: np.ndarray) -> np.ndarray:
-    """Rows gathered under keys, for each group out of all rows, then means and deviations row by row."""
+    """Return advantages; each group searches all rows, statistics are computed row by row."""
     anchors: list[Any] = [None] * len(returns)
     for group in dict.fromkeys(columns.groups):
         for row in np.where(columns.groups == group)[0]:
             anchors[row] = (group, columns.states[row])
-    episode = loop_form_normalised(columns.scores, columns.groups)
-    return OMEGA * episode + (1 - OMEGA) * loop_form_normalised(returns, anchors)
+    episode = loop_form_normalized(columns.scores, columns.groups)
+    return OMEGA * episode + (1 - OMEGA) * loop_form_normalized(returns, anchors)
 
 
-def loop_form_normalised(values: np.ndarray, keys: Iterable[object]) -> np.ndarray:
-    """(x - mean) / (std + epsilon) among the rows with equal keys, in Python."""
+def loop_form_normalized(values: np.ndarray, keys: Iterable[object]) -> np.ndarray:
+    """Return (x - mean) / (std + epsilon) among rows with equal keys, in Python."""
     members = defaultdict(list)
     for value, key in zip(values, keys, strict=True):
         members[key].append(value)
-    means = {key: np.mean(found) for key, found in members.items()}
-    deviations = {key: np.std(found, ddof=1) if len(found) > 1 else 1.0 for key, found in members.items()}
+    means = {key: np.mean(group) for key, group in members.items()}
+    deviations = {key: np.std(group, ddof=1) if len(group) > 1 else 1.0 for key, group in members.items()}
     return np.array([(x - means[key]) / (deviations[key] + EPSILON) for x, key in zip(values, keys, strict=True)])
 
 
 def greedy_difflib(states: Sequence[str]) -> int:
-    """How many groups it makes: a state joins the first whose first member is similar to it."""
+    """Return the number of groups; a state joins the first group whose first member is similar."""
     firsts: list[str] = []
     for state in states:
         if not any(SequenceMatcher(None, first, state).ratio() >= THRESHOLD for first in firsts):
@@ -201,7 +202,7 @@ def greedy_difflib(states: Sequence[str]) -> int:
 
 
 def best_of(rounds: int, work: Callable[[], object]) -> float:
-    """The fewest seconds of CPU of the rounds; what `work` returns is freed outside of the time."""
+    """Return the minimum CPU seconds over the rounds, without freeing the result of `work`."""
     seconds = []
     for _ in range(rounds):
         start = time.process_time()
@@ -212,7 +213,7 @@ def best_of(rounds: int, work: Callable[[], object]) -> float:
 
 
 class Times(NamedTuple):
-    """Seconds for one batch. The first call is the one that hashes the texts; Python keeps a text's hash."""
+    """Seconds per batch. The first call includes hashing of the texts, which Python caches."""
 
     first: float
     estimator: float
@@ -220,8 +221,8 @@ class Times(NamedTuple):
     plain: float
 
 
-def times_of(batch: Batch, rounds: int) -> Times:
-    """Ours and the plain form, which must agree."""
+def measure(batch: Batch, rounds: int) -> Times:
+    """Check that ours and the plain implementation agree, and time both."""
     options: dict[str, Any] = {"omega": OMEGA, "gamma": GAMMA, "epsilon": EPSILON, "group_ids": batch.group_ids}
 
     def estimate() -> np.ndarray:
@@ -237,30 +238,30 @@ def times_of(batch: Batch, rounds: int) -> Times:
 
 
 def report_sizes(sizes: Sequence[int], state_size: int, rounds: int) -> None:
-    """One line for each size, and how the time of one step grows from 10,000 steps to the largest size."""
+    """Print a row per size, and the growth of time per step from 10,000 steps to the largest size."""
     print(f"states of {state_size} B   first call   estimator  with copies  plain form")
-    found = {}
+    results = {}
     for steps in sizes:
-        times = found[steps] = times_of(make_batch(steps, state_size), rounds)
+        times = results[steps] = measure(make_batch(steps, state_size), rounds)
         target = f"  (target: with copies {TARGET_SECONDS} s)" if steps == TARGET_STEPS else ""
         cells = "  ".join(f"{seconds:8.4f} s" for seconds in times)
         print(f"{steps:9,d} steps    {cells}{target}")
     small = next((steps for steps in sizes if steps >= SMALL), sizes[-1])
     if small < sizes[-1]:
         growth = [
-            times[1] / times[0] for times in zip(*(per_step(found[n], n) for n in (small, sizes[-1])), strict=True)
+            times[1] / times[0] for times in zip(*(per_step(results[n], n) for n in (small, sizes[-1])), strict=True)
         ]
         cells = "  ".join(f"{ratio:8.2f} ×" for ratio in growth)
-        print(f"  for each step    {cells}  at {sizes[-1]:,d} what it is at {small:,d}")
+        print(f"  time per step    {cells}  ratio of {sizes[-1]:,d} to {small:,d} steps")
 
 
 def per_step(times: Times, steps: int) -> list[float]:
-    """The seconds of one step."""
+    """Return seconds per step."""
     return [seconds / steps for seconds in times]
 
 
 def report_loop_form(sizes: Sequence[int], rounds: int) -> None:
-    """The loop form beside ours, where it ends in reasonable time."""
+    """Print the times of the loop implementation and ours."""
     options: dict[str, Any] = {"omega": OMEGA, "gamma": GAMMA, "epsilon": EPSILON, "episode_statistics": "step"}
     for steps in sizes:
         batch = make_batch(steps, 40)
@@ -275,16 +276,16 @@ def report_loop_form(sizes: Sequence[int], rounds: int) -> None:
         advantages = best_of(rounds, partial(loop_form_advantages, batch.columns, returns))
         fast = best_of(rounds, ours)
         print(
-            f"{steps:9,d} steps, the loop form described for verl-agent: returns {slow:.3f} s, advantages"
-            f" {advantages:.3f} s; ours, both: {fast:.4f} s ({(slow + advantages) / fast:.0f} ×)"
+            f"{steps:9,d} steps, loops as in verl-agent: returns {slow:.3f} s, advantages {advantages:.3f} s;"
+            f" ours, both: {fast:.4f} s (ratio {(slow + advantages) / fast:.0f})"
         )
 
 
 def similar_groups(steps: int, state_size: int) -> dict[str, list[list[str]]]:
     """The states of each group, by what they are."""
     rng = random.Random("similar")
-    shared = pool_of(rng, state_size)
-    pools = [pool_of(rng, state_size) for _ in range(steps // GROUP)]
+    shared = make_pool(rng, state_size)
+    pools = [make_pool(rng, state_size) for _ in range(steps // GROUP)]
     return {
         "one pool of 40 for all groups": [draw(rng, shared) for _ in pools],
         "a pool of 40 for each group": [draw(rng, pool) for pool in pools],
@@ -300,35 +301,35 @@ def report_similarity(steps: int, state_size: int, difflib_groups: int) -> None:
         start = time.process_time()
         codes_S = anchor_codes(batch, groups_S, {"name": "similarity", "threshold": THRESHOLD})
         seconds = time.process_time() - start
-        found = len(set(codes_S.tolist()))
+        anchors = len(set(codes_S.tolist()))
         goal = f"  (target {SIMILAR_SECONDS:.0f} s)" if (steps, state_size) == (SIMILAR_STEPS, 2000) else ""
-        print(f"{steps:9,d} states, {state_size} B, {kind}: similarity {seconds:.2f} s, {found} anchor states{goal}")
+        print(f"{steps:9,d} states, {state_size} B, {kind}: similarity {seconds:.2f} s, {anchors} anchor states{goal}")
         if difflib_groups:
             report_difflib(groups, difflib_groups, seconds)
 
 
 def report_difflib(groups: Sequence[Sequence[str]], measured: int, ours: float) -> None:
-    """difflib on the first groups, and what that makes for all."""
+    """Time difflib on the first groups and extrapolate to all."""
     part = best_of(1, lambda: [greedy_difflib(states) for states in groups[:measured]])
     whole = part * len(groups) / measured
     print(
-        f"          difflib, greedy: {part:.1f} s measured on {measured * GROUP} states; times {len(groups)}/{measured}"
-        f" groups that would be {whole:.0f} s ({whole / ours:.0f} × ours; extrapolated, not run)"
+        f"          difflib, greedy: {part:.1f} s for {measured * GROUP} states; extrapolated to {len(groups)} groups"
+        f" {whole:.0f} s (ratio {whole / ours:.0f})"
     )
 
 
 def main() -> None:
-    """Print every figure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000], metavar="STEPS")
     parser.add_argument("--state-sizes", type=int, nargs="+", default=[40, 2_000], metavar="BYTES")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loop-sizes", type=int, nargs="*", default=[1_000, 10_000], metavar="STEPS")
-    parser.add_argument("--similar", type=int, default=SIMILAR_STEPS, metavar="STATES", help="0: leave it out")
+    parser.add_argument("--similar", type=int, default=SIMILAR_STEPS, metavar="STATES", help="0 skips it")
     parser.add_argument(
-        "--difflib-groups", type=int, default=5, help="groups of 100 states to time difflib on; 0: none"
+        "--difflib-groups", type=int, default=5, help="groups of 100 states to time difflib on; 0 skips it"
     )
-    parser.add_argument("--quick", action="store_true", help="sizes to 100,000, the loop form and difflib on little")
+    parser.add_argument("--quick", action="store_true", help="up to 100,000 steps; loops and difflib on few")
     options = parser.parse_args()
     if options.quick:
         options.sizes = [size for size in options.sizes if size <= TARGET_STEPS]

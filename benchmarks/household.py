@@ -1,11 +1,12 @@
-"""The household: how fast problems are made, how fast each engine plays, how often the real planner solves.
+"""Speed of the household environment: problem generation, and load, step and fork times of both engines.
 
     .venv/bin/python benchmarks/household.py [--real-python PYTHON] [--problems 12] [--rounds 3] [--solve 0]
 
-Both engines play the same commands of the same problems in the same run, and must say the same. The real engine needs
-`pip install -e '.[text-games]'`, here or in the Python that `--real-python` names; without it the native half
-runs alone. `--solve 200` asks the planner for 200 held-out problems of each task type, and plays its plans on the
-native engine (minutes). Times are the best of the rounds, because this machine is shared; compare the ratios.
+The native engine is compared with TextWorld's ("real"): both play the same commands on the same problems, and their
+observations must be equal. The real engine requires the extra `text-games`, in this Python or in the one given with
+`--real-python`; without it only the native engine is measured. Also printed is the success rate of a random policy.
+`--solve 200` measures the success rate of the real planner on 200 held-out problems per task type, with its plans
+replayed on the native engine (minutes). Times are minima over the rounds. On a shared machine compare ratios.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ WORKERS = 2
 
 
 class Game(NamedTuple):
-    """A problem and the commands that both engines play."""
+    """A problem and the commands to play."""
 
     problem: Problem
     commands: list[str]
 
 
 class RealTimes(NamedTuple):
-    """Seconds on the real engine: one value a game, but `steps` one a step."""
+    """Seconds on the real engine: one value per game, and one per step in `steps`."""
 
     loads: list[float]
     plans: list[float]
@@ -54,12 +55,12 @@ class RealTimes(NamedTuple):
 
 
 def best_of(rounds: int, run: Callable[[], float]) -> float:
-    """The least of the rounds' results."""
+    """Return the minimum over the rounds."""
     return min(run() for _ in range(rounds))
 
 
 def generation(rounds: int, count: int = 10_000) -> float:
-    """Seconds for `count` problems."""
+    """Return the seconds to generate `count` problems."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -71,7 +72,7 @@ def generation(rounds: int, count: int = 10_000) -> float:
 
 
 def games(count: int) -> list[Game]:
-    """Held-out problems of all types, each with random admissible commands."""
+    """Return held-out problems of all types, each with random admissible commands."""
     return [
         Game(problem, _random_commands(problem))
         for problem in (generate_problem("held_out", index) for index in range(count))
@@ -89,7 +90,7 @@ def _random_commands(problem: Problem) -> list[str]:
 
 
 def native_step(played: Sequence[Game], rounds: int) -> float:
-    """Seconds for one step of the native engine, its tables warm as in training."""
+    """Return seconds per step of the native engine with warm tables, as in training."""
     engines = [HouseholdEngine(game.problem) for game in played]
 
     def once() -> float:
@@ -105,7 +106,7 @@ def native_step(played: Sequence[Game], rounds: int) -> float:
 
 
 def native_first_episode(played: Sequence[Game], rounds: int) -> float:
-    """Seconds for one step in the first episode of a problem, the engine's making included."""
+    """Return seconds per step in the first episode of a problem, including engine creation."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -119,7 +120,7 @@ def native_first_episode(played: Sequence[Game], rounds: int) -> float:
 
 
 def native_load(played: Sequence[Game], rounds: int) -> float:
-    """Seconds to make a native engine of a problem that it has not seen."""
+    """Return seconds to create a native engine for a problem."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -131,7 +132,7 @@ def native_load(played: Sequence[Game], rounds: int) -> float:
 
 
 def native_fork(played: Sequence[Game], rounds: int, count: int = 1_000) -> float:
-    """Seconds for one fork in the middle of an episode."""
+    """Return seconds per fork in the middle of an episode."""
     engines = [HouseholdEngine(game.problem) for game in played]
     for engine, game in zip(engines, played, strict=True):
         for command in game.commands:
@@ -148,7 +149,7 @@ def native_fork(played: Sequence[Game], rounds: int, count: int = 1_000) -> floa
 
 
 async def real_times(played: Sequence[Game], python: str) -> RealTimes:
-    """Play the games on the real engine, and check that it says what the native one says."""
+    """Time the games on the real engine, and check that observations equal those of the native one."""
     times = RealTimes([], [], [])
     real = RealEngine(worker=[python, "-m", WORKER])
     await real.start()
@@ -170,9 +171,9 @@ async def real_times(played: Sequence[Game], python: str) -> RealTimes:
     return times
 
 
-async def planner_fails(count: int, python: str) -> dict[TaskType, list[str]]:
-    """For each task type, which of `count` held-out problems the planner does not solve, by their ids."""
-    asked = [generate_problem("held_out", index, 0, kind) for kind in TaskType for index in range(count)]
+async def planner_failures(count: int, python: str) -> dict[TaskType, list[str]]:
+    """Return the ids of held-out problems, out of `count` per task type, that the planner does not solve."""
+    problems = [generate_problem("held_out", index, 0, kind) for kind in TaskType for index in range(count)]
     unsolved: dict[TaskType, list[str]] = {kind: [] for kind in TaskType}
 
     async def work(part: Sequence[Problem]) -> None:
@@ -186,7 +187,7 @@ async def planner_fails(count: int, python: str) -> dict[TaskType, list[str]]:
 
     async with anyio.create_task_group() as group:
         for number in range(WORKERS):
-            group.start_soon(work, asked[number::WORKERS])
+            group.start_soon(work, problems[number::WORKERS])
     return unsolved
 
 
@@ -196,7 +197,7 @@ def _wins(problem: Problem, plan: Sequence[str]) -> bool:
 
 
 def random_success(count: int, steps: int = 50) -> dict[TaskType, float]:
-    """The share of held-out problems that random admissible commands solve, by task type, on the native engine."""
+    """Return the success rate of random admissible commands on held-out problems, by task type."""
     return {
         kind: sum(_random_wins(generate_problem("held_out", index, 0, kind), steps) for index in range(count)) / count
         for kind in TaskType
@@ -210,21 +211,21 @@ def _random_wins(problem: Problem, steps: int) -> bool:
 
 
 def report_real(times: RealTimes, native: float) -> None:
-    """Print the real engine's times and the ratio."""
+    """Print the real engine's times and its ratio to the native one."""
     step = sum(times.steps) / len(times.steps)
-    print(f"real: load         {median(times.loads) * 1e3:10.0f} ms (median), {max(times.loads) * 1e3:.0f} ms at most")
-    print(f"real: plan         {median(times.plans) * 1e3:10.0f} ms (median), {max(times.plans) * 1e3:.0f} ms at most")
-    print(f"real: step         {step * 1e3:10.1f} ms (mean), {max(times.steps) * 1e3:.0f} ms at most")
-    print(f"native over real   {step / native:10.0f} × the steps per second")
+    print(f"real: load         {median(times.loads) * 1e3:10.0f} ms (median), {max(times.loads) * 1e3:.0f} ms (max)")
+    print(f"real: plan         {median(times.plans) * 1e3:10.0f} ms (median), {max(times.plans) * 1e3:.0f} ms (max)")
+    print(f"real: step         {step * 1e3:10.1f} ms (mean), {max(times.steps) * 1e3:.0f} ms (max)")
+    print(f"ratio real/native  {step / native:10.0f} (time per step)")
 
 
 def main() -> None:
-    """Print every figure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--real-python", default=sys.executable, help="a Python with the extra text-games")
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real-python", default=sys.executable, help="a Python with the extra `text-games`")
     parser.add_argument("--problems", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--solve", type=int, default=0, help="problems per task type to ask the planner for")
+    parser.add_argument("--solve", type=int, default=0, help="problems per task type to solve with the planner")
     options = parser.parse_args()
     played = games(options.problems)
     step = native_step(played, options.rounds)
@@ -232,7 +233,7 @@ def main() -> None:
     print(f"native: load       {native_load(played, options.rounds) * 1e6:10.0f} µs")
     print(f"native: step       {step * 1e6:10.2f} µs")
     print(
-        f"native: first step {native_first_episode(played, options.rounds) * 1e6:10.2f} µs (new problem, all included)"
+        f"native: first step {native_first_episode(played, options.rounds) * 1e6:10.2f} µs (first episode, with load)"
     )
     print(f"native: fork       {native_fork(played, options.rounds) * 1e6:10.2f} µs")
     for kind, share in random_success(200).items():
@@ -243,9 +244,9 @@ def main() -> None:
         print(f"real: not measured: {error}")
         return
     if options.solve:
-        for kind, ids in anyio.run(planner_fails, options.solve, options.real_python).items():
+        for kind, ids in anyio.run(planner_failures, options.solve, options.real_python).items():
             solved = options.solve - len(ids)
-            print(f"planner solves     {solved:5d} of {options.solve}  {kind} {' '.join(ids)}")
+            print(f"planner success    {solved:5d} of {options.solve}  {kind} {' '.join(ids)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""An OpenAI-compatible server that answers at once or after a fixed time, in a process of its own, to load clients.
+"""A fast OpenAI-compatible server for benchmarks: it answers immediately or after a fixed delay.
 
     python benchmarks/instant_server.py [--turns 5] [--delay 2.0]
 
-Prints its port and serves on 127.0.0.1. A request with tools gets a call of the first one until the conversation has
-`--turns` - 1 assistant messages, then the text "4"; a request without tools gets the text in its first answer. With
-`--delay` each answer takes that many seconds.
+The server prints its port and listens on 127.0.0.1. It answers a request with tools with a call of the first tool until
+the conversation has `--turns` - 1 assistant messages, then with the text "4". It answers a request without tools with
+the text. `--delay` adds that many seconds to each response. Other benchmarks start it with `running_server`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ ARGUMENTS = '{"x": 1, "y": 1}'
 
 
 def completion(body: dict[str, Any], turns: int, number: int) -> bytes:
-    """The whole answer to one request."""
-    asked = sum(message.get("role") == "assistant" for message in body["messages"])
+    """Return the response body for one request."""
+    turns_so_far = sum(message.get("role") == "assistant" for message in body["messages"])
     message: dict[str, Any] = {"role": "assistant", "content": "4"}
     finish = "stop"
-    if body.get("tools") and asked < turns - 1:
+    if body.get("tools") and turns_so_far < turns - 1:
         name = body["tools"][0]["function"]["name"]
         call = {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": ARGUMENTS}}
         message, finish = {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
-    answer = {
+    response = {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
         "created": 1,
@@ -39,11 +39,11 @@ def completion(body: dict[str, Any], turns: int, number: int) -> bytes:
         "choices": [{"index": 0, "finish_reason": finish, "message": message, "logprobs": None}],
         "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
     }
-    return json.dumps(answer).encode()
+    return json.dumps(response).encode()
 
 
 def serve(turns: int, delay_s: float) -> None:
-    """Answer until killed."""
+    """Serve until killed."""
     from aiohttp import web
 
     served = 0
@@ -70,7 +70,7 @@ def serve(turns: int, delay_s: float) -> None:
 
 @contextmanager
 def running_server(turns: int = 5, delay_s: float = 0.0) -> Iterator[str]:
-    """The server's base URL while it runs."""
+    """Start the server in a subprocess, yield its base URL and kill it on exit."""
     command = [sys.executable, str(Path(__file__).resolve()), "--turns", str(turns), "--delay", str(delay_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -81,8 +81,8 @@ def running_server(turns: int = 5, delay_s: float = 0.0) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--delay", type=float, default=0.0)
-    given = parser.parse_args()
-    serve(given.turns, given.delay)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=5, help="assistant messages per conversation")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds per response")
+    options = parser.parse_args()
+    serve(options.turns, options.delay)

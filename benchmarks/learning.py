@@ -1,15 +1,16 @@
-"""The household campaign: what a small language model learns by GiGPO, GRPO and PPO, in paired runs from one start.
+"""Training results of GiGPO, GRPO and PPO on the household example, in paired runs from the same initial weights.
 
     .venv/bin/python benchmarks/learning.py [--out runs/learning] [--seeds 5] [--steps 120000] [--report]
 
-Every arm is `examples/alfworld_household/train.yaml` with what `ARMS` changes. Arms of one seed begin with the same
-weights and meet the same problems in the same order; a run is over with the update in which it has had `--steps`
-commands. Then its last weights play held-out problems, in rooms of which no training problem has any: sampled as they
-learned and colder, in two draws each, and greedily.
+Every arm is `examples/alfworld_household/train.yaml` with the overrides in `ARMS`. Arms with the same seed start from
+the same weights and see the same problems in the same order. A run ends with the update that reaches `--steps`
+commands. Its last weights are then evaluated on held-out problems, in rooms that no training problem uses: at
+temperatures 1 and 0.5 with two draws each, and greedily. They are compared with the initial weights ("warm start") at
+several temperatures, and with each other by paired confidence intervals over seeds.
 
-A run that is finished is not made again, and one that was cut goes on from its checkpoint, so the command can be given
-again at any time. Results are lines of `results.jsonl` in `--out`; `--report` prints the table from them and writes the
-picture, and makes no run. `--tune` makes the trials in `TRIALS` instead, which look at development problems alone.
+The command is resumable: it skips finished runs and continues interrupted ones from their checkpoints. Results are
+written to `results.jsonl` in `--out`. `--report` only prints the tables and writes the picture. `--tune` runs the
+trials in `TRIALS` instead, evaluated on development problems only.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from reward_kit.runs.run_folder import RunFolder  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 
 EXAMPLE = ROOT / "examples" / "alfworld_household"
-AT_ONCE = 128
+CONCURRENCY = 128
 DRAWS = {1.0: 2, 0.5: 2, 0.0: 1}
-"""Temperature -> how often the problems are played at it."""
+"""Temperature -> draws per problem."""
 
-COLDER = {**DRAWS, 0.7: 2, 0.35: 2, 0.25: 2}
-"""The same of the warm start: what a lower temperature gives for nothing."""
+WARM_START_DRAWS = {**DRAWS, 0.7: 2, 0.35: 2, 0.25: 2}
+"""Draws of the warm start, which show the effect of temperature alone."""
 
 ARMS = {
     "gigpo": {},
@@ -59,32 +60,32 @@ ARMS = {
         "ppo.value_lr": 3e-3,
     },
 }
-"""What an arm lays over the train file. PPO is the one with a critic and generalised advantages."""
+"""Overrides of the train file for each arm. PPO uses a critic and generalized advantage estimation."""
 
 TRIALS = {
     "as-it-is": {},
     "faster": {"ppo.lr": 3e-4},
     "slower-gains": {"ppo.lr_by_name": {"*norm*": 1e-2}},
 }
-"""What was tried with every arm on development problems."""
+"""Overrides that were tried with every arm on development problems."""
 
 
 def train(arm, changes, seed, folder, steps):
-    """Train until there were so many commands; the seconds of processor time, or None where a part was made before."""
-    given = {**ARMS[arm], **changes, "seed": seed}
-    plan = load_plan(EXAMPLE / "train.yaml", given)
+    """Train for `steps` commands; return the CPU seconds, or None for a resumed run."""
+    overrides = {**ARMS[arm], **changes, "seed": seed}
+    plan = load_plan(EXAMPLE / "train.yaml", overrides)
     is_new = not (folder / "run.json").exists()
     if is_new:
-        opened = RunFolder.create(folder, new_run_header(folder.name, plan), plan.redaction)
+        run_folder = RunFolder.create(folder, new_run_header(folder.name, plan), plan.redaction)
     else:
-        opened = RunFolder(folder, plan.redaction)
+        run_folder = RunFolder(folder, plan.redaction)
 
     @asynccontextmanager
-    async def stops(control, display):
-        told = display.updated
+    async def stop_after_steps(control, display):
+        original = display.updated
 
         def updated(update, figures, progress):
-            told(update, figures, progress)
+            original(update, figures, progress)
             if figures.get("progress/env_steps", 0.0) >= steps:
                 control.finish(f"{steps} commands")
 
@@ -92,36 +93,36 @@ def train(arm, changes, seed, folder, steps):
         yield
 
     began = time.process_time()
-    with opened, TrainingDisplay("none", plan.config.updates) as display:
-        asyncio.run(run_training(plan, opened, display, stops))
+    with run_folder, TrainingDisplay("none", plan.config.updates) as display:
+        asyncio.run(run_training(plan, run_folder, display, stop_after_steps))
     return time.process_time() - began if is_new else None
 
 
-def last_weights(folder):
-    """The weights after the last update, in a folder of their own."""
+def save_last_weights(folder):
+    """Save the weights after the last update and return their folder."""
     weights = latest_state(folder / "checkpoints").state["learner"]["module"]
     loaded = load_model(EXAMPLE / "warm_start")
-    own = {name.removeprefix("policy."): one for name, one in weights.items() if not name.startswith("value_head.")}
-    loaded.model.load_state_dict(own, strict=False)
-    assert {name for name, _ in loaded.model.named_parameters()} <= own.keys()
+    policy = {name.removeprefix("policy."): one for name, one in weights.items() if not name.startswith("value_head.")}
+    loaded.model.load_state_dict(policy, strict=False)
+    assert {name for name, _ in loaded.model.named_parameters()} <= policy.keys()
     save_model(folder / "last", loaded.model, loaded.tokenizer)
     return folder / "last"
 
 
 async def success(model, split, temperature, draw):
-    """The share of a split's problems that a model solves."""
+    """Return the success rate of a model on the problems of a split."""
     options = load_plan(EXAMPLE / "train.yaml").config.policy.options()
-    options |= {"model": str(model), "temperature": temperature, "max_sessions": AT_ONCE}
+    options |= {"model": str(model), "temperature": temperature, "max_sessions": CONCURRENCY}
     policy = make_policy("hf", options, EXAMPLE)
     worker = RLRolloutWorker(load_task(EXAMPLE / "training.yaml").definition, policy)
     samples = [Sample(f"{split}-{n}", {"resource_config": {"split": split, "index": n}}) for n in range(PROBLEMS)]
-    groups = await Collector(1, AT_ONCE).collect(worker, [(sample, draw) for sample in samples])
+    groups = await Collector(1, CONCURRENCY).collect(worker, [(sample, draw) for sample in samples])
     await policy.close()
     return sum(episode.get_return() for (episode,) in groups) / PROBLEMS
 
 
-def measured(model, split="held_out", draws=None):
-    """Success by temperature, a figure for each draw."""
+def evaluate(model, split="held_out", draws=None):
+    """Return success rates by temperature, one per draw."""
     return {
         str(temperature): [asyncio.run(success(model, split, temperature, draw)) for draw in range(times)]
         for temperature, times in sorted((draws or DRAWS).items(), reverse=True)
@@ -129,7 +130,7 @@ def measured(model, split="held_out", draws=None):
 
 
 def curves(folder):
-    """By update: commands before it and success of its batch; and commands and success on development problems."""
+    """Return (commands so far, success rate) of training batches and of evaluations on development problems."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     batches, development, steps = [], [], 0
     for line in lines:
@@ -142,31 +143,31 @@ def curves(folder):
 
 
 def one_run(arm, seed, out, steps):
-    """Train, measure and write the line."""
+    """Train and evaluate one run, and write its result."""
     folder = out / f"{arm}-{seed}"
     cpu_s = train(arm, {}, seed, folder, steps)
-    held_out = measured(last_weights(folder))
+    held_out = evaluate(save_last_weights(folder))
     result = {"arm": arm, "seed": seed, "asked_steps": steps, "cpu_s": cpu_s, "held_out": held_out, **curves(folder)}
     write(folder / "result.json", result)
 
 
 def one_trial(arm, trial, out, steps):
-    """Train with what the trial changes, and look at development problems."""
+    """Train with the overrides of a trial, and evaluate on development problems."""
     folder = out / f"{arm}-{trial}"
     train(arm, TRIALS[trial], 100, folder, steps)
-    seen = measured(last_weights(folder), "development", draws={1.0: 2})
-    write(folder / "result.json", {"arm": arm, "trial": trial, "development_after": seen["1.0"], **curves(folder)})
+    results = evaluate(save_last_weights(folder), "development", draws={1.0: 2})
+    write(folder / "result.json", {"arm": arm, "trial": trial, "development_after": results["1.0"], **curves(folder)})
 
 
 def write(path, result):
     path.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
 
-def run_all(commands, at_once):
-    """Carry out commands, so many at a time; their names are told as they end."""
+def run_all(commands, concurrency):
+    """Run commands concurrently, and print the name and exit code of each."""
     waiting, running = list(commands), {}
     while waiting or running:
-        while waiting and len(running) < at_once:
+        while waiting and len(running) < concurrency:
             name, command = waiting.pop(0)
             running[name] = subprocess.Popen(command)
         time.sleep(0.2)
@@ -177,43 +178,43 @@ def run_all(commands, at_once):
 
 
 def all_results(out):
-    """The results that are there, collected into `results.jsonl`."""
+    """Collect all results into `results.jsonl` and return them."""
     before = out / "before.json"
     if not before.exists():
-        write(before, {"arm": "warm start", "held_out": measured(EXAMPLE / "warm_start", draws=COLDER)})
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in [before, *sorted(out.glob("*/result.json"))]]
-    (out / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found), encoding="utf-8")
-    return found
+        write(before, {"arm": "warm start", "held_out": evaluate(EXAMPLE / "warm_start", draws=WARM_START_DRAWS)})
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in [before, *sorted(out.glob("*/result.json"))]]
+    (out / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in results), encoding="utf-8")
+    return results
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=120_000, help="environment steps of a run")
+    parser.add_argument("--steps", type=int, default=120_000, help="commands per run")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each")
-    parser.add_argument("--picture", type=Path, help="where --report draws; default: curves.svg in --out")
-    parser.add_argument("--tune", action="store_true", help="make the trials")
-    parser.add_argument("--report", action="store_true", help="make no run")
+    parser.add_argument("--processes", type=int, default=2, help="concurrent runs, one thread each")
+    parser.add_argument("--picture", type=Path, help="the SVG to write; default: curves.svg in --out")
+    parser.add_argument("--tune", action="store_true", help="run the trials")
+    parser.add_argument("--report", action="store_true", help="only print the tables and write the picture")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    if asked.one:
-        arm, which = asked.one
-        run = one_trial if asked.tune else one_run
-        run(arm, which if asked.tune else int(which), asked.out, asked.steps)
+    if options.one:
+        arm, which = options.one
+        run = one_trial if options.tune else one_run
+        run(arm, which if options.tune else int(which), options.out, options.steps)
         return
-    whole = [sys.executable, __file__, "--out", str(asked.out), "--steps", str(asked.steps)]
-    whole += ["--tune"] if asked.tune else []
-    pairs = [(arm, str(which)) for which in (TRIALS if asked.tune else range(asked.seeds)) for arm in asked.arms]
-    left = [one for one in pairs if not (asked.out / "-".join(one) / "result.json").exists()]
-    if not asked.report:
-        run_all([("-".join(one), [*whole, "--one", *one]) for one in left], asked.processes)
-    if not asked.tune:
-        report(all_results(asked.out), asked.picture or asked.out / "curves.svg")
+    base = [sys.executable, __file__, "--out", str(options.out), "--steps", str(options.steps)]
+    base += ["--tune"] if options.tune else []
+    pairs = [(arm, str(which)) for which in (TRIALS if options.tune else range(options.seeds)) for arm in options.arms]
+    left = [one for one in pairs if not (options.out / "-".join(one) / "result.json").exists()]
+    if not options.report:
+        run_all([("-".join(one), [*base, "--one", *one]) for one in left], options.processes)
+    if not options.tune:
+        report(all_results(options.out), options.picture or options.out / "curves.svg")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A thousand episodes at a time against a server that takes 2 s an answer: how near the ideal time, in how much memory.
+"""Wall-clock time and memory of `reward-kit run` with 1,000 concurrent episodes against a server that takes 2 s.
 
     .venv/bin/python benchmarks/many_episodes.py [--concurrency 1000] [--waves 4] [--turns 3] [--delay 2]
 
-`reward-kit run` plays `concurrency` times `waves` tool episodes of `turns` turns, `concurrency` at a time, everything
-written and scored. The ideal is waves x turns x delay. Memory is the run's resident set as it is when each quarter of a
-wave has been written; it is flat where later waves do not need more than the first.
+The run collects `concurrency` x `waves` tool episodes of `turns` turns, `concurrency` at a time, and writes and scores
+them. Its time is compared with the ideal, waves x turns x delay; the target is a ratio of at most 1.3. Memory is the
+resident set size of the run, sampled whenever another quarter of a wave has been written; it should not grow after the
+first wave.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ TARGET = 1.3
 
 
 def allow_connections(count: int) -> None:
-    """Raise the limit on open files, which server and run inherit."""
+    """Raise the limit on open files, which the server and the run inherit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * count + 200
     if needed > hard != resource.RLIM_INFINITY:
-        sys.exit(f"{count} connections need {needed} open files, and `ulimit -Hn` is {hard}")
+        sys.exit(f"{count} connections need {needed} open files, but `ulimit -Hn` is {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
 
 
 def write_task(folder: Path, episodes: int) -> None:
-    """A task with one tool and as many samples as episodes."""
+    """Write a task with one tool and one sample per episode."""
     (folder / "tools.py").write_text(TOOLS)
     (folder / "reward.py").write_text(REWARD)
     rows = "".join(json.dumps({"id": number, "question": "How much is 2 + 2?"}) + "\n" for number in range(episodes))
@@ -48,7 +49,7 @@ def write_task(folder: Path, episodes: int) -> None:
 
 
 def watch(run: subprocess.Popen[str], folder: Path, step: int) -> dict[int, float]:
-    """Megabytes of the run by the number of episodes written, until it ends."""
+    """Return the memory of the run in MB by the number of episodes written."""
     sizes: dict[int, float] = {}
     while run.poll() is None:
         time.sleep(0.1)
@@ -60,15 +61,15 @@ def watch(run: subprocess.Popen[str], folder: Path, step: int) -> dict[int, floa
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process; 0 where it is gone."""
+    """Return the resident set size of a process in MB; 0 if it has exited."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except (OSError, IndexError):
         return 0.0
 
 
-def play(concurrency: int, waves: int, turns: int, delay_s: float) -> None:
-    """Run, watch and report."""
+def benchmark(concurrency: int, waves: int, turns: int, delay_s: float) -> None:
+    """Run, sample memory and print the figures."""
     episodes, ideal_s = concurrency * waves, waves * turns * delay_s
     with tempfile.TemporaryDirectory() as name, running_server(turns, delay_s) as url:
         folder = Path(name)
@@ -86,9 +87,9 @@ def play(concurrency: int, waves: int, turns: int, delay_s: float) -> None:
         assert policy["scored"] == episodes and policy["score"]["mean"] == 1.0, policy
         took_s = float(json.loads((folder / document["run"] / "run.json").read_text())["timing"]["worked_s"])
     verdict = "met" if took_s <= TARGET * ideal_s else "MISSED"
-    print(f"{episodes} episodes of {turns} turns, {concurrency} at a time, {delay_s:g} s an answer")
-    print(f"  {took_s:.2f} s, ideal {ideal_s:g} s: {took_s / ideal_s:.3f}x (target {TARGET}x: {verdict})")
-    print("  MB resident by episodes written: " + ", ".join(f"{n}: {size:.0f}" for n, size in sizes.items() if size))
+    print(f"{episodes} episodes of {turns} turns, concurrency {concurrency}, {delay_s:g} s per response")
+    print(f"  {took_s:.2f} s, ideal {ideal_s:g} s, ratio {took_s / ideal_s:.3f} (target {TARGET}: {verdict})")
+    print("  resident MB by episodes written: " + ", ".join(f"{n}: {size:.0f}" for n, size in sizes.items() if size))
 
 
 def main() -> None:
@@ -97,9 +98,9 @@ def main() -> None:
     parser.add_argument("--waves", type=int, default=4)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--delay", type=float, default=2.0)
-    given = parser.parse_args()
-    allow_connections(given.concurrency)
-    play(given.concurrency, given.waves, given.turns, given.delay)
+    options = parser.parse_args()
+    allow_connections(options.concurrency)
+    benchmark(options.concurrency, options.waves, options.turns, options.delay)
 
 
 if __name__ == "__main__":

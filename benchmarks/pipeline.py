@@ -1,16 +1,17 @@
-"""What the pipelines gain where rewards take their time: an experiment with GSM8K and slow rewards, in miniature.
+"""Training time with overlapped slow rewards, for each pipeline schedule: a scaled-down published experiment.
 
-The published experiment (verl pull request 2854; `docs/concepts/overlap.md`) trained on GSM8K: a step had 1,024
-questions of 5 answers, mini-batches of 256, and rewards that slept 1 to 40 s on 256 threads. Here a decoder of 0.2M
-parameters answers generated questions in GSM8K's format: a step has 32 questions of 5 answers, mini-batches of 8, and
-rewards that sleep on 8 slots, so that a slot has 20 calls a step as there. The sleeps are 1 to 40 units long, and a
-unit is what makes the machine's own work of a step as long, in units, as theirs was in seconds: 156.
+    .venv/bin/python benchmarks/pipeline.py [--steps N] [--seed N] [--json FILE]
 
-    python benchmarks/pipeline.py [--steps N] [--seed N] [--json FILE]
+The published experiment (verl pull request 2854; `docs/concepts/overlap.md`) trained on GSM8K with 1,024 questions of 5
+answers per step, mini-batches of 256, and rewards that slept 1 to 40 s on 256 threads. Here a decoder of 0.2M
+parameters answers generated questions in GSM8K's format: 32 questions of 5 answers per step, mini-batches of 8, and
+rewards that sleep on 8 slots, so that a slot also has 20 calls per step. Sleeps last 1 to 40 units. The unit is chosen
+so that the work of a step (rollout and updates) takes 156 units, as it took 156 s there.
 
-Printed: the time of each arm and its cut, what the simulator says of it, how near it comes to the best that is possible
-with the same sleeps and the stage times of that arm (`lower_bound`; rollouts beside updates), and the accuracy on
-held-out questions, last and best. The best possible cut is for stage times where nothing else goes on.
+Every arm is compared with the synchronous schedule ("off"). Printed for each arm are the time, the reduction (measured
+and simulated), the efficiency (the lower bound for its sleeps and stage times, `lower_bound`, divided by the time), the
+share of scoring that overlaps with other work, the greatest lag in versions, and the last and best accuracy on
+held-out questions. The last line is the lower bound for stage times measured without concurrent work.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ TASK = TaskDefinitionModel(
 
 
 def problems(count: int, seed: int) -> list[Sample]:
-    """Questions and answers as GSM8K writes them: the steps, then #### and the number."""
+    """Return questions with answers in GSM8K's format: the steps, then #### and the number."""
     draw = np.random.default_rng(seed)
     samples = []
     for number in range(count):
@@ -72,7 +73,7 @@ def problems(count: int, seed: int) -> list[Sample]:
 
 
 class Teacher(AgentPolicy):
-    """Answers as the sample says."""
+    """A policy that gives the sample's answer."""
 
     def __init__(self, answers: dict[str, str]) -> None:
         self._answers = answers
@@ -81,8 +82,8 @@ class Teacher(AgentPolicy):
         return PolicyOutput({"type": "text", "content": self._answers[observation[-1].text]})
 
 
-def delays_of(rollout_ids: Sequence[str], unit_s: float, seed: int) -> np.ndarray:
-    """Seconds that each reward sleeps: the same for the same answer of every arm."""
+def reward_delays(rollout_ids: Sequence[str], unit_s: float, seed: int) -> np.ndarray:
+    """Return the seconds that each reward sleeps, equal in all arms."""
     low, high = THEIR_DELAYS
     shares = [derive_seed("delay", seed, rollout_id) / 2**63 for rollout_id in rollout_ids]
     return unit_s * (low + (high - low) * np.array(shares))
@@ -90,22 +91,22 @@ def delays_of(rollout_ids: Sequence[str], unit_s: float, seed: int) -> np.ndarra
 
 def slow_reward(unit_s: float, seed: int):
     @reward_function
-    async def right(messages, ground_truth: str, rollout_id: str):
+    async def is_right(messages, ground_truth: str, rollout_id: str):
         if unit_s:
-            await asyncio.sleep(float(delays_of([rollout_id], unit_s, seed)[0]))
+            await asyncio.sleep(float(reward_delays([rollout_id], unit_s, seed)[0]))
         return {"score": float(messages[-1].text.rpartition("####")[2].strip() == ground_truth)}
 
-    return reward_spec(right)
+    return reward_spec(is_right)
 
 
 async def warm_start(seed: int, demonstrations: int):
-    """A decoder that has seen some questions answered, and its tokenizer."""
-    shown = problems(demonstrations, seed + 1)
-    texts = [text for one in shown for text in (one.row["question"], one.row["answer"])]
+    """Return a decoder trained on demonstrations, and its tokenizer."""
+    demonstrated = problems(demonstrations, seed + 1)
+    texts = [text for sample in demonstrated for text in (sample.row["question"], sample.row["answer"])]
     tokenizer = build_tokenizer(texts, words=[str(number) for number in range(2 * LARGEST + 1)], context=128)
     model = build_decoder(tokenizer, layers=2, width=96, heads=4, context=128, seed=seed)
-    worker = RLRolloutWorker(TASK, Teacher({one.row["question"]: one.row["answer"] for one in shown}))
-    groups = await Collector(1, 64).collect(worker, [(one, seed) for one in shown])
+    worker = RLRolloutWorker(TASK, Teacher({sample.row["question"]: sample.row["answer"] for sample in demonstrated}))
+    groups = await Collector(1, 64).collect(worker, [(sample, seed) for sample in demonstrated])
     rows = build_rows(Demonstrations(tokenizer)([group[0] for group in groups]), pad_token_id=tokenizer.pad_token_id)
     fit(model, rows, SFTConfig(epochs=2, lr=3e-3, max_tokens_per_batch=1024, seed=seed))
     return model, tokenizer
@@ -113,11 +114,11 @@ async def warm_start(seed: int, demonstrations: int):
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train.
+    """A training configuration.
 
     Attributes:
-        label: as the table shows it.
-        schedule: the pipeline.
+        label: name in the table.
+        schedule: of the pipeline.
         loss: of the learner.
     """
 
@@ -139,8 +140,8 @@ ARMS = [
 ]
 
 
-class Keeps(Trainer):
-    """Keeps the ids of its rollouts, batch by batch, and the weights of every third version."""
+class RecordingTrainer(Trainer):
+    """A trainer that keeps the weights of every third version."""
 
     def __init__(self, *args, **options) -> None:
         super().__init__(*args, **options)
@@ -153,15 +154,15 @@ class Keeps(Trainer):
 
 
 @dataclass
-class Measured:
-    """What an arm came to.
+class ArmResult:
+    """The measurements of an arm.
 
     Attributes:
-        seconds: of all its steps.
-        stages_s: means of a step's stages.
-        hidden: the share of the scoring that was used for something else.
+        seconds: total time of all steps.
+        stages_s: mean seconds per step of each stage.
+        hidden: share of scoring time that overlapped with other work.
         accuracies: on held-out questions, by version.
-        lag: of its tokens in versions, the greatest.
+        lag: greatest lag of a token, in versions.
     """
 
     seconds: float
@@ -171,7 +172,9 @@ class Measured:
     lag: float
 
 
-async def train(arm: Arm, model, tokenizer, steps: int, unit_s: float, seed: int, *, evaluate: bool = True) -> Measured:
+async def train(
+    arm: Arm, model, tokenizer, steps: int, unit_s: float, seed: int, *, evaluate: bool = True
+) -> ArmResult:
     policy = HFAgentPolicy(copy.deepcopy(model), tokenizer, max_new_tokens=24, max_sessions=QUESTIONS * ANSWERS)
     learner = PPOLearner(policy.module, arm.config(), seed=seed)
     options = PipelineOptions(
@@ -180,40 +183,40 @@ async def train(arm: Arm, model, tokenizer, steps: int, unit_s: float, seed: int
     worker = RLRolloutWorker(TASK, policy)
     lines = []
     async with AsyncRewardAgent(slow_reward(unit_s, seed), max_concurrency=SLOTS) as agent:
-        trainer = Keeps(worker, agent, CreditAssigner("grpo"), learner, group_size=ANSWERS, run_seed=seed)
+        trainer = RecordingTrainer(worker, agent, CreditAssigner("grpo"), learner, group_size=ANSWERS, run_seed=seed)
         async with Pipeline(trainer, SampleStream(problems(4096, seed + 2), seed), options) as pipeline:
             began = time.perf_counter()
             for step in range(steps):
                 lines.append(await pipeline.step(more=step + 1 < steps) | trainer.meter.take())
             seconds = time.perf_counter() - began
     trainer.weights[steps] = copy.deepcopy(policy.module.state_dict())
-    accuracies = await accuracy_of(policy, trainer.weights, seed) if evaluate else {}
+    accuracies = await evaluate_versions(policy, trainer.weights, seed) if evaluate else {}
     await policy.close()
     stages = {name: float(np.mean([line[f"time/{name}_s"] for line in lines])) for name in ("update", "publish")}
-    # Rollouts of a batch are collected in the step before it, where the pipeline rolls ahead.
+    # With one-step-off schedules, the rollouts of a batch are collected in the step before.
     stages["collect"] = sum(line.get("time/collect_s", 0.0) for line in lines) / steps
     hidden = float(np.mean([line["overlap/hidden_share"] for line in lines]))
-    return Measured(seconds, stages, hidden, accuracies, max(line["lag_max"] for line in lines))
+    return ArmResult(seconds, stages, hidden, accuracies, max(line["lag_max"] for line in lines))
 
 
-async def accuracy_of(policy: HFAgentPolicy, weights: dict, seed: int) -> dict[int, float]:
-    """The share of held-out questions that are answered rightly, by version."""
+async def evaluate_versions(policy: HFAgentPolicy, weights: dict, seed: int) -> dict[int, float]:
+    """Return the accuracy on held-out questions, by version."""
     held_out = problems(256, seed + 3)
-    found = {}
+    accuracies = {}
     async with AsyncRewardAgent(slow_reward(0.0, seed), max_concurrency=64) as agent:
         evaluation = HeldOutEvaluation(RLRolloutWorker(TASK, policy), agent, held_out, 1, seed, Collector(1))
         for version, state in weights.items():
             await policy.publish(version, state)
-            found[version] = (await evaluation.measure())["held_out/score"]
-    return found
+            accuracies[version] = (await evaluation.measure())["held_out/score"]
+    return accuracies
 
 
-def settings_of(found: Measured, steps: int) -> PipelineSettings:
-    """What the simulator is told."""
+def simulator_settings(result: ArmResult, steps: int) -> PipelineSettings:
+    """Return the simulator's settings for the stage times of a result."""
     return PipelineSettings(
-        rollout_s=found.stages_s["collect"],
-        update_s=found.stages_s["update"] * MINIBATCH / QUESTIONS,
-        publish_s=found.stages_s["publish"],
+        rollout_s=result.stages_s["collect"],
+        update_s=result.stages_s["update"] * MINIBATCH / QUESTIONS,
+        publish_s=result.stages_s["publish"],
         batch_size=QUESTIONS,
         group_size=ANSWERS,
         minibatch_size=MINIBATCH,
@@ -224,25 +227,25 @@ def settings_of(found: Measured, steps: int) -> PipelineSettings:
 
 
 def sleeps(steps: int, unit_s: float, seed: int) -> np.ndarray:
-    """(S,C) seconds of each call of each step, in the order of the calls."""
+    """Return the (S,C) sleeps of each call of each step, in call order."""
     stream = SampleStream(problems(4096, seed + 2), seed)
 
     class Ids(Trainer):
         def __init__(self) -> None:
             self.collected, self.run_seed = 0, seed
 
-    asked = Ids().requests(stream.take(steps * QUESTIONS))
+    requests = Ids().requests(stream.take(steps * QUESTIONS))
     label = HFAgentPolicy.__name__
-    task, starts = RLRolloutWorker(TASK, Teacher({}), policy_label=label), []
-    for sample, group_seed in asked:
+    task, rollout_ids = RLRolloutWorker(TASK, Teacher({}), policy_label=label), []
+    for sample, group_seed in requests:
         group = task.group(sample, group_seed)
-        starts += [group.identity(place).rollout_id for place in range(ANSWERS)]
-    return delays_of(starts, unit_s, seed).reshape(steps, QUESTIONS * ANSWERS)
+        rollout_ids += [group.identity(index).rollout_id for index in range(ANSWERS)]
+    return reward_delays(rollout_ids, unit_s, seed).reshape(steps, QUESTIONS * ANSWERS)
 
 
 @asynccontextmanager
 async def quiet():
-    """Off-policy alarms are for logs, and the table says what it is about."""
+    """Suppress warnings about off-policy data, which the arms differ in on purpose."""
     logging.getLogger("reward_kit").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -252,40 +255,40 @@ async def quiet():
 async def benchmark(steps: int, seed: int, demonstrations: int) -> dict:
     model, tokenizer = await warm_start(seed, demonstrations)
     policy = HFAgentPolicy(copy.deepcopy(model), tokenizer, max_new_tokens=24, max_sessions=256)
-    before = (await accuracy_of(policy, {0: model.state_dict()}, seed))[0]
+    before = (await evaluate_versions(policy, {0: model.state_dict()}, seed))[0]
     await policy.close()
-    # Once without sleeps: how long the machine's own work takes. The first steps warm up.
+    # Without sleeps, to measure the stage times. The first run warms up.
     await train(ARMS[0], model, tokenizer, 2, 0.0, seed, evaluate=False)
     alone = await train(ARMS[0], model, tokenizer, 4, 0.0, seed, evaluate=False)
     work_s = sum(alone.stages_s.values())
     unit_s = work_s / THEIR_WORK_S
-    settings, drawn = settings_of(alone, steps), sleeps(steps, unit_s, seed)
+    settings, drawn = simulator_settings(alone, steps), sleeps(steps, unit_s, seed)
     best_s, simulated = lower_bound(settings, drawn), simulate_overlap(settings, drawn)
     print(
-        f"{parameter_count(model):,} parameters, accuracy {before:.3f} before; a step's work {work_s:.2f} s "
-        f"(rollout {alone.stages_s['collect']:.2f}, update {alone.stages_s['update']:.2f}), its {QUESTIONS * ANSWERS} "
-        f"calls {drawn.sum() / SLOTS / steps:.2f} s on {SLOTS} slots; unit {1000 * unit_s:.1f} ms; {steps} steps"
+        f"{parameter_count(model):,} parameters, accuracy {before:.3f} before training; per step: work {work_s:.2f} s "
+        f"(rollout {alone.stages_s['collect']:.2f}, update {alone.stages_s['update']:.2f}), {QUESTIONS * ANSWERS} "
+        f"rewards {drawn.sum() / SLOTS / steps:.2f} s on {SLOTS} slots; unit {1000 * unit_s:.1f} ms; {steps} steps"
     )
     rows, off_s = [], 0.0
     for arm in ARMS:
-        found = await train(arm, model, tokenizer, steps, unit_s, seed)
-        off_s = off_s or found.seconds
+        result = await train(arm, model, tokenizer, steps, unit_s, seed)
+        off_s = off_s or result.seconds
         rows.append(
             {
                 "arm": arm.label,
-                "seconds": found.seconds,
-                "cut": 1 - found.seconds / off_s,
+                "seconds": result.seconds,
+                "cut": 1 - result.seconds / off_s,
                 "simulated_cut": simulated.cut(arm.schedule),
-                "of_best": lower_bound(settings_of(found, steps), drawn) / found.seconds,
-                "hidden": found.hidden,
-                "lag": found.lag,
-                "last": found.accuracies[steps],
-                "best": max(found.accuracies.values()),
-                "stages_s": found.stages_s,
+                "of_best": lower_bound(simulator_settings(result, steps), drawn) / result.seconds,
+                "hidden": result.hidden,
+                "lag": result.lag,
+                "last": result.accuracies[steps],
+                "best": max(result.accuracies.values()),
+                "stages_s": result.stages_s,
             }
         )
         show(rows[-1])
-    print(f"best possible: {best_s:.1f} s, a cut of {1 - best_s / off_s:.1%}")
+    print(f"lower bound: {best_s:.1f} s, reduction {1 - best_s / off_s:.1%}")
     return {
         "before": before,
         "best_possible_s": best_s,
@@ -297,26 +300,26 @@ async def benchmark(steps: int, seed: int, demonstrations: int) -> dict:
 
 def show(row: dict) -> None:
     print(
-        f"{row['arm']:<22}{row['seconds']:7.1f} s  cut {row['cut']:6.1%} (simulated {row['simulated_cut']:6.1%})  "
-        f"of the best {row['of_best']:6.1%}  hidden {row['hidden']:4.0%}  lag {row['lag']:.0f}  "
+        f"{row['arm']:<22}{row['seconds']:7.1f} s  reduction {row['cut']:6.1%} (simulated {row['simulated_cut']:6.1%}) "
+        f" efficiency {row['of_best']:6.1%}  overlapped {row['hidden']:4.0%}  lag {row['lag']:.0f}  "
         f"accuracy last {row['last']:.3f} best {row['best']:.3f}",
         flush=True,
     )
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=15)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=15, help="training steps per arm")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--demonstrations", type=int, default=1600)
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     async with quiet():
-        found = await benchmark(asked.steps, asked.seed, asked.demonstrations)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(found, indent=2))
+        results = await benchmark(options.steps, options.seed, options.demonstrations)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

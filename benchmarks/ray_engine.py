@@ -1,10 +1,12 @@
-"""What Ray costs an episode, how episodes that wait scale over workers, and the constants of `development/scale.md`.
+"""Overhead of the Ray engine per episode, scaling over workers, and the other figures of `development/scale.md`.
 
     .integrations/ray/bin/python benchmarks/ray_engine.py [--episodes 400] [--rounds 5] [--megabytes 256]
 
-Four nodes on this machine. The local engine and one worker on the cluster collect the same episodes by turns, one at a
-time and sixteen at a time; per-episode times are medians over the rounds, and their difference is the overhead. For the
-scaling each worker has as many episodes in flight, which wait as for a model's answers; the ideal is proportional.
+A cluster of four nodes runs on this machine. Overhead: the local engine and one Ray worker collect the same episodes
+alternately, with concurrency 1 and 16; it is the difference of their median times per episode (target: 5 ms). Scaling:
+1, 2 and 4 workers collect 8 concurrent episodes each, which wait as for a model's responses; throughput is compared
+with proportional scaling (target: 0.9). Also printed are startup times, use of the object store, and broadcast times of
+weights. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from reward_kit.runs.plan import RunArgs, plan_run  # noqa: E402
 from reward_kit.runs.runner import LocalEngine, RolloutWorker, RunEngine  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 
-NODES, IN_FLIGHT, GROUP = 4, 16, 4
+NODES, CONCURRENCY, GROUP = 4, 16, 4
 OVERHEAD_MS, SCALING = 5.0, 0.9
 TASK = """
 name: waits
@@ -82,15 +84,15 @@ class Looks(AgentPolicy):
 """
 
 
-class Took(NamedTuple):
-    """Seconds that one episode took, of the clock and of this process's CPUs."""
+class EpisodeTime(NamedTuple):
+    """Wall-clock seconds and CPU seconds of the driver, per episode."""
 
     clock_s: float
     driver_s: float
 
 
 class Bench:
-    """Collects episodes of one small task with any engine."""
+    """Collects episodes of a small task with any engine."""
 
     def __init__(self, folder: Path, turns: int, wait_s: float) -> None:
         folder.mkdir()
@@ -101,28 +103,28 @@ class Bench:
         self._round = 0
 
     def ray_engine(self, workers: int) -> RayEngine:
-        """An engine with so many workers."""
+        """Return an engine with `workers` workers."""
         return RayEngine(load_task(self.path), self._request, RayOptions(workers=workers))
 
     @asynccontextmanager
     async def open(self, engine: RunEngine) -> AsyncIterator[RolloutWorker]:
-        """The worker of an engine, warm."""
+        """Yield the rollout worker of an engine after a warm-up."""
         plan = plan_run(load_task(self.path), self._request, max_concurrency=1_000, traffic=ProviderSession())
         async with engine.workers(plan, RunBudget()) as workers:
             worker = next(iter(workers.values()))
             await self.collect(worker, 32, 8)
             yield worker
 
-    async def collect(self, worker: RolloutWorker, episodes: int, in_flight: int) -> Took:
-        """Collect episodes in groups; what one of them took."""
+    async def collect(self, worker: RolloutWorker, episodes: int, concurrency: int) -> EpisodeTime:
+        """Collect episodes in groups and return the time per episode."""
         self._round += 1
-        places = iter([(group, index) for group in range(episodes // GROUP) for index in range(GROUP)])
+        remaining = iter([(group, index) for group in range(episodes // GROUP) for index in range(GROUP)])
         samples = [Sample(f"{self._round}-{number}") for number in range(episodes // GROUP)]
         groups = [worker.group(sample) for sample in samples]
         left = [GROUP] * len(groups)
 
         async def work() -> None:
-            for group, index in places:
+            for group, index in remaining:
                 await worker.collect_episode(groups[group], index)
                 left[group] -= 1
                 if not left[group]:
@@ -130,46 +132,44 @@ class Bench:
 
         clock, process = time.perf_counter(), time.process_time()
         async with anyio.create_task_group() as tasks:
-            for _ in range(in_flight):
+            for _ in range(concurrency):
                 tasks.start_soon(work)
-        return Took((time.perf_counter() - clock) / episodes, (time.process_time() - process) / episodes)
+        return EpisodeTime((time.perf_counter() - clock) / episodes, (time.process_time() - process) / episodes)
 
 
 async def overhead(folder: Path, episodes: int, rounds: int) -> bool:
-    """Print what an episode takes with either engine."""
+    """Print the time per episode of both engines and whether the overhead meets the target."""
     bench = Bench(folder / "instant", turns=4, wait_s=0.0)
-    found: dict[tuple[str, int], list[Took]] = {}
-    async with bench.open(LocalEngine()) as here, bench.open(bench.ray_engine(1)) as there:
+    times: dict[tuple[str, int], list[EpisodeTime]] = {}
+    async with bench.open(LocalEngine()) as local_worker, bench.open(bench.ray_engine(1)) as ray_worker:
         for _ in range(rounds):
-            for in_flight in (1, IN_FLIGHT):
-                for name, worker in (("local", here), ("ray", there)):
-                    took = await bench.collect(worker, episodes, in_flight)
-                    found.setdefault((name, in_flight), []).append(took)
-        episode = await here.collect_episode(here.group(Sample("one")), 0)
+            for concurrency in (1, CONCURRENCY):
+                for name, worker in (("local", local_worker), ("ray", ray_worker)):
+                    time_per_episode = await bench.collect(worker, episodes, concurrency)
+                    times.setdefault((name, concurrency), []).append(time_per_episode)
+        episode = await local_worker.collect_episode(local_worker.group(Sample("one")), 0)
     record = episode_to_record(episode)
-    print(
-        f"an episode of 5 steps: {len(pickle.dumps(record, 5)):,} bytes on the way, {len(record['messages'])} messages"
-    )
+    print(f"episode of 5 steps: {len(pickle.dumps(record, 5)):,} bytes transferred, {len(record['messages'])} messages")
     extra_ms = []
-    for in_flight in (1, IN_FLIGHT):
-        local, far = (_median(found[name, in_flight]) for name in ("local", "ray"))
-        extra_ms.append(1e3 * (far.clock_s - local.clock_s))
+    for concurrency in (1, CONCURRENCY):
+        local, remote = (_median(times[name, concurrency]) for name in ("local", "ray"))
+        extra_ms.append(1e3 * (remote.clock_s - local.clock_s))
         print(
-            f"{in_flight:2d} in flight: local {1e3 * local.clock_s:.2f} ms, ray {1e3 * far.clock_s:.2f} ms an episode "
-            f"(ratio {far.clock_s / local.clock_s:.2f}, overhead {extra_ms[-1]:+.2f} ms); "
-            f"CPU of the driver {1e3 * local.driver_s:.2f} and {1e3 * far.driver_s:.2f} ms"
+            f"concurrency {concurrency:2d}: local {1e3 * local.clock_s:.2f} ms/episode, ray {1e3 * remote.clock_s:.2f} "
+            f"(ratio {remote.clock_s / local.clock_s:.2f}, overhead {extra_ms[-1]:+.2f} ms); "
+            f"driver CPU time {1e3 * local.driver_s:.2f} and {1e3 * remote.driver_s:.2f} ms"
         )
-    holds = max(extra_ms) <= OVERHEAD_MS
-    print(f"overhead of Ray at most {max(extra_ms):.2f} ms an episode (target {OVERHEAD_MS:g}): {_verdict(holds)}")
-    return holds
+    is_met = max(extra_ms) <= OVERHEAD_MS
+    print(f"maximum overhead {max(extra_ms):.2f} ms per episode (target {OVERHEAD_MS:g}): {_verdict(is_met)}")
+    return is_met
 
 
-def _median(taken: Sequence[Took]) -> Took:
-    return Took(*(statistics.median(values) for values in zip(*taken, strict=True)))
+def _median(taken: Sequence[EpisodeTime]) -> EpisodeTime:
+    return EpisodeTime(*(statistics.median(values) for values in zip(*taken, strict=True)))
 
 
 async def scaling(folder: Path, rounds: int) -> bool:
-    """Print how throughput grows with workers."""
+    """Print throughput by workers and whether scaling meets the target."""
     bench = Bench(folder / "waits", turns=4, wait_s=0.2)
     ideal_s, rates = 5 * 0.2, {}
     for workers in (1, 2, 4):
@@ -178,23 +178,23 @@ async def scaling(folder: Path, rounds: int) -> bool:
             taken = [await bench.collect(worker, 32 * workers, 8 * workers) for _ in range(rounds)]
         rates[workers] = 1 / _median(taken).clock_s
         share = rates[workers] * ideal_s / (8 * workers)
-        print(f"{workers} workers: {rates[workers]:.1f} episodes a second, {share:.2f} of what the waits allow")
+        print(f"{workers} workers: {rates[workers]:.1f} episodes/s, {share:.2f} of the ideal")
     share = rates[4] / (4 * rates[1])
-    print(f"from 1 to 4 workers: {share:.3f} of proportional (target {SCALING:g}): {_verdict(share >= SCALING)}")
+    print(f"scaling from 1 to 4 workers: {share:.3f} (target {SCALING:g}): {_verdict(share >= SCALING)}")
     return share >= SCALING
 
 
 async def startup(folder: Path) -> None:
-    """Print how long workers take to come, and what the object store holds while episodes pass."""
+    """Print startup times of workers, and the use of the object store while they collect."""
     bench = Bench(folder / "startup", turns=4, wait_s=0.05)
     for workers in (1, 4):
         began = time.perf_counter()
         async with bench.open(bench.ray_engine(workers)) as worker:
-            print(f"{workers} workers ready, with their first episodes: {time.perf_counter() - began:.1f} s")
-            await _watched(bench, worker)
+            print(f"startup of {workers} workers, with warm-up episodes: {time.perf_counter() - began:.1f} s")
+            await _print_store_use(bench, worker)
 
 
-async def _watched(bench: Bench, worker: RolloutWorker) -> None:
+async def _print_store_use(bench: Bench, worker: RolloutWorker) -> None:
     free, before = [], _free_store()
     async with anyio.create_task_group() as tasks:
 
@@ -206,7 +206,7 @@ async def _watched(bench: Bench, worker: RolloutWorker) -> None:
         tasks.start_soon(watch)
         await bench.collect(worker, 256, 64)
         tasks.cancel_scope.cancel()
-    print(f"  object store in use beyond the start, 64 in flight: {(before - min(free)) / 1e6:.2f} MB")
+    print(f"  object store, peak increase at concurrency 64: {(before - min(free)) / 1e6:.2f} MB")
 
 
 def _free_store() -> float:
@@ -214,15 +214,15 @@ def _free_store() -> float:
 
 
 class Receiver:
-    """Takes weights, on one node."""
+    """An actor that receives weights on one node."""
 
     async def take(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> int:
-        """Touch all of them; their bytes."""
+        """Read every page of the weights and return their bytes."""
         return sum(int(array.view(np.uint8)[::4096].sum() >= 0) * array.nbytes for array in weights.values())
 
 
 def broadcast(megabytes: int) -> None:
-    """Print how long weights take to every node, by way of its object store."""
+    """Print the time to broadcast weights to every node through its object store."""
     weights = {f"layer{n}": np.random.default_rng(n).random(megabytes * 125_000 // 8) for n in range(8)}
     gigabytes = sum(array.nbytes for array in weights.values()) / 1e9
     receivers = [ray.remote(Receiver).options(num_cpus=1).remote() for _ in range(NODES)]
@@ -230,26 +230,26 @@ def broadcast(megabytes: int) -> None:
     began = time.perf_counter()
     reference = ray.put(weights)
     put_s = time.perf_counter() - began
-    for what in ("to 4 nodes", "again, where it lies already"):
+    for label in ("first broadcast to 4 nodes", "second broadcast, already local"):
         began = time.perf_counter()
         ray.get([receiver.take.remote(reference) for receiver in receivers])
-        print(f"weights {what}: {(time.perf_counter() - began) / gigabytes:.2f} s a GB")
-    print(f"weights into the object store: {put_s / gigabytes:.2f} s a GB ({gigabytes:.2f} GB)")
+        print(f"{label}: {(time.perf_counter() - began) / gigabytes:.2f} s/GB")
+    print(f"put into the object store: {put_s / gigabytes:.2f} s/GB ({gigabytes:.2f} GB)")
 
 
-def _verdict(holds: bool) -> str:
-    return "holds" if holds else "MISSED"
+def _verdict(is_met: bool) -> str:
+    return "met" if is_met else "MISSED"
 
 
 def main() -> None:
-    """Start the cluster, measure, end it."""
+    """Start a cluster, run the benchmark and stop the cluster."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=256)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rk") as name:
-        store = {"num_cpus": 1, "object_store_memory": (80 + 2 * given.megabytes) * 2**20, "include_dashboard": False}
+        store = {"num_cpus": 1, "object_store_memory": (80 + 2 * options.megabytes) * 2**20, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args={**store, "temp_dir": name})
         for _ in range(NODES - 1):
             cluster.add_node(**store)
@@ -258,14 +258,14 @@ def main() -> None:
         folder = Path(name, "tasks")
         folder.mkdir()
         try:
-            holds = [asyncio.run(overhead(folder, given.episodes, given.rounds))]
-            holds.append(asyncio.run(scaling(folder, given.rounds)))
+            are_met = [asyncio.run(overhead(folder, options.episodes, options.rounds))]
+            are_met.append(asyncio.run(scaling(folder, options.rounds)))
             asyncio.run(startup(folder))
-            broadcast(given.megabytes)
+            broadcast(options.megabytes)
         finally:
             ray.shutdown()
             cluster.shutdown()
-    sys.exit(0 if all(holds) else 1)
+    sys.exit(0 if all(are_met) else 1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""What the framework itself costs: per step, per episode, per byte, and beside two peers over real HTTP.
+"""Framework overhead: CPU time per step, memory per episode, startup time, and episodes/s compared with two peers.
 
     .venv/bin/python benchmarks/rollouts.py [--peers] [--rounds 3]
 
-Every figure is the best of the rounds, because this machine is shared; compare the ratios, not the absolute times.
+Episodes run over HTTP against a local server that responds immediately, with concurrency 32: with a single turn, and
+with tool calls over five turns. `--peers` installs inspect-ai and verifiers in `.peers/` and runs them against the same
+server, alternately with reward-kit. Figures are the best of the rounds. On a shared machine compare ratios, not
+absolute times.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ PEER_PACKAGES = {
 
 
 def scripted_worker(steps: int, text: str = "") -> RLRolloutWorker:
-    """A worker whose policy sets one value of a `python_state` in every step."""
+    """Return a worker whose policy sets a value of `python_state` in every step."""
     task = TaskDefinitionModel(
         name="scripted",
         resource_type="python_state",
@@ -56,7 +59,7 @@ def scripted_worker(steps: int, text: str = "") -> RLRolloutWorker:
 
 
 def cpu_per_step(rounds: int, steps: int = 50, episodes: int = 40) -> float:
-    """Microseconds of CPU for one step, setting up and closing the episode included."""
+    """Return CPU microseconds per step, including setup and closing of the episode."""
 
     async def collect() -> None:
         worker = scripted_worker(steps)
@@ -72,7 +75,7 @@ def cpu_per_step(rounds: int, steps: int = 50, episodes: int = 40) -> float:
 
 
 def episode_memory(steps: int) -> int:
-    """Bytes that one finished episode of `steps` steps with 1 kB observations holds."""
+    """Return the bytes held by a finished episode of `steps` steps with 1 kB observations."""
 
     async def collect() -> int:
         worker = scripted_worker(steps, text="x" * 1_000)
@@ -81,10 +84,10 @@ def episode_memory(steps: int) -> int:
         tracemalloc.start()
         episode = await worker.collect_episode(seed=1)
         gc.collect()
-        held, _ = tracemalloc.get_traced_memory()
+        size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert len(episode) == steps
-        return held
+        return size
 
     return asyncio.run(collect())
 
@@ -116,7 +119,7 @@ async def is_four(messages: list[Message]) -> EvaluateResult:
 
 
 def ours(kind: str, count: int, url: str) -> float:
-    """Episodes a second of `reward-kit run`, by the run's own clock: everything written and scored."""
+    """Return episodes/s of `reward-kit run` from `run.json`, including scoring and writing."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "tools.py").write_text(TOOLS)
@@ -139,7 +142,7 @@ def ours(kind: str, count: int, url: str) -> float:
 
 
 def inspect_ai(kind: str, count: int, url: str) -> float:
-    """Episodes a second of inspect-ai, by the clock around its `eval`."""
+    """Return episodes/s of inspect-ai, timed around its `eval`."""
     environment = {**os.environ, "BENCH_BASE_URL": url, "BENCH_API_KEY": "x"}
     with tempfile.TemporaryDirectory() as logs:
         script = str(ROOT / "benchmarks" / "peers" / "inspect_run.py")
@@ -151,7 +154,7 @@ def inspect_ai(kind: str, count: int, url: str) -> float:
 
 
 def verifiers(kind: str, count: int, url: str) -> float:
-    """Episodes a second of verifiers, by its own report."""
+    """Return episodes/s of verifiers, from its output."""
     folder = ROOT / "benchmarks" / "peers" / "environments"
     environment = {**os.environ, "BENCH_API_KEY": "x", "PYTHONPATH": str(folder)}
     with tempfile.TemporaryDirectory() as out:
@@ -172,7 +175,7 @@ def verifiers(kind: str, count: int, url: str) -> float:
 
 
 def install_peers() -> None:
-    """Make the peers' virtual environments where they are missing."""
+    """Create missing virtual environments of the peers."""
     for name, packages in PEER_PACKAGES.values():
         if not (PEERS / name / "bin" / "python").exists():
             print(f"installing {packages[0]} in {PEERS / name}", flush=True)
@@ -186,7 +189,7 @@ def install_peers() -> None:
 
 
 def over_http(with_peers: bool, rounds: int) -> None:
-    """Single-turn and 5-turn tool episodes, ours and the peers' in turn, against one server."""
+    """Measure episodes over HTTP, alternating between reward-kit and the peers."""
     tools: dict[str, Callable[[str, int, str], float]] = {"reward-kit": ours}
     if with_peers:
         install_peers()
@@ -201,17 +204,17 @@ def over_http(with_peers: bool, rounds: int) -> None:
 
 
 def report_rates(title: str, count: int, best: dict[str, float]) -> None:
-    """One line per tool, with the ratio to the better of the peers."""
-    print(f"\n{title} over HTTP ({count}, 32 at a time), episodes/s")
+    """Print a row per tool, with the ratio to the faster peer."""
+    print(f"\n{title} over HTTP ({count}, concurrency 32), episodes/s")
     peers = [rate for name, rate in best.items() if name != "reward-kit"]
     for name, rate in best.items():
-        ratio = f"   {rate / max(peers):.1f}x the better peer" if peers and name == "reward-kit" else ""
+        ratio = f"   ratio to the faster peer {rate / max(peers):.1f}" if peers and name == "reward-kit" else ""
         print(f"  {name:<12}{rate:8.1f}{ratio}")
 
 
 def start_up(rounds: int) -> None:
-    """CPU seconds of the first things a user types."""
-    print("\nCPU seconds to start (best of rounds)")
+    """Print the startup times of imports and of `--help`."""
+    print("\nstartup, CPU seconds (best of rounds)")
     for statement in (
         "pass",
         "import reward_kit",
@@ -223,7 +226,7 @@ def start_up(rounds: int) -> None:
 
 
 def child_cpu(command: list[str], rounds: int) -> float:
-    """The least CPU seconds, user and system, of a command."""
+    """Return the minimum CPU seconds, user and system, of a command."""
     best = float("inf")
     for _ in range(max(rounds, 3)):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -235,15 +238,15 @@ def child_cpu(command: list[str], rounds: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", action="store_true", help="install and measure inspect-ai and verifiers too")
+    parser.add_argument("--peers", action="store_true", help="also install and measure inspect-ai and verifiers")
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    print(f"framework CPU per step, scripted policy and python_state: {cpu_per_step(given.rounds):.1f} µs")
+    options = parser.parse_args()
+    print(f"CPU time per step, scripted policy and python_state: {cpu_per_step(options.rounds):.1f} µs")
     sizes = {steps: episode_memory(steps) for steps in (100, 200, 400)}
     shown = ", ".join(f"{steps} steps {size / 1e3:.0f} kB" for steps, size in sizes.items())
-    print(f"memory of an episode with 1 kB observations: {shown}")
-    start_up(given.rounds)
-    over_http(given.peers, given.rounds)
+    print(f"memory per episode with 1 kB observations: {shown}")
+    start_up(options.rounds)
+    over_http(options.peers, options.rounds)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What confining a reward function costs, by level, beside a subprocess, bubblewrap and inspect-ai's `local` sandbox.
+"""Latency and throughput of sandboxed rewards, compared with a subprocess, bubblewrap and inspect-ai's `local` sandbox.
 
     .venv/bin/python benchmarks/sandbox.py [-n 300] [--rounds 3] [--strength namespaces|landlock]
 
-Three rewards (the standard library, NumPy, SymPy), each asked with a request of 2 kB. The wait
-is that of calls one after the other, the rate that of four tasks on as many slots as there are CPUs; in process it is
-that of one batch, of which the reward agent has 16 in flight. Of the rounds the
-one with the highest rate counts: the others were disturbed. bubblewrap is measured where it is installed, inspect-ai
-where `benchmarks/rollouts.py --peers` has installed it; both start an interpreter for every call, as they do for users.
+Three rewards (standard library, NumPy, SymPy) are called with a request of 2 kB at every sandbox level. Latency is that
+of sequential calls. The rate is that of four concurrent tasks with one slot per CPU; for `in_process` it is that of one
+batch in the reward agent at concurrency 16. The round with the highest rate is printed. bubblewrap is measured if
+installed, inspect-ai if installed by `benchmarks/rollouts.py --peers`; both start an interpreter for every call, as in
+normal use.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ Call = Callable[[], Awaitable[Any]]
 
 
 class Cost(NamedTuple):
-    """What one way of calling costs."""
+    """Rate and latency of a method of calling."""
 
     rate: float  # calls/s
     p50_ms: float
     p99_ms: float
 
 
-async def measured(call: Call, count: int) -> Cost:
-    """Waits of `count` calls in a row, then the rate of as many by several tasks."""
+async def measure(call: Call, count: int) -> Cost:
+    """Measure the latency of `count` sequential calls, then the rate of as many concurrent ones."""
     for _ in range(3):
         await call()
-    waits = []
+    latencies_s = []
     for _ in range(count):
         began = time.perf_counter()
         await call()
-        waits.append(time.perf_counter() - began)
+        latencies_s.append(time.perf_counter() - began)
 
     async def work() -> None:
         for _ in range(count // TASKS):
@@ -90,16 +90,16 @@ async def measured(call: Call, count: int) -> Cost:
         await call(count // TASKS * TASKS)
     else:
         await asyncio.gather(*(work() for _ in range(TASKS)))
-    return cost_of(waits, count // TASKS * TASKS / (time.perf_counter() - began))
+    return make_cost(latencies_s, count // TASKS * TASKS / (time.perf_counter() - began))
 
 
-def cost_of(waits: list[float], rate: float) -> Cost:
-    waits = sorted(waits)
-    return Cost(rate, waits[len(waits) // 2] * 1e3, waits[len(waits) * 99 // 100] * 1e3)
+def make_cost(latencies_s: list[float], rate: float) -> Cost:
+    ordered = sorted(latencies_s)
+    return Cost(rate, ordered[len(ordered) // 2] * 1e3, ordered[len(ordered) * 99 // 100] * 1e3)
 
 
 class Scoring(NamedTuple):
-    """Scores a request with a reward agent, or as many at once as are asked for."""
+    """Scores a request with a reward agent, `count` times concurrently."""
 
     agent: AsyncRewardAgent
     request: ScoringRequest
@@ -111,20 +111,20 @@ class Scoring(NamedTuple):
 
 @asynccontextmanager
 async def in_process(kind: str) -> AsyncIterator[Call]:
-    """A trusted reward as the reward agent calls it: in a thread, with typed copies of the messages."""
+    """Call a trusted reward through the reward agent: in a thread, with typed copies of the messages."""
     space: dict[str, Any] = {}
-    exec(SOURCES[kind].replace("['content']", ".text"), space)  # noqa: S102 - ours, and trusted
+    exec(SOURCES[kind].replace("['content']", ".text"), space)  # noqa: S102 - our own code
     messages = [Message.model_validate(message) for message in REQUEST["messages"]]
     request = ScoringRequest("rollout", messages, ground_truth=REQUEST["ground_truth"], assistant_turns=[2])
     async with AsyncRewardAgent(reward_spec(space["evaluate"])) as agent:
         yield Scoring(agent, request)
 
 
-def confined(level: Any, strength: Any) -> Callable[[str], Any]:
-    """A level of the sandbox."""
+def sandboxed(level: Any, strength: Any) -> Callable[[str], Any]:
+    """Call a reward at a level of the sandbox."""
 
     @asynccontextmanager
-    async def way(kind: str) -> AsyncIterator[Call]:
+    async def method(kind: str) -> AsyncIterator[Call]:
         program = Program(SOURCES[kind], imports=() if kind == "stdlib" else (kind,))
         async with Sandbox(strength=strength) as sandbox:
 
@@ -135,27 +135,27 @@ def confined(level: Any, strength: Any) -> Callable[[str], Any]:
             await asyncio.gather(*(call() for _ in range(2 * TASKS)))
             yield call
 
-    return way
+    return method
 
 
-def put(path: Path, text: str) -> Path:
+def write_text(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
 
 
-def spawned(*before: str) -> Callable[[str], Any]:
-    """A fresh interpreter for each call, with the request on its input and the result on its output."""
+def spawned(*prefix: str) -> Callable[[str], Any]:
+    """Start an interpreter for each call, with the request on stdin and the result on stdout."""
 
     @asynccontextmanager
-    async def way(kind: str) -> AsyncIterator[Call]:
+    async def method(kind: str) -> AsyncIterator[Call]:
         request = json.dumps(REQUEST).encode()
         with tempfile.TemporaryDirectory() as folder:
-            script = put(Path(folder, "reward.py"), SOURCES[kind] + _MAIN)
-            binding = ["--ro-bind", folder, folder, "--die-with-parent"] if before else []
+            script = write_text(Path(folder, "reward.py"), SOURCES[kind] + _MAIN)
+            binding = ["--ro-bind", folder, folder, "--die-with-parent"] if prefix else []
 
             async def call() -> None:
                 process = await asyncio.create_subprocess_exec(
-                    *(*before, *binding, sys.executable, "-I", str(script)),
+                    *(*prefix, *binding, sys.executable, "-I", str(script)),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                 )
@@ -164,49 +164,49 @@ def spawned(*before: str) -> Callable[[str], Any]:
 
             yield call
 
-    return way
+    return method
 
 
 async def inspect_local(count: int) -> Cost:
-    """inspect-ai in its own environment, with its own interpreter."""
+    """Measure inspect-ai in its virtual environment."""
     with tempfile.TemporaryDirectory() as folder:
-        script = put(Path(folder, "reward.py"), SOURCES["stdlib"] + _MAIN)
-        request = put(Path(folder, "request.json"), json.dumps(REQUEST))
+        script = write_text(Path(folder, "reward.py"), SOURCES["stdlib"] + _MAIN)
+        request = write_text(Path(folder, "request.json"), json.dumps(REQUEST))
         command = [str(INSPECT), str(ROOT / "benchmarks" / "peers" / "inspect_exec.py"), str(count), str(TASKS)]
         process = await asyncio.create_subprocess_exec(
             *command, sys.executable, str(script), str(request), stdout=subprocess.PIPE
         )
         output, _ = await process.communicate()
-    found = json.loads(output.splitlines()[-1])
-    return cost_of(found["waits"], found["rate"])
+    result = json.loads(output.splitlines()[-1])
+    return make_cost(result["latencies_s"], result["rate"])
 
 
 INSPECT = ROOT / ".peers" / "inspect" / "bin" / "python"
 BWRAP = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--unshare-all"]
 
 
-def ways(strength: str) -> dict[str, tuple[Callable[[str], Any], tuple[str, ...], int]]:
-    """Each way of calling, the rewards it is measured with, and how many calls of `-n` it makes."""
-    every = ("stdlib", "numpy", "sympy")
-    found: dict[str, tuple[Callable[[str], Any], tuple[str, ...], int]] = {
-        "in_process": (in_process, every, 20),
-        "warm": (confined("warm", strength), every, 20),
-        "isolated": (confined("isolated", strength), every, 1),
-        "subprocess": (spawned(), every[:2], 1),
+def methods(strength: str) -> dict[str, tuple[Callable[[str], Any], tuple[str, ...], int]]:
+    """Return each method of calling with its rewards and its multiple of `-n` calls."""
+    all_rewards = ("stdlib", "numpy", "sympy")
+    result: dict[str, tuple[Callable[[str], Any], tuple[str, ...], int]] = {
+        "in_process": (in_process, all_rewards, 20),
+        "warm": (sandboxed("warm", strength), all_rewards, 20),
+        "isolated": (sandboxed("isolated", strength), all_rewards, 1),
+        "subprocess": (spawned(), all_rewards[:2], 1),
     }
     if shutil.which("bwrap"):
-        found["bwrap"] = (spawned(*BWRAP), every[:1], 1)
-    return found
+        result["bwrap"] = (spawned(*BWRAP), all_rewards[:1], 1)
+    return result
 
 
 async def main(count: int, rounds: int, strength: str) -> None:
-    """Measure each way in turn, as often as there are rounds, and print the table."""
+    """Measure the methods alternately and print the table."""
     best: dict[tuple[str, str], Cost] = {}
     for _ in range(rounds):
-        for name, (way, kinds, times) in ways(strength).items():
+        for name, (method, kinds, times) in methods(strength).items():
             for kind in kinds:
-                async with way(kind) as call:
-                    cost = await measured(call, max(40, count * times // (1 if name != "subprocess" else 3)))
+                async with method(kind) as call:
+                    cost = await measure(call, max(40, count * times // (1 if name != "subprocess" else 3)))
                 best[name, kind] = max(best.get((name, kind), cost), cost)
         if INSPECT.exists():
             cost = await inspect_local(count // 3)
@@ -215,23 +215,23 @@ async def main(count: int, rounds: int, strength: str) -> None:
 
 
 def show(best: dict[tuple[str, str], Cost], strength: str) -> None:
-    """The table; the ratio is to our isolated call of the same reward."""
+    """Print the table, with the ratio of p50 to our `isolated` level for the same reward."""
     today, load = datetime.date.today(), os.getloadavg()
     print(f"{today}, Linux {platform.release()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, ", end="")
     print(f"{strength}, uid {os.geteuid()}, load {load[0]:.1f} {load[1]:.1f}, request {len(json.dumps(REQUEST))} bytes")
-    print(f"{'':<14} {'reward':<8} {'calls/s':>9} {'p50 ms':>8} {'p99 ms':>8}   wait beside isolated")
+    print(f"{'method':<14} {'reward':<8} {'calls/s':>9} {'p50 ms':>8} {'p99 ms':>8}   p50 ratio to isolated")
     for (name, kind), cost in best.items():
         ratio = cost.p50_ms / best["isolated", kind].p50_ms
-        print(f"{name:<14} {kind:<8} {cost.rate:>9,.0f} {cost.p50_ms:>8.3f} {cost.p99_ms:>8.3f}   {ratio:.3g}x")
+        print(f"{name:<14} {kind:<8} {cost.rate:>9,.0f} {cost.p50_ms:>8.3f} {cost.p99_ms:>8.3f}   {ratio:.3g}")
     for name, present in (("bwrap", shutil.which("bwrap")), ("inspect local", INSPECT.exists())):
         if not present:
-            print(f"{name:<14} not installed, not measured")
+            print(f"{name:<14} not installed, skipped")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", type=int, default=300, help="isolated calls a round; faster ways make more")
+    parser.add_argument("-n", type=int, default=300, help="isolated calls per round; faster methods make more")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--strength", choices=["namespaces", "landlock"], default="namespaces")
-    given = parser.parse_args()
-    asyncio.run(main(given.n, given.rounds, given.strength))
+    options = parser.parse_args()
+    asyncio.run(main(options.n, options.rounds, options.strength))

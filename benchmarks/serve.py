@@ -1,12 +1,12 @@
-"""Rewards over HTTP beside the same rewards in process: how many a second, and what a call takes.
+"""Throughput and CPU time of rewards over HTTP, compared with the same rewards in process.
 
     .venv/bin/python benchmarks/serve.py [--rollouts 4000] [--repeats 3]
 
-One async reward that compares two texts, at the level in_process, so that what is measured is the way there and back.
-The server is `reward-kit serve` in a process of its own; the client, in this one, is `RemoteReward` under the reward
-agent, 64 calls at a time, or 8 requests of 64 rollouts. In process it is the same agent without a server. Each figure
-is the best of several repeats. Rates need an idle machine; the milliseconds of a processor that each rollout took, in
-this process and in the server's, do not.
+The reward compares two texts at level `in_process`, so the figures are the overhead of the transport. The server is
+`reward-kit serve` in a subprocess; the client is `RemoteReward` in the reward agent, with 64 concurrent requests of one
+rollout, or 8 of 64 rollouts. The comparison is the same agent without a server. Printed are rollouts/s, their ratio,
+and CPU milliseconds per rollout in process, in the client and in the server; figures are the best of the repeats. Rates
+need an idle machine, CPU times do not.
 """
 
 from __future__ import annotations
@@ -41,55 +41,55 @@ async def exact_group(rollouts_messages, ground_truths):
     pairs = zip(rollouts_messages, ground_truths)
     return [{"score": float(messages[-1].text == truth)} for messages, truth in pairs]
 """
-WIDTH, GROUP, GROUPS_AT_A_TIME = 64, 64, 8
+WIDTH, GROUP, CONCURRENT_GROUPS = 64, 64, 8
 
 
 def rollouts(count, turns):
-    """Conversations of so many turns of 200 characters."""
+    """Return requests with conversations of `turns` turns, 200 characters per message."""
     history = [Message(role=role, content="x" * 200) for _ in range(turns) for role in ("user", "assistant")]
     return [ScoringRequest(f"r{i}", [*history, Message(role="assistant", content="42")], "42") for i in range(count)]
 
 
 class Cost(NamedTuple):
-    """Seconds of the clock, and of the processor in this process and in the server's."""
+    """Wall-clock seconds, and CPU seconds of this process and of the server."""
 
     wall_s: float
     client_s: float
     server_s: float
 
 
-def processor_s(pid):
-    """What a process took so far (fields 14 and 15 of proc_pid_stat(5))."""
+def process_cpu_s(pid):
+    """Return the CPU seconds of a process (fields 14 and 15 of proc_pid_stat(5))."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def cost(scorer, batch, size, width, pid):
     async with AsyncRewardAgent(scorer, max_concurrency=width) as agent:
-        await agent.get(size, ticket=await agent.submit(batch[:size], size))  # connections and instances are made
-        began = (time.perf_counter(), time.process_time(), processor_s(pid))
+        await agent.get(size, ticket=await agent.submit(batch[:size], size))  # opens connections
+        began = (time.perf_counter(), time.process_time(), process_cpu_s(pid))
         chunk = await agent.get(len(batch), ticket=await agent.submit(batch, size))
-        ended = (time.perf_counter(), time.process_time(), processor_s(pid))
+        ended = (time.perf_counter(), time.process_time(), process_cpu_s(pid))
     assert set(chunk.rewards) == {1.0}
     return Cost(*(after - before for before, after in zip(began, ended, strict=True)))
 
 
 async def best(make, batch, size, width, pid, repeats):
-    found = [await cost(await make(), batch, size, width, pid) for _ in range(repeats)]
-    return Cost(*map(min, zip(*found, strict=True)))
+    costs = [await cost(await make(), batch, size, width, pid) for _ in range(repeats)]
+    return Cost(*map(min, zip(*costs, strict=True)))
 
 
 async def measure(folder, address, pid, count, repeats):
-    print("| rollouts of | called | in process | over HTTP | ratio | ms of a processor: in process | client | server |")
+    print("| conversation | requests | in process | over HTTP | ratio | CPU ms: in process | client | server |")
     print("|---|---|---|---|---|---|---|---|")
     for turns in (0, 10):
         batch = rollouts(count, turns)
-        for name, told, size, width in (
-            ("exact", "one a request, 64 at a time", 1, WIDTH),
-            ("exact", "one a request, one at a time", 1, 1),
-            ("exact_group", "64 a request, 8 at a time", GROUP, GROUPS_AT_A_TIME),
+        for name, label, size, width in (
+            ("exact", "1 rollout, concurrency 64", 1, WIDTH),
+            ("exact", "1 rollout, concurrency 1", 1, 1),
+            ("exact_group", "64 rollouts, concurrency 8", GROUP, CONCURRENT_GROUPS),
         ):
-            some = batch[: (count if width > 1 else count // 4) // size * size]
+            part = batch[: (count if width > 1 else count // 4) // size * size]
             reward = load_reward(f"rewards.py:{name}", folder, SandboxChoice("in_process")).reward
             url = f"{address}/v1/rewards/{name}"
 
@@ -99,18 +99,20 @@ async def measure(folder, address, pid, count, repeats):
             async def remote(url=url):
                 return await RemoteReward.connect(url, api_key=KEY)
 
-            here, there = [await best(make, some, size, width, pid, repeats) for make in (local, remote)]
-            each = [f"{1000 * one / len(some):.2f}" for one in (here.client_s, there.client_s, there.server_s)]
-            rates = [f"{len(some) / one.wall_s:,.0f}/s" for one in (here, there)]
-            ratio = f"{there.wall_s / here.wall_s:.1f}"
-            print("|", " | ".join([f"{2 * turns + 1} messages", told, *rates, ratio, *each]), "|", flush=True)
+            in_process, over_http = [await best(make, part, size, width, pid, repeats) for make in (local, remote)]
+            cpu_ms = [
+                f"{1000 * one / len(part):.2f}" for one in (in_process.client_s, over_http.client_s, over_http.server_s)
+            ]
+            rates = [f"{len(part) / one.wall_s:,.0f}/s" for one in (in_process, over_http)]
+            ratio = f"{over_http.wall_s / in_process.wall_s:.1f}"
+            print("|", " | ".join([f"{2 * turns + 1} messages", label, *rates, ratio, *cpu_ms]), "|", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "rewards.py").write_text(REWARDS)
@@ -118,14 +120,14 @@ def main():
         with subprocess.Popen(
             [sys.executable, "-m", "reward_kit.cli.main", *arguments],
             cwd=folder,
-            env={**os.environ, "REWARD_KIT_SERVE_API_KEY": KEY},
+            env={**os.environ, "REWARD_KIT_SERVE_API_KEY": KEY, "REWARD_KIT_TRUST": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         ) as server:
             try:
                 address = server.stdout.readline().strip()
-                asyncio.run(measure(folder, address, server.pid, given.rollouts, given.repeats))
+                asyncio.run(measure(folder, address, server.pid, options.rollouts, options.repeats))
             finally:
                 server.terminate()
 

@@ -1,24 +1,24 @@
-"""Tokens a second through an update, beside TRL's `GRPOTrainer` on the same model and the same episodes.
+"""Training throughput of `PPOLearner.update` in tokens/s, compared with TRL's `GRPOTrainer`.
 
     .venv/bin/python benchmarks/train_step.py [--rounds 5] [--sizes toy large] [--threads 1 2] [--profile]
 
-One run, one Python (that of `.integrations/learners`, which `make integrations` installs), the same torch for both.
-Episodes have about ten turns: of a quarter of their tokens a loss is taken, the rest are the prompt and what the
-environment said. Two things are measured:
+Both train the same model on the same episodes in the same process, with the Python and torch of
+`.integrations/learners`, which `make .integrations/.learners` installs. Episodes have about ten turns; a quarter of
+their tokens are trained on, the rest are the prompt and observations. Measured are:
 
-  step    one optimizer step over all episodes, with the same log-probabilities of the sampler to begin with
-  update  the episodes in four mini-batches of one optimizer step each. We take the sampler's log-probabilities, which
-          the policy recorded; TRL makes them anew before such an update, whatever its rollout function returned
+  step    one optimizer step over all episodes, with the sampler's log-probabilities given
+  update  four mini-batches of one optimizer step each. We use the sampler's log-probabilities that the policy recorded;
+          TRL recomputes them before such an update, even if its rollout function returned them
 
-Both run the same rows in the same micro-batches of eight rows or so, which is TRL's default: forward, loss, backward;
-then the gradient's norm is cut to 1, and AdamW makes its step. All prompts are of one length, so that TRL's layout,
-prompts padded on the left and completions on the right, has not one token of padding more than ours.
+Both process the same rows in the same micro-batches of about eight rows, TRL's default: forward, loss and backward
+pass, clipping of the gradient norm to 1, and an AdamW step. All prompts have the same length, so TRL's layout, with
+prompts padded on the left and completions on the right, has no more padding than ours.
 
-Of TRL its own loop body is timed, without data loading, generation, rewards and logs, on tensors that lie ready:
-`training_step` for each micro-batch, the cut, the optimizer's step and `zero_grad`. Of ours, all of
-`PPOLearner.update`: from the rows in NumPy to the diagnostics. The two take turns, and are first checked to have the
-same losses and norms. With one thread the clock is processor time, which others on the machine hardly touch, and the
-median counts; with more it is the wall's, and the best round counts.
+TRL is timed without data loading, generation, rewards and logs, on prepared tensors: `training_step` for each
+micro-batch, clipping, the optimizer's step and `zero_grad`. Ours is timed from NumPy rows to diagnostics. The two
+alternate, after a check that their losses and gradient norms are equal. With one thread, times are medians of CPU time,
+which other load on the machine affects little; with more threads, they are minima of wall-clock time. The exit status
+is 1 if the ratio of an update is below its target (2 for `toy`, 1 for `large`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".integrations/learners/bin/python"
 if importlib.util.find_spec("trl") is None:
     if not PEER.exists():
-        raise SystemExit("TRL is not installed; run `make integrations` first")
+        raise SystemExit("TRL is not installed; run `make .integrations/.learners` first")
     os.execv(PEER, [str(PEER), *sys.argv])
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/integrations/learners")]
 
-import numpy as np  # noqa: E402 - only now is it clear which Python runs
+import numpy as np  # noqa: E402 - after the restart with another Python
 import torch  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
@@ -64,7 +64,7 @@ LONGEST = 400
 
 
 class Size(NamedTuple):
-    """A model and a batch; the target is for updates."""
+    """Dimensions of a model and a batch, and the target ratio of an update."""
 
     width: int
     layers: int
@@ -82,7 +82,7 @@ MINIBATCHES = {"step": 1, "update": 4}
 
 
 def play(number, vocabulary):
-    """One episode of about ten turns, with the tokens that a policy would record."""
+    """Return an episode of about ten turns with tokens, as a policy records them."""
     draw = random.Random(number)
     episode = SingleAgentEpisode(f"r{number}")
     episode.add_env_reset("a room")
@@ -98,21 +98,22 @@ def play(number, vocabulary):
     return episode
 
 
-def rows_of(size, model):
-    """Rows with made-up credit, just sampled by the model itself."""
+def make_rows(size, model):
+    """Return rows with random credit and the log-probabilities of the model."""
     episodes, draw = [play(number, size.vocabulary) for number in range(size.episodes)], random.Random(0)
     steps = [
-        [step.model_copy(update={"advantage": draw.gauss(0, 1)}) for step in episode_steps(one)] for one in episodes
+        [step.model_copy(update={"advantage": draw.gauss(0, 1)}) for step in episode_steps(episode)]
+        for episode in episodes
     ]
     rows = build_rows(episodes, steps, pad_token_id=0, padding="outer")
     rows.batch["logprobs"][:] = PPOLearner(model, PPOConfig()).logprobs(rows)
     return rows
 
 
-def trl_inputs(rows, chosen, taken):
-    """Rows as `GRPOTrainer` has them after its rollouts, without the columns that are padding in all of them.
+def trl_inputs(rows, chosen, loss_tokens):
+    """Return rows as `GRPOTrainer` has them after its rollouts, trimmed to their longest row.
 
-    `taken` tokens take part in the loss of their optimizer step.
+    `loss_tokens` is the number of tokens in the loss of their optimizer step.
     """
     part = rows[chosen].trim()
     tensors = {key: torch.from_numpy(values) for key, values in part.batch.items()}
@@ -125,12 +126,12 @@ def trl_inputs(rows, chosen, taken):
         "tool_mask": torch.where(mask == 0, 1, tensors["action_mask"][:, PROMPT:].long()),
         "advantages": tensors["advantages"][:, PROMPT:].float(),
         "old_per_token_logps": tensors["logprobs"][:, PROMPT:].float(),
-        "num_items_in_batch": torch.tensor(taken),
+        "num_items_in_batch": torch.tensor(loss_tokens),
     }
 
 
 class Work(NamedTuple):
-    """A model, its rows, and how they are split."""
+    """A model, its rows, and their micro-batches."""
 
     size: Size
     folder: str
@@ -154,13 +155,13 @@ class Work(NamedTuple):
         LlamaForCausalLM(config).save_pretrained(folder)
         save_tokenizer(folder, size.vocabulary)
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        rows = rows_of(size, model)
+        rows = make_rows(size, model)
         return cls(size, folder, model, rows, TrainingRows.of(rows))
 
     def parts(self, order, minibatches):
-        """For each mini-batch its micro-batches, as the learner makes them."""
-        place = DeviceContext(torch.device("cpu"), torch.float32, self.size.budget, Processes())
-        return [place.split(self.flat, part) for part in np.array_split(order, minibatches)]
+        """Return the micro-batches of each mini-batch, as the learner splits them."""
+        context = DeviceContext(torch.device("cpu"), torch.float32, self.size.budget, Processes())
+        return [context.split(self.flat, part) for part in np.array_split(order, minibatches)]
 
     @property
     def tokens(self):
@@ -168,31 +169,31 @@ class Work(NamedTuple):
 
     def __str__(self):
         weights, (parts,) = (
-            sum(one.numel() for one in self.model.parameters()),
+            sum(weight.numel() for weight in self.model.parameters()),
             self.parts(np.arange(len(self.rows)), 1),
         )
         padded = sum(int(self.flat.lengths_B[part].max()) * len(part) for part in parts)
         return (
-            f"{weights / 1e6:.1f}M weights, {len(self.rows)} episodes, {self.tokens} tokens "
-            f"({self.flat.count / self.tokens:.0%} with a loss), {len(parts)} micro-batches, "
+            f"{weights / 1e6:.1f}M parameters, {len(self.rows)} episodes, {self.tokens} tokens "
+            f"({self.flat.count / self.tokens:.0%} in the loss), {len(parts)} micro-batches, "
             f"{1 - self.tokens / padded:.0%} padding"
         )
 
 
 def our_update(work, minibatches):
-    """What makes one of our updates, and the order in which its rows will come."""
+    """Return a function that runs one of our updates, and one that returns its row order."""
     config = PPOConfig(clip_high=0.28, lr=1e-8, max_tokens_per_micro_batch=work.size.budget, minibatches=minibatches)
     learner, orders = PPOLearner(copy.deepcopy(work.model), config, seed=1), torch.Generator().manual_seed(1)
 
     def update():
-        found = learner.update(work.rows, version=0)
-        return found["loss"], found["grad_norm"]
+        figures = learner.update(work.rows, version=0)
+        return figures["loss"], figures["grad_norm"]
 
     return update, lambda: torch.randperm(len(work.rows), generator=orders).numpy()
 
 
-def their_update(work, minibatches):
-    """What makes one of TRL's, given the rows as it has them: a list of micro-batches for each optimizer step."""
+def trl_update(work, minibatches):
+    """Return a function that runs one of TRL's updates on the micro-batches of each optimizer step."""
     count = sum(map(len, work.parts(np.arange(len(work.rows)), minibatches)))
     trainer = make_trainer(
         work.folder,
@@ -210,22 +211,22 @@ def their_update(work, minibatches):
         if minibatches > 1:
             for inputs in (part for parts in steps for part in parts):
                 inputs["old_per_token_logps"] = own_logprobs(trainer, inputs)
-        found = []
+        results = []
         for parts in steps:
-            # The loss is divided by the tokens of an optimizer step, which the trainer takes to be equal in all.
+            # The trainer divides the loss by this count, which it assumes to be equal in all optimizer steps.
             trainer.args.steps_per_generation = len(parts)
-            found.append(optimizer_step(trainer, parts))
-        return tuple(np.mean(found, axis=0))
+            results.append(optimizer_step(trainer, parts))
+        return tuple(np.mean(results, axis=0))
 
     return update
 
 
-def prepared(work, order, minibatches):
-    """The rows in this order as TRL has them before an update."""
+def prepare(work, order, minibatches):
+    """Return the rows in this order as TRL has them before an update."""
     steps = []
     for parts in work.parts(order, minibatches):
-        taken = int(work.flat.counts_B[np.concatenate(parts)].sum())
-        steps.append([trl_inputs(work.rows, part, taken) for part in parts])
+        loss_tokens = int(work.flat.counts_B[np.concatenate(parts)].sum())
+        steps.append([trl_inputs(work.rows, part, loss_tokens) for part in parts])
         padded = sum(one["prompt_ids"].numel() + one["completion_ids"].numel() for one in steps[-1])
         assert padded == sum(int(work.flat.lengths_B[part].max()) * len(part) for part in parts), "padding differs"
     return steps
@@ -238,59 +239,59 @@ def seconds(step, clock):
 
 
 def measure(work, minibatches, threads, rounds):
-    """Tokens a second of ours and theirs, and the ratio of the two."""
+    """Return our and TRL's tokens/s, and the ratio of the two."""
     torch.set_num_threads(threads)
     clock, best = (time.process_time, median) if threads == 1 else (time.perf_counter, min)
-    (ours, next_order), theirs = our_update(work, minibatches), their_update(work, minibatches)
-    steps = prepared(work, next_order(), minibatches)
+    (ours, next_order), theirs = our_update(work, minibatches), trl_update(work, minibatches)
+    steps = prepare(work, next_order(), minibatches)
     check_same(ours(), theirs(steps))
     pairs = []
     for _ in range(rounds):
-        steps = prepared(work, next_order(), minibatches)
+        steps = prepare(work, next_order(), minibatches)
         pairs.append((seconds(ours, clock), seconds(lambda steps=steps: theirs(steps), clock)))
     our_s, their_s = (best(times) for times in zip(*pairs, strict=True))
     return work.tokens / our_s, work.tokens / their_s, their_s / our_s
 
 
 def check_same(ours, theirs):
-    """Both began with the same losses and gradients."""
+    """Check that losses and gradient norms agree."""
     for name, our, their in zip(("losses", "norms"), ours, theirs, strict=True):
-        assert abs(our - their) < 1e-4 * max(abs(their), 0.1), f"the {name} differ: {our} and {their}"
+        assert abs(our - their) < 1e-4 * max(abs(their), 0.1), f"{name} differ: {our} and {their}"
 
 
 def profile(work, minibatches):
-    """Where the time of one of ours and of one of theirs goes."""
+    """Print the profile of one of our updates and one of TRL's."""
     torch.set_num_threads(1)
-    (ours, next_order), theirs = our_update(work, minibatches), their_update(work, minibatches)
-    for step in (ours, lambda: theirs(prepared(work, next_order(), minibatches))):
+    (ours, next_order), theirs = our_update(work, minibatches), trl_update(work, minibatches)
+    for step in (ours, lambda: theirs(prepare(work, next_order(), minibatches))):
         step()
-        with torch.profiler.profile() as found:
+        with torch.profiler.profile() as profiler:
             step()
-        print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=40))
+        print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=40))
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--profile", action="store_true", help="show where the time of a step goes, and nothing else")
-    arguments = parser.parse_args()
+    parser.add_argument("--profile", action="store_true", help="only print profiles of a step")
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     disable_progress_bar()
     missed = []
-    for name in arguments.sizes:
+    for name in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
             work = Work.of(SIZES[name], folder)
             print(f"{name}: {work}")
-            if arguments.profile:
+            if options.profile:
                 profile(work, 1)
                 continue
-            for threads, what in itertools.product(arguments.threads, MINIBATCHES):
-                ours, theirs, ratio = measure(work, MINIBATCHES[what], threads, arguments.rounds)
+            for threads, label in itertools.product(options.threads, MINIBATCHES):
+                ours, theirs, ratio = measure(work, MINIBATCHES[label], threads, options.rounds)
                 speeds = f"ours {ours:8,.0f} tokens/s, TRL {theirs:8,.0f}, ratio {ratio:.2f}"
-                print(f"  {what:6} {threads} thread(s): {speeds}", flush=True)
-                if what == "update" and ratio < SIZES[name].target:
+                print(f"  {label:6} {threads} thread(s): {speeds}", flush=True)
+                if label == "update" and ratio < SIZES[name].target:
                     missed.append(f"{name} with {threads} thread(s): {ratio:.2f} < {SIZES[name].target}")
     if missed:
         raise SystemExit("below the target: " + "; ".join(missed))

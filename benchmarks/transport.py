@@ -1,10 +1,11 @@
-"""What one chat completion costs the client, by transport: the figures behind development/transport.md.
+"""Client CPU time and rate per chat completion, for eight clients. The results are in development/transport.md.
 
     .venv/bin/python benchmarks/transport.py [-n 2000] [-c 32] [--rounds 3]
 
-An aiohttp server in a second process answers every request at once with the same small completion. Each client sends
-N requests, C at a time, in its own fresh process (so that no client pays for another's imports or garbage). Of the
-rounds the one with the least CPU time counts: the others were disturbed. CPU is that of the client process alone.
+A local server in a subprocess responds immediately with the same small completion. Each client sends N requests with
+concurrency C in a new process, unaffected by the imports and garbage of other clients. CPU time is that of the client
+process. The round with the least CPU time is printed, and its ratio to plain aiohttp. Clients that are not installed
+are skipped.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BODY: dict[str, Any] = {
 
 @asynccontextmanager
 async def openai_sdk(url: str, concurrency: int) -> AsyncIterator[Call]:
-    """The SDK as it comes."""
+    """Call the SDK with its defaults."""
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=url, api_key="x") as client:
@@ -50,7 +51,7 @@ async def openai_sdk(url: str, concurrency: int) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def openai_aiohttp(url: str, concurrency: int) -> AsyncIterator[Call]:
-    """The SDK over its own aiohttp adapter."""
+    """Call the SDK with its aiohttp adapter."""
     from openai import AsyncOpenAI, DefaultAioHttpClient
 
     async with DefaultAioHttpClient() as http, AsyncOpenAI(base_url=url, api_key="x", http_client=http) as client:
@@ -59,7 +60,7 @@ async def openai_aiohttp(url: str, concurrency: int) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def openai_raw(url: str, concurrency: int) -> AsyncIterator[Call]:
-    """The SDK over its aiohttp adapter, without building its response models."""
+    """Call the SDK with its aiohttp adapter, without creating response models."""
     from openai import AsyncOpenAI, DefaultAioHttpClient
 
     async with DefaultAioHttpClient() as http, AsyncOpenAI(base_url=url, api_key="x", http_client=http) as client:
@@ -87,7 +88,7 @@ def _httpx_like(name: str) -> Callable[[str, int], Any]:
 
 @asynccontextmanager
 async def plain_aiohttp(url: str, concurrency: int) -> AsyncIterator[Call]:
-    """aiohttp with its defaults, JSON by the standard library."""
+    """Call aiohttp with its defaults, and parse with the standard library."""
     import aiohttp
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=concurrency)) as session:
@@ -101,7 +102,7 @@ async def plain_aiohttp(url: str, concurrency: int) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def chat_endpoint(url: str, concurrency: int) -> AsyncIterator[Call]:
-    """`ChatEndpoint.complete`: what this package sends, with deadlines, retries and parsing."""
+    """Call `ChatEndpoint.complete`, with deadlines, retries and parsing."""
     from reward_kit.providers import ChatEndpoint
 
     endpoint = ChatEndpoint(url, "x")
@@ -111,7 +112,7 @@ async def chat_endpoint(url: str, concurrency: int) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def openai_policy(url: str, concurrency: int) -> AsyncIterator[Call]:
-    """`OpenAIAgentPolicy`: a session opened, one action, the session closed."""
+    """Open a session of `OpenAIAgentPolicy`, get an action, and close the session."""
     from reward_kit.agent import EpisodeContext, OpenAIAgentPolicy
     from reward_kit.models import Message
 
@@ -153,9 +154,9 @@ def _cpu_s() -> float:
 
 
 async def measure(name: str, url: str, requests: int, concurrency: int) -> dict[str, float]:
-    """CPU milliseconds per request and requests per second of one client."""
+    """Return the CPU milliseconds per request and the requests/s of a client."""
     async with CLIENTS[name][1](url, concurrency) as call:
-        left = concurrency * 4  # connections and caches are warm before the clock starts
+        left = concurrency * 4  # warm-up of connections and caches
 
         async def worker() -> None:
             nonlocal left
@@ -171,37 +172,37 @@ async def measure(name: str, url: str, requests: int, concurrency: int) -> dict[
     return {"cpu_ms": 1000 * cpu / requests, "per_s": requests / wall}
 
 
-def _in_fresh_process(name: str, url: str, args: argparse.Namespace) -> dict[str, float]:
+def _measure_in_subprocess(name: str, url: str, args: argparse.Namespace) -> dict[str, float]:
     command = [sys.executable, __file__, "--client", name, "--url", url]
     command += ["-n", str(args.requests), "-c", str(args.concurrency)]
-    answer: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return answer
+    result: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return result
 
 
 def _print_table(rows: dict[str, dict[str, float]], args: argparse.Namespace) -> None:
     base = rows["aiohttp"]["cpu_ms"]
-    print(f"N={args.requests}, concurrency {args.concurrency}, best of {args.rounds}, {os.cpu_count()} cores")
-    print(f"| {'client':36} | CPU ms/request | requests/s | × aiohttp CPU |")
+    print(f"{args.requests} requests, concurrency {args.concurrency}, best of {args.rounds}, {os.cpu_count()} cores")
+    print(f"| {'client':36} | CPU ms/request | requests/s | CPU ratio     |")
     print(f"|{'-' * 38}|---------------:|-----------:|--------------:|")
     for name, row in rows.items():
         print(f"| {name:36} | {row['cpu_ms']:14.3f} | {row['per_s']:10.0f} | {row['cpu_ms'] / base:13.2f} |")
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Start the server, measure every client that is installed, print the table."""
+    """Measure every installed client and print the table."""
     rows: dict[str, dict[str, float]] = {}
     with running_server() as url:
         for name, (module, _) in CLIENTS.items():
             if not _available(module):
-                print(f"{name}: not installed, left out")
+                print(f"{name}: not installed, skipped")
                 continue
-            rounds = [_in_fresh_process(name, url, args) for _ in range(args.rounds)]
+            rounds = [_measure_in_subprocess(name, url, args) for _ in range(args.rounds)]
             rows[name] = min(rounds, key=lambda row: row["cpu_ms"])
     _print_table(rows, args)
 
 
 def main() -> None:
-    """Compare all clients, or play one part of the comparison."""
+    """Compare all clients, or measure the one given with `--client`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--requests", type=int, default=2000)
     parser.add_argument("-c", "--concurrency", type=int, default=32)

@@ -1,4 +1,4 @@
-"""`reward-kit` called as a user would, in a process of its own: a new one, or a fork of one that is started already."""
+"""`reward-kit` called as a user would: in a new process, or in a fork of a running one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "reward_kit.cli.main", *arguments]
 
 
-def call_anew(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> Done:
+def call_new_process(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> Done:
     """Call it in a new process, where a test is about its start."""
     return subprocess.run(command(*arguments), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
 
@@ -33,7 +33,7 @@ def call(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeo
     """Call it in a fork, or in a new process where the environment has to be there when the interpreter starts."""
     env = dict(os.environ if env is None else env)
     if any(env.get(name) != os.environ.get(name) for name in env.keys() | os.environ if name.startswith("PYTHON")):
-        return call_anew(*arguments, cwd=cwd, env=env, timeout_s=timeout_s)
+        return call_new_process(*arguments, cwd=cwd, env=env, timeout_s=timeout_s)
     control = _fork_server()
     request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": env}).encode()
     output, errors = os.pipe(), os.pipe()

@@ -1,4 +1,4 @@
-"""Kappa, ranks and correlations against published examples, scikit-learn, SciPy and ten-line loops."""
+"""Kappa, ranks and correlations against published examples, scikit-learn, SciPy and reference loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LABELS = np.array([1.0, 2, 2, 4, 5, 1, 3, 3])
 floats = st.lists(st.integers(-4, 4), min_size=2, max_size=40)
 
 
-def test_kappa_of_scikit_learn():
+def test_kappa_matches_scikit_learn():
     """`cohen_kappa_score` of scikit-learn 1.9.1, without weights and with weights="quadratic"."""
     assert cohens_kappa(ONE - 1, OTHER - 1, 5) == pytest.approx(0.5)
     assert cohens_kappa(ONE - 1, OTHER - 1, 5, quadratic=True) == pytest.approx(0.9)
@@ -35,13 +35,13 @@ def test_kappa_of_scikit_learn():
     assert cohens_kappa(one, other, 2, quadratic=True) == pytest.approx(0.5833333333333333)
 
 
-def test_a_level_that_one_rater_never_used_counts():
+def test_kappa_counts_a_level_that_a_rater_never_used():
     one, other = np.array([0, 4, 4, 0, 4]), np.array([0, 4, 2, 0, 4])
     assert cohens_kappa(one, other, 5) == pytest.approx(0.6666666666666667)  # scikit-learn 1.9.1, labels=[1..5]
     assert cohens_kappa(one, other, 5, quadratic=True) == pytest.approx(0.8888888888888888)
 
 
-def test_kappa_of_a_published_table():
+def test_kappa_matches_a_published_table():
     """Fleiss, Levin and Paik 2003, "Statistical Methods for Rates and Proportions", table 18.1: kappa is 0.68."""
     table = [[75, 1, 4], [5, 4, 1], [0, 0, 10]]
     pairs = [(i, j) for i, j in itertools.product(range(3), range(3)) for _ in range(table[i][j])]
@@ -49,7 +49,7 @@ def test_kappa_of_a_published_table():
     assert cohens_kappa(one, other, 3) == pytest.approx(0.676, abs=0.0005)
 
 
-def test_correlations_of_scipy():
+def test_correlations_match_scipy():
     """`spearmanr`, `kendalltau` (tau-b) and `pearsonr` of SciPy 1.17.1."""
     assert spearman(ONE.astype(float), OTHER.astype(float)) == pytest.approx(0.9)
     assert kendall_tau_b(ONE.astype(float), OTHER.astype(float)) == pytest.approx(0.8111111111111111)
@@ -58,7 +58,7 @@ def test_correlations_of_scipy():
     assert pearson(SCORES, LABELS) == pytest.approx(0.9537020358410256)
 
 
-def test_correlations_of_scipy_where_many_are_tied():
+def test_correlations_match_scipy_with_many_ties():
     chance = np.random.default_rng(7)
     x = chance.normal(size=300).round(1)
     y = (x + chance.normal(size=300)).round(0)
@@ -66,7 +66,7 @@ def test_correlations_of_scipy_where_many_are_tied():
     assert kendall_tau_b(x, y) == pytest.approx(0.5266837436896877)
 
 
-def test_tau_counted_by_hand():
+def test_tau_matches_a_count_by_hand():
     """Of 45 pairs 25 stand in the same order and 20 in the other."""
     one = np.arange(1.0, 11.0)
     other = np.array([4.0, 7, 2, 10, 3, 6, 8, 1, 5, 9])
@@ -93,7 +93,7 @@ def test_inversions_agree_with_a_loop(values):
 
 
 @given(floats)
-def test_midranks_sum_up_and_keep_the_order(values):
+def test_midranks_keep_the_order_and_the_rank_sum(values):
     ranks = midranks(np.array(values, float))
     assert ranks.sum() == pytest.approx(len(values) * (len(values) + 1) / 2)
     for i, j in itertools.combinations(range(len(values)), 2):
@@ -101,7 +101,7 @@ def test_midranks_sum_up_and_keep_the_order(values):
 
 
 @given(floats, st.randoms())
-def test_rank_correlations_know_only_the_order_and_are_symmetric(values, chance):
+def test_rank_correlations_depend_only_on_order_and_are_symmetric(values, chance):
     x = np.array(values, float)
     y = np.array([chance.choice([-1.0, 0.0, 1.0, 2.0]) for _ in values])
     for figure in (spearman, kendall_tau_b):
@@ -138,7 +138,7 @@ def test_undefined_values_are_nan():
     assert cohens_kappa(np.array([0, 1, 0]), np.array([0, 1, 0]), 2) == 1.0
 
 
-def test_fifty_thousand_rows_are_counted_without_a_table_of_pairs():
+def test_tau_of_fifty_thousand_rows_is_fast():
     chance = np.random.default_rng(0)
     x = chance.normal(size=50_000)
     assert kendall_tau_b(x, -x) == pytest.approx(-1.0)

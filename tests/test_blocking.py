@@ -1,4 +1,4 @@
-"""A loop in a thread: results and errors come back, what it holds is closed once, and a fork does not wait for it."""
+"""An event loop in a thread: results, errors, shutdown and behavior in forks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Broken:
         raise AssertionError("never opened")
 
 
-def test_a_thread_with_a_loop_gives_results_and_errors_and_holds_something_open() -> None:
+def test_loop_thread_returns_results_and_errors_within_its_context() -> None:
     events: list[str] = []
     thread = LoopThread("test", held(events))
 
@@ -64,7 +64,7 @@ def test_a_thread_with_a_loop_gives_results_and_errors_and_holds_something_open(
         thread.run(look())
 
 
-def test_what_runs_when_the_thread_is_closed_is_cancelled_and_closed_once() -> None:
+def test_close_cancels_running_calls_and_closes_the_context_once() -> None:
     events: list[str] = []
     thread = LoopThread("test", held(events))
     began = threading.Event()
@@ -83,7 +83,7 @@ def test_what_runs_when_the_thread_is_closed_is_cancelled_and_closed_once() -> N
     assert events == ["closed"]
 
 
-def test_in_a_forked_process_the_thread_is_not_there_and_is_not_waited_for() -> None:
+def test_forked_process_does_not_wait_for_the_loop_thread() -> None:
     thread = LoopThread("test")
     forked = multiprocessing.get_context("fork").Process(target=_used_in_a_fork, args=(thread,))
     forked.start()
@@ -98,7 +98,7 @@ def test_in_a_forked_process_the_thread_is_not_there_and_is_not_waited_for() -> 
 _shared: list[LoopThread] = []
 
 
-def test_in_a_forked_process_a_thread_can_be_dropped_and_another_one_made() -> None:
+def test_forked_process_can_replace_the_loop_thread() -> None:
     _shared.append(LoopThread("test"))
     forked = multiprocessing.get_context("fork").Process(target=_replaced_in_a_fork)
     forked.start()
@@ -145,7 +145,7 @@ def test_error_is_passed_to_the_held_context() -> None:
     assert left == [None, error]
 
 
-def test_a_coroutine_sees_the_callers_context_too() -> None:
+def test_coroutine_sees_context_variables_of_the_caller() -> None:
     own: ContextVar[int] = ContextVar("own")
     thread = LoopThread("test", held([]))
     own.set(3)
@@ -162,7 +162,7 @@ async def _answer() -> int:
     return 42
 
 
-def test_a_blocking_call_works_without_and_within_a_loop() -> None:
+def test_run_blocking_works_inside_and_outside_an_event_loop() -> None:
     assert run_blocking(_answer()) == 42
 
     async def within() -> int:

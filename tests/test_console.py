@@ -29,7 +29,7 @@ def in_a_table(cell: RenderableType) -> Table:
 
 
 @pytest.mark.parametrize("renderable", [HOSTILE, Text(HOSTILE), in_a_table(HOSTILE), in_a_table(Text(HOSTILE))])
-def test_untrusted_text_is_shown_as_it_is(renderable: RenderableType) -> None:
+def test_untrusted_text_is_shown_literally(renderable: RenderableType) -> None:
     text = printed(renderable)
     assert "[link=https://evil.example]y[/link] :smile:" in text
     assert not {"\x1b]", "\x1b[2J", "\x9b", "\u202e", "\x07"} & set(_parts(text))
@@ -39,7 +39,7 @@ def _parts(text: str) -> set[str]:
     return {text[at : at + size] for at in range(len(text)) for size in (1, 2, 4)}
 
 
-def test_its_own_colours_and_redrawing_still_work() -> None:
+def test_console_styles_and_live_display_still_work() -> None:
     file = io.StringIO()
     console = SafeConsole(file=file, width=80, force_terminal=True, force_jupyter=False, color_system="standard")
     with Live(Text("one\ntwo"), console=console, auto_refresh=False, transient=True) as live:

@@ -63,7 +63,7 @@ def test_metrics_take_success_which_has_no_effect() -> None:
     assert MetricResult.model_validate({"score": 1.0, "reason": "", "success": False}).is_score_valid is True
 
 
-def test_comparison_is_a_score() -> None:
+def test_comparison_result_becomes_a_score() -> None:
     assert called(messages=CHAT, ground_truth={"text": CHAT[-1]["content"]}).score == 1.0
     assert called(messages=CHAT).score == 0.0
 
@@ -72,7 +72,7 @@ def test_function_with_args_gets_everything_by_name() -> None:
     assert anything(messages=CHAT, extra="more") == EvaluateResult(score=2.0, reason="more")
 
 
-def test_metric_of_a_step_may_be_a_number() -> None:
+def test_step_metric_can_be_a_number() -> None:
     output = StepOutput(step_index=0, base_reward=0.5, metrics={"accuracy": 0.9})
     assert output.metrics == {"accuracy": 0.9}
     step = StepData(system_step_index=0, observation_data=[], action_taken={}, resulting_messages_history=[])
@@ -163,7 +163,7 @@ def test_scorer_and_reward_are_converted_to_each_other() -> None:
     assert reward_fn_to_scorer(reward)("Say more.", "4", "5") == 0.0
 
 
-def test_rows_of_a_file(tmp_path: Path) -> None:
+def test_load_jsonl_reads_rows_and_names_invalid_lines(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"id": 1}\n\n{"id": 2}\n')
     assert load_jsonl(str(file)) == [{"id": 1}, {"id": 2}]
@@ -185,7 +185,7 @@ def post(app: ASGIApp, body: bytes, path: str = "/reward") -> tuple[int, Any]:
     return sent[0]["status"], json.loads(sent[1]["body"])
 
 
-def test_reward_as_a_web_application() -> None:
+def test_create_app_serves_a_reward_over_http() -> None:
     app = create_app(specific)
     status, result = post(app, json.dumps({"messages": CHAT}).encode())
     assert (status, result["score"], set(result["metrics"])) == (200, 1.0, {"length", "specific"})
@@ -193,7 +193,7 @@ def test_reward_as_a_web_application() -> None:
     assert post(app, b"{}", "/other")[0] == 404
 
 
-def test_message_without_a_role() -> None:
+def test_message_without_a_role_is_rejected() -> None:
     with pytest.raises(ValueError, match="Role is required"):
         Message.model_validate({"content": "x"})
 

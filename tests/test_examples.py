@@ -1,4 +1,4 @@
-"""Every example runs: the expert solves it, the random policy does not."""
+"""Every example runs: the expert solves it and the random policy does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return command_line.call(*arguments, cwd=folder)
 
 
-def assert_keeps_the_contract(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
+def assert_run_passes_checks(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
     """`reward-kit check` finds nothing in the episodes of a run that was told of as JSON."""
     path = folder / json.loads(done.stdout)["run"]
     checked = CliRunner().invoke(program, ["check", str(path), "--fail-on", "warning"])
@@ -32,43 +32,43 @@ def assert_keeps_the_contract(folder: Path, done: subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     "name", ["alfworld_household", "frozen_lake", "sokoban", "sqlite_analyst", "support_dialogue", "webshop"]
 )
-def test_the_expert_solves_an_example_and_chance_does_not(tmp_path: Path, name: str) -> None:
+def test_expert_solves_the_example_and_random_policy_does_not(tmp_path: Path, name: str) -> None:
     task = str(ROOT / "examples" / name / "task.yaml")
     done = run(tmp_path, "run", task, "--policy", "expert", "--policy", "random", "-n", "1", "--json")
     assert done.returncode == 0, done.stderr
     expert, chance = json.loads(done.stdout)["policies"]
     assert (expert["policy"], expert["score"]["mean"], expert["errors"]) == ("expert", 1.0, {})
     assert chance["score"]["mean"] < 0.3 and not chance["errors"]
-    assert_keeps_the_contract(tmp_path, done)
+    assert_run_passes_checks(tmp_path, done)
 
 
-def test_the_expert_on_slippery_ice_does_not_always_arrive(tmp_path: Path) -> None:
+def test_expert_sometimes_fails_on_slippery_ice(tmp_path: Path) -> None:
     task = str(ROOT / "examples" / "frozen_lake" / "task.yaml")
     slippery = "base_resource_config.env_kwargs.is_slippery=true"
     done = run(tmp_path, "run", task, "--policy", "expert", "-T", slippery, "--json")
     assert done.returncode == 0, done.stderr
     assert 0.1 < json.loads(done.stdout)["policies"][0]["score"]["mean"] < 1.0
-    assert_keeps_the_contract(tmp_path, done)
+    assert_run_passes_checks(tmp_path, done)
 
 
 @pytest.mark.parametrize(("file", "program"), [("task.yaml", "Clerk"), ("report.yaml", "Bookkeeper")])
-def test_a_program_that_follows_the_rules_puts_the_files_in_order(tmp_path: Path, file: str, program: str) -> None:
+def test_scripted_clerk_solves_the_file_clerk_example(tmp_path: Path, file: str, program: str) -> None:
     task = str(ROOT / "examples" / "file_clerk" / file)
     done = run(tmp_path, "run", task, "--policy", f"clerk.py:{program}", "--json")
     assert done.returncode == 0, done.stderr
     (summary,) = json.loads(done.stdout)["policies"]
     assert (summary["score"]["mean"], summary["errors"], summary["tool_errors"]) == (1.0, {}, 0)
-    assert_keeps_the_contract(tmp_path, done)
+    assert_run_passes_checks(tmp_path, done)
 
 
-def test_the_directories_to_be_put_in_order_come_from_their_seeds() -> None:
+def test_file_clerk_cases_are_generated_from_their_seeds() -> None:
     folder = ROOT / "examples" / "file_clerk"
     make_case = runpy.run_path(str(folder / "make_cases.py"))["make_case"]
     rows = [json.loads(line) for line in (folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows == [make_case(seed) for seed in range(len(rows))]
 
 
-def test_each_file_in_its_place_counts_and_doing_nothing_does_not() -> None:
+def test_file_clerk_reward_scores_correctly_placed_files() -> None:
     folder = ROOT / "examples" / "file_clerk"
     in_order = runpy.run_path(str(folder / "reward.py"))["in_order"]
     row = json.loads((folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()[0])
@@ -84,7 +84,7 @@ def test_each_file_in_its_place_counts_and_doing_nothing_does_not() -> None:
     assert score({**truth, path: "changed"}) == pytest.approx(9 / 11)
 
 
-def test_an_agent_of_ones_own_solves_its_example_and_stops_at_its_limit(tmp_path: Path) -> None:
+def test_bring_your_own_agent_example_is_solved_and_stops_at_the_step_limit(tmp_path: Path) -> None:
     folder = ROOT / "examples" / "bring_your_own_agent"
     with subprocess.Popen(
         [sys.executable, str(folder / "stand_in_model.py"), "0"], stdout=subprocess.PIPE, text=True
@@ -99,6 +99,6 @@ def test_an_agent_of_ones_own_solves_its_example_and_stops_at_its_limit(tmp_path
                 (summary,) = json.loads(done.stdout)["policies"]
                 assert (summary["stop_reasons"], summary["score"]["mean"]) == (ends, score)
                 assert (summary["tokens"], summary["errors"]) == (480 if steps == 6 else 180, {})
-                assert_keeps_the_contract(tmp_path, done)
+                assert_run_passes_checks(tmp_path, done)
         finally:
             model.kill()

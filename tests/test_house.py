@@ -1,4 +1,4 @@
-"""Tests that guard the house: who may import whom, how light the first import is, which names are public."""
+"""Rules of the code base: import layers, weight of the first import, public names and wording."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_no_module_is_in_an_import_cycle() -> None:
     assert not graph, f"import cycle among {sorted(graph)}"
 
 
-def test_only_the_learning_side_imports_heavy_packages() -> None:
+def test_only_training_modules_import_heavy_packages() -> None:
     for name in MODULES:
         heavy = {target.split(".")[0] for target in imports_of(name, ours=False)} & HEAVY
         assert not heavy or name.startswith(MAY_IMPORT_HEAVY), f"{name} imports {heavy}"
@@ -117,7 +117,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert not loaded & (HEAVY | {"openai", "pydantic", "numpy", "aiohttp", "httpx", "rich", "jinja2"})
 
 
-def test_the_first_names_load_no_model_library() -> None:
+def test_importing_the_main_names_loads_no_model_library() -> None:
     loaded = loaded_after("from reward_kit import reward_function, RLRolloutWorker")
     assert not loaded & (HEAVY | {"openai", "httpx", "aiohttp", "gymnasium", "rich"})
 
@@ -144,7 +144,7 @@ def test_exported_names_exist_are_sorted_and_few() -> None:
         assert not missing, name
 
 
-def test_the_fixed_names_are_at_home() -> None:
+def test_public_names_are_defined_in_their_fixed_modules() -> None:
     homes = {
         "reward_kit.agent.rl_rollout_worker": ["RLRolloutWorker"],
         "reward_kit.agent.policy_interface": ["AgentPolicy", "PolicyOutput", "EpisodeContext"],
@@ -161,12 +161,12 @@ def test_the_fixed_names_are_at_home() -> None:
             assert getattr(module, name).__module__ == home
 
 
-def test_public_docstrings_open_every_module() -> None:
+def test_every_module_has_a_docstring() -> None:
     for name, tree in MODULES.items():
         assert ast.get_docstring(tree) or not tree.body, f"{name} does not say why it exists"
 
 
-def test_commands_print_through_what_escapes_untrusted_text() -> None:
+def test_commands_print_through_escaping_functions() -> None:
     for name, tree in MODULES.items():
         if name in ("reward_kit.cli.echo", "reward_kit.console"):
             continue
@@ -178,7 +178,7 @@ def test_commands_print_through_what_escapes_untrusted_text() -> None:
                 assert not called.endswith(("from_markup", "render_markup")), f"{name}:{node.lineno}: no markup"
 
 
-def test_the_list_of_slow_tests_names_tests() -> None:
+def test_slow_tests_list_is_sorted_and_names_existing_tests() -> None:
     listed = Path(__file__).with_name("slow_tests.txt").read_text(encoding="utf-8").split()
     assert listed == sorted(set(listed))
     root = Path(__file__).parent.parent

@@ -1,4 +1,4 @@
-"""The household's own agent: what its tokens keep, what its demonstrations show, and that its files fit together."""
+"""The agent of the household example: tokenizer, demonstrations and training files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def script() -> ModuleType:
     return load_module(str(EXAMPLE / "make_warm_start.py"))
 
 
-def told(engine: HouseholdEngine) -> Iterator[str]:
+def observations(engine: HouseholdEngine) -> Iterator[str]:
     """What an agent reads that goes everywhere, opens what is closed there and takes what it finds first."""
     yield engine.tables.introduction
     for place in engine.tables.go:
@@ -53,11 +53,11 @@ def told(engine: HouseholdEngine) -> Iterator[str]:
         yield from engine.admissible()
 
 
-def test_no_word_of_other_rooms_is_unknown_and_no_two_commands_are_alike() -> None:
+def test_tokenizer_knows_all_words_and_commands_differ_in_tokens() -> None:
     tokenizer, unknown = LOADED.tokenizer, Counter[str]()
     for problem in (generator.generate_problem("held_out", index, seed=5) for index in range(18)):
         engine = HouseholdEngine(problem)
-        for text in set(told(engine)):
+        for text in set(observations(engine)):
             if not text.startswith("Nothing happens"):  # nobody reads it who can only do what is open
                 unknown += unknown_pieces(tokenizer, [text])
         commands = engine.admissible()
@@ -67,13 +67,13 @@ def test_no_word_of_other_rooms_is_unknown_and_no_two_commands_are_alike() -> No
     assert not unknown
 
 
-def test_a_step_costs_a_handful_of_tokens(script: ModuleType) -> None:
+def test_step_takes_fewer_than_seven_tokens(script: ModuleType) -> None:
     rows = script.demonstrations(LOADED.tokenizer, 20, seed=1, slips=0.0)
     steps = rows.batch["action_mask"].sum() / 2
     assert rows.batch["attention_mask"].sum() / steps < 7
 
 
-def test_who_looks_for_things_finds_them_without_knowing_where_they_are(script: ModuleType) -> None:
+def test_demonstrations_solve_problems_by_searching(script: ModuleType) -> None:
     asked, draws = list(script.problems(60, seed=2)), random.Random(0)
     found = [script.demonstration(one, draws, slips=0.0) for one in asked]
     assert all(won(one, acts) for one, acts in zip(asked, found, strict=True))
@@ -86,7 +86,7 @@ def won(asked: Problem, acts: Sequence[Any]) -> bool:
     return [engine.step(act.command).won for act in acts][-1]
 
 
-def test_problems_of_two_things_may_have_a_greater_share(script: ModuleType) -> None:
+def test_share_of_two_object_problems_can_be_raised(script: ModuleType) -> None:
     plain, more = (Counter(one.task_type for one in script.problems(600, 1, twos)) for twos in (0.0, 0.4))
     assert set(plain.values()) == {100}
     assert 0.45 < more[TaskType.PICK_TWO] / 600 < 0.55  # 0.4 and a sixth of the rest
@@ -108,7 +108,7 @@ class Retold(AgentPolicy):
         return PolicyOutput(call, raw_policy_output="slip" if act.is_slip else None)
 
 
-async def test_the_rows_are_those_of_demonstrations(script: ModuleType) -> None:
+async def test_demonstration_rows_equal_rows_of_recorded_episodes(script: ModuleType) -> None:
     """What the script writes by looking texts up is what the framework writes of the same episodes."""
     asked, draws = list(script.problems(12, seed=3, twos=0.3)), random.Random(5)
     played = [(one, script.demonstration(one, draws)) for one in asked]
@@ -126,7 +126,7 @@ async def test_the_rows_are_those_of_demonstrations(script: ModuleType) -> None:
     assert 0 < sum(act.is_slip for _, acts in played for act in acts) < sum(len(acts) for _, acts in played)
 
 
-def test_a_model_is_made_by_its_seed(script: ModuleType) -> None:
+def test_model_weights_are_determined_by_the_seed(script: ModuleType) -> None:
     def made(seed: int) -> dict[str, torch.Tensor]:
         model = script.small_llama(LOADED.tokenizer, seed)
         rows = script.demonstrations(LOADED.tokenizer, 40, seed=seed)
@@ -138,7 +138,7 @@ def test_a_model_is_made_by_its_seed(script: ModuleType) -> None:
     assert not torch.equal(first["model.norm.weight"], other["model.norm.weight"])
 
 
-def test_the_warm_start_does_chores_in_other_rooms() -> None:
+def test_warm_start_solves_some_development_problems() -> None:
     async def play() -> list[SingleAgentEpisode]:
         task = load_task(EXAMPLE / "training.yaml", {"base_resource_config.split": "development"}).definition
         options = {"action_format": "bare", "tools_in_prompt": False, "constrain": True, "max_new_tokens": 8}
@@ -154,7 +154,7 @@ def test_the_warm_start_does_chores_in_other_rooms() -> None:
     assert all(len(episode.tokens.segments) == 1 for episode in episodes)
 
 
-def test_the_agent_of_the_example_plays_and_its_tokens_are_recorded(tmp_path: Path) -> None:
+def test_example_agent_runs_and_records_its_tokens(tmp_path: Path) -> None:
     asked = ["run", str(EXAMPLE / "agent.yaml"), "--limit", "12", "--json", "--display", "none"]
     asked += ["--log-dir", str(tmp_path), "-T", "policy.max_sessions=12"]
     done = CliRunner().invoke(program, asked)
@@ -170,7 +170,7 @@ def test_the_agent_of_the_example_plays_and_its_tokens_are_recorded(tmp_path: Pa
         assert all(logprob <= 0.0 for logprob in sampled) and min(sampled) < 0.0
 
 
-def test_the_train_file_says_what_it_will_do() -> None:
+def test_train_file_dry_run_succeeds() -> None:
     done = CliRunner().invoke(program, ["train", str(EXAMPLE / "train.yaml"), "--dry-run"])
     assert done.exit_code == 0, done.output
     assert "gigpo" in done.output

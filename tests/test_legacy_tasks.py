@@ -1,4 +1,4 @@
-"""Task files and rewards written for reward-kit 0.4 run: their resources, options, truths and reward paths."""
+"""Task files and rewards written for reward-kit 0.4 run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("task", [PYTHON_STATE, SQL, FILES], ids=["python", "sql", "files"])
-def test_a_task_of_0_4_runs(folder: Path, task: str) -> None:
+def test_task_of_reward_kit_0_4_runs(folder: Path, task: str) -> None:
     (folder / "task.yaml").write_text(task)
     run = evaluate(folder / "task.yaml", overrides={"sandbox.level": "in_process"}, log_dir=folder / "runs")
     assert [(row.score, row.error_message, row.score_error) for row in run.rows] == [(1.0, None, None)]
@@ -121,14 +121,14 @@ def test_dropped_options_are_reported(folder: Path) -> None:
         ({"db_type": "postgres"}, {"db_type": "postgres"}),
     ],
 )
-def test_scripts_of_a_database_become_one_or_are_refused_by_name(config: dict[str, str], read: dict[str, str]) -> None:
+def test_database_scripts_are_merged_into_seed_sql(config: dict[str, str], read: dict[str, str]) -> None:
     given = {"name": "t", "resource_type": "SQLResource", "base_resource_config": config}
     now = {"name": "t", "resource_type": "sqlite", "on_text": "end", "base_resource_config": read}
     assert upgrade_task(given) == now
     assert given["base_resource_config"] is config and given["resource_type"] == "SQLResource"
 
 
-def test_a_truth_that_is_given_stays() -> None:
+def test_explicit_ground_truth_overrides_the_legacy_comparison_state() -> None:
     criteria = {"ground_truth_comparable_state": {"a": 1}}
     both = {"name": "t", "evaluation_criteria": criteria, "ground_truth": "mine"}
     assert TaskDefinitionModel.model_validate(both).ground_truth == "mine"

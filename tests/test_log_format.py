@@ -26,21 +26,19 @@ def log_of(path: Path, *secrets: str) -> str:
     return path.read_bytes().decode("utf-8")
 
 
-def test_a_message_cannot_forge_or_split_lines_of_run_log(tmp_path: Path) -> None:
+def test_message_cannot_forge_or_split_lines_of_the_run_log(tmp_path: Path) -> None:
     text = log_of(tmp_path / "run.log")
     records = [line for line in text.splitlines() if not line.startswith("    ")]
     assert [line.split(" ")[2:4] for line in records] == [["WARNING", "reward_kit.test"], ["ERROR", "reward_kit.test"]]
     assert "    Traceback (most recent call last):" in text.splitlines()
 
 
-def test_run_log_has_no_character_that_acts_on_a_terminal(tmp_path: Path) -> None:
+def test_run_log_has_no_control_characters(tmp_path: Path) -> None:
     text = log_of(tmp_path / "run.log")
     assert {char for char in text if not char.isprintable()} == {"\n"}
 
 
-def test_a_traceback_that_another_handler_has_formatted_is_escaped_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traceback_cached_by_another_handler_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Earlier(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             record.exc_text = logging.Formatter().formatException(sys.exc_info())  # type: ignore[arg-type]
@@ -54,7 +52,7 @@ def test_a_traceback_that_another_handler_has_formatted_is_escaped_too(
         package.removeHandler(earlier)
 
 
-def test_a_secret_of_several_lines_is_hidden(tmp_path: Path) -> None:
+def test_multi_line_secret_is_redacted(tmp_path: Path) -> None:
     secret = "-----BEGIN KEY-----\nabcdefgh\n-----END KEY-----"
     logger = logging.getLogger("reward_kit.test")
     with log_to_file(tmp_path / "run.log", Redaction([secret])):

@@ -1,4 +1,4 @@
-"""What a notebook shows means nothing to a browser but what we wrote, and is short whatever it shows."""
+"""HTML of results in notebooks is escaped and bounded in size."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ class Unspeakable:
 
 
 @pytest.mark.parametrize("value", [HOSTILE, b"<b>", None, 3, Unspeakable(), "\ud800<i>"])
-def test_any_value_becomes_text(value: Any) -> None:
+def test_any_value_is_escaped(value: Any) -> None:
     seen = harmless(root(escape(value), code(value), table([HOSTILE], [(value,)])))
     assert "script" not in seen.names
     seen.text.encode("utf-8")
 
 
-def test_a_long_text_is_cut_and_says_so() -> None:
+def test_long_text_is_truncated_with_its_length() -> None:
     told = escape("<" * 100_000)
     assert len(told) < 6_000 and "… (100,000 characters)" in told
 
 
-def test_of_many_rows_the_first_and_the_last_are_shown() -> None:
+def test_long_table_shows_first_and_last_rows() -> None:
     asked: list[int] = []
 
     def cells(row: int) -> list[str]:
@@ -76,14 +76,14 @@ def test_of_many_rows_the_first_and_the_last_are_shown() -> None:
     assert "999,980 rows omitted" in told and "row 999999" in told
 
 
-def test_a_link_is_relative_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_is_relative_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'a "b').mkdir()
     assert 'href="a%20%22b/report.html"' in link(Path('a "b') / "report.html")
     assert f'href="file://{tmp_path.parent}/report.html"' in link(tmp_path.parent / "report.html")
 
 
-def test_a_result_shows_its_parts() -> None:
+def test_result_html_shows_its_parts() -> None:
     result = EvaluateResult(
         score=0.25,
         reason=HOSTILE,
@@ -99,6 +99,6 @@ def test_a_result_shows_its_parts() -> None:
 
 
 @pytest.mark.parametrize("keys", [{"is_score_valid": False}, {"error": HOSTILE}])
-def test_an_unscored_result_shows_no_score(keys: dict[str, Any]) -> None:
+def test_unscored_result_html_shows_no_score(keys: dict[str, Any]) -> None:
     seen = harmless(EvaluateResult(score=0.0, **keys)._repr_html_())
     assert "unscored" in seen.text and "score 0" not in seen.text

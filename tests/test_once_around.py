@@ -48,12 +48,12 @@ def reached_the_goal(messages: list[Message], environment_return: float) -> Eval
     return EvaluateResult(score=environment_return)
 
 
-def a_policy() -> TinyPolicy:
+def make_policy() -> TinyPolicy:
     return TinyPolicy(SEED)
 
 
 @asynccontextmanager
-async def a_trainer(policy: TinyPolicy) -> AsyncIterator[Trainer]:
+async def make_trainer(policy: TinyPolicy) -> AsyncIterator[Trainer]:
     credit = CreditAssigner("gigpo", step_rewards="environment", omega=0.5, gamma=0.95)
     learner = PPOLearner(policy.module, PPOConfig(epochs=4, minibatch_rows=GROUP // 2, lr=0.01), seed=SEED)
     worker = RLRolloutWorker(TASK, policy)
@@ -69,9 +69,9 @@ async def success_rate(policy: TinyPolicy) -> float:
 
 
 async def test_training_raises_the_success_rate() -> None:
-    policy = a_policy()
+    policy = make_policy()
     assert await success_rate(policy) < 0.2
-    async with a_trainer(policy) as trainer:
+    async with make_trainer(policy) as trainer:
         diagnostics = [await trainer.train_step(LAKE) for _ in range(14)]
     assert await success_rate(policy) > 0.9
     assert policy.version == 14
@@ -79,16 +79,16 @@ async def test_training_raises_the_success_rate() -> None:
     assert max(step["logprob_gap"] for step in diagnostics) < 1e-5
 
 
-async def test_the_same_seed_gives_the_same_numbers() -> None:
+async def test_training_is_determined_by_the_seed() -> None:
     async def first_steps() -> list[dict[str, float]]:
-        async with a_trainer(a_policy()) as trainer:
+        async with make_trainer(make_policy()) as trainer:
             return [await trainer.train_step(LAKE) for _ in range(2)]
 
     assert await first_steps() == await first_steps()
 
 
-async def test_sampled_logprobs_are_those_of_the_model_on_the_exact_tokens() -> None:
-    policy = a_policy()
+async def test_sampled_logprobs_equal_model_logprobs_on_the_recorded_tokens() -> None:
+    policy = make_policy()
     # Weights far from the uniform start, so that a shifted or foreign token could not go unnoticed.
     torch.nn.init.normal_(policy.module.head.weight, generator=torch.Generator().manual_seed(0))
     await policy.publish(7)
@@ -104,9 +104,9 @@ async def test_sampled_logprobs_are_those_of_the_model_on_the_exact_tokens() -> 
     assert len(rows["input_ids"]) == 16  # the context was never rewritten: one segment each
 
 
-async def test_one_update_moves_probability_the_way_of_the_advantages() -> None:
-    policy = a_policy()
-    async with a_trainer(policy) as trainer:
+async def test_update_moves_probabilities_in_the_direction_of_advantages() -> None:
+    policy = make_policy()
+    async with make_trainer(policy) as trainer:
         episodes = await trainer.collect(LAKE)
         scored = await trainer.score(episodes)
         credited = trainer.credit.assign(episodes, scored)
@@ -121,15 +121,15 @@ async def test_one_update_moves_probability_the_way_of_the_advantages() -> None:
     assert moved[advantages > 1].mean() > 0
 
 
-async def test_every_version_collects_new_episodes_under_new_ids() -> None:
-    async with a_trainer(a_policy()) as trainer:
+async def test_every_policy_version_collects_episodes_with_new_ids() -> None:
+    async with make_trainer(make_policy()) as trainer:
         before = {episode.id_ for episode in await trainer.collect(LAKE)}
         await trainer.train_step(LAKE)
         assert before.isdisjoint(episode.id_ for episode in await trainer.collect(LAKE))
 
 
-async def test_acting_never_sees_weights_that_were_not_published() -> None:
-    policy = a_policy()
+async def test_policy_acts_with_published_weights_only() -> None:
+    policy = make_policy()
     before = policy.next_logprobs([0])
     with torch.no_grad():
         policy.module.head.bias[16] += 5.0
@@ -138,8 +138,8 @@ async def test_acting_never_sees_weights_that_were_not_published() -> None:
     assert policy.next_logprobs([0])[16] > before[16]
 
 
-async def test_credit_rows_say_where_the_signal_came_from() -> None:
-    async with a_trainer(a_policy()) as trainer:
+async def test_credit_rows_have_positive_advantages_for_successful_episodes() -> None:
+    async with make_trainer(make_policy()) as trainer:
         episodes = await trainer.collect(LAKE)
         credited = trainer.credit.assign(episodes, await trainer.score(episodes))
     rows = list(credited.rows())
@@ -160,17 +160,17 @@ class FailsOnce(TinyPolicy):
         return await super().open(context)
 
 
-async def test_a_failed_episode_is_unscored_and_the_others_train() -> None:
-    async with a_trainer(FailsOnce(SEED)) as trainer:
+async def test_failed_episode_is_unscored_and_training_continues() -> None:
+    async with make_trainer(FailsOnce(SEED)) as trainer:
         diagnostics = await trainer.train_step(LAKE)
     assert diagnostics["unscored"] == 1
     assert diagnostics["optimizer_steps"] == 8
 
 
-async def test_a_world_that_never_starts_changes_no_weight() -> None:
-    policy = a_policy()
+async def test_environment_that_never_starts_changes_no_weights() -> None:
+    policy = make_policy()
     before = policy.next_logprobs([0])
-    async with a_trainer(policy) as trainer:
+    async with make_trainer(policy) as trainer:
         config = {"base_resource_config": {"env_id": "NoSuchLake-v1"}}
         trainer.worker = RLRolloutWorker(TASK.model_copy(update=config), policy)
         diagnostics = await trainer.train_step(LAKE)
@@ -178,9 +178,9 @@ async def test_a_world_that_never_starts_changes_no_weight() -> None:
     assert torch.equal(policy.next_logprobs([0]), before)
 
 
-async def test_a_policy_without_weights_is_refused() -> None:
-    policy = a_policy()
-    async with a_trainer(policy) as trainer:
+async def test_policy_without_weights_is_rejected() -> None:
+    policy = make_policy()
+    async with make_trainer(policy) as trainer:
         worker = RLRolloutWorker(TASK, ScriptedPolicy([]))
         with pytest.raises(ConfigError, match="ScriptedPolicy is not a TrainablePolicy"):
             Trainer(worker, trainer.reward_agent, trainer.credit, trainer.learner, group_size=2)

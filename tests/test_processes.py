@@ -1,4 +1,4 @@
-"""Nothing that `processes` starts or makes outlives the process that asked for it, however that one ends."""
+"""Child processes and temporary folders do not outlive the process that made them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def parents() -> Iterator[list[Parent]]:
         parent.process.stdout.close()
 
 
-def test_after_a_kill_no_process_and_no_folder_is_left(parents: list[Parent]) -> None:
+def test_killed_process_leaves_no_children_or_folders(parents: list[Parent]) -> None:
     killed, other = Parent("await asyncio.sleep(100)"), Parent("await asyncio.sleep(100)")
     parents += [killed, other]
     assert len(find_processes(killed.token)) == 3
@@ -111,19 +111,19 @@ def test_after_a_kill_no_process_and_no_folder_is_left(parents: list[Parent]) ->
 
 
 @pytest.mark.parametrize("end", ["return", "raise KeyError", "os._exit(1)"])
-def test_after_an_exit_no_process_and_no_folder_is_left(parents: list[Parent], end: str) -> None:
+def test_exited_process_leaves_no_children_or_folders(parents: list[Parent], end: str) -> None:
     parents.append(Parent(end))
     # Where the interpreter still runs its own exit, everything is gone before the process is.
     parents[0].assert_nothing_is_left(within_s=2 if "_exit" in end else 0)
 
 
-def test_after_an_interrupt_of_the_group_no_process_and_no_folder_is_left(parents: list[Parent]) -> None:
+def test_interrupted_process_group_leaves_no_children_or_folders(parents: list[Parent]) -> None:
     parents.append(Parent("await asyncio.sleep(100)"))
     os.killpg(parents[0].process.pid, signal.SIGINT)
     parents[0].assert_nothing_is_left(within_s=0)
 
 
-def test_a_fork_neither_cleans_up_nor_hides_our_end(parents: list[Parent]) -> None:
+def test_exit_of_a_fork_does_not_trigger_cleanup_and_parent_exit_does(parents: list[Parent]) -> None:
     parents.append(Parent("pid = os.fork(); (pid or sys.exit(0)); os.waitpid(pid, 0); await asyncio.sleep(100)"))
     time.sleep(0.1)
     assert len(find_processes(parents[0].token)) == 3
@@ -154,7 +154,7 @@ def kill_while_it_starts_children(delay_s: float) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.03])
-def test_a_child_started_right_before_the_kill_dies_too(delay_s: float) -> None:
+def test_child_started_right_before_the_kill_is_killed(delay_s: float) -> None:
     kill_while_it_starts_children(delay_s)
 
 
@@ -171,11 +171,11 @@ def test_guardian_waits_for_starting_processes() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("number", range(60))
-def test_a_child_started_right_before_the_kill_dies_too_every_time(number: int) -> None:
+def test_child_started_right_before_the_kill_is_always_killed(number: int) -> None:
     kill_while_it_starts_children(number / 1000)
 
 
-def test_importing_the_module_starts_nothing() -> None:
+def test_importing_the_module_starts_no_process() -> None:
     code = (
         "import os, subprocess, sys\nimport reward_kit.processes\nimport reward_kit.environments.filesystem\n"
         "print(open(f'/proc/self/task/{os.getpid()}/children').read().split())"
@@ -214,7 +214,7 @@ def test_outer_guardians_guard_grandchildren(monkeypatch: pytest.MonkeyPatch) ->
     assert child_environment()[MARK] == f"outer:{own}"
 
 
-def test_temporary_folders_are_private_and_lie_in_one_root() -> None:
+def test_temporary_folders_are_private_and_share_a_root() -> None:
     one, two = temporary_folder("one-"), temporary_folder("one-")
     assert one != two
     assert one.parent == two.parent == temporary_root()
@@ -241,7 +241,7 @@ async def until(reached: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_child_that_ignores_the_request_to_end_is_killed_with_its_grandchildren() -> None:
+async def test_child_that_ignores_sigterm_is_killed_with_its_children() -> None:
     child = await started(sys.executable, "-S", "-c", STUBBORN)
     token = child_environment()[MARK]
     await until(lambda: child.log_tail().count("up") == 2)
@@ -253,7 +253,7 @@ async def test_a_child_that_ignores_the_request_to_end_is_killed_with_its_grandc
     assert child.returncode == -signal.SIGKILL
 
 
-async def test_a_child_that_obeys_ends_within_the_grace() -> None:
+async def test_child_that_obeys_sigterm_ends_within_the_grace_period() -> None:
     child = await started(*SLEEP)
     before = time.monotonic()
     await child.end(grace_s=60)
@@ -272,7 +272,7 @@ async def test_descendants_of_a_dead_child_are_killed() -> None:
     assert child.returncode == 7
 
 
-async def test_the_tail_of_a_large_log_is_bounded_and_stays_readable_after_the_end() -> None:
+async def test_log_tail_is_bounded_and_readable_after_the_child_exits() -> None:
     code = "print('x' * 300_000); print('y' * 2000, 'end'); print('last')"
     child = await started(sys.executable, "-S", "-c", code)
     await until(lambda: child.returncode is not None)
@@ -285,7 +285,7 @@ async def test_the_tail_of_a_large_log_is_bounded_and_stays_readable_after_the_e
     assert list(temporary_root().glob("log-*")) == []
 
 
-async def test_logs_of_a_run_are_kept_under_names_of_their_own(tmp_path: Path) -> None:
+async def test_child_logs_of_a_run_have_unique_names(tmp_path: Path) -> None:
     token = LOG_FOLDER.set(tmp_path / "logs")
     try:
         children = [await started("/bin/sh", "-c", f"echo {number}") for number in range(2)]
@@ -300,7 +300,7 @@ async def test_logs_of_a_run_are_kept_under_names_of_their_own(tmp_path: Path) -
     assert (tmp_path / "logs" / "child-2.log").read_text() == "1\n"
 
 
-async def test_a_program_that_is_not_there_is_named() -> None:
+async def test_missing_program_is_named() -> None:
     with pytest.raises(ConfigError, match="no-such-program --port cannot be started: No such file"):
         await started("no-such-program", "--port")
     assert list(temporary_root().glob("log-*")) == []

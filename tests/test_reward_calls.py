@@ -1,4 +1,4 @@
-"""Options: keyword parameters of a reward, fixed and checked before it is called."""
+"""Options of a reward, fixed and checked before it is called."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Counted:
 SAID = [Message(role="assistant", content="hello")]
 
 
-def test_an_option_is_fixed_and_the_reward_stays_as_it_is():
+def test_with_options_fixes_an_option_without_changing_the_reward():
     short = with_options(length, longest=4)
     assert short(messages=SAID).score == 0.0
     assert length(messages=SAID).score == 1.0
@@ -38,18 +38,18 @@ def test_an_option_is_fixed_and_the_reward_stays_as_it_is():
     assert reward_spec(short).id == "length"
 
 
-def test_options_add_up_and_are_shaped_to_their_annotations():
+def test_options_accumulate_and_are_converted_to_their_annotations():
     both = with_options(with_options(length, longest=4), words=["hell"], longest=5)
     assert both(messages=SAID).score == 1.0
     assert reward_spec(both).options == {"longest": 5, "words": ("hell",)}
 
 
-def test_a_parameter_without_default_is_met_by_an_option():
+def test_option_satisfies_a_required_parameter():
     assert reward_spec(needs).required == {"messages", "longest"}
     assert reward_spec(with_options(needs, longest=1)).required == {"messages"}
 
 
-def test_a_class_takes_options_for_its_score():
+def test_options_apply_to_the_score_method_of_a_class():
     two = with_options(Counted, wanted=2)
     spec = reward_spec(two)
     assert spec.options == {"wanted": 2}

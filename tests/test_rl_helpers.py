@@ -1,4 +1,4 @@
-"""GiGPO as specification: what it computes, what it leaves unscored, and what must not change its result."""
+"""GiGPO credit: values, unscored trajectories and invariances."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def credit_of(batch: list[Trajectory], scores: Sequence[float | None], ids: Sequ
 # The formulas
 
 
-def test_worked_example_of_the_note() -> None:
+def test_worked_example_matches_the_documentation() -> None:
     lines = [line for line in NOTE.read_text().splitlines() if line.startswith("| ") and line[2].isdigit()]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert len(rows) == 6
@@ -99,7 +99,7 @@ def ten_line_loop(batch: list[Trajectory], scores: Sequence[float], ids: Sequenc
 
 
 @given(groups)
-def test_agrees_with_a_loop(group: list[tuple[Trajectory, float, int]]) -> None:
+def test_credit_agrees_with_a_reference_loop(group: list[tuple[Trajectory, float, int]]) -> None:
     batch, scores, ids = columns(group)
     # Where a state's returns differ by rounding alone, 1e-6 in the denominator leaves 1e-9 of it.
     expected = ten_line_loop(batch, scores, ids)
@@ -107,21 +107,21 @@ def test_agrees_with_a_loop(group: list[tuple[Trajectory, float, int]]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 20)), min_size=1, max_size=40))
-def test_agrees_with_a_loop_to_1e_12_where_returns_are_exact(pairs: list[tuple[int, int]]) -> None:
+def test_credit_agrees_with_a_reference_loop_to_1e_12_for_exact_returns(pairs: list[tuple[int, int]]) -> None:
     batch = [[step("s", float(score))] for _, score in pairs]
     scores, ids = [float(score) for _, score in pairs], [group for group, _ in pairs]
     expected = ten_line_loop(batch, scores, ids)
     np.testing.assert_allclose(credit_of(batch, scores, ids)[2], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_unset_base_rewards_count_as_the_default_and_the_score_comes_last() -> None:
+def test_missing_step_rewards_use_the_default_and_the_score_is_added_last() -> None:
     batch = [trajectory("ab", [None, None]), trajectory("ab", [0.25, 0.5]), trajectory("ab", [0.25, None])]
     done = apply(batch, [1.0, 7.0, 1.0], default_step_reward=-0.1)
     found = [[item.return_to_go for item in steps] for steps in done]
     np.testing.assert_allclose(found, [[0.35, 0.9], [0.5, 0.5], [0.25 + 0.5 * 0.9, 0.9]])
 
 
-def test_return_to_go_is_what_a_critic_learns_where_there_is_one_and_the_return_elsewhere() -> None:
+def test_return_to_go_is_advantage_plus_value_with_a_critic_else_the_return() -> None:
     batch = [[step("a", 1.0, value=3.0), step("b", 2.0, value=math.nan)], [step("a", 0.0, value=math.inf)]]
     (first, last), (alone,) = apply(batch, [1.0, 0.0])
     assert first.return_to_go == first.advantage + 3.0
@@ -130,7 +130,7 @@ def test_return_to_go_is_what_a_critic_learns_where_there_is_one_and_the_return_
     assert gigpo_credit(batch, [1.0, 0.0], omega=0.5, gamma=0.5).returns_S.tolist() == [2.0, 2.0, 0.0]
 
 
-def test_convex_and_additive_differ_by_a_factor() -> None:
+def test_convex_and_additive_combinations_differ_by_a_factor() -> None:
     batch = [trajectory("ab", [0.0, 1.0]), trajectory("ab", [0.0, 0.5]), trajectory("ac", [0.0, 0.0])]
     convex = apply(batch, [1.0, 0.5, 0.0], omega=0.25)
     additive = apply(batch, [1.0, 0.5, 0.0], omega=None, combination="additive", step_weight=3.0)
@@ -140,26 +140,26 @@ def test_convex_and_additive_differ_by_a_factor() -> None:
 # The options
 
 
-def test_a_penalty_reaches_the_steps_that_led_to_it() -> None:
+def test_invalid_action_penalty_reaches_preceding_steps() -> None:
     batch = [[step("a"), step("b", is_action_valid=False)], [step("a"), step("b", is_action_valid=True)]]
     done = apply(batch, [1.0, 1.0], invalid_action_penalty=0.5)
     assert [[item.return_to_go for item in steps] for steps in done] == [[-0.25, -0.5], [0.0, 0.0]]
     assert [sign(item.advantage) for steps in done for item in steps] == [-1, -1, 1, 1]
 
 
-def test_a_penalty_leaves_a_e_constant_along_the_trajectory() -> None:
+def test_invalid_action_penalty_keeps_episode_advantage_constant() -> None:
     batch = [[step("a", is_action_valid=False), step("b"), step("c", is_action_valid=False)], [step("a")]]
     credit = gigpo_credit(batch, [1.0, 1.0], omega=1.0, gamma=1.0, normalization="mean", invalid_action_penalty=0.5)
     assert credit.episode_advantages_S.tolist() == [-0.5, -0.5, -0.5, 0.5]
 
 
-def test_a_penalty_is_not_counted_twice_where_the_score_comes_last() -> None:
+def test_invalid_action_penalty_is_not_counted_twice() -> None:
     batch = [[step("a", None, is_action_valid=False), step("b", None)]]
     credit = gigpo_credit(batch, [1.0], omega=1.0, gamma=1.0, invalid_action_penalty=0.25)
     assert credit.returns_S.tolist() == [0.75, 1.0]
 
 
-def test_statistics_over_steps_weigh_long_trajectories_more() -> None:
+def test_statistics_over_steps_weight_long_trajectories_more() -> None:
     batch, scores = [trajectory("abc", [0.0] * 3), trajectory("a", [0.0])], [1.0, 0.0]
     options = {"omega": 1.0, "gamma": 1.0, "normalization": "mean"}
     by_trajectory = gigpo_credit(batch, scores, **options)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_statistics_over_steps_weigh_long_trajectories_more() -> None:
         ("leave_one_out", None, [1.0, -1.0]),
     ],
 )
-def test_normalizations_measure_both_advantages(normalization: str, constant: float | None, expected: list) -> None:
+def test_normalization_applies_to_both_advantages(normalization: str, constant: float | None, expected: list) -> None:
     batch = [[step("a", 1.0)], [step("a", 0.0)]]
     done = apply(batch, [1.0, 0.0], normalization=normalization, normalization_constant=constant)
     assert [steps[0].advantage for steps in done] == pytest.approx(expected, rel=1e-12)
@@ -189,7 +189,7 @@ def test_small_anchor_groups_can_be_left_out() -> None:
     assert [bool(x) for x in credit.step_advantages_S] == [True, False, True, False, True, False, True]
 
 
-def test_anchors_name_the_pairs_of_group_and_state() -> None:
+def test_anchors_identify_pairs_of_group_and_state() -> None:
     batch = [trajectory("aba", [0.0] * 3), trajectory("ab", [0.0] * 2), trajectory("ab", [0.0] * 2)]
     anchors = gigpo_credit(batch, [0.0] * 3, group_ids=[0, 0, 1], omega=0.5, gamma=1.0).anchors_S.tolist()
     assert [anchors.index(code) for code in anchors] == [0, 1, 0, 0, 1, 5, 6]
@@ -199,7 +199,7 @@ def test_anchors_name_the_pairs_of_group_and_state() -> None:
 
 
 @given(trajectories, rewards, st.integers(2, 9))
-def test_a_constant_group_gives_exact_zeros(steps: Trajectory, score: float, size: int) -> None:
+def test_constant_group_has_exactly_zero_advantages(steps: Trajectory, score: float, size: int) -> None:
     states = {item.observation_data for item in steps}
     credit = credit_of([steps] * size, [score * 0.1] * size, [0] * size)
     assert not credit[0].any()
@@ -207,13 +207,13 @@ def test_a_constant_group_gives_exact_zeros(steps: Trajectory, score: float, siz
         assert not credit[:3].any()
 
 
-def test_seven_tenths_are_equal_to_the_last_bit() -> None:
+def test_equal_scores_without_exact_binary_form_give_zero_advantages() -> None:
     batch = [[step("a", 0.1)] for _ in range(7)]
     assert advantages(apply(batch, [0.1] * 7, epsilon=1e-6)) == [[0.0]] * 7
 
 
 @given(trajectories, rewards)
-def test_a_singleton_gives_zero(steps: Trajectory, score: float) -> None:
+def test_single_trajectory_has_zero_advantages(steps: Trajectory, score: float) -> None:
     alone = [item.model_copy(update={"observation_data": f"state {k}"}) for k, item in enumerate(steps)]
     assert not credit_of([alone], [score], [0])[:3].any()
 
@@ -222,14 +222,14 @@ def test_a_singleton_gives_zero(steps: Trajectory, score: float) -> None:
 
 
 @given(groups, rewards)
-def test_shifting_the_scores_changes_nothing(group: list[tuple[Trajectory, float, int]], shift: float) -> None:
+def test_shifting_scores_does_not_change_credit(group: list[tuple[Trajectory, float, int]], shift: float) -> None:
     batch, scores, ids = columns(group)
     shifted = credit_of(batch, [score + shift for score in scores], ids)
     np.testing.assert_array_equal(shifted, credit_of(batch, scores, ids))
 
 
 @given(st.lists(rewards, min_size=2, max_size=8), st.integers(-1000, 1000))
-def test_shifting_the_rewards_changes_no_advantage(values: list[float], shift: int) -> None:
+def test_shifting_rewards_does_not_change_advantages(values: list[float], shift: int) -> None:
     batch = [[step("a", value)] for value in values]
     moved = [[step("a", value + shift)] for value in values]
     ids = [0] * len(values)
@@ -237,7 +237,7 @@ def test_shifting_the_rewards_changes_no_advantage(values: list[float], shift: i
 
 
 @given(groups, st.randoms(use_true_random=False))
-def test_permuting_a_group_permutes_the_result(group: list[tuple[Trajectory, float, int]], random: object) -> None:
+def test_permuting_a_group_permutes_its_credit(group: list[tuple[Trajectory, float, int]], random: object) -> None:
     batch, scores, ids = columns(group)
     order = list(range(len(batch)))
     random.shuffle(order)  # type: ignore[attr-defined]
@@ -248,7 +248,7 @@ def test_permuting_a_group_permutes_the_result(group: list[tuple[Trajectory, flo
 
 
 @given(st.lists(rewards, min_size=2, max_size=8), st.sampled_from([0.25, 2.0, 1024.0]))
-def test_scaling_the_rewards_changes_nothing_but_for_epsilon(values: list[float], scale: float) -> None:
+def test_scaling_rewards_does_not_change_normalized_advantages(values: list[float], scale: float) -> None:
     batch = [[step("a", value)] for value in values]
     scaled = [[step("a", value * scale)] for value in values]
     found = apply(scaled, [value * scale for value in values])
@@ -259,7 +259,7 @@ def test_scaling_the_rewards_changes_nothing_but_for_epsilon(values: list[float]
 
 
 @given(groups, trajectories)
-def test_an_unscored_trajectory_has_no_credit_and_no_part(
+def test_unscored_trajectory_has_no_credit_and_does_not_affect_others(
     group: list[tuple[Trajectory, float, int]], unscored: Trajectory
 ) -> None:
     batch, scores, ids = columns(group)
@@ -268,7 +268,7 @@ def test_an_unscored_trajectory_has_no_credit_and_no_part(
     np.testing.assert_array_equal(credit[:, len(unscored) :], credit_of(batch, scores, ids))
 
 
-def test_unscored_is_none_on_the_steps() -> None:
+def test_steps_of_unscored_trajectories_have_no_advantage() -> None:
     done = apply([[step("a", 1.0, value=2.0)], [step("a", 0.0)]], [None, 1.0])
     assert (done[0][0].advantage, done[0][0].return_to_go) == (None, None)
     assert done[1][0].advantage == 0.0
@@ -277,14 +277,14 @@ def test_unscored_is_none_on_the_steps() -> None:
 # Groups and states
 
 
-def test_groups_are_never_mixed() -> None:
+def test_groups_are_credited_separately() -> None:
     batch = [[step("a", reward)] for reward in (0.0, 1.0, 10.0, 30.0)]
     together = apply(batch, [0.0, 1.0, 10.0, 30.0], group_ids=["x", "x", "y", "y"])
     expected = [*apply(batch[:2], [0.0, 1.0]), *apply(batch[2:], [10.0, 30.0])]
     assert advantages(together) == advantages(expected)
 
 
-def test_recorded_groups_are_used_where_none_are_given() -> None:
+def test_recorded_group_ids_are_used_by_default() -> None:
     batch = [[step("a", reward, group_id=group)] for reward, group in ((0.0, "x"), (1.0, "x"), (5.0, "y"))]
     assert advantages(apply(batch, [0.0, 1.0, 5.0]))[2] == [0.0]
     without = [[step("a", reward)] for reward in (0.0, 1.0, 5.0)]
@@ -293,14 +293,14 @@ def test_recorded_groups_are_used_where_none_are_given() -> None:
         apply([batch[0], without[0]], [0.0, 1.0])
 
 
-def test_the_recorded_state_key_decides_and_the_observation_stands_in() -> None:
+def test_state_key_takes_precedence_over_the_observation() -> None:
     keyed = [step("text one", state_key="k"), step("text two", state_key="k")]
     assert len(set(hash_steps([keyed]))) == 1
     assert len(set(hash_steps([keyed], "observation_text"))) == 2
     assert len(set(hash_steps([[step("k"), step("other", state_key="k")]]))) == 2
 
 
-def test_a_callable_sees_the_observation() -> None:
+def test_state_hashing_function_receives_the_observation() -> None:
     batch = [[step("Room A, turn 1", 1.0)], [step("Room A, turn 2", 0.0)]]
     done = apply(batch, [1.0, 0.0], state_hashing_function=lambda text: text.split(",")[0], omega=0.0)
     assert done[0][0].advantage > 0 > done[1][0].advantage
@@ -332,7 +332,7 @@ def test_a_callable_sees_the_observation() -> None:
         {"invalid_action_penalty": -0.1},
     ],
 )
-def test_contradicting_arguments_are_refused(options: dict[str, object]) -> None:
+def test_contradicting_options_are_rejected(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         apply([[step()], [step()]], [0.0, 1.0], **options)
 
@@ -346,7 +346,7 @@ def test_scores_must_fit_the_batch_and_be_finite() -> None:
         apply([[step()], [step("a", math.inf)]], [0.0, 1.0])
 
 
-def test_steps_are_copied_and_the_given_ones_unchanged() -> None:
+def test_steps_are_copied_and_input_steps_unchanged() -> None:
     batch = [trajectory("ab", [0.0, 1.0]), trajectory("ab", [0.0, 0.0])]
     before = [[item.model_copy(deep=True) for item in steps] for steps in batch]
     done = apply(batch, [1.0, 0.0])
@@ -361,7 +361,7 @@ def test_steps_are_copied_and_the_given_ones_unchanged() -> None:
     assert "raw_policy_output" not in batch[0][0].model_fields_set | done[0][1].model_fields_set
 
 
-def test_copies_keep_their_class_and_what_was_added() -> None:
+def test_copied_steps_keep_their_class_and_extra_fields() -> None:
     class Noted(StepData):
         note: str = ""
 
@@ -373,7 +373,7 @@ def test_copies_keep_their_class_and_what_was_added() -> None:
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_the_garbage_collector_is_left_as_it_was(collects: bool) -> None:
+def test_garbage_collector_state_is_restored(collects: bool) -> None:
     was = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
@@ -383,7 +383,7 @@ def test_the_garbage_collector_is_left_as_it_was(collects: bool) -> None:
         (gc.enable if was else gc.disable)()
 
 
-def test_an_empty_batch_and_an_empty_trajectory() -> None:
+def test_empty_batch_and_empty_trajectory_are_accepted() -> None:
     assert apply([], []) == []
     done = apply([[], [step("a", 1.0)], [step("a", 0.0)]], [4.0, 1.0, 1.0], omega=1.0)
     # The trajectory without steps still counts in the group's mean of scores.

@@ -1,4 +1,4 @@
-"""The aligner is strict, changes nothing it is given, and one bad result costs one episode."""
+"""Alignment of step outputs with steps, and assignment of credit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def align(outputs: list[StepOutput], steps: list[StepData]) -> list[StepData]:
 
 
 @pytest.mark.parametrize("index", [1, "1"])
-def test_an_output_lands_on_the_step_it_names(index: int | str) -> None:
+def test_step_output_is_assigned_to_the_step_it_names(index: int | str) -> None:
     steps = episode_steps(episode("r1", [0.0, 0.0, 0.0]))
     metric = MetricResult(score=0.5, reason="half")
     aligned = align([StepOutput(step_index=index, base_reward=0.7, metrics={"m": metric}, reason="why")], steps)
@@ -52,13 +52,13 @@ def test_an_output_lands_on_the_step_it_names(index: int | str) -> None:
     assert aligned[1].step_info["reward_reason"] == "why"
 
 
-def test_the_assistant_turn_decides_not_the_place_in_the_list() -> None:
+def test_steps_are_matched_by_assistant_turn_and_not_by_position() -> None:
     steps = episode_steps(episode("r1", [0.0, 0.0, 0.0]))[1:]
     aligned = align([StepOutput(step_index=2, base_reward=0.2)], steps)
     assert [step.base_reward for step in aligned] == [None, 0.2]
 
 
-def test_the_given_steps_are_not_changed() -> None:
+def test_aligning_does_not_change_the_input_steps() -> None:
     steps = episode_steps(episode("r1", [0.0, 0.0]))
     before = [step.model_copy(deep=True) for step in steps]
     align([StepOutput(step_index=0, base_reward=1.0, metrics={"m": MetricResult(score=1.0, reason="")})], steps)
@@ -75,13 +75,13 @@ def test_the_given_steps_are_not_changed() -> None:
         ([0, 1, "0"], "rollout r1: step_index '0' is given twice"),
     ],
 )
-def test_an_output_that_fits_no_step_is_an_error(indices: list[int | str], message: str) -> None:
+def test_step_output_without_a_matching_step_is_an_error(indices: list[int | str], message: str) -> None:
     outputs = [StepOutput(step_index=index, base_reward=1.0) for index in indices]
     with pytest.raises(AlignmentError, match=message):
         align(outputs, episode_steps(episode("r1", [0.0, 0.0])))
 
 
-def test_steps_that_cannot_be_told_apart_are_an_error() -> None:
+def test_steps_with_duplicate_or_missing_turn_index_are_an_error() -> None:
     first, second = episode_steps(episode("r1", [0.0, 0.0]))
     second.step_info["assistant_turn_index"] = 0
     with pytest.raises(AlignmentError, match="two steps have the assistant_turn_index 0"):
@@ -99,12 +99,12 @@ def align_batch(*results: EvaluateResult | None, ids: tuple[str, ...] = ("a", "b
     return RLDataAligner().align_batch_for_rl_processing(results, steps, ids)
 
 
-def test_a_batch_is_aligned_rollout_by_rollout_and_the_unscored_keep_their_steps() -> None:
+def test_batch_is_aligned_per_rollout_and_unscored_rollouts_keep_their_steps() -> None:
     aligned = align_batch(result(1.0, i1=0.25), None)
     assert [[step.base_reward for step in steps] for steps in aligned] == [[None, 0.25], [None, None]]
 
 
-def test_the_steps_of_an_unscored_rollout_are_copies_too() -> None:
+def test_steps_of_an_unscored_rollout_are_copied() -> None:
     steps = episode_steps(episode("a", [0.0]))
     ((copy,),) = RLDataAligner().align_batch_for_rl_processing([None], [steps], ["a"])
     copy.step_info["group_id"] = copy.base_reward = 7.0
@@ -121,7 +121,7 @@ def test_alignment_errors_of_a_batch_are_reported_together() -> None:
     ]
 
 
-def test_of_many_that_cannot_be_aligned_ten_are_told_and_the_rest_counted() -> None:
+def test_first_ten_alignment_errors_are_listed_and_the_rest_counted() -> None:
     ids = [f"r{n}" for n in range(12)]
     steps = [episode_steps(episode(name, [0.0])) for name in ids]
     with pytest.raises(AlignmentError) as error:
@@ -155,7 +155,7 @@ def test_credit_is_joined_by_rollout_id() -> None:
         assigner.assign(episodes, [scored("a", result())])
 
 
-def test_one_episode_that_cannot_be_aligned_is_unscored_and_the_others_go_on() -> None:
+def test_episode_that_cannot_be_aligned_is_unscored_without_affecting_others() -> None:
     episodes = [episode(name, [0.0]) for name in "abc"]
     results = [scored("a", result(1.0, i0=1.0)), scored("b", result(1.0, i9=1.0)), scored("c", result(0.0, i0=0.0))]
     batch = CreditAssigner(omega=0.5, gamma=0.9).assign(episodes, results)
@@ -186,7 +186,7 @@ def test_failed_rewards_and_failed_episodes_are_unscored() -> None:
     }
 
 
-def test_a_group_of_which_nothing_is_scored_has_no_credit_and_leaves_the_others_theirs() -> None:
+def test_fully_unscored_group_has_no_credit_and_does_not_affect_other_groups() -> None:
     episodes = [episode(name, [0.0]) for name in "abcd"]
     for e, group in zip(episodes, ("g", "g", "h", "h"), strict=True):
         e.custom_data["group_id"] = group
@@ -200,7 +200,7 @@ def test_a_group_of_which_nothing_is_scored_has_no_credit_and_leaves_the_others_
     assert batch.summary() == {"score": 0.5, "unscored": 2.0}
 
 
-def test_environment_rewards_stand_in_where_asked_and_step_outputs_are_absent() -> None:
+def test_environment_rewards_are_used_on_request_without_step_outputs() -> None:
     episodes = [episode("a", [0.25, 0.5]), episode("b", [0.25, None]), episode("c", [0.25, 0.5])]
     results = [scored("a", result()), scored("b", result()), scored("c", result(1.0, i0=0.0, i1=0.125))]
     asked = CreditAssigner(step_rewards="environment", omega=0.5, gamma=0.5).align(episodes, results)
@@ -209,7 +209,7 @@ def test_environment_rewards_stand_in_where_asked_and_step_outputs_are_absent() 
     assert [[step.base_reward for step in steps] for steps in not_asked.steps] == [[None] * 2, [None] * 2, [0.0, 0.125]]
 
 
-def test_an_environment_reward_that_is_no_number_costs_its_own_episode_and_no_other() -> None:
+def test_non_finite_environment_reward_leaves_only_its_episode_unscored() -> None:
     episodes = [episode("a", [0.25, math.nan]), episode("b", [0.25, 0.5]), episode("c", [0.0, 0.5])]
     results = [scored("a", result()), scored("b", result()), scored("c", result(0.0))]
     batch = CreditAssigner(step_rewards="environment").assign(episodes, results)
@@ -221,7 +221,7 @@ def test_an_environment_reward_that_is_no_number_costs_its_own_episode_and_no_ot
     assert CreditAssigner().assign(episodes, results).scores == [1.0, 1.0, 0.0]
 
 
-def test_rows_have_the_credit_of_each_step() -> None:
+def test_rows_contain_the_credit_of_each_step() -> None:
     episodes = [episode("a", [1.0], "g1"), episode("b", [0.0], "g1"), episode("c", [0.0], "g1")]
     results = [scored("a", result(1.0)), scored("b", result(0.0)), scored("c", None)]
     options = {"omega": 0.25, "gamma": 0.9, "epsilon": 0.0}
@@ -235,7 +235,7 @@ def test_rows_have_the_credit_of_each_step() -> None:
         next(CreditAssigner(**options).align(episodes, results).rows())
 
 
-def test_anchors_are_numbered_as_they_appear_and_unscored_steps_are_nobodys_peers() -> None:
+def test_anchors_are_numbered_in_order_and_unscored_steps_have_no_peers() -> None:
     episodes = [episode("a", [0.0, 0.0], "g"), episode("b", [0.0], "g"), episode("c", [0.0], "h")]
     results = [scored("a", result()), scored("b", None), scored("c", result())]
     rows = list(CreditAssigner().assign(episodes, results).rows())
@@ -243,14 +243,14 @@ def test_anchors_are_numbered_as_they_appear_and_unscored_steps_are_nobodys_peer
     assert [(row["anchor"], row["peers"]) for row in rows] == [(0, 0), (1, 0), (0, None), (2, 0)]
 
 
-def test_an_estimator_that_looks_at_no_states_has_no_anchors() -> None:
+def test_estimator_without_states_has_no_anchors() -> None:
     episodes = [episode("a", [0.0]), episode("b", [0.0])]
     rows = list(CreditAssigner("rloo").assign(episodes, [scored("a", result(1.0)), scored("b", result(0.0))]).rows())
     assert [(row["state_key"], row["anchor"], row["peers"]) for row in rows] == [("s0", None, None)] * 2
     assert [row["A"] for row in rows] == [1.0, -1.0]
 
 
-def test_a_row_has_the_critics_value_where_there_is_one_and_g_stays_g() -> None:
+def test_row_includes_the_critic_value_and_an_unchanged_return() -> None:
     batch = CreditAssigner("gae", gamma=0.5, lam=1.0).align([episode("a", [0.0, 0.0])], [scored("a", result(1.0))])
     batch.steps[0][0].policy_value_estimate, batch.steps[0][1].policy_value_estimate = 0.25, 0.75
     rows = list(CreditAssigner("gae", gamma=0.5, lam=1.0).advantages(batch).rows())
@@ -258,7 +258,7 @@ def test_a_row_has_the_critics_value_where_there_is_one_and_g_stays_g() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_no_number_counts_as_none(value: float) -> None:
+def test_non_finite_value_estimate_is_ignored(value: float) -> None:
     batch = CreditAssigner(gamma=0.5).align([episode("a", [0.0])], [scored("a", result(1.0, i0=0.5))])
     batch.steps[0][0].policy_value_estimate = value
     credited = CreditAssigner(gamma=0.5).advantages(batch)
@@ -268,14 +268,14 @@ def test_a_value_that_is_no_number_counts_as_none(value: float) -> None:
     json.dumps(row, allow_nan=False)
 
 
-def test_what_an_estimator_misses_is_told_with_the_rollouts_own_id() -> None:
+def test_missing_estimator_input_error_names_the_rollout_id() -> None:
     episodes = [episode("the-first", [0.0]), episode("the-second", [0.0])]
     with pytest.raises(ConfigError, match="rollout the-second") as error:
         CreditAssigner("gae").assign(episodes, [scored("the-first", None), scored("the-second", result())])
     assert "policy_value_estimate" in str(error.value) and "trajectory" not in str(error.value)
 
 
-def test_an_episode_stands_in_a_batch_once() -> None:
+def test_duplicate_episode_in_a_batch_is_rejected() -> None:
     with pytest.raises(ConfigError, match="rollout a is in the batch more than once"):
         CreditAssigner().align([episode("a", [0.0]), episode("a", [0.0])], [scored("a", result())])
 
@@ -297,7 +297,7 @@ REQUIRED = {
 }
 
 
-def test_omega_counts_half_only_where_the_combination_uses_it() -> None:
+def test_omega_defaults_to_one_half_only_for_the_convex_combination() -> None:
     assert CreditAssigner().options["omega"] == 0.5
     assert CreditAssigner(combination="additive", step_weight=1.0).options["omega"] is None
 
@@ -317,6 +317,6 @@ def test_omega_counts_half_only_where_the_combination_uses_it() -> None:
         ({"omega": 0.5, "gamma": 0.9, "group_ids": []}, "no option 'group_ids'"),
     ],
 )
-def test_a_wrong_option_is_refused_before_anything_is_collected(options: dict[str, Any], message: str) -> None:
+def test_invalid_assigner_options_are_rejected_at_construction(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CreditAssigner(**options)

@@ -1,4 +1,4 @@
-"""Limits on input: they are documented, and what is just below them is let through."""
+"""Limits on input are documented and enforced."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_every_limit_is_documented_and_has_a_reason(name: str) -> None:
     assert re.search(rf'^{name} = .*\n"""', inspect.getsource(safe_input), re.MULTILINE)
 
 
-def test_values_are_counted_before_they_are_made() -> None:
+def test_json_values_are_counted_before_parsing() -> None:
     for text in ("[" + "1," * 199 + "1]", b"[" + b"[]," * 99 + b"[]]"):
         check_values(text, 200)
         with pytest.raises(TooLargeError, match="198 JSON values"):
             check_values(text, 198)
 
 
-def test_nesting_counts_levels() -> None:
+def test_nesting_limit_counts_levels() -> None:
     value: object = 1
     for _ in range(safe_input.NESTING):
         value = [value, {"a": 1}]

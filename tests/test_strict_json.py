@@ -1,4 +1,4 @@
-"""JSON that others wrote, read as RFC 8259 has it."""
+"""Parsing of untrusted JSON according to RFC 8259."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.sampled_from(["utf-8", "utf-16", "utf-32-le"]))
-def test_what_is_json_is_read_as_python_reads_it(value: Any, encoding: str) -> None:
+def test_valid_json_is_parsed_as_by_the_json_module(value: Any, encoding: str) -> None:
     text = json.dumps(value)
     assert parse_json(text) == parse_json(text.encode(encoding)) == value
 
@@ -39,7 +39,7 @@ def test_non_standard_json_is_rejected(text: str, told: str) -> None:
             parse_json(given_text)
 
 
-def test_an_object_is_what_the_hook_makes_of_it() -> None:
+def test_object_pairs_hook_is_applied() -> None:
     assert strict_decoder(lambda pairs: [name for name, _ in pairs]).decode('{"a": 1, "a": 2}') == ["a", "a"]
     with pytest.raises(ValueError, match="Infinity"):
         strict_decoder(dict).decode('{"a": Infinity}')

@@ -1,4 +1,4 @@
-"""What tensors free stays with the process, and denormal numbers count as 0 for as long as is asked."""
+"""Memory retention and denormal handling of torch on CPU."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ def faults() -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc is told")
-def test_memory_is_kept() -> None:
+def test_freed_memory_is_kept() -> None:
     assert keep_freed_memory()
     faults()
     # As delivered it is 163,840 pages of 4 KiB.
     assert faults() < 20_000
 
 
-def is_there() -> bool:
+def denormals_are_kept() -> bool:
     """Whether a number that is too small to be normal is still one."""
     return bool((torch.full((1,), 1e-310, dtype=torch.float64) * 2.0 > 0.0).item())
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_denormal_numbers_are_what_they_were_afterwards(before: bool) -> None:
+def test_no_denormals_restores_the_previous_mode(before: bool) -> None:
     torch.set_flush_denormal(before)
     try:
         with pytest.raises(KeyError), no_denormals():
-            assert not is_there()
+            assert not denormals_are_kept()
             raise KeyError
-        assert is_there() is not before
+        assert denormals_are_kept() is not before
     finally:
         torch.set_flush_denormal(False)
 
 
-def test_an_update_leaves_no_trace_in_the_thread() -> None:
+def test_learner_update_restores_the_denormal_mode() -> None:
     PPOLearner(Bigram(), PPOConfig()).update(bigram_rows([1.0]), version=0)
-    assert is_there()
+    assert denormals_are_kept()
 
 
-async def test_the_engine_leaves_no_trace_in_the_thread_that_it_borrowed() -> None:
+async def test_engine_restores_the_denormal_mode_of_its_worker_thread() -> None:
     engine = Engine(tiny_model(), stop_ids=[VOCABULARY - 1], max_context=16, max_slots=1)
     try:
         slot = engine.open("one", seed=0)
         await engine.generate(slot, [1, 2], max_new_tokens=2, sampling=Sampling())
-        assert await anyio.to_thread.run_sync(is_there)  # the thread that lay idle, which the engine had
+        assert await anyio.to_thread.run_sync(denormals_are_kept)  # the thread that lay idle, which the engine had
     finally:
         await engine.close()

@@ -1,4 +1,4 @@
-"""`@reward_function`: what a function is given, and what is accepted of what it returns."""
+"""Arguments and results of functions decorated with `@reward_function`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TestShapes:
     """Annotations are resolved also under `from __future__ import annotations`, as in this file."""
 
     @pytest.mark.parametrize("given", [CHAT, MESSAGES, tuple(MESSAGES), Recent(MESSAGES)])
-    def test_messages_are_what_list_of_message_says(self, given):
+    def test_messages_annotated_as_list_of_message_are_converted(self, given):
         @reward_function
         def reward(messages: list[Message]) -> EvaluateResult:
             assert isinstance(messages, list)
@@ -43,7 +43,7 @@ class TestShapes:
 
         assert reward(given).score == 4.0
 
-    def test_messages_are_what_optional_list_of_message_says(self):
+    def test_messages_annotated_as_optional_list_are_converted(self):
         @reward_function
         def reward(messages: Optional[List[Message]], ground_truth: list[Message] | None = None):  # noqa: UP006, UP045
             assert messages is None or isinstance(messages[0], Message)
@@ -54,21 +54,21 @@ class TestShapes:
         assert reward(CHAT, ground_truth=None)["reason"] == "NoneType"
 
     @pytest.mark.parametrize("given", [CHAT, MESSAGES, Recent(MESSAGES)])
-    def test_messages_are_dicts_where_the_annotation_says_dict(self, given):
+    def test_messages_annotated_as_list_of_dict_are_dicts(self, given):
         @reward_function
         def reward(messages: list[dict]):
             return {"score": float(messages[-1]["content"])}
 
         assert reward(given).score == 4.0
 
-    def test_a_ground_truth_of_messages_is_shaped_too(self):
+    def test_ground_truth_annotated_as_messages_is_converted(self):
         @reward_function
         def reward(messages: list[Message], ground_truth: list[Message]):
             return {"score": float(messages[-1].text == ground_truth[-1].text)}
 
         assert reward(CHAT, CHAT).score == 1.0
 
-    def test_a_ground_truth_of_another_kind_is_left_alone(self):
+    def test_ground_truth_without_annotation_is_unchanged(self):
         truth = {"calls": [1, 2]}
 
         @reward_function
@@ -77,14 +77,14 @@ class TestShapes:
 
         assert reward(CHAT, truth).score == 1.0
 
-    def test_batches_are_shaped_rollout_by_rollout(self):
+    def test_batch_messages_are_converted_per_rollout(self):
         @reward_function(mode="batch")
         def reward(rollouts_messages: list[list[Message]], ground_truths: list[str]):
             return [{"score": float(m[-1].text == g)} for m, g in zip(rollouts_messages, ground_truths, strict=True)]
 
         assert [r.score for r in reward([CHAT, Recent(MESSAGES)], ["4", "5"])] == [1.0, 0.0]
 
-    def test_messages_that_are_none_name_the_parameter_and_the_value(self):
+    def test_invalid_messages_error_names_parameter_and_value(self):
         @reward_function
         def reward(messages: list[Message]):
             return ONE
@@ -103,14 +103,14 @@ class TestParameters:
         assert set(reward_spec(reward).arguments(given)) == {"messages", "sample"}
         assert reward(**given).score == 3.0
 
-    def test_a_function_with_kwargs_gets_everything(self):
+    def test_function_with_kwargs_receives_every_argument(self):
         @reward_function
         def reward(messages, **kwargs):
             return {"score": 1.0, "reason": ",".join(sorted(kwargs))}
 
         assert reward(CHAT, state=1, sample=2).reason == "sample,state"
 
-    def test_a_call_by_hand_binds_as_python_does(self):
+    def test_direct_call_binds_arguments_as_python_does(self):
         @reward_function
         def reward(messages, ground_truth=None, *, weight=1.0):
             return {"score": weight if ground_truth == "4" else 0.0}
@@ -121,7 +121,7 @@ class TestParameters:
         with pytest.raises(TypeError, match="multiple values for argument 'messages'"):
             reward(CHAT, messages=CHAT)
 
-    def test_a_positional_value_never_lands_in_kwargs(self):
+    def test_extra_positional_argument_is_rejected(self):
         @reward_function
         def reward(messages, **kwargs):
             return ONE
@@ -130,23 +130,23 @@ class TestParameters:
             reward(CHAT, "truth")
 
     @pytest.mark.parametrize("mode", ["pointwise", "batch"])
-    def test_the_first_parameter_of_the_mode_is_required_when_the_file_loads(self, mode):
+    def test_messages_parameter_of_the_mode_is_required_at_decoration(self, mode):
         with pytest.raises(ConfigError, match=f"a {mode} reward takes"):
             reward_function(mode=mode)(lambda answers: ONE)
 
-    def test_positional_only_parameters_are_refused(self):
+    def test_positional_only_parameters_are_rejected(self):
         def reward(messages, /):
             return ONE
 
         with pytest.raises(ConfigError, match="'messages' cannot be"):
             reward_function(reward)
 
-    def test_an_unknown_mode_is_refused(self):
+    def test_unknown_mode_is_rejected(self):
         with pytest.raises(ConfigError, match="mode 'grouped' is unknown"):
             reward_function(mode="grouped")(lambda messages: ONE)
 
     @pytest.mark.parametrize("annotation", ["NoSuchName", "int.nothing", "a b"])
-    def test_an_annotation_that_cannot_be_resolved_names_the_reward(self, annotation):
+    def test_unresolvable_annotation_error_names_the_reward(self, annotation):
         def reward(messages):
             return ONE
 
@@ -156,7 +156,7 @@ class TestParameters:
 
 
 class TestKinds:
-    async def test_an_async_function_is_awaited_and_stays_async(self):
+    async def test_async_function_stays_async(self):
         @reward_function
         async def reward(messages: list[Message]) -> EvaluateResult:
             return EvaluateResult(score=float(messages[-1].text))
@@ -165,7 +165,7 @@ class TestKinds:
         assert (await reward(CHAT)).score == 4.0
         assert reward_spec(reward).is_async
 
-    async def test_an_object_or_a_partial_may_be_a_reward(self):
+    async def test_callable_object_and_partial_can_be_rewards(self):
         class Scorer:
             async def __call__(self, messages: list[Message]):
                 return {"score": float(messages[-1].text)}
@@ -187,11 +187,11 @@ class TestKinds:
         assert (reward.__name__, reward.__doc__) == ("reward", "Compare.")
         assert (spec.id, spec.requirements, spec.resources) == ("exact", ("sympy",), {"judge": "gpt"})
 
-    def test_a_plain_function_is_read_as_a_pointwise_reward(self):
+    def test_plain_function_is_a_pointwise_reward(self):
         spec = reward_spec(lambda messages: ONE)
         assert spec.mode == "pointwise"
 
-    def test_something_that_is_no_function_is_refused(self):
+    def test_value_that_is_not_callable_is_rejected(self):
         with pytest.raises(ConfigError, match="a reward is a function or a class, not a str"):
             reward_spec("reward")
 
@@ -201,19 +201,19 @@ class TestResults:
     def returning(value):
         return reward_function(lambda messages: value)
 
-    def test_a_dict_is_validated(self):
+    def test_dict_result_is_validated(self):
         assert self.returning({"score": 1})(CHAT) == EvaluateResult(score=1.0)
         with pytest.raises(InvalidResultError, match="reson: unknown key; did you mean 'reason'"):
             self.returning({"score": 1, "reson": ""})(CHAT)
 
     @pytest.mark.parametrize("score", [float("nan"), float("inf"), "0.5"])
-    def test_a_score_that_is_no_finite_number_names_field_and_value(self, score):
+    def test_non_finite_score_error_names_field_and_value(self, score):
         with pytest.raises(InvalidResultError) as caught:
             self.returning({"score": score})(CHAT)
         assert "score: " in str(caught.value)
         assert f"(got {score!r})" in str(caught.value)
 
-    def test_a_result_that_was_spoilt_after_it_was_made_is_refused(self):
+    def test_result_modified_to_be_invalid_is_rejected(self):
         result = EvaluateResult(score=0.5, step_outputs=[{"step_index": 0, "base_reward": 1.0}])
         result.score = float("nan")
         with pytest.raises(InvalidResultError, match="score: "):
@@ -222,18 +222,18 @@ class TestResults:
         with pytest.raises(InvalidResultError, match=r"step_outputs\.0\.base_reward: "):
             self.returning(result)(CHAT)
 
-    def test_a_subclass_of_the_result_stays_what_it_is(self):
+    def test_subclass_of_the_result_is_kept(self):
         class Mine(EvaluateResult):
             colour: str = "red"
 
         assert self.returning(Mine(score=1, colour="blue"))(CHAT).colour == "blue"
 
     @pytest.mark.parametrize("value", [None, "1.0", [0.5], (1.0, "query", "response")])
-    def test_anything_else_is_refused_by_its_type(self, value):
+    def test_other_result_types_are_rejected_by_type(self, value):
         with pytest.raises(InvalidResultError, match=r"returned (an? |nothing).*; return a number, \(score, reason\)"):
             self.returning(value)(CHAT)
 
-    def test_a_coroutine_that_a_sync_function_returns_is_explained(self):
+    def test_coroutine_returned_by_a_sync_function_is_explained(self):
         async def inner():
             return ONE
 
@@ -242,13 +242,13 @@ class TestResults:
             self.returning(coroutine)(CHAT)
         coroutine.close()
 
-    def test_a_batch_returns_one_result_for_each_rollout(self):
+    def test_batch_reward_must_return_a_result_per_rollout(self):
         reward = reward_function(mode="batch")(lambda rollouts_messages: [ONE, {"score": 0.0}])
         assert [result.score for result in reward([CHAT, CHAT])] == [1.0, 0.0]
         with pytest.raises(InvalidResultError, match="2 results for 3 rollouts"):
             reward([CHAT, CHAT, CHAT])
 
-    def test_a_batch_that_returns_no_list_or_a_bad_item_says_which(self):
+    def test_invalid_batch_result_error_names_the_item(self):
         with pytest.raises(InvalidResultError, match="a batch reward returns a list, not an EvaluateResult"):
             reward_function(mode="batch")(lambda rollouts_messages: ONE)([CHAT])
         with pytest.raises(InvalidResultError, match=r"reward 'b'\[1\] returned a str"):
@@ -258,7 +258,7 @@ class TestResults:
 class TestClasses:
     """A class with `score` is a reward; what could never be called is found when the file loads."""
 
-    def test_its_score_gives_mode_parameters_and_shapes(self):
+    def test_class_spec_is_read_from_its_score_method(self):
         @reward_function(resources={"judge": "gpt"}, sandbox="isolated")
         class Judged:
             async def score(self, messages: list[Message], judge, limit=3): ...
@@ -269,7 +269,7 @@ class TestClasses:
         assert spec.arguments({"messages": CHAT})["messages"] == MESSAGES
         assert (spec.origin.file.name, spec.origin.qualname.split(".")[-1]) == ("test_typed_interface.py", "Judged")
 
-    def test_a_subclass_is_read_anew(self):
+    def test_subclass_of_a_reward_class_has_its_own_spec(self):
         class First:
             def score(self, messages): ...
 
@@ -291,11 +291,11 @@ class TestClasses:
             ({"score": lambda self, messages: ONE, "__init__": lambda self, key: None}, "give 'key' a default"),
         ],
     )
-    def test_a_class_that_could_never_be_called_is_refused(self, members, message):
+    def test_class_without_a_valid_score_method_is_rejected(self, members, message):
         with pytest.raises(ConfigError, match=message):
             reward_function(type("Bad", (), members))
 
-    def test_an_unknown_level_and_a_resource_that_is_no_parameter_are_refused(self):
+    def test_unknown_sandbox_level_and_unused_resource_are_rejected(self):
         with pytest.raises(ConfigError, match="sandbox 'warmer' is unknown"):
             reward_function(sandbox="warmer")(lambda messages: ONE)
         with pytest.raises(ConfigError, match="resources has 'judge', which is not a parameter"):

@@ -1,8 +1,8 @@
-"""What one package's episodes cost, as JSON: run by `episodes.py` in our interpreter and in RLlib's, the same for both.
+"""Time and memory of one package's episodes, printed as JSON. Run by `episodes.py` for reward-kit and for RLlib.
 
     python episode_costs.py PACKAGE ROUNDS
 
-Microseconds, best of the rounds; bytes are tracemalloc's, or the length of a pickle.
+Times are microseconds, minimum over the rounds. Sizes are bytes as counted by tracemalloc, or the length of a pickle.
 """
 
 import gc
@@ -30,13 +30,13 @@ letters = random.Random(0)
 
 
 def text(length, number):
-    """A text of its own."""
+    """Return a text that no other call returns."""
     return f"{number} {letters.random()} "[:length].ljust(length, "x")
 
 
 VECTORS = [np.full(4, t, np.float32) for t in range(TEN_K + 1)]
 TEXTS = [text(200, t) for t in range(TEN_K + 1)]
-# Most answers are short and a few are long: 1,001 texts, 0.4 million characters, the longest of 20,000.
+# Mostly short texts and a few long ones: 1,001 texts, 0.4 million characters, at most 20,000.
 LENGTHS = [20_000 if t % 250 == 0 else letters.randrange(20, 620) for t in range(1_001)]
 MIXED = [text(length, t) for t, length in enumerate(LENGTHS)]
 OBSERVED = [{"role": "tool", "content": TEXTS[t], "tool_call_id": f"call_{t}"} for t in range(TEN_K + 1)]
@@ -52,12 +52,12 @@ KINDS = {
     "mixed text": (MIXED, NUMBERS),
     "ragged dict": (RAGGED, CALLS),
 }
-# What the imports left behind would be walked through at every collection.
+# Otherwise every collection would traverse the objects that the imports created.
 gc.freeze()
 
 
 def filled(kind, steps, outputs=None):
-    """An episode of so many steps."""
+    """Return an episode with `steps` steps."""
     observations, actions = KINDS[kind]
     episode = Episode()
     episode.add_env_reset(observations[0])
@@ -67,7 +67,7 @@ def filled(kind, steps, outputs=None):
 
 
 def best(call, number, prepare=None):
-    """Microseconds of one call, the best of the rounds of `number` calls."""
+    """Return microseconds per call, minimum over rounds of `number` calls."""
     shortest = float("inf")
     for _ in range(ROUNDS):
         arguments = [prepare()] if prepare else []
@@ -79,8 +79,8 @@ def best(call, number, prepare=None):
     return shortest / number * 1e6
 
 
-def held(make):
-    """Bytes that what `make` gives holds."""
+def traced_bytes(make):
+    """Return the bytes that the result of `make` holds."""
     gc.collect()
     tracemalloc.start()
     kept = make()
@@ -116,11 +116,11 @@ def states():
     }
 
 
-def dicts_of(found):
-    """A list of the dicts, out of whatever a getter gives for several."""
-    if not isinstance(found, dict):
-        return list(found)
-    return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+def list_dicts(values):
+    """Convert the result of a getter for several steps to a list of dicts."""
+    if not isinstance(values, dict):
+        return list(values)
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
 def reading():
@@ -131,7 +131,7 @@ def reading():
         yield f"get_observations([100 ints]) {name}", best(lambda e=episode: e.get_observations(hundred), 100)
         yield f"get_rewards(-4:0, fill) {name}", best(lambda e=episode: e.get_rewards(slice(-4, 0), **BACK), 1_000)
     several = "get_observations(100:200) numpy dict, all read"
-    yield several, best(lambda: dicts_of(episode.get_observations(HUNDRED)), 100)
+    yield several, best(lambda: list_dicts(episode.get_observations(HUNDRED)), 100)
     long = filled("vec4", TEN_K)
     yield "get_return list, 10k", best(long.get_return, 20)
     yield "get_return numpy, 10k", best(long.to_numpy().get_return, 20)
@@ -171,8 +171,8 @@ def pickling():
     yield "get_state vec4, 10k", best(filled("vec4", TEN_K).get_state, 1)
 
 
-def played(agents, steps):
-    """An episode of so many agents, all of which act in every step."""
+def multi_agent_episode(agents, steps):
+    """Return an episode in which every agent acts in every step."""
     names = [f"agent_{i}" for i in range(agents)]
     actions, rewards = dict.fromkeys(names, 1), dict.fromkeys(names, 1.0)
     episode = Agents()
@@ -184,23 +184,26 @@ def played(agents, steps):
 
 def several_agents():
     for agents in (2, 10):
-        name, episode = f"{agents} agents", played(agents, 1_000)
-        yield f"{name}: add_env_step, 1000", best(lambda n=agents: played(n, 1_000), 1) / 1_000
+        name, episode = f"{agents} agents", multi_agent_episode(agents, 1_000)
+        yield f"{name}: add_env_step, 1000", best(lambda n=agents: multi_agent_episode(n, 1_000), 1) / 1_000
         yield f"{name}: get_observations(-1)", best(lambda e=episode: e.get_observations(-1), 300)
         yield f"{name}: get_observations(100:200)", best(lambda e=episode: e.get_observations(HUNDRED), 30)
         listed = best(lambda e=episode: e.get_observations(HUNDRED, return_list=True), 30)
         yield f"{name}: get_observations(100:200), return_list", listed
         yield f"{name}: cut(10)", best(lambda e=episode: e.cut(10), 30)
         yield f"{name}: episode[100:200]", best(lambda e=episode: e[100:200], 10)
-        yield f"{name}: to_numpy, 1000", best(Agents.to_numpy, 1, lambda n=agents: played(n, 1_000))
+        yield f"{name}: to_numpy, 1000", best(Agents.to_numpy, 1, lambda n=agents: multi_agent_episode(n, 1_000))
 
 
 def memory():
-    yield "bytes: an empty episode", held(Episode)
+    yield "bytes: an empty episode", traced_bytes(Episode)
     for kind, steps in (("vec4", TEN_K), ("dict", TEN_K), ("mixed text", 1_000), ("ragged dict", 1_000)):
-        # The items themselves exist already: what the lists take is the container, what storage takes is all.
-        yield f"bytes a step: {kind} list, {steps}", held(lambda k=kind, n=steps: filled(k, n)) / steps
-        yield f"bytes a step: {kind} numpy, {steps}", held(lambda k=kind, n=steps: filled(k, n).to_numpy()) / steps
+        # The items exist already, so lists only add the container; arrays add everything.
+        yield f"bytes per step: {kind} list, {steps}", traced_bytes(lambda k=kind, n=steps: filled(k, n)) / steps
+        yield (
+            f"bytes per step: {kind} numpy, {steps}",
+            traced_bytes(lambda k=kind, n=steps: filled(k, n).to_numpy()) / steps,
+        )
 
 
 if __name__ == "__main__":

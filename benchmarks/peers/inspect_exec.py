@@ -1,4 +1,7 @@
-"""inspect-ai's `local` sandbox on our reward: `inspect_exec.py N TASKS PYTHON SCRIPT REQUEST`. Prints one JSON line."""
+"""Latency and rate of inspect-ai's `local` sandbox, as a line of JSON. Run by `sandbox.py`.
+
+python inspect_exec.py N TASKS PYTHON SCRIPT REQUEST
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ async def main(request: bytes) -> None:
         assert json.loads(result.stdout)["score"] == 1.0, result
 
     await call()
-    waits = []
+    latencies_s = []
     for _ in range(count):
         began = time.perf_counter()
         await call()
-        waits.append(time.perf_counter() - began)
+        latencies_s.append(time.perf_counter() - began)
 
     async def work() -> None:
         for _ in range(count // tasks):
@@ -34,7 +37,7 @@ async def main(request: bytes) -> None:
     began = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(tasks)))
     rate = (count // tasks * tasks) / (time.perf_counter() - began)
-    print(json.dumps({"waits": waits, "rate": rate}))
+    print(json.dumps({"latencies_s": latencies_s, "rate": rate}))
 
 
 asyncio.run(main(Path(sys.argv[5]).read_bytes()))

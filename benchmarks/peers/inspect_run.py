@@ -1,4 +1,7 @@
-"""inspect-ai on our server: `inspect_run.py single|tools N LOG_DIR`, with BENCH_BASE_URL set. Prints one JSON line."""
+"""Seconds that inspect-ai takes for N episodes, as a line of JSON. Run by `rollouts.py`.
+
+BENCH_BASE_URL=URL python inspect_run.py single|tools N LOG_DIR
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every test of the agent begins without open worlds, and must leave none."""
+"""Check that agent tests begin and end without open resources."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The account that all episodes of a run share."""
+"""Test the budget that all episodes of a run share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_budget_is_exhausted_at_a_limit(limits: dict[str, float], used: ActionUs
     assert exhausted is not None and [exhausted.key] == list(limits)
 
 
-async def test_episode_that_ended_counts_although_the_budget_is_exhausted() -> None:
+async def test_finished_episode_counts_although_the_budget_is_exhausted() -> None:
     budget = RunBudget(RunLimitsModel(steps=1))
     for action, expected in ((text("done"), "answered"), (call(), "run_limit")):
         worker = RLRolloutWorker(

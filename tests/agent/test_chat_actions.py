@@ -1,4 +1,4 @@
-"""An assistant message as an action and back: collected or read from a file, a conversation has the same steps."""
+"""Test that assistant messages and actions convert into each other without loss."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_message_parses_to_its_action(said: Message, action: dict[str, Any]) -> 
     assert parse_action(said) == action
 
 
-def test_parts_are_their_text() -> None:
+def test_text_parts_are_joined_and_images_ignored() -> None:
     parts = [{"type": "text", "text": "4"}, {"type": "image_url", "image_url": {"url": "x"}}]
     assert parse_action(Message(role="assistant", content=parts)) == {"type": "text", "content": "4"}
 
@@ -57,7 +57,7 @@ def test_invalid_json_arguments_are_kept_verbatim(text: str) -> None:
     assert parse_action(message(text)) == {"type": "tool_call", **call(0, arguments_text=text)}
 
 
-def test_too_deep_arguments_are_kept_verbatim() -> None:
+def test_deeply_nested_arguments_are_kept_verbatim() -> None:
     def nested(depth: int) -> str:
         return '{"x":' * depth + "1" + "}" * depth
 

@@ -1,4 +1,4 @@
-"""An episode's clock stands still while the episode waits for an endpoint, and so do its deadlines."""
+"""Test that an episode's clock and deadlines stop while the episode waits for an endpoint."""
 
 from __future__ import annotations
 

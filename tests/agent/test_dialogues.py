@@ -1,4 +1,4 @@
-"""A conversation with a simulated user as an episode of two agents: who saw, said and sampled what, and what hangs."""
+"""Test conversations with a simulated user as episodes of two agents."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def by_step(getter):
     return getter(return_list=True)
 
 
-async def test_each_side_sees_what_the_other_said() -> None:
+async def test_each_side_observes_the_messages_of_the_other() -> None:
     episode = await collected([text("Which size?"), text("Here.")], ScriptedUser(["42", "Thanks. ###STOP###"]))
     dialogue = build_dialogue(episode)
     start = f"{SYSTEM['content']}\n{ASKED['content']}"
@@ -79,7 +79,7 @@ async def test_each_side_sees_what_the_other_said() -> None:
     assert dialogue.id_ == episode.id_ and dialogue.custom_data is episode.custom_data
 
 
-async def test_the_agents_part_is_the_recorded_episode() -> None:
+async def test_agent_part_equals_the_recorded_episode() -> None:
     actions = [call(n=2), text("Which size?"), call(n=1), text("Here.")]
     user = ScriptedUser(["42", "Thanks. ###STOP###"])
     episode = await collected(actions, user, resource_type=WORLD, max_episode_steps=9)
@@ -93,7 +93,7 @@ async def test_the_agents_part_is_the_recorded_episode() -> None:
     assert agent.messages is episode.messages
 
 
-async def test_the_users_conversation_is_the_one_they_were_shown() -> None:
+async def test_user_part_holds_the_conversation_shown_to_the_user() -> None:
     thanks = "Thanks. ###STOP###"
     voice = Speaker(*(PolicyOutput(text(said), said) for said in ("Boots!", "42", thanks)))
     user = SimulatedUser(voice, instructions="You are {{ name }}.")
@@ -116,7 +116,7 @@ async def test_the_users_conversation_is_the_one_they_were_shown() -> None:
     assert part.environment_rewards() == [None, None, None]
 
 
-async def test_both_sides_tokens_are_rows_to_train_on() -> None:
+async def test_tokens_of_both_sides_become_training_rows() -> None:
     agent = Speaker(spoken("Which size?", [1, 2], [3]), spoken("Here.", [1, 2, 3, 4], [5, 6]))
     voice = Speaker(spoken("42", [7, 8], [9]), spoken("Thanks. ###STOP###", [7, 8, 9, 10, 11], [12, 13]))
     episode = await collected(agent, SimulatedUser(voice))
@@ -130,14 +130,14 @@ async def test_both_sides_tokens_are_rows_to_train_on() -> None:
     assert dialogue.get_extra_model_outputs("usage", agent_ids=USER) == {USER: [{"cost": 0.25}, {"cost": 0.25}]}
 
 
-class TestWhoSpokeLast:
-    async def test_a_user_who_ended_the_task_has_acted_whole(self):
+class TestHangingActions:
+    async def test_user_that_ends_the_task_leaves_no_hanging_action(self):
         dialogue = build_dialogue(await collected([text("a")], ScriptedUser(["###STOP###"])))
         assert dialogue.hanging_actions == {} and dialogue.is_terminated
         assert dialogue.get_terminateds() == {AGENT: True, USER: True, "__all__": True}
         assert dialogue.agent_episodes[USER].get_actions() == [{"type": "terminate"}]
 
-    async def test_a_user_who_heard_no_more_before_it_was_cut_off_hangs(self):
+    async def test_unanswered_user_action_hangs_after_a_step_limit(self):
         user = ScriptedUser(["42", "and now?"])
         fields = {"resource_type": WORLD, "max_episode_steps": 2}
         dialogue = build_dialogue(await collected([text("Which size?"), call()], user, **fields))
@@ -145,7 +145,7 @@ class TestWhoSpokeLast:
         assert dialogue.get_truncateds() == {AGENT: True, USER: False, "__all__": True}
         assert dialogue.hanging_extra_model_outputs[USER] == {"raw_policy_output": "42"}
 
-    async def test_a_user_whose_answer_was_the_last_word_before_a_limit_hangs(self):
+    async def test_user_answer_before_a_truncation_hangs(self):
         user = ScriptedUser(["42", "Thanks. ###STOP###"])
         cut = (await collected([text("Which size?"), text("Here.")], user))[:1]
         cut.is_truncated = True
@@ -153,14 +153,14 @@ class TestWhoSpokeLast:
         assert dialogue.hanging_actions == {USER: text("42")}
         assert dialogue.get_truncateds() == {AGENT: True, USER: False, "__all__": True}
 
-    async def test_an_agent_whom_the_step_limit_cut_off_was_heard(self):
+    async def test_agent_action_before_the_step_limit_does_not_hang(self):
         user = ScriptedUser(["42", "and now?"])
         dialogue = build_dialogue(await collected([text("Which size?"), text("Here.")], user, max_episode_steps=2))
         assert dialogue.hanging_actions == {}
         assert dialogue.get_truncateds() == {AGENT: True, USER: True, "__all__": True}
         assert dialogue.agent_episodes[USER].get_observations() == ["Which size?", "Here."]
 
-    async def test_in_the_middle_of_a_conversation_the_last_word_hangs(self):
+    async def test_slice_ends_with_a_hanging_action(self):
         user = ScriptedUser(["42", "Thanks. ###STOP###"])
         dialogue = build_dialogue(await collected([text("Which size?"), text("Here.")], user))
         assert dialogue[:1].hanging_actions == {AGENT: text("Which size?")}
@@ -169,7 +169,7 @@ class TestWhoSpokeLast:
         first.concat_episode(dialogue[3:])
         assert first == dialogue
 
-    async def test_a_user_who_leaves_at_once_leaves_an_agent_that_never_acted(self):
+    async def test_user_that_stops_first_leaves_an_agent_without_actions(self):
         episode = await collected([], ScriptedUser(["###STOP###"]), messages=[SYSTEM])
         dialogue = build_dialogue(episode)
         assert (len(episode), dialogue.agent_steps(), dialogue.is_terminated) == (0, 1, True)
@@ -183,7 +183,7 @@ async def test_silent_user_is_not_in_the_dialogue() -> None:
     assert dialogue.agent_ids == {AGENT} and len(dialogue) == 2
 
 
-async def test_it_survives_the_files() -> None:
+async def test_dialogue_survives_serialization() -> None:
     user = ScriptedUser(["I am {{ name }}.", "Thanks. ###STOP###"], instructions="Be kind.", opens=True)
     episode = await collected([text("Which size?")], user, messages=[SYSTEM])
     assert episode.get_infos(0)["user"] == {"raw": "I am Ada.", "instructions": "Be kind."}

@@ -1,4 +1,4 @@
-"""Tool calls: parallel ones, malformed ones, and what a tool or a world that breaks does to the episode."""
+"""Test tool calls: parallel, malformed, failing and slow ones."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ class TestToolCalls:
         assert [c.id for c in assistant.tool_calls] == [m.tool_call_id for m in episode.messages[2:]]
         assert episode.assistant_turns.tolist() == [1]
 
-    async def test_calls_without_an_id_or_with_one_that_is_taken_are_answered_each_under_its_own(self):
+    async def test_missing_and_duplicate_call_ids_are_replaced(self):
         call_of = {"name": "add", "arguments": {}}
         given = [{**call_of, "id": "a"}, {**call_of, "id": "a"}, call_of, {**call_of, "id": ""}]
         episode = await collected([{"type": "tool_calls", "calls": given}], resource_type=WORLD, max_episode_steps=1)
@@ -31,7 +31,7 @@ class TestToolCalls:
         assert [c.id for c in episode.messages[1].tool_calls] == ids
         assert [m.tool_call_id for m in episode.messages[2:]] == ids
 
-    async def test_fifty_megabytes_of_output_are_cut_and_bytes_that_are_no_text_are_an_error(self):
+    async def test_huge_output_is_cut_and_invalid_bytes_are_a_tool_error(self):
         registry = ToolRegistry("loud")
 
         @registry.tool
@@ -58,7 +58,7 @@ class TestToolCalls:
         # The model reads back exactly what it wrote.
         assert episode.messages[1].tool_calls[0].function.arguments == '{"by": '
 
-    async def test_an_unknown_tool_offers_the_nearest_of_all_tools(self):
+    async def test_unknown_tool_suggests_the_nearest_name(self):
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -74,7 +74,7 @@ class TestToolCalls:
         assert tool_answers(episode)[2] == "the count is 1"
         assert [info["is_action_valid"] for info in episode.get_infos(slice(1, None))] == [False, False, True]
 
-    async def test_a_task_may_have_tools_only(self):
+    async def test_task_may_have_tools_without_a_resource(self):
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -89,7 +89,7 @@ class TestToolCalls:
     @pytest.mark.parametrize(
         "raised", [ValueError("nope"), TimeoutError("nope"), ProviderError("nope"), SystemExit("nope")]
     )
-    async def test_a_tool_that_raises_is_a_tool_error_and_the_episode_goes_on(self, raised, caplog):
+    async def test_exception_in_a_tool_is_a_tool_error_and_the_episode_continues(self, raised, caplog):
         caplog.set_level("INFO", "reward_kit.agent")
         registry = ToolRegistry("own")
 
@@ -116,7 +116,7 @@ class TestToolCalls:
         episode = await collected([call("fail"), text("ok")], tools=registry, on_text="end")
         assert (reason(episode), tool_answers(episode)) == ("answered", ["Error: tool 'fail': ValueError: nope"])
 
-    async def test_a_tool_may_return_what_has_no_json_form(self):
+    async def test_result_without_json_form_is_a_tool_error(self):
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -128,7 +128,7 @@ class TestToolCalls:
         assert (reason(episode), failure(episode)) == ("answered", None)
         assert tool_answers(episode)[0].startswith("Error: tool 'odd'")
 
-    async def test_a_slow_tool_of_the_task_is_a_tool_error(self):
+    async def test_slow_tool_is_a_tool_error(self):
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -142,7 +142,7 @@ class TestToolCalls:
         assert reason(episode) == "answered"
         assert tool_answers(episode) == ["Error: tool 'wait' did not answer within 0.02 s (limits.tool_time_s)"]
 
-    async def test_the_calls_of_one_action_share_what_is_left_of_the_episodes_time(self):
+    async def test_calls_of_one_action_share_the_remaining_episode_time(self):
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -157,12 +157,12 @@ class TestToolCalls:
         assert tool_answers(episode).count("done") <= 1
         assert sum("the episode's time is up" in answer for answer in tool_answers(episode)) >= 4
 
-    async def test_a_resource_that_does_not_answer_ends_the_episode_as_a_timeout(self):
+    async def test_unresponsive_resource_ends_the_episode_with_a_timeout(self):
         episode = await collected([call(), call("slow"), call()], resource_type=WORLD, limits={"tool_time_s": 0.02})
         assert (reason(episode), failure(episode)["class"], len(episode)) == ("error", "timeout", 2)
         assert "limits.tool_time_s" in failure(episode)["message"]
 
-    async def test_long_tool_output_is_cut_visibly(self):
+    async def test_long_tool_output_is_cut_with_a_notice(self):
         episode = await collected(
             [call("long")], resource_type=WORLD, limits={"tool_output_chars": 100}, max_episode_steps=1
         )
@@ -170,7 +170,7 @@ class TestToolCalls:
         assert answer == "a" * 50 + "\n[… 900 of 1,000 characters left out …]\n" + "b" * 50
         assert episode.get_infos(1)["tools"] == [{"name": "long", "cut": True}]
 
-    async def test_an_invalid_action_is_marked_by_the_resource(self):
+    async def test_resource_can_mark_an_action_invalid(self):
         episode = await collected([call("invalid")], resource_type=WORLD, max_episode_steps=1)
         assert episode.get_infos(1)["is_action_valid"] is False
         assert episode.get_infos(1)["tools"] == [{"name": "invalid", "why": "wall", "is_valid": False}]
@@ -180,14 +180,14 @@ class TestToolCalls:
         assert reason(episode) == "environment_terminated"
         assert tool_answers(episode) == ["won", "Not executed: the episode is over."]
 
-    async def test_two_tools_of_one_name_are_refused(self):
+    async def test_duplicate_tool_names_are_rejected(self):
         registry = ToolRegistry("own")
         registry.tool(name="add")(lambda: None)
         for fields in ({"resource_type": WORLD}, {"terminate_tool": "add"}):
             episode = await collected([call()], tools=registry, **fields)
             assert failure(episode)["message"] == "two tools are named add; rename one of them"
 
-    async def test_a_tool_that_an_earlier_call_of_the_same_action_brought_can_be_called(self):
+    async def test_tool_added_by_an_earlier_call_of_the_action_can_be_called(self):
         class Unlocking(Counter):
             async def get_tools_spec(self):
                 return [
@@ -201,7 +201,7 @@ class TestToolCalls:
         assert "unknown tool 'win'" in tool_answers(early)[0]
         await world.close()
 
-    async def test_a_broken_world_ends_the_episode_also_where_a_tool_of_the_task_uses_it(self):
+    async def test_resource_failure_inside_a_task_tool_ends_the_episode(self):
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -212,18 +212,18 @@ class TestToolCalls:
         episode = await collected([call("push"), call()], resource_type=WORLD, tools=registry)
         assert (reason(episode), failure(episode)["where"], len(episode)) == ("error", "EnvironmentFailure", 1)
 
-    async def test_an_observation_is_what_the_agent_is_shown(self):
+    async def test_structured_observation_is_shown_as_json(self):
         shown = {"position": [1, 2]}
         episode = await collected([call("value", observation=shown)], resource_type=WORLD, max_episode_steps=1)
         assert tool_answers(episode) == ['{"position": [1, 2]}']
         assert episode.get_observations(1) == '{"position": [1, 2]}'
 
-    async def test_arguments_that_are_no_mapping_are_a_tool_error(self):
+    async def test_arguments_that_are_not_a_mapping_are_a_tool_error(self):
         action = {"type": "tool_call", "name": "add", "arguments": [1]}
         episode = await collected([action], resource_type=WORLD, max_episode_steps=1)
         assert tool_answers(episode) == ["Error: the arguments of 'add' are a list, not an object"]
 
-    async def test_what_the_model_said_and_thought_beside_a_call_is_kept(self):
+    async def test_content_and_reasoning_beside_a_call_are_kept(self):
         action = {**call(), "content": "I add.", "reasoning_content": "hm"}
         episode = await collected([action], resource_type=WORLD, max_episode_steps=1)
         assert (episode.messages[1].content, episode.messages[1].reasoning_content) == ("I add.", "hm")

@@ -1,4 +1,4 @@
-"""Groups: G episodes of one sample from one and the same start, whatever becomes of a sibling."""
+"""Test groups: episodes of one sample from one start state, isolated from each other."""
 
 import asyncio
 import sys
@@ -28,7 +28,7 @@ def seeds(episodes, name):
     return [episode.custom_data["seeds"][name] for episode in episodes]
 
 
-async def test_all_start_from_one_state_and_have_ids_of_their_own():
+async def test_group_shares_its_start_state_but_not_its_ids():
     episodes = await group_of(4)
     starts = [episode.custom_data["start"] for episode in episodes]
     assert starts == [{"fork": "native", "state_key": "count 0", "verified": True}] * 4
@@ -50,40 +50,40 @@ async def test_episodes_of_a_group_are_isolated():
     assert sorted(episode.get_return() for episode in episodes) == [1.0, 10.0, 100.0]
 
 
-async def test_the_world_is_set_up_once_and_forked_for_each():
+async def test_resource_is_set_up_once_and_forked_per_episode():
     await group_of(3)
     assert len(Counter.made) == 4
 
 
 class TestSeeds:
-    async def test_the_environments_is_shared_and_the_policys_never(self):
+    async def test_environment_seed_is_shared_and_policy_seeds_differ(self):
         episodes = await group_of(3)
         assert len(set(seeds(episodes, "environment"))) == 1
         assert len(set(seeds(episodes, "policy"))) == 3
 
-    async def test_other_samples_and_other_runs_start_elsewhere(self):
+    async def test_other_samples_and_runs_get_other_seeds(self):
         groups = [await group_of(1), await group_of(1, sample="t"), await group_of(1, run_seed=1)]
         assert len({seeds(group, "environment")[0] for group in groups}) == 3
         assert len({group[0].custom_data["group_id"] for group in groups}) == 3
 
-    async def test_the_world_is_reset_with_its_seed(self):
+    async def test_resource_is_reset_with_the_environment_seed(self):
         (episode,) = await group_of(1)
         assert {world.seed for world in Counter.made} == set(seeds([episode], "environment"))
 
     @pytest.mark.parametrize(("noise", "different"), [("independent", 3), ("shared", 1)])
-    async def test_noise_after_the_fork_is_the_tasks_choice(self, noise, different):
+    async def test_noise_option_decides_the_seeds_after_the_fork(self, noise, different):
         episodes = await group_of(3, noise=noise)
         drawn = {world.noise for world in Counter.made} - {None}
         assert drawn == set(seeds(episodes, "noise"))
         assert len(drawn) == different
 
-    async def test_an_episode_is_the_same_alone_and_in_company(self):
+    async def test_episode_does_not_depend_on_the_group_size(self):
         alone, company = (await group_of(1))[0], (await group_of(5))[0]
         assert (alone.id_, alone.custom_data["seeds"]) == (company.id_, company.custom_data["seeds"])
 
 
 class TestForks:
-    async def test_a_fork_in_another_state_is_a_recorded_failure(self, monkeypatch):
+    async def test_fork_in_another_state_is_a_recorded_failure(self, monkeypatch):
         class Forgetful(Counter):
             async def fork(self):
                 twin = await super().fork()
@@ -95,7 +95,7 @@ class TestForks:
             assert failure(episode)["where"] == "EnvironmentFailure"
             assert "a fork has state key count 99, its origin count 0" in failure(episode)["message"]
 
-    async def test_without_forks_each_gets_a_fresh_start_marked_unverified(self, monkeypatch):
+    async def test_resources_without_forks_start_fresh_and_unverified(self, monkeypatch):
         class Outside(Counter):
             fork_kind = "none"
 
@@ -109,7 +109,7 @@ class TestForks:
         assert sorted(start["state_key"] for start in starts) == ["world 0", "world 1"]
         assert len(Counter.made) == 2
 
-    async def test_a_start_that_breaks_breaks_each_episode_in_the_same_words(self, monkeypatch):
+    async def test_failing_start_fails_every_episode_with_the_same_message(self, monkeypatch):
         class Keyless(Counter):
             async def state_key(self):
                 raise RuntimeError("no key")
@@ -130,7 +130,7 @@ class TestSiblings:
         episodes = await group_of(3, act)
         assert sorted(reason(episode) for episode in episodes) == ["error", "terminate_action", "terminate_action"]
 
-    async def test_cancellation_closes_all_worlds(self):
+    async def test_cancellation_closes_all_resources(self):
         acting = 0
         all_act = asyncio.Event()
 
@@ -149,7 +149,7 @@ class TestSiblings:
             await running
         assert not Counter.open_worlds
 
-    async def test_cancellation_while_a_world_is_made_leaves_nothing(self, monkeypatch):
+    async def test_cancellation_during_setup_leaves_no_resources(self, monkeypatch):
         making = asyncio.Event()
 
         class Slow(Counter):

@@ -1,4 +1,4 @@
-"""What a policy says of an action's tokens is what its step says, from memory and from a file."""
+"""Test that steps return the policy's log-probabilities, from memory and from a file."""
 
 from __future__ import annotations
 

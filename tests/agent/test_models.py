@@ -1,4 +1,4 @@
-"""`StepData` and `History`: views of an episode that share its messages and still serialise."""
+"""Test `StepData` and `History`, the serializable views of an episode."""
 
 import json
 import pickle
@@ -22,7 +22,7 @@ MESSAGES = [Message(role="user", content=str(n)) for n in range(6)]
     st.none() | st.integers(-8, 8),
     st.sampled_from([None, 1, -1, 2, -3]),
 )
-def test_a_history_reads_as_the_list_of_its_messages(stop, first, last, step):
+def test_history_equals_the_list_of_its_messages(stop, first, last, step):
     history, expected = History(MESSAGES, stop), MESSAGES[:stop]
     assert len(history) == stop
     assert list(history) == history[:] == expected
@@ -36,7 +36,7 @@ def test_a_history_reads_as_the_list_of_its_messages(stop, first, last, step):
                 history[index]
 
 
-def test_a_history_does_not_see_what_comes_later():
+def test_history_excludes_later_messages():
     conversation = MESSAGES[:2]
     history = History(conversation, 2)
     conversation.append(MESSAGES[2])
@@ -45,14 +45,14 @@ def test_a_history_does_not_see_what_comes_later():
     assert pickle.loads(pickle.dumps(history)) == history
 
 
-def test_a_step_needs_three_fields_and_keeps_unknown_ones():
+def test_step_has_three_required_fields_and_keeps_unknown_ones():
     step = StepData(system_step_index=0, observation_data="o", action_taken={"type": "text"}, mine=1)
     assert (step.base_reward, step.advantage, step.return_to_go, step.policy_logprobs) == (None, None, None, None)
     assert (step.is_done, step.step_info, step.resulting_messages_history) == (False, {}, [])
     assert step.mine == 1
 
 
-async def test_a_step_serialises_with_its_history_and_its_tokens():
+async def test_step_serializes_with_its_history_and_tokens():
     episode = await collected([call(), {"type": "terminate"}], resource_type=WORLD)
     step = episode_steps(episode)[0].model_copy(
         update={"policy_logprobs": {"token_ids": np.array([1, 2]), "usage": {"prompt_tokens": 1}}}
@@ -64,7 +64,7 @@ async def test_a_step_serialises_with_its_history_and_its_tokens():
     assert again.resulting_messages_history == list(step.resulting_messages_history)
 
 
-def test_an_episode_without_a_conversation_has_steps_too():
+def test_episode_without_a_conversation_has_steps():
     episode = SingleAgentEpisode("e")
     episode.add_env_reset([0.0], {"state_key": "a"})
     episode.add_env_step([1.0], {"type": "move"}, 2.0, {"state_key": "b"}, terminated=True)

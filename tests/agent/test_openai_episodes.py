@@ -1,4 +1,4 @@
-"""Whole tool episodes against a real OpenAI-compatible server that misbehaves in every way we know of."""
+"""Test whole tool episodes against an OpenAI-compatible server with injected faults."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("faults", "options"), FAULTS.values(), ids=FAULTS)
-async def test_a_fault_between_the_turns_leaves_the_same_episode(
-    faults: list[Behaviour], options: dict[str, Any]
-) -> None:
+async def test_faults_between_turns_do_not_change_the_episode(faults: list[Behaviour], options: dict[str, Any]) -> None:
     calm, _ = await collect([CALL, CALL, DONE], **options)
     rough, server = await collect([*faults, CALL, *faults, CALL, *faults, DONE], **options)
     assert len(server.requests) == 3 + 3 * len(faults)
@@ -74,7 +72,7 @@ async def test_a_fault_between_the_turns_leaves_the_same_episode(
     assert tool_texts(rough) == ["3", "3"]
 
 
-async def test_what_a_turn_sends_is_the_whole_conversation_and_the_tools() -> None:
+async def test_turn_sends_the_whole_conversation_and_the_tools() -> None:
     episode, server = await collect([CALL, DONE])
     first, second = server.bodies
     assert [message["role"] for message in first["messages"]] == ["user"]
@@ -85,7 +83,7 @@ async def test_what_a_turn_sends_is_the_whole_conversation_and_the_tools() -> No
     assert episode.custom_data["usage"] == {"prompt_tokens": 22, "completion_tokens": 14}
 
 
-async def test_malformed_tool_json_goes_back_to_the_model_and_is_counted() -> None:
+async def test_malformed_tool_json_is_reported_to_the_model_and_counted() -> None:
     episode, _ = await collect([tool_calls([("add", '{"x": 1, "y"')]), CALL, DONE])
     assert "not a JSON object" in tool_texts(episode)[0] and tool_texts(episode)[1] == "3"
     assert [info["is_action_valid"] for info in episode.get_infos(slice(1, None))] == [False, True, True]
@@ -93,7 +91,7 @@ async def test_malformed_tool_json_goes_back_to_the_model_and_is_counted() -> No
     assert episode.messages[1].tool_calls[0].function.arguments == '{"x": 1, "y"'
 
 
-async def test_an_unknown_tool_and_wrong_arguments_are_answered() -> None:
+async def test_unknown_tool_and_invalid_arguments_are_answered() -> None:
     episode, _ = await collect([tool_calls([("ad", {"x": 1})]), tool_calls([("add", {"x": "one"})]), DONE])
     unknown, wrong = tool_texts(episode)
     assert "unknown tool 'ad'; did you mean 'add'?" in unknown
@@ -118,7 +116,7 @@ async def test_ten_parallel_calls_are_one_step_with_ten_answers() -> None:
         ([html()] * 3, "provider_error", ["HTML"]),
     ],
 )
-async def test_retries_end_and_the_failure_is_recorded_on_the_episode(
+async def test_failure_is_recorded_after_the_last_retry(
     script: list[Behaviour], failure_class: str, words: list[str]
 ) -> None:
     episode, server = await collect([CALL, *script], max_attempts=3)
@@ -147,7 +145,7 @@ async def test_token_ids_and_logprobs_of_the_server_become_token_rows() -> None:
     assert row.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0, -0.5]
 
 
-async def test_an_episode_survives_json() -> None:
+async def test_episode_survives_json() -> None:
     from reward_kit.episodes.record import episode_from_record, episode_to_record
 
     episode, _ = await collect([tool_calls([("add", "{")], text="thinking \ud800"), CALL, DONE])

@@ -1,4 +1,4 @@
-"""`check_output`: what counts as an action of a policy."""
+"""Test `check_output`, which validates the output of a policy."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ class Fixed(AgentPolicy):
         return PolicyOutput(text("x"))
 
 
-async def test_a_policy_without_state_is_its_own_session():
+async def test_stateless_policy_is_its_own_session():
     policy = Fixed()
     assert await policy.open(EpisodeContext("e", 0)) is policy
     await policy.close()
@@ -57,17 +57,17 @@ async def test_open_without_return_is_rejected():
     "action",
     [text("x"), text(""), call(), calls(("a", {}), ("b", {})), {"type": "terminate"}, {**call(), "content": None}],
 )
-def test_the_four_kinds_of_action_are_accepted(action):
+def test_four_kinds_of_action_are_accepted(action):
     assert check_output((action, None, None, None)) == PolicyOutput(action)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
-def test_tokens_may_come_in_any_sequence(kind):
+def test_tokens_may_be_any_sequence(kind):
     known = {"prompt_ids": kind([1, 2]), "token_ids": kind([3]), "logprobs": kind([-0.5]), "policy_version": 1}
     assert check_output(PolicyOutput(text("x"), None, known)).log_probs is known
 
 
-def test_an_output_has_exactly_four_parts():
+def test_policy_output_has_four_fields():
     assert PolicyOutput._fields == ("action_structured", "raw_policy_output", "log_probs", "value_estimate")
 
 
@@ -96,7 +96,7 @@ def test_invalid_output_names_the_problem(output, why):
         check_output(output)
 
 
-def test_the_calls_of_an_action_are_in_order():
+def test_get_tool_calls_keeps_the_order():
     assert get_tool_calls(text("x")) == []
     assert [c["name"] for c in get_tool_calls(calls(("a", {}), ("b", {})))] == ["a", "b"]
     assert get_tool_calls(call("a")) == [call("a")]

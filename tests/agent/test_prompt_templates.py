@@ -1,4 +1,4 @@
-"""Message templates: those of honest task files read as in plain Jinja, hostile ones end with one error."""
+"""Test that ordinary message templates render as in Jinja and hostile ones end with one error."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def render(name):
 @pytest.mark.parametrize(
     "seconds", [pytest.param(0.3, id="quick"), pytest.param(None, id="default", marks=pytest.mark.campaign)]
 )
-def test_a_hostile_template_ends_with_one_error_and_little_memory(seconds: float | None) -> None:
+def test_hostile_template_raises_one_error_with_little_memory(seconds: float | None) -> None:
     cost = peak(
         PREPARE + (f"prompt_templates.TEMPLATE_CPU_S = {seconds}" if seconds else ""),
         """
@@ -141,7 +141,7 @@ def test_a_hostile_template_ends_with_one_error_and_little_memory(seconds: float
     assert cost.mb < 200, cost
 
 
-def test_the_time_of_a_rendering_is_bounded(monkeypatch) -> None:
+def test_rendering_time_is_limited(monkeypatch) -> None:
     monkeypatch.setattr("reward_kit.agent.prompt_templates.TEMPLATE_CPU_S", 0.2)
     slow = "{% for i in range(99999) %}{% if book == other %}{% endif %}{% endfor %}"
     template, _ = compile_template(slow)
@@ -150,7 +150,7 @@ def test_the_time_of_a_rendering_is_bounded(monkeypatch) -> None:
         render_template(template, {"book": book, "other": book[:-1] + "y"})
 
 
-def test_the_message_names_the_template_the_sample_and_the_limit() -> None:
+def test_limit_error_names_template_sample_and_limit() -> None:
     task = TaskDefinitionModel.model_validate({"name": "t", "initial_user_prompt": "{{ 'x' | center(10**10) }}"})
     with pytest.raises(ConfigError) as raised:
         Prompt(task).render(Sample("s-1", {}, where="rows.jsonl:3"))

@@ -1,4 +1,4 @@
-"""`RLRolloutWorker` as a user's own program uses it: groups, environments set up by hand, tools as methods."""
+"""Test `RLRolloutWorker` in user programs: groups, given environments and tool methods."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ class TestGroups:
         assert len(set(group_ids([steps for steps, _, _ in results]))) == 1
         assert len(set(seeds)) == 8
 
-    async def test_each_seed_is_a_group_of_its_own(self):
+    async def test_each_seed_is_its_own_group(self):
         worker = RLRolloutWorker(Dice, SeededPolicy([]))
         batch = [(await worker.run_episode(seed=seed))[0] for seed in (0, 1, 0, 1)]
         ids = group_ids(batch)
         assert ids[0] == ids[2] != ids[1] == ids[3]
 
-    async def test_run_group_returns_what_the_estimator_takes(self):
+    async def test_run_group_returns_batches_for_the_estimators(self):
         Dice.made = Dice.closed = 0
         group = await RLRolloutWorker(Dice, SeededPolicy([])).run_group(12)
         assert Dice.made == Dice.closed == 13, "one start and its forks"
@@ -159,21 +159,21 @@ class TestGroups:
         with pytest.raises(ConfigError, match=r"such as group\.episodes of run_group"):
             build_rows(group, pad_token_id=0)  # type: ignore[arg-type]
 
-    async def test_run_group_goes_on_counting(self):
+    async def test_consecutive_run_group_calls_use_different_seeds(self):
         seeds: list[int] = []
         worker = RLRolloutWorker(Dice, SeededPolicy(seeds))
         batch = [*await worker.run_group(3), *await worker.run_group(2)]
         assert len(set(group_ids(batch))) == 1
         assert len(set(seeds)) == 5
 
-    async def test_a_new_worker_repeats_the_same_episodes(self):
+    async def test_new_worker_repeats_the_same_episodes(self):
         first, second = [
             [steps[0].action_taken for steps in await RLRolloutWorker(Dice, SeededPolicy([])).run_group(6)]
             for _ in range(2)
         ]
         assert first == second
 
-    async def test_an_episode_with_another_start_gets_another_group(self, caplog):
+    async def test_episode_with_another_start_state_gets_another_group(self, caplog):
         class Drifting(Dice):
             async def reset(self, seed: int | None = None) -> None:
                 self.number, self.guesses = type(self).made, 0
@@ -185,7 +185,7 @@ class TestGroups:
         assert "run_group(n) starts all episodes of a group in one state" in caplog.text
         assert len(set(group_ids(await worker.run_group(3)))) == 1
 
-    async def test_several_event_loops(self):
+    async def test_worker_runs_in_several_event_loops(self):
         worker = RLRolloutWorker(Dice, SeededPolicy([]))
 
         def run() -> Any:
@@ -196,11 +196,11 @@ class TestGroups:
 
 
 class TestFailures:
-    async def test_a_policy_that_fails_before_its_first_step_raises(self):
+    async def test_failure_before_the_first_step_raises(self):
         with pytest.raises(ProviderError, match="the endpoint does not answer"):
             await RLRolloutWorker(Dice, Unreachable()).run_episode()
 
-    async def test_a_failure_after_the_first_step_is_in_the_last_step(self):
+    async def test_failure_after_the_first_step_is_on_the_last_step(self):
         class Stumbling(ScriptedPolicy):
             async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
                 if any(message.role == "tool" for message in observation):
@@ -210,7 +210,7 @@ class TestFailures:
         steps, _, _ = await RLRolloutWorker(Dice, Stumbling([])).run_episode()
         assert "no such plan" in steps[-1].step_info["failure"]["message"]
 
-    async def test_a_group_keeps_the_episodes_that_worked(self):
+    async def test_group_keeps_the_successful_episodes(self):
         group = await RLRolloutWorker(Dice, Unreachable(works=(1, 2))).run_group(3)
         assert list(map(len, group)) == [0, 1, 1]
         assert group.failures[0] is not None and group.failures[0].failure_class == "provider_error"
@@ -218,11 +218,11 @@ class TestFailures:
         credited = system_apply_gigpo_to_batch_steps(group, [None, 1.0, 0.0], 0.5, 1.0, lambda history: "start")
         assert credited[0] == [] and credited[1][0].advantage > 0 > credited[2][0].advantage
 
-    async def test_a_group_without_any_step_raises(self):
+    async def test_group_without_any_step_raises(self):
         with pytest.raises(ProviderError):
             await RLRolloutWorker(Dice, Unreachable()).run_group(3)
 
-    async def test_a_bug_in_a_policy_is_a_policy_error(self):
+    async def test_bug_in_a_policy_is_a_policy_error(self):
         class Buggy(AgentPolicy):
             async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
                 return self.missing  # type: ignore[attr-defined]
@@ -239,7 +239,7 @@ class TestFailures:
     ],
     ids=["content", "raw"],
 )
-async def test_the_termination_regex_searches_the_raw_output_and_the_text(output):
+async def test_termination_regex_searches_raw_output_and_text(output):
     class Fixed(AgentPolicy):
         async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
             return output
@@ -249,8 +249,8 @@ async def test_the_termination_regex_searches_the_raw_output_and_the_text(output
     assert len(steps) == 1 and steps[0].step_info["stop_reason"] == "termination_regex"
 
 
-class TestEnvironmentByHand:
-    async def test_episodes_fork_its_present_state(self):
+class TestGivenEnvironment:
+    async def test_episodes_fork_the_current_state(self):
         dice = Dice()
         await dice.reset(0)
         dice.number, dice.guesses = 1, 4
@@ -259,7 +259,7 @@ class TestEnvironmentByHand:
         assert steps[0].step_info["terminated"]
         assert dice.guesses == 4
 
-    async def test_a_change_between_episodes_begins_another_group(self):
+    async def test_changed_environment_begins_another_group(self):
         dice = Dice()
         await dice.reset(0)
         worker = RLRolloutWorker(_task(), ScriptedPolicy([GUESS, END]), environment=dice)
@@ -269,7 +269,7 @@ class TestEnvironmentByHand:
         ids = group_ids(batch)
         assert ids[0] != ids[1] == ids[2]
 
-    async def test_one_without_forks_runs_one_episode_at_a_time(self):
+    async def test_environment_without_forks_runs_one_episode_at_a_time(self):
         SoleDice.closed = 0
         dice = SoleDice()
         await dice.reset(0)
@@ -281,7 +281,7 @@ class TestEnvironmentByHand:
         assert {steps[0].step_info["state_key"][1:] for steps, _, _ in results} == {" after 0"}
         assert SoleDice.closed == 0, "its owner closes it"
 
-    async def test_one_without_forks_is_freed_when_an_episode_fails(self):
+    async def test_environment_without_forks_is_released_after_a_failure(self):
         class Broken(SoleDice):
             async def reset(self, seed: int | None = None) -> None:
                 raise OSError("gone")
@@ -292,21 +292,21 @@ class TestEnvironmentByHand:
             with pytest.raises(EnvironmentFailure, match="gone"):
                 await worker.run_episode()
 
-    async def test_a_task_brings_its_samples_and_tools(self):
+    async def test_task_provides_its_samples_and_tools(self):
         task = Task("dice", resource=Dice, dataset=[{"name": "Ada"}], initial_user_prompt="Hello {{ name }}")
         _, messages, _ = await RLRolloutWorker(task, ScriptedPolicy([END])).run_episode()
         assert messages[0].text == "Hello Ada"
 
-    def test_anything_else_is_refused(self):
+    def test_invalid_task_argument_is_rejected(self):
         with pytest.raises(ConfigError, match=r"must be a Task, a TaskDefinitionModel or a subclass"):
             RLRolloutWorker("task.yaml", ScriptedPolicy([END]))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("arguments", [{"environment": Dice}, {"agent_policy": ScriptedPolicy}])
-    def test_a_class_instead_of_an_instance_is_refused(self, arguments):
+    def test_class_instead_of_an_instance_is_rejected(self, arguments):
         with pytest.raises(ConfigError, match=r"is the class .*; pass an instance"):
             RLRolloutWorker(_task(), **{"agent_policy": ScriptedPolicy([END]), **arguments})
 
-    async def test_a_final_state_of_another_type_is_an_error(self):
+    async def test_final_state_must_be_a_state_snapshot(self):
         class Careless(Dice):
             async def final_state(self) -> Any:
                 return {"number": self.number}
@@ -316,17 +316,17 @@ class TestEnvironmentByHand:
 
 
 class TestToolMethods:
-    def test_a_wrong_fork_kind_is_refused(self):
+    def test_unknown_fork_kind_is_rejected(self):
         with pytest.raises(ConfigError, match=r"Broken\.fork_kind must be one of .*got 'nativ'"):
 
             class Broken(Dice):
                 fork_kind = "nativ"  # type: ignore[assignment]
 
-    def test_the_decorator_takes_no_arguments(self):
+    def test_tool_decorator_takes_no_arguments(self):
         with pytest.raises(ConfigError, match="@tool takes no arguments"):
             tool("guess")  # type: ignore[arg-type]
 
-    async def test_an_annotation_that_cannot_be_resolved_names_the_tool(self):
+    async def test_unresolvable_annotation_names_the_tool(self):
         class Broken(Dice):
             @tool
             def odd(self, size: Sise) -> str:  # type: ignore[name-defined]  # noqa: F821
@@ -336,7 +336,7 @@ class TestToolMethods:
         with pytest.raises(ConfigError, match=r"tool Broken\.odd: NameError"):
             await Broken().get_tools_spec()
 
-    async def test_the_signature_gives_the_schema(self):
+    async def test_signature_defines_the_schema(self):
         specs = {spec["function"]["name"]: spec["function"] for spec in await Dice().get_tools_spec()}
         assert list(specs) == ["guess", "peek"]
         assert specs["guess"]["description"] == "Guess the number."
@@ -346,7 +346,7 @@ class TestToolMethods:
             "description": "from 1 to 6.",
         }
 
-    async def test_arguments_are_converted_and_wrong_ones_refused(self):
+    async def test_arguments_are_converted_and_invalid_ones_rejected(self):
         dice = Dice()
         await dice.reset(0)
         assert (await dice.step("guess", {"number": str(dice.number)})).terminated
@@ -358,11 +358,11 @@ class TestToolMethods:
             assert messages[2].text.startswith("Error: tool 'guess': "), messages[2].text
             assert steps[0].step_info["is_action_valid"] is False
 
-    async def test_an_unknown_tool_is_an_error_that_the_agent_reads(self):
+    async def test_unknown_tool_is_an_error_message_to_the_agent(self):
         _, messages, _ = await RLRolloutWorker(Dice, ScriptedPolicy([{**GUESS, "name": "ges"}, END])).run_episode()
         assert messages[2].text == "Error: unknown tool 'ges'; did you mean 'guess'?"
 
-    async def test_a_subclass_keeps_and_overrides_tools(self):
+    async def test_subclass_inherits_and_overrides_tools(self):
         class Loaded(Dice):
             @tool
             def peek(self) -> str:
@@ -378,7 +378,7 @@ class TestToolMethods:
         assert names == ["guess", "peek", "roll"]
         assert (await Loaded().step("peek", {})).observation == "six, I swear"
 
-    def test_a_resource_without_tools_still_has_to_define_them(self):
+    def test_resource_must_define_get_tools_spec(self):
         class Bare(ForkableResource):
             async def setup(self, config: Any) -> None: ...
             async def reset(self, seed: int | None = None) -> None: ...
@@ -413,17 +413,17 @@ class Switch(ForkableResource):
 
 
 class TestResourceWithoutOptions:
-    async def test_it_runs_without_setup(self):
+    async def test_resource_runs_without_a_setup_method(self):
         flip = {"type": "tool_call", "name": "flip", "arguments": {}}
         steps, messages, _ = await RLRolloutWorker(Switch, ScriptedPolicy([flip, END])).run_episode()
         assert (len(steps), messages[-2].text) == (2, "on")
 
-    async def test_every_option_is_refused(self):
+    async def test_options_are_rejected_if_setup_is_missing(self):
         with pytest.raises(ConfigError, match="Switch has no options; got colour"):
             await Switch().setup({"colour": "red"})
 
 
-class TestOwnCalls:
+class TestPolicyCalls:
     """Tools that a policy calls itself while it acts."""
 
     class Peeking(AgentPolicy):
@@ -443,7 +443,7 @@ class TestOwnCalls:
             return PolicyOutput(self.action)
 
     @pytest.mark.parametrize("action", [{"type": "text", "content": "six"}, END, GUESS], ids=["text", "end", "call"])
-    async def test_they_are_recorded_whatever_the_action(self, action):
+    async def test_policy_calls_are_recorded_for_every_kind_of_action(self, action):
         task = TaskDefinitionModel(name="dice", resource_type=f"{__name__}:Dice", on_text="end", max_episode_steps=1)
         worker = RLRolloutWorker(task, self.Peeking(action))
         steps, messages, _ = await worker.run_episode()

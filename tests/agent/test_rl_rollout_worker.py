@@ -1,4 +1,4 @@
-"""The rollout loop: what is one step, why an episode ends, and what is recorded of it."""
+"""Test the rollout loop: steps, stop reasons and records."""
 
 import asyncio
 import gc
@@ -67,57 +67,57 @@ class TestEnds:
     }
 
     @pytest.mark.parametrize("expected", CASES)
-    async def test_each_reason_has_one_flag(self, expected):
+    async def test_stop_reason_sets_terminated_or_truncated(self, expected):
         actions, fields, terminated = self.CASES[expected]
         episode = await collected(actions, **fields)
         assert reason(episode) == expected
         assert (episode.is_terminated, episode.is_truncated) == (terminated, not terminated)
         assert (failure(episode) is None) == (expected != "error")
 
-    def test_every_reason_is_covered(self):
+    def test_every_stop_reason_is_tested(self):
         elsewhere = {"recorded": "transcripts", "run_limit": "test_budget", "user_stopped": "test_simulated_user"}
         assert {*self.CASES, *elsewhere} == {member.value for member in StopReason}
 
-    def test_a_reason_is_terminal_or_a_limit_or_an_error(self):
+    def test_stop_reason_is_terminal_or_a_limit_or_an_error(self):
         for member in StopReason:
             assert member.is_terminal + member.is_limit + (member is StopReason.ERROR) == 1
 
-    async def test_the_terminate_tool_ends_and_what_follows_in_the_action_is_not_done(self):
+    async def test_terminate_tool_ends_before_the_remaining_calls(self):
         episode = await collected([calls(("bye", {}), ("add", {}))], resource_type=WORLD, terminate_tool="bye")
         assert reason(episode) == "terminate_action"
         assert tool_answers(episode) == ["The episode ends.", "Not executed: the episode is over."]
 
-    async def test_the_terminate_tool_is_offered(self):
+    async def test_terminate_tool_is_offered(self):
         seen = []
         await collected(lambda _, tools: seen.extend(tools) or text("x"), terminate_tool="bye", on_text="end")
         assert [tool["function"]["name"] for tool in seen] == ["bye"]
 
-    async def test_the_token_limit_counts_prompt_and_completion_of_all_steps(self):
+    async def test_token_limit_counts_prompt_and_completion_of_all_steps(self):
         episode = await collected(with_usage(9), resource_type=WORLD, limits={"total_tokens": 15})
         assert len(episode) == 2
         assert episode.custom_data["usage"] == {"prompt_tokens": 18, "completion_tokens": 2}
 
-    async def test_wall_time_that_runs_out_while_the_policy_thinks_is_a_limit(self):
+    async def test_wall_time_during_a_policy_action_is_a_limit(self):
         async def think(*_):
             await asyncio.sleep(30)
 
         episode = await collected(think, limits={"wall_time_s": 0.05})
         assert (reason(episode), len(episode), failure(episode)) == ("wall_time_limit", 0, None)
 
-    async def test_a_world_cut_off_in_a_call_has_no_final_state(self):
+    async def test_resource_interrupted_in_a_call_has_no_final_state(self):
         episode = await collected([call(), call("slow")], resource_type=WORLD, limits={"wall_time_s": 0.1})
         assert len(episode) == 2
         assert "limits.wall_time_s" in tool_answers(episode)[1]
         assert episode.custom_data.get("final_state") is None
 
-    async def test_a_phrase_is_sought_in_the_raw_output_too(self):
+    async def test_stop_phrase_is_searched_in_the_raw_output(self):
         def act(*_):
             return PolicyOutput(call(), "thinking … FINISHED")
 
         assert reason(await collected(act, resource_type=WORLD, stop_phrases=["FINISHED"])) == "stop_phrase"
 
     @pytest.mark.parametrize("steps", [0, -1])
-    def test_a_step_limit_is_at_least_one(self, steps):
+    def test_step_limit_must_be_positive(self, steps):
         with pytest.raises(ConfigError, match=f"max_episode_steps must be at least 1, got {steps}"):
             RLRolloutWorker(task_of(), ScriptedPolicy([]), max_episode_steps=steps)
 
@@ -147,7 +147,7 @@ class TestEnds:
         tools, user = ToolRegistry("t"), ScriptedUser(["Hello."])
         assert RLRolloutWorker(task, ScriptedPolicy([]), tools=tools, user=user).tools is tools
 
-    async def test_the_workers_step_limit_beats_the_tasks(self):
+    async def test_step_limit_of_the_worker_overrides_the_task(self):
         worker = RLRolloutWorker(task_of(resource_type=WORLD), ScriptedPolicy([call()] * 9), max_episode_steps=3)
         assert len(await worker.collect_episode()) == 3
 
@@ -156,12 +156,12 @@ class TestTextActions:
     async def test_text_ends_a_task_without_tools(self):
         assert reason(await collected([text("a"), text("b")])) == "answered"
 
-    async def test_with_tools_a_text_is_answered_with_the_nudge(self):
+    async def test_nudge_follows_a_text_if_there_are_tools(self):
         episode = await collected([text("hm"), {"type": "terminate"}], resource_type=WORLD, nudge="Go on.")
         assert [m.text for m in episode.messages] == ["the count is 0", "hm", "Go on.", ""]
         assert episode.get_observations(1) == "Go on."
 
-    async def test_tools_of_every_origin_count(self):
+    async def test_tools_of_every_origin_prevent_the_end_by_text(self):
         world, registry = Counter(), ToolRegistry("own")
         for origin in ({"environment": world}, {"tools": registry}, {"terminate_tool": "bye"}):
             assert reason(await collected([text("a"), {"type": "terminate"}], **origin)) == "terminate_action"
@@ -199,15 +199,15 @@ class TestRecord:
         assert steps[-1].step_info["failure"]["class"] == "crash"
         assert "the world broke" in caplog.text
 
-    async def test_an_environment_without_reward_gives_none_and_not_zero(self):
+    async def test_missing_environment_reward_is_none(self):
         steps, _, _ = await worker_of([call("cut")], resource_type=WORLD).run_episode()
         assert steps[0].step_info["environment_reward"] is None
 
-    async def test_the_final_state_is_taken_before_the_world_closes(self):
+    async def test_final_state_is_taken_before_the_resource_closes(self):
         episode = await collected([call(by=3), {"type": "terminate"}], resource_type=WORLD)
         assert episode.custom_data["final_state"] == {"kind": "json", "payload": b'{"total":3}'}
 
-    async def test_tokens_are_kept_exactly_and_read_back_by_step(self):
+    async def test_tokens_are_recorded_exactly_and_returned_by_step(self):
         def act(observation, _):
             step = sum(m.role == "assistant" for m in observation)
             known = {
@@ -225,12 +225,12 @@ class TestRecord:
         assert steps[1].policy_logprobs["policy_version"] == 4
         assert (steps[1].raw_policy_output, steps[1].policy_value_estimate) == ("raw", 0.25)
 
-    async def test_log_probabilities_without_the_prompts_ids_are_kept_too(self):
+    async def test_logprobs_without_prompt_ids_are_kept(self):
         known = {"token_ids": [7, 8], "logprobs": [-0.1, -0.2], "prompt_ids": None, "usage": None}
         steps, _, _ = await worker_of(lambda *_: PolicyOutput(text("x"), "x", known)).run_episode()
         assert steps[0].policy_logprobs == {"token_ids": [7, 8], "logprobs": [-0.1, -0.2]}
 
-    async def test_a_plain_four_tuple_is_accepted(self):
+    async def test_plain_four_tuple_is_accepted(self):
         episode = await collected(lambda *_: (text("4"), "raw", None, 0.5))
         assert (reason(episode), episode.messages[-1].text) == ("answered", "4")
         assert episode.get_extra_model_outputs("value_estimate") == [0.5]
@@ -249,7 +249,7 @@ class TestRecord:
         assert [line.split(":")[0] for line in lines] == [f"{episode.id_} step 0", f"{episode.id_} step 1"]
         assert "'add'" in lines[0]
 
-    async def test_two_runs_of_one_seed_are_equal_but_for_the_clock(self):
+    async def test_equal_seeds_give_equal_episodes_except_for_times(self):
         def without_clock(episode):
             state = episode.get_state()
             state["custom_data"].pop("timing")
@@ -260,7 +260,7 @@ class TestRecord:
         assert first == again
         assert first["id_"] != other["id_"]
 
-    async def test_the_conversation_is_stored_once_whatever_policies_and_steps_see(self):
+    async def test_messages_are_shared_by_policies_and_steps(self):
         seen = []
 
         def act(observation, _):
@@ -271,7 +271,7 @@ class TestRecord:
         assert [len(history) for history in seen] == [1, 3, 5]
         assert seen[0][0] is seen[2][0] is steps[0].resulting_messages_history[0] is messages[0]
 
-    async def test_memory_grows_with_the_steps_and_not_with_their_square(self):
+    async def test_memory_grows_linearly_with_the_steps(self):
         class Wide(PythonStateResource):
             async def step(self, action_name, action_params):
                 self.count = getattr(self, "count", 0) + 1
@@ -298,32 +298,32 @@ class TestRecord:
         await world.close()
 
 
-def test_a_worker_made_outside_a_loop_serves_several():
+def test_worker_created_outside_a_loop_serves_several_loops():
     worker = worker_of([text("a")])
     assert [reason(asyncio.run(worker.collect_episode())) for _ in range(2)] == ["answered"] * 2
 
 
 class TestFirstMessages:
-    async def test_the_initial_observation_is_appended_as_a_user_message(self):
+    async def test_initial_observation_is_appended_as_a_user_message(self):
         episode = await collected(
             [{"type": "terminate"}], resource_type=WORLD, messages=[{"role": "system", "content": "s"}]
         )
         assert [(m.role, m.text) for m in episode.messages[:2]] == [("system", "s"), ("user", "the count is 0")]
 
-    async def test_unless_a_template_uses_it(self):
+    async def test_initial_observation_is_not_appended_if_a_template_uses_it(self):
         episode = await collected(
             [{"type": "terminate"}], resource_type=WORLD, initial_user_prompt="Now {{ observation }}."
         )
         assert [m.text for m in episode.messages[:-1]] == ["Now the count is 0."]
 
-    async def test_a_field_that_the_row_lacks_is_recorded(self):
+    async def test_missing_row_field_is_a_recorded_failure(self):
         worker = worker_of([text("x")], initial_user_prompt="{{ question }}")
         async with worker.group(Sample("s1", {"answer": 1})) as group:
             episode = await worker.collect_episode(group)
         assert failure(episode)["class"] == "refused"
         assert "sample 's1'" in failure(episode)["message"]
 
-    async def test_a_rows_configuration_is_laid_over_the_tasks(self):
+    async def test_row_configuration_overrides_the_task(self):
         worker = worker_of(
             [{"type": "terminate"}], resource_type=WORLD, base_resource_config={"greeting": "a", "size": 1}
         )

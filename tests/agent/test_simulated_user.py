@@ -1,4 +1,4 @@
-"""The simulated user: whose turn it is, what each side sees, how a dialogue ends, and what is kept of it."""
+"""Test the simulated user: turns, views of each side, ends and records."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def said(episode):
     return [(message.role, message.text) for message in episode.messages]
 
 
-async def test_the_user_answers_every_text_until_they_stop() -> None:
+async def test_user_answers_every_text_until_the_stop_phrase() -> None:
     episode = await dialogue([text("Which size?"), text("Here.")], ["42", "Thanks. ###STOP###"])
     assert said(episode)[2:] == [
         ("assistant", "Which size?"),
@@ -79,7 +79,7 @@ async def test_the_user_answers_every_text_until_they_stop() -> None:
     assert (reason(episode), episode.is_terminated, len(episode)) == ("user_stopped", True, 2)
 
 
-async def test_the_user_sees_the_dialogue_from_their_side_and_nothing_else() -> None:
+async def test_user_sees_only_the_dialogue_with_swapped_roles() -> None:
     user = Recorder("and now?", "bye ###STOP###")
     silent = {"type": "tool_calls", "calls": [{"name": "add", "arguments": {}}], "content": "thinking aloud"}
     actions = [call(), silent, text(""), text("Done.")]
@@ -89,7 +89,7 @@ async def test_the_user_sees_the_dialogue_from_their_side_and_nothing_else() -> 
     assert user.tools is None and user.contexts[0].resource is None
 
 
-async def test_a_message_stays_the_same_object_so_that_it_is_encoded_once() -> None:
+async def test_user_messages_keep_their_identity_between_turns() -> None:
     user = Recorder(" as it is ", "bye ###STOP###")
     episode = await dialogue([text("a"), text("b")], user)
     first, second = user.messages
@@ -97,7 +97,7 @@ async def test_a_message_stays_the_same_object_so_that_it_is_encoded_once() -> N
     assert ("user", " as it is ") in said(episode)
 
 
-async def test_a_message_the_world_shows_is_not_the_users() -> None:
+async def test_observation_of_the_environment_is_not_a_user_message() -> None:
     user = Recorder("I need help.", "###STOP###")
     fields = {"messages": [SYSTEM], "resource_type": WORLD, "max_episode_steps": 3}
     episode = await dialogue([text("Yes?")], user, **fields)
@@ -105,8 +105,8 @@ async def test_a_message_the_world_shows_is_not_the_users() -> None:
     assert user.seen[1] == [("user", GREETING), ("assistant", "I need help."), ("user", "Yes?")]
 
 
-class TestWhoBegins:
-    async def test_the_user_where_no_message_is_theirs(self):
+class TestOpening:
+    async def test_user_opens_without_a_user_message_in_the_task(self):
         user = Recorder("I want boots.", "bye ###STOP###")
         episode = await dialogue([text("Which size?")], user, messages=[SYSTEM])
         assert user.seen[0] == [("user", GREETING)]
@@ -117,18 +117,18 @@ class TestWhoBegins:
         ]
         assert episode.get_infos(0)["user"] == {"raw": "I want boots."}
 
-    async def test_the_agent_where_the_task_speaks_for_the_user(self):
+    async def test_agent_opens_if_the_task_has_a_user_message(self):
         user = Recorder("bye ###STOP###")
         await dialogue([text("Which size?")], user)
         assert user.seen == [[("assistant", ASKED["content"]), ("user", "Which size?")]]
 
     @pytest.mark.parametrize(("opens", "messages"), [(True, [SYSTEM, ASKED]), (False, [SYSTEM])])
-    async def test_the_task_may_say(self, opens, messages):
+    async def test_opens_option_decides_the_first_speaker(self, opens, messages):
         user = SimulatedUser(Recorder("first", "bye ###STOP###"), opens=opens)
         episode = await dialogue([text("Hm."), text("Ho.")], user, messages=messages)
         assert said(episode)[len(messages)][0] == ("user" if opens else "assistant")
 
-    async def test_a_user_may_leave_before_the_agent_says_anything(self):
+    async def test_user_may_stop_before_the_first_agent_turn(self):
         episode = await dialogue([text("Hm.")], ["###STOP###"], messages=[SYSTEM])
         assert (reason(episode), len(episode), said(episode)) == ("user_stopped", 0, [("system", SYSTEM["content"])])
         assert episode_from_record(episode_to_record(episode)) == episode
@@ -139,7 +139,7 @@ class TestEnds:
         episode = await dialogue([text("Which size?")], [PolicyOutput({"type": "terminate"})])
         assert (reason(episode), said(episode)[-1]) == ("user_stopped", ("assistant", "Which size?"))
 
-    async def test_another_phrase(self):
+    async def test_custom_stop_phrase_ends_the_dialogue(self):
         user = SimulatedUser(Recorder("###STOP### is no word", "goodbye"), stop_phrase="goodbye")
         episode = await dialogue([text("a"), text("b")], user)
         assert said(episode)[-2:] == [("user", "###STOP### is no word"), ("assistant", "b")]
@@ -154,20 +154,20 @@ class TestEnds:
             ("two  blanks ###STOP###", "two  blanks"),
         ],
     )
-    async def test_the_phrase_leaves_no_gap_where_it_was_cut_out(self, raw, read):
+    async def test_stop_phrase_is_removed_without_a_gap(self, raw, read):
         episode = await dialogue([text("a")], [raw])
         assert said(episode)[-1] == ("user", read)
 
-    async def test_the_agents_own_end_comes_before_the_user(self):
+    async def test_agent_stop_phrase_ends_before_the_user_answers(self):
         user = Recorder()
         episode = await dialogue([text("DONE")], user, stop_phrases=["DONE"])
         assert (reason(episode), user.seen) == ("stop_phrase", [])
 
-    async def test_the_limit_on_steps_counts_the_agents_turns(self):
+    async def test_step_limit_counts_agent_turns(self):
         episode = await dialogue([text(str(n)) for n in range(5)], ["x"] * 5, max_episode_steps=3)
         assert (reason(episode), len(episode), said(episode)[-1]) == ("max_steps", 3, ("assistant", "2"))
 
-    async def test_a_tool_call_of_the_user_breaks_the_episode(self):
+    async def test_tool_call_of_the_user_fails_the_episode(self):
         episode = await dialogue([text("a")], [PolicyOutput(call())])
         assert failure(episode)["where"] == "PolicyError" and "users have no tools" in failure(episode)["message"]
         assert said(episode)[-1] == ("assistant", "a")
@@ -182,7 +182,7 @@ class TestEnds:
         episode = await dialogue([text("a")], slow, limits={"wall_time_s": 0.05})
         assert (reason(episode), failure(episode), len(episode)) == ("wall_time_limit", None, 1)
 
-    async def test_sessions_are_closed_and_a_shared_policy_is_not(self):
+    async def test_closing_the_user_closes_its_policy(self):
         user = Recorder("###STOP###")
         await dialogue([text("a")], user)
         assert user.closed == 0
@@ -191,7 +191,7 @@ class TestEnds:
 
 
 class TestRecord:
-    async def test_both_sides_survive_the_file(self):
+    async def test_both_sides_survive_serialization(self):
         facts = {"usage": {"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.5}, "token_ids": [7, 8]}
         last = PolicyOutput(text("bye ###STOP###"), "bye ###STOP###", {**facts, "logprobs": [-0.5, -1.0]})
         episode = await dialogue([text("Which size?")], ["Boots.", last], messages=[SYSTEM])
@@ -201,14 +201,14 @@ class TestRecord:
         assert read.get_infos(1)["user"] == {"raw": "bye ###STOP###", **facts, "logprobs": [-0.5, -1.0]}
         assert read.custom_data["user_usage"] == facts["usage"] and not read.custom_data["usage"]
 
-    async def test_the_seed_is_the_users_own_and_the_same_for_every_agent(self):
+    async def test_user_seed_is_separate_and_equal_for_every_agent(self):
         user = Recorder("###STOP###", "###STOP###")
         for agent in (ScriptedPolicy([text("a")]), Recorder("a")):
             episode = await dialogue(agent, user, seed=5, rollout_index=2)
         seeds = {context.seed for context in user.contexts}
         assert seeds == {derive_seed("user", 5, "s", 2)} and not seeds & set(episode.custom_data["seeds"].values())
 
-    async def test_what_the_user_says_is_no_action_in_the_token_rows(self):
+    async def test_user_messages_are_masked_in_token_rows(self):
         def spoken(prompt, sampled, content):
             known = {"prompt_ids": prompt, "token_ids": sampled, "logprobs": [-1.0] * len(sampled)}
             return PolicyOutput(text(content), content, known)
@@ -221,12 +221,12 @@ class TestRecord:
 
 
 class TestCost:
-    async def test_the_users_cost_counts(self):
+    async def test_user_cost_counts_toward_the_limit(self):
         paid = PolicyOutput(text("go on"), None, {"usage": {"cost": 0.6}})
         episode = await dialogue([text("a")] * 5, [paid] * 5, limits={"cost": 1.0})
         assert (reason(episode), len(episode)) == ("cost_limit", 3)
 
-    async def test_a_user_of_unknown_cost_cannot_keep_the_limit(self):
+    async def test_user_of_unknown_cost_fails_under_a_cost_limit(self):
         class Paid(Recorder):
             is_free = False
 
@@ -237,17 +237,17 @@ class TestCost:
 
 
 class TestScripted:
-    async def test_texts_are_templates_over_the_row(self):
+    async def test_replies_are_templates_over_the_row(self):
         user = ScriptedUser(["I am {{ name }}.", "Bye."])
         episode = await dialogue([text(str(n)) for n in range(4)], user, sample=Sample("s", {"name": "Ada"}))
         assert [content for role, content in said(episode)[2:] if role == "user"] == ["I am Ada.", "Bye."]
         assert (reason(episode), len(episode)) == ("user_stopped", 3)
 
-    async def test_or_come_from_the_row_as_they_are(self):
+    async def test_replies_of_the_row_are_used_verbatim(self):
         episode = await dialogue([text("a")] * 3, ScriptedUser(), sample=Sample("s", {"replies": ["{{ x }}"]}))
         assert ("user", "{{ x }}") in said(episode)
 
-    async def test_or_from_a_function_of_the_conversation_and_the_row(self):
+    async def test_replies_may_come_from_a_function(self):
         def speak(conversation, row):
             return f"{row['name']} heard {conversation[-1].text} ({conversation[0].text})"
 
@@ -255,7 +255,7 @@ class TestScripted:
         episode = await dialogue([text("a")] * 2, user, sample=Sample("s", {"name": "Ada"}))
         assert said(episode)[3] == ("user", "Ada heard a (You are Ada.)")
 
-    async def test_a_function_that_returns_no_text_breaks_the_episode(self):
+    async def test_function_that_returns_no_text_fails_the_episode(self):
         episode = await dialogue([text("a")], ScriptedUser(lambda conversation, row: 7))
         message = failure(episode)["message"]
         assert message.startswith("the simulated user: the function of") and "must return a string, got 7" in message
@@ -276,7 +276,7 @@ class TestScripted:
             make()
 
 
-async def test_a_failure_of_the_users_endpoint_is_told_apart_from_the_agents() -> None:
+async def test_user_endpoint_failure_is_attributed_to_the_user() -> None:
     async with ChatServer([status(400)]) as users:
         user = SimulatedUser(OpenAIAgentPolicy("u", base_url=users.base_url, api_key="x"))
         try:
@@ -287,7 +287,7 @@ async def test_a_failure_of_the_users_endpoint_is_told_apart_from_the_agents() -
     assert failure(episode)["where"] == "ProviderError"
 
 
-async def test_two_models_talk() -> None:
+async def test_dialogue_between_two_model_endpoints() -> None:
     async with (
         ChatServer([answer("Which size?"), answer("Here.")]) as agents,
         ChatServer([answer("Boots!"), answer("42"), answer("Thanks ###STOP###")]) as users,
@@ -309,7 +309,7 @@ async def test_two_models_talk() -> None:
     assert episode.custom_data["user_usage"]["prompt_tokens"] == 33
 
 
-async def test_an_endpoint_that_refuses_the_user_breaks_the_episode_as_a_provider_error() -> None:
+async def test_rejecting_user_endpoint_fails_the_episode_as_provider_error() -> None:
     async with ChatServer([status(400)]) as users:
         policy = OpenAIAgentPolicy("u", base_url=users.base_url, api_key="x")
         episode = await dialogue([text("Which size?")], policy)
@@ -317,7 +317,7 @@ async def test_an_endpoint_that_refuses_the_user_breaks_the_episode_as_a_provide
     assert (failure(episode)["class"], len(episode)) == ("provider_error", 1)
 
 
-async def test_a_run_has_one_user_and_closes_them(tmp_path: Path) -> None:
+async def test_run_shares_one_user_and_closes_it(tmp_path: Path) -> None:
     user = Recorder(*["bye ###STOP###"] * 2)
     definition = task_of(messages=[SYSTEM, ASKED])
     samples = (Sample("a"), Sample("b"))
@@ -336,7 +336,7 @@ class TestTaskFile:
         (folder / "task.yaml").write_text(yaml.safe_dump({**task, **fields, "user": user}, sort_keys=False))
         return make_user(load_task(folder / "task.yaml"))
 
-    def test_every_kind(self, tmp_path):
+    def test_every_kind_of_user_loads(self, tmp_path):
         (tmp_path / "people.py").write_text("def speak(conversation, row):\n    return 'hi'\n")
         model = {"type": "openai", "model": "m", "api_key": "x", "instructions": "Be kind.", "temperature": 0.5}
         for block in (
@@ -347,7 +347,7 @@ class TestTaskFile:
         ):
             assert isinstance(self.load(tmp_path, block), SimulatedUser)
 
-    def test_a_task_without_one(self, tmp_path):
+    def test_task_without_a_user_loads_none(self, tmp_path):
         assert self.load(tmp_path, None) is None
 
     @pytest.mark.parametrize(
@@ -373,17 +373,17 @@ class TestTaskFile:
             ({"type": "human", "stop_phrase": ""}, "user.stop_phrase"),
         ],
     )
-    def test_what_is_wrong_with_it(self, tmp_path, block, problem):
+    def test_invalid_user_block_is_rejected(self, tmp_path, block, problem):
         with pytest.raises(ConfigError, match=problem):
             self.load(tmp_path, block)
 
-    def test_what_a_user_makes_meaningless_is_refused_with_its_line(self, tmp_path):
+    def test_options_without_effect_beside_a_user_are_rejected(self, tmp_path):
         with pytest.raises(ConfigError, match=r"task.yaml:\d+: user: on_text: end would end the episode"):
             self.load(tmp_path, "human", on_text="end")
         with pytest.raises(ConfigError, match="nudge has no effect: the simulated user answers"):
             self.load(tmp_path, "human", nudge="Go on.")
 
-    def test_nothing_to_begin_with_is_fine_where_the_user_begins(self, tmp_path):
+    def test_messages_may_be_empty_only_if_the_user_opens(self, tmp_path):
         assert self.load(tmp_path, "human", messages=[]) is not None
         with pytest.raises(ConfigError, match="no first message"):
             self.load(tmp_path, {"type": "human", "opens": False}, messages=[])

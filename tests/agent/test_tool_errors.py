@@ -1,4 +1,4 @@
-"""What is counted of tools that fail, and what is told of it."""
+"""Test the counts and reports of tool errors."""
 
 from __future__ import annotations
 

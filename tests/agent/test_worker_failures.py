@@ -1,4 +1,4 @@
-"""Whatever fails is recorded, the worlds and sessions are closed, and nothing else is touched."""
+"""Test that failures are recorded and that resources and sessions are closed."""
 
 import asyncio
 import copy
@@ -25,7 +25,7 @@ from tests.agent.worlds import (
 
 
 class TestFailures:
-    async def test_a_resource_that_raises_is_recorded_and_the_action_kept(self):
+    async def test_resource_failure_is_recorded_and_the_action_kept(self):
         episode = await collected([call(), call("crash")], resource_type=WORLD)
         assert failure(episode)["where"] == "EnvironmentFailure"
         assert failure(episode)["message"] == "Counter in 'crash': ZeroDivisionError: the world broke"
@@ -37,12 +37,12 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("observation", "reward"), [("x", float("nan")), ("x", float("inf")), ("x", "much"), ("odd keys", 1.0)]
     )
-    async def test_a_resource_that_answers_garbage_is_recorded_and_the_action_kept(self, observation, reward):
+    async def test_invalid_step_outcome_is_recorded_and_the_action_kept(self, observation, reward):
         episode = await collected([call("value", observation=observation, reward=reward)], resource_type=WORLD)
         assert (failure(episode)["where"], len(episode)) == ("EnvironmentFailure", 1)
         assert episode.get_return() == 0.0
 
-    async def test_an_outcome_of_another_type_is_named(self):
+    async def test_outcome_of_another_type_is_named(self):
         episode = await collected([call("bad")], resource_type=WORLD)
         assert failure(episode)["message"] == "step('bad') returned dict, not a StepOutcome"
 
@@ -74,11 +74,11 @@ class TestFailures:
             PolicyOutput(text("x"), None, None, "high"),
         ],
     )
-    async def test_a_policy_that_returns_garbage_is_recorded_before_anything_is_done(self, garbage):
+    async def test_invalid_policy_output_is_recorded_before_any_step(self, garbage):
         episode = await collected(lambda *_: garbage, resource_type=WORLD)
         assert (reason(episode), failure(episode)["where"], len(episode)) == ("error", "PolicyError", 0)
 
-    async def test_a_policy_that_raises_is_recorded_with_its_frame(self):
+    async def test_exception_in_a_policy_is_recorded_with_its_frame(self):
         def act(*_):
             raise KeyError("weights")
 
@@ -86,13 +86,13 @@ class TestFailures:
         assert failure(episode)["message"] == "ScriptedPolicy: KeyError: 'weights'"
         assert failure(episode)["traceback"].splitlines()[1].startswith(f"  {__file__}")
 
-    async def test_an_error_of_a_provider_keeps_its_class(self):
+    async def test_provider_error_keeps_its_class(self):
         def act(*_):
             raise ProviderError("429")
 
         assert failure(await collected(act))["class"] == "provider_error"
 
-    async def test_a_policy_that_takes_too_long_is_a_timeout(self):
+    async def test_slow_policy_is_a_timeout(self):
         async def act(*_):
             await asyncio.sleep(30)
 
@@ -114,9 +114,7 @@ class TestFailures:
             "reseed_noise",
         ],
     )
-    async def test_whatever_of_the_world_breaks_the_episode_comes_back_and_nothing_stays_open(
-        self, method, monkeypatch
-    ):
+    async def test_failing_resource_method_is_recorded_and_everything_closed(self, method, monkeypatch):
         # The worlds of a test are its own: breaking one method of the class is how a user's bug looks.
         class Broken(Counter):
             pass
@@ -145,7 +143,7 @@ class TestFailures:
         # The group's own world and the episode's.
         assert [record.message for record in caplog.records] == ["close of Sticky: RuntimeError: sticky"] * 2
 
-    async def test_a_wrong_world_is_recorded(self):
+    async def test_unknown_resource_type_is_recorded(self):
         episode = await collected([call()], resource_type="gymnasum")
         assert "unknown resource 'gymnasum'; did you mean 'gymnasium'?" in failure(episode)["message"]
 
@@ -176,7 +174,7 @@ class Session(AgentPolicy):
 
 
 class TestSessions:
-    async def test_each_episode_opens_one_and_closes_it(self):
+    async def test_each_episode_opens_and_closes_one_session(self):
         policy = Session()
         worker = RLRolloutWorker(task_of(resource_type=WORLD, on_text="end"), policy)
         episode = await worker.collect_episode()
@@ -198,7 +196,7 @@ class TestSessions:
         assert caplog.records[0].message == "close of a session of Session: RuntimeError: close broke"
 
     @pytest.mark.parametrize("broken", [None, "close"])
-    async def test_cancellation_closes_world_and_session_and_goes_on_outwards(self, broken):
+    async def test_cancellation_closes_resource_and_session_and_propagates(self, broken):
         waiting = asyncio.Event()
 
         async def act():
@@ -217,7 +215,7 @@ class TestSessions:
         assert not Counter.open_worlds
         assert asyncio.all_tasks() <= before
 
-    async def test_a_cancelled_scope_closes_both_though_closing_takes_a_moment(self, monkeypatch):
+    async def test_cancelled_scope_waits_for_slow_closing(self, monkeypatch):
         class Lingering(Counter):
             async def close(self):
                 await anyio.lowlevel.checkpoint()
@@ -240,7 +238,7 @@ class TestSessions:
 
 
 class TestGivenEnvironment:
-    async def test_it_is_forked_and_stays_its_owners(self):
+    async def test_given_environment_is_forked_and_not_closed(self):
         world = Counter()
         worker = worker_of([call(by=2), {"type": "terminate"}], environment=world)
         episode = await worker.collect_episode()
@@ -253,7 +251,7 @@ class TestGivenEnvironment:
 @pytest.mark.parametrize(
     "method", ["setup", "reset", "fork", "state_key", "get_observation", "get_tools_spec", "final_state"]
 )
-async def test_a_resource_that_never_answers_is_given_up(method, monkeypatch):
+async def test_unresponsive_resource_method_is_a_timeout(method, monkeypatch):
     async def hang(self, *_):
         await anyio.sleep_forever()
 
@@ -265,7 +263,7 @@ async def test_a_resource_that_never_answers_is_given_up(method, monkeypatch):
     assert not Counter.open_worlds
 
 
-async def test_no_limit_is_set_around_a_resource_that_says_it_never_waits(monkeypatch):
+async def test_resource_that_never_waits_has_no_time_limit(monkeypatch):
     async def linger(self):
         await anyio.sleep(0.06)
         return {}

@@ -1,4 +1,4 @@
-"""Small real worlds and helpers for the tests of the rollout worker."""
+"""Small resources and helpers for the tests of the rollout worker."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""One headless Chromium for the tests of this folder. Where it or playwright is not installed, they are skipped.
+"""One headless Chromium for the tests of this folder, which are skipped if it or playwright is missing.
 
 Debian and Ubuntu have it as `apt install chromium`; playwright's own browsers are not needed. `make test` opens one
 page, to see that it works; the rest takes half a minute of a core and has a target of its own.

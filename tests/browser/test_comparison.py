@@ -1,4 +1,4 @@
-"""The page of a comparison in a browser: several runs, a sample that lost, a phone, the dark, hostile names."""
+"""Test the page of a comparison in a browser: several runs, phones, dark mode and untrusted names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_comparison(compared(*runs), folder / "compare.html")
 
 
-def test_it_asks_for_nothing_else_and_shows_an_interval_for_each_run(window: Opened, page: Path) -> None:
+def test_comparison_loads_one_file_and_shows_an_interval_per_run(window: Opened, page: Path) -> None:
     opened = window().open(page)
     assert opened.requests == [page.resolve().as_uri()]
     assert opened.page.locator("svg circle, svg rect, svg path, svg line").count() >= 2
@@ -55,9 +55,7 @@ def test_samples_are_sorted_filtered_and_searched(window: Opened, page: Path) ->
 
 
 @pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}], ids=["light", "dark"])
-def test_it_is_read_on_a_desk_and_on_a_phone_and_reached_by_keyboard(
-    window: Opened, page: Path, options: dict[str, str]
-) -> None:
+def test_comparison_is_accessible_on_desktop_and_phone(window: Opened, page: Path, options: dict[str, str]) -> None:
     for size in ((1280, 800), PHONE):
         opened = window(size, **options).open(page)
         assert opened.sticking_out() == []

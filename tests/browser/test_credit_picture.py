@@ -1,4 +1,4 @@
-"""The picture of a group and the heat map of tokens: that they stand where they should, and say what the files say."""
+"""Test the tree view of a group and the token heat map: positions, values and interaction."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def opened(window: Opened, run: Path, hash: str = "#/group/g", **options: Any) -
     return shown
 
 
-class TestNumbers:
-    def test_each_cell_says_what_its_line_of_credit_says(self, window: Opened, forked: Path) -> None:
+class TestValues:
+    def test_cells_show_the_values_of_the_credit_file(self, window: Opened, forked: Path) -> None:
         cells = cells_of(opened(window, forked))
         lines = {(list(WALKS).index(row["rollout_id"]), row["step"]): row for row in read_credit(forked)}
         assert cells.keys() == lines.keys()
@@ -114,7 +114,7 @@ class TestNumbers:
                 assert cells[place][name] == pytest.approx(row[key], abs=6e-4), (place, name)
 
     @pytest.mark.campaign
-    def test_they_are_those_of_the_helpers_own_function(self, window: Opened, forked: Path) -> None:
+    def test_cells_agree_with_gigpo_credit(self, window: Opened, forked: Path) -> None:
         cells = cells_of(opened(window, forked))
         batch = [episode_steps(walked(name, walk)) for name, walk in WALKS.items()]
         credit = gigpo_credit(batch, list(SCORES.values()), omega=0.5, gamma=0.9, state_hash="state_key")
@@ -125,14 +125,14 @@ class TestNumbers:
                 assert cells[place][name] == pytest.approx(column[number], abs=6e-4), (place, name)
 
     @pytest.mark.campaign
-    def test_colour_and_sign_are_those_of_the_advantage(self, window: Opened, forked: Path) -> None:
+    def test_color_and_sign_match_the_advantage(self, window: Opened, forked: Path) -> None:
         for place, cell in cells_of(opened(window, forked)).items():
             level = int(cell["colour"].removeprefix("heat-").replace("m", "-").replace("p", "+"))
             assert level * cell["A"] > 0 or level == cell["A"] == 0, place
             assert ("V" in cell["sign"]) == (cell["A"] > 0), "a plus has an upright line, a minus none"
 
     @pytest.mark.campaign
-    def test_another_part_of_the_advantage_can_be_chosen(self, window: Opened, forked: Path) -> None:
+    def test_another_advantage_component_can_be_selected(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked)
         shown.page.select_option("[data-control=field]", "A_E")
         for cell in cells_of(shown).values():
@@ -140,7 +140,7 @@ class TestNumbers:
         shown.page.select_option("[data-control=field]", "A")
 
     @pytest.mark.campaign
-    def test_what_was_done_in_a_state_stands_below_with_its_mean_return(self, window: Opened, forked: Path) -> None:
+    def test_panel_lists_the_actions_of_the_state_with_mean_returns(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked, "#/episode/a/2")
         shown.page.locator(".tree-panel").wait_for()
         assert "Actions in this state: 4 steps of 4 episodes" in shown.page.inner_text(".tree-panel")
@@ -149,7 +149,7 @@ class TestNumbers:
         assert re.fullmatch(r"left1× 0\.000\S+#2 ", second)
 
     @pytest.mark.campaign
-    def test_the_picture_in_words_names_the_crossroads_the_widest_first(self, window: Opened, forked: Path) -> None:
+    def test_text_summary_lists_the_branch_points(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked)
         shown.page.click(".tree-words summary")
         told = shown.texts(".tree-words li")
@@ -159,8 +159,8 @@ class TestNumbers:
 
 
 @pytest.mark.campaign
-class TestPlaces:
-    def test_lanes_begin_together_and_meet_where_states_are_shared(self, window: Opened, forked: Path) -> None:
+class TestLayout:
+    def test_lanes_start_together_and_meet_at_shared_states(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked)
         cells = cells_of(shown)
         assert len({cells[episode, 0]["x"] for episode in range(4)}) == 1, "all begin in the hall"
@@ -169,11 +169,11 @@ class TestPlaces:
         assert cells[0, 1]["x"] == cells[3, 1]["x"] and abs(cells[0, 1]["y"] - cells[3, 1]["y"]) > 20
         assert shown.page.locator(".station").count() == 2
 
-    def test_actions_are_named_where_lanes_part(self, window: Opened, forked: Path) -> None:
+    def test_actions_are_labeled_where_lanes_branch(self, window: Opened, forked: Path) -> None:
         labels = drawn(opened(window, forked), ".tree-view .label")
         assert set(labels) == {"wait", "go", "up", "left", "right"}, "and down, in the attic, is done by one alone"
 
-    def test_the_score_stands_at_the_end_of_each_lane(self, window: Opened, forked: Path) -> None:
+    def test_score_is_shown_at_the_end_of_each_lane(self, window: Opened, forked: Path) -> None:
         ends = drawn(opened(window, forked), ".tree-view .end")
         assert sorted(ends) == ["0#2", "0.5#4", "1#1", "1#3"]
 
@@ -191,7 +191,7 @@ class TestPlaces:
                     assert one["x"] != other["x"] or abs(one["y"] - other["y"]) >= 15.9, group
             check_frames(boxes, group)
 
-    def test_a_large_group_is_drawn_as_far_as_it_is_seen(self, window: Opened, tmp_path: Path) -> None:
+    def test_large_group_is_drawn_only_in_the_visible_part(self, window: Opened, tmp_path: Path) -> None:
         rng = random.Random(1)
         walks = {f"e{place:02d}": random_walk(rng, 80) for place in range(30)}
         shown = opened(window, stored(tmp_path, walks, {name: rng.random() for name in walks}))
@@ -237,21 +237,21 @@ def check_frames(boxes: list[list[dict[str, float]]], group: dict[str, Any]) -> 
 
 
 @pytest.mark.campaign
-class TestUse:
-    def test_a_click_opens_the_step(self, window: Opened, forked: Path) -> None:
+class TestInteraction:
+    def test_click_opens_the_step(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked)
         shown.page.click('[data-place="3 1"]')
         shown.page.wait_for_url("**/report.html#/episode/d/1")
         shown.page.locator(".ring").wait_for()
         assert "Episode 4, step 1: down" in shown.page.inner_text(".tree-panel")
 
-    def test_without_a_step_it_begins_at_the_widest_crossroads(self, window: Opened, forked: Path) -> None:
+    def test_default_selection_is_the_widest_branch_point(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked)
         begin = "async () => { RK.tree(document.querySelector('.tree').parentElement, await RK.group('g')); }"
         shown.page.evaluate(begin)
         assert "Episode 1, step 2: right" in shown.page.inner_text(".tree-panel")
 
-    def test_arrow_keys_go_along_and_across_the_lanes_and_enter_opens(self, window: Opened, forked: Path) -> None:
+    def test_arrow_keys_move_along_and_across_lanes_and_enter_opens(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked, "#/episode/a/0")
         place = "document.activeElement.dataset.place"
         shown.page.locator(".tree-view [tabindex='0']").focus()
@@ -271,7 +271,7 @@ class TestUse:
         shown.page.keyboard.press("Enter")
         shown.page.wait_for_url(f"**/report.html#/episode/{'abcd'[int(at[0])]}/{at[1]}")
 
-    def test_what_is_looked_at_is_framed_with_all_steps_of_its_state(self, window: Opened, forked: Path) -> None:
+    def test_hover_frames_all_steps_of_the_state(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked)
         shown.page.hover('[data-place="0 2"]')
         assert shown.page.locator(".peer").count() == 1, "all four stand in one frame"
@@ -281,7 +281,7 @@ class TestUse:
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     @pytest.mark.parametrize("size", [PHONE, (1280, 800)])
-    def test_it_is_readable_and_reachable(
+    def test_tree_is_accessible_in_every_size_and_scheme(
         self, window: Opened, forked: Path, size: tuple[int, int], scheme: str
     ) -> None:
         shown = opened(window, forked, "#/episode/a/2", size=size, color_scheme=scheme)
@@ -297,9 +297,7 @@ class TestUse:
         told = shown.page.inner_text(".tree")
         assert "<img src=x onerror=alert(1)>" in told and "\\u202e\\x1b" in told and "\u202e" not in told
 
-    def test_without_credit_returns_are_shown_and_unscored_episodes_are_no_zeros(
-        self, window: Opened, tmp_path: Path
-    ) -> None:
+    def test_run_without_credit_shows_returns_and_unscored_episodes(self, window: Opened, tmp_path: Path) -> None:
         run = stored(tmp_path, WALKS, {**SCORES, "b": None}, credit=False)
         shown = opened(window, run)
         cells = cells_of(shown)
@@ -339,7 +337,7 @@ class TestTokens:
         )
         return [tuple(one) for one in found]
 
-    def test_each_token_has_its_log_probability_and_what_was_seen_has_none(self, window: Opened, sampled: Path) -> None:
+    def test_sampled_tokens_have_logprobs_and_prompt_tokens_have_none(self, window: Opened, sampled: Path) -> None:
         tokens = self.tokens(self.shown(window, sampled, 0))
         assert tokens == [
             ("[1]", "", "seen"),
@@ -348,7 +346,7 @@ class TestTokens:
             ("[4]", "−3.50", "rare-4"),
         ]
 
-    def test_mask_advantage_and_ratio_can_be_chosen(self, window: Opened, sampled: Path) -> None:
+    def test_mask_advantage_and_ratio_can_be_selected(self, window: Opened, sampled: Path) -> None:
         shown = self.shown(window, sampled, 0)
         found = {}
         for kind in ("mask", "advantage", "ratio"):
@@ -360,15 +358,15 @@ class TestTokens:
         titles = shown.page.locator(".token").last.get_attribute("title")
         assert titles is not None and "importance ratio ×1.250" in titles and "probability 0.0302" in titles
 
-    def test_of_a_long_context_the_end_is_shown_and_the_rest_on_demand(self, window: Opened, sampled: Path) -> None:
+    def test_long_context_shows_its_end_and_expands_on_click(self, window: Opened, sampled: Path) -> None:
         shown = self.shown(window, sampled, 1)
         assert len(self.tokens(shown)) == 61
         shown.page.click(".tokens button")
         assert len(self.tokens(shown)) == 91
 
-    def test_a_step_without_tokens_says_so(self, window: Opened, sampled: Path) -> None:
+    def test_step_without_tokens_shows_a_note(self, window: Opened, sampled: Path) -> None:
         shown = self.shown(window, sampled, 2)
         assert "No tokens were recorded for this step." in shown.page.inner_text(".step.current")
 
-    def test_the_script_is_part_of_the_page(self) -> None:
+    def test_page_includes_the_scripts(self) -> None:
         assert "RK.tokens = " in bundle(("tokens.js",)) and "RK.tree = " in bundle(("tree.js",))

@@ -1,4 +1,4 @@
-"""The docs site, built and served on loopback: every page at two widths, its links, and what the search finds."""
+"""Test the docs site on loopback: page widths, links and search."""
 
 from __future__ import annotations
 
@@ -165,9 +165,7 @@ def test_copying_a_console_block_copies_only_the_commands(window: Opened, site: 
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_it_is_dark_or_light_as_the_system_is_until_somebody_says(
-    window: Opened, site: Site, size: tuple[int, int]
-) -> None:
+def test_color_scheme_follows_the_system_until_changed(window: Opened, site: Site, size: tuple[int, int]) -> None:
     opened = window(size, color_scheme="dark").open(site.address)
 
     def scheme() -> str | None:
@@ -180,7 +178,7 @@ def test_it_is_dark_or_light_as_the_system_is_until_somebody_says(
     assert scheme() == "default", "what was chosen is kept"
 
 
-def test_on_a_phone_every_page_is_reached_by_the_menu(window: Opened, site: Site) -> None:
+def test_phone_menu_reaches_every_page(window: Opened, site: Site) -> None:
     opened = window(PHONE).open(site.address)
     opened.page.locator("label.md-header__button[for=__drawer]").click()
     menu = opened.page.locator(".md-sidebar--primary")

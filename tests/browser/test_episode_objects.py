@@ -1,4 +1,4 @@
-"""What the page's script makes of stored lines: the numbers of credit, returns by hand, and the texts of strangers."""
+"""Test the data that the page's script builds from stored lines: credit, returns and untrusted texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def two_episodes(folder: Path, *scores: dict[str, Any]) -> Path:
     return stored_run.make_run(folder, episodes, list(scores))
 
 
-def test_its_numbers_are_those_of_the_credit(window: Opened, tmp_path: Path) -> None:
+def test_step_values_equal_the_credit_file(window: Opened, tmp_path: Path) -> None:
     run = write_walks(tmp_path, walks(8))
     lines = [line for line in read_credit(run) if line["group_id"] == "s0001/walker"]
     group = group_of(window, run, lines[0]["rollout_id"])
@@ -59,7 +59,7 @@ def test_its_numbers_are_those_of_the_credit(window: Opened, tmp_path: Path) -> 
     assert group["baseline"] == pytest.approx(sum(one["score"] for one in group["episodes"]) / 4)
 
 
-def test_its_anchors_are_the_states_that_steps_share(window: Opened, tmp_path: Path) -> None:
+def test_anchors_are_the_states_shared_by_steps(window: Opened, tmp_path: Path) -> None:
     run = write_walks(tmp_path, walks(8))
     lines = [line for line in read_credit(run) if line["group_id"] == "s0000/walker"]
     group = group_of(window, run, lines[0]["rollout_id"])
@@ -76,7 +76,7 @@ def test_its_anchors_are_the_states_that_steps_share(window: Opened, tmp_path: P
         assert anchor["mean_return"] == pytest.approx(sum(step["ret"] for step in done) / len(done))
 
 
-def test_without_credit_rewards_are_added_up_and_states_are_those_recorded(window: Opened, tmp_path: Path) -> None:
+def test_run_without_credit_uses_summed_rewards_and_recorded_states(window: Opened, tmp_path: Path) -> None:
     run = two_episodes(tmp_path, stored_run.score("a", 1.0, s0=0.5, s1=-1.0, s2=2.0), stored_run.score("b", 0.25))
     group = group_of(window, run, "a")
     one, other = group["episodes"]
@@ -89,7 +89,7 @@ def test_without_credit_rewards_are_added_up_and_states_are_those_recorded(windo
     assert "undiscounted" in one["credit"]["told"] and not one["credit"]["is_credited"]
 
 
-def test_an_unscored_episode_has_no_return(window: Opened, tmp_path: Path) -> None:
+def test_unscored_episode_has_no_return(window: Opened, tmp_path: Path) -> None:
     run = two_episodes(tmp_path, stored_run.score("a", None))
     group = group_of(window, run, "a")
     assert [[step["ret"] for step in one["steps"]] for one in group["episodes"]] == [[None] * 3] * 2
@@ -97,9 +97,7 @@ def test_an_unscored_episode_has_no_return(window: Opened, tmp_path: Path) -> No
     assert group["episodes"][0]["error"] == "crash"
 
 
-def test_an_episode_without_credit_in_a_run_with_credit_is_discounted_as_that_is(
-    window: Opened, tmp_path: Path
-) -> None:
+def test_episode_without_credit_uses_the_discount_of_the_run(window: Opened, tmp_path: Path) -> None:
     run = two_episodes(tmp_path, stored_run.score("a", 1.0, s0=0.0, s1=0.0, s2=1.0), stored_run.score("b", 0.0))
     write_section(run, assign_credit(run, CreditModel.model_validate({"estimator": "gigpo", "gamma": 0.5})))
     (run / "credit.jsonl").write_text("")
@@ -108,7 +106,7 @@ def test_an_episode_without_credit_in_a_run_with_credit_is_discounted_as_that_is
     assert "the γ of the credit, 0.5" in one["credit"]["told"]
 
 
-def test_messages_know_their_steps(window: Opened, tmp_path: Path) -> None:
+def test_messages_are_assigned_to_steps(window: Opened, tmp_path: Path) -> None:
     one, _ = group_of(window, two_episodes(tmp_path), "a")["episodes"]
     told = [(message["role"], message["step"]) for message in one["messages"]]
     assert told == [
@@ -146,7 +144,7 @@ def hostile(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, LONG], ids=[*"abcdefgh", "a million letters"])
-def test_untrusted_texts_run_nothing_and_keep_the_layout(window: Opened, tmp_path: Path, text: str) -> None:
+def test_untrusted_texts_execute_nothing_and_keep_the_layout(window: Opened, tmp_path: Path, text: str) -> None:
     run = made.make_run(tmp_path, *hostile(text), task_name="calm")
     opened = window(PHONE).open(write_report(run), href("episode", "other") + "/0")
     opened.page.wait_for_selector(".step.current")

@@ -1,4 +1,4 @@
-"""Pages of runs in which strangers wrote what browsers, terminals and readers could take for something else."""
+"""Test that pages show untrusted text of a run as text."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def unfold(opened: Window) -> None:
 
 
 @pytest.mark.parametrize("size", [DESK, pytest.param(PHONE, marks=pytest.mark.campaign)], ids=["desk", "phone"])
-def test_the_overview_shows_them_as_text(window: Opened, page: Path, size: tuple[int, int]) -> None:
+def test_overview_shows_untrusted_text_as_text(window: Opened, page: Path, size: tuple[int, int]) -> None:
     opened = window(size).open(page)
     assert_harmless(opened)
     assert any("</script><script>window.pwned" in text for text in opened.column("episodes", 0))
@@ -110,7 +110,7 @@ def test_the_overview_shows_them_as_text(window: Opened, page: Path, size: tuple
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_episode_and_its_group_show_them_as_text(window: Opened, page: Path, name: str) -> None:
+def test_episode_and_group_show_untrusted_text_as_text(window: Opened, page: Path, name: str) -> None:
     opened = window().open(page)
     opened.page.locator("[data-table=episodes]").get_by_label("search").fill(f"{name}1 ")
     link = opened.page.locator("[data-table=episodes] tbody a")
@@ -132,7 +132,7 @@ def test_an_episode_and_its_group_show_them_as_text(window: Opened, page: Path, 
 
 
 @pytest.mark.campaign
-def test_five_megabytes_are_cut_and_their_length_shown(window: Opened, tmp_path: Path) -> None:
+def test_huge_text_is_cut_and_its_length_shown(window: Opened, tmp_path: Path) -> None:
     page = write_report(write_walks(tmp_path, hostile_walks({"long": LONG}), is_credited=False))
     assert page.stat().st_size < 3_000_000
     opened = window().open(page, f"#/episode/{quote('long0 ' + LONG[:300], safe='')}/0")
@@ -146,7 +146,7 @@ def test_five_megabytes_are_cut_and_their_length_shown(window: Opened, tmp_path:
 @pytest.mark.parametrize(
     "hash", ["#/episode/%", "#/episode/%ff/1", "#/episode/json:{", "#/nosuch", "#/__proto__/1", "#x'"]
 )
-def test_an_address_that_somebody_made_up_is_harmless(window: Opened, page: Path, hash: str) -> None:
+def test_invalid_fragment_is_harmless(window: Opened, page: Path, hash: str) -> None:
     opened = window().open(page, hash)
     opened.page.wait_for_timeout(100)
     assert_harmless(opened)

@@ -1,4 +1,4 @@
-"""The page of a run in a browser, from disk: 200 episodes, and 10,000 with their data beside the page."""
+"""Test the page of a run in a browser, with 200 episodes and with 10,000."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scores(opened: Window) -> list[float]:
 
 
 @pytest.mark.parametrize(("size", "aim_s"), [("small", 1.0), ("large", 2.0)])
-def test_it_is_painted_soon_and_asks_for_nothing(
+def test_report_renders_fast_and_loads_no_other_resource(
     window: Opened, request: pytest.FixtureRequest, size: str, aim_s: float
 ) -> None:
     page: Path = request.getfixturevalue(size)
@@ -77,7 +77,7 @@ def test_episodes_are_sorted_filtered_searched_and_paged(
     assert status.inner_text().startswith("51–100 of ")
 
 
-def test_a_sample_and_a_count_lead_to_their_episodes(window: Opened, small: Path) -> None:
+def test_sample_and_count_link_to_their_episodes(window: Opened, small: Path) -> None:
     opened = window().open(small)
     opened.page.get_by_role("button", name="s0002", exact=True).first.click()
     assert opened.column("episodes", 0) == [f"r{n:05d}" for n in range(2 * GROUP, 3 * GROUP)]
@@ -86,7 +86,7 @@ def test_a_sample_and_a_count_lead_to_their_episodes(window: Opened, small: Path
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_an_episode_is_opened_and_stepped_through(window: Opened, request: pytest.FixtureRequest, size: str) -> None:
+def test_episode_is_opened_and_stepped_through(window: Opened, request: pytest.FixtureRequest, size: str) -> None:
     page: Path = request.getfixturevalue(size)
     opened = window().open(page)
     row = opened.page.locator("[data-table=episodes] tbody tr").nth(6)
@@ -113,7 +113,7 @@ def test_an_episode_is_opened_and_stepped_through(window: Opened, request: pytes
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_a_deep_link_opens_the_very_step(window: Opened, request: pytest.FixtureRequest, size: str) -> None:
+def test_deep_link_opens_the_step(window: Opened, request: pytest.FixtureRequest, size: str) -> None:
     page: Path = request.getfixturevalue(size)
     opened = window().open(page, "#/episode/r00101/2")
     current = opened.page.locator("li.step[aria-current=step]")
@@ -128,7 +128,7 @@ def test_a_deep_link_opens_the_very_step(window: Opened, request: pytest.Fixture
     assert opened.page.url.endswith("#/episode/r00101/2")
 
 
-def test_a_peer_in_the_same_state_is_one_click_away(window: Opened, small: Path) -> None:
+def test_step_links_to_a_peer_in_the_same_state(window: Opened, small: Path) -> None:
     opened = window().open(small, "#/episode/r00008/0")
     link = opened.page.locator(".step-more a").first
     link.wait_for()
@@ -140,7 +140,7 @@ def test_a_peer_in_the_same_state_is_one_click_away(window: Opened, small: Path)
     opened.page.get_by_role("heading", name="r00008").wait_for()
 
 
-def test_a_group_stands_side_by_side_and_its_cells_lead_to_steps(window: Opened, small: Path) -> None:
+def test_group_view_links_cells_to_steps(window: Opened, small: Path) -> None:
     opened = window().open(small, "#/group/s0002%2Fwalker")
     opened.page.get_by_role("heading", name="s0002/walker").wait_for()
     rows = opened.page.locator("#view table").last.locator("tbody tr")
@@ -149,7 +149,7 @@ def test_a_group_stands_side_by_side_and_its_cells_lead_to_steps(window: Opened,
     opened.page.get_by_role("heading", name="r00009").wait_for()
 
 
-def test_what_is_not_there_is_said_and_the_way_back_is_open(window: Opened, small: Path) -> None:
+def test_unknown_episode_shows_an_error_with_a_way_back(window: Opened, small: Path) -> None:
     opened = window().open(small, "#/episode/nosuch/1")
     opened.page.get_by_role("heading", name="This page cannot be shown").wait_for()
     opened.page.get_by_role("link", name="Back to overview").click()
@@ -157,7 +157,7 @@ def test_what_is_not_there_is_said_and_the_way_back_is_open(window: Opened, smal
 
 
 @pytest.mark.parametrize("view", ["", "#/episode/r00006/1", "#/group/s0002%2Fwalker"])
-def test_all_of_it_is_reached_by_tab(window: Opened, small: Path, view: str) -> None:
+def test_every_control_is_reachable_by_tab(window: Opened, small: Path, view: str) -> None:
     opened = window().open(small, view)
     opened.page.locator("h2:visible").first.wait_for()
     if not view:  # what takes long is the number of rows
@@ -169,7 +169,9 @@ def test_all_of_it_is_reached_by_tab(window: Opened, small: Path, view: str) -> 
 
 @pytest.mark.parametrize("view", ["", "#/episode/r00006/1", "#/group/s0002%2Fwalker"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_legible_on_a_phone_by_day_and_by_night(window: Opened, small: Path, view: str, scheme: str) -> None:
+def test_report_is_legible_on_a_phone_in_both_color_schemes(
+    window: Opened, small: Path, view: str, scheme: str
+) -> None:
     opened = window(PHONE, color_scheme=scheme).open(small, view)
     opened.page.locator("h2:visible").first.wait_for()
     opened.page.wait_for_timeout(100)

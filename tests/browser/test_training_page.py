@@ -1,4 +1,4 @@
-"""The page of a training run in a browser: values under the pointer and by keys, other axes, phones, dark mode."""
+"""Test the page of a training run in a browser: readouts, axes, phones and dark mode."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return training(tmp_path_factory.mktemp("training"), request.param)
 
 
-def test_it_asks_for_nothing_and_is_painted_soon(window: Opened, page: Path) -> None:
+def test_training_page_renders_fast_and_loads_no_other_resource(window: Opened, page: Path) -> None:
     opened = window().open(page)
     print(f"\nfirst paint: {opened.first_paint_s():.2f} s, {page.stat().st_size:,} bytes")
     assert opened.requests == [page.resolve().as_uri()]
 
 
-def test_values_are_said_under_the_pointer_and_by_keys(window: Opened, page: Path) -> None:
+def test_values_are_shown_by_pointer_and_keyboard(window: Opened, page: Path) -> None:
     opened = window().open(page)
     plot = opened.page.locator(PLOT)
     box = plot.bounding_box()
@@ -61,7 +61,7 @@ def _update(said: str) -> int:
     return int(said.removeprefix("Update ").split(":")[0].split(" ")[0].rstrip(",").replace(",", ""))
 
 
-def test_curves_can_be_drawn_over_other_axes_and_back(window: Opened, page: Path) -> None:
+def test_curves_can_switch_axes_and_back(window: Opened, page: Path) -> None:
     opened = window().open(page)
     line = opened.page.locator(f'{PLOT} [data-line="0"]')
     select = opened.page.get_by_label("x axis")
@@ -88,16 +88,16 @@ def _points(d: str) -> list[float]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE])
-def test_it_is_readable_and_fits(window: Opened, page: Path, size: tuple[int, int], scheme: str) -> None:
+def test_training_page_is_legible_and_fits(window: Opened, page: Path, size: tuple[int, int], scheme: str) -> None:
     opened = window(size, color_scheme=scheme).open(page)
     assert opened.sticking_out() == [] and opened.pale() == []
 
 
-def test_everything_is_reached_by_tab(window: Opened, page: Path) -> None:
+def test_every_control_is_reachable_by_tab(window: Opened, page: Path) -> None:
     assert window().open(page).unreached() == []
 
 
-def test_its_live_parts_can_be_swapped_for_fresh_ones(window: Opened, tmp_path: Path) -> None:
+def test_live_parts_can_be_replaced(window: Opened, tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     old, new = training(tmp_path / "old", 20), training(tmp_path / "new", 30)

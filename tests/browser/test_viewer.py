@@ -1,4 +1,4 @@
-"""`reward-kit view` in a browser: the table of runs, their pages, and a run that goes on while somebody looks."""
+"""Test `reward-kit view` in a browser: the table of runs, their pages, and a run in progress."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def asked_elsewhere(opened: Window, address: str) -> list[str]:
     return [url for url in opened.requests if not url.startswith(f"{base}/")]
 
 
-def test_a_run_is_looked_at_while_it_goes_on(window: Opened, project: Project) -> None:
+def test_running_run_is_updated_live(window: Opened, project: Project) -> None:
     (project.folder / "tools.py").write_text(PATIENT_TOOLS)
     (project.folder / "runs").mkdir()
     with viewer(project) as (_, address):
@@ -122,7 +122,7 @@ def test_runs_are_sorted_filtered_and_searched(window: Opened, address: str) -> 
     opened.wrong = [one for one in opened.wrong if "404" not in one]  # of the page that says what is damaged
 
 
-def test_a_deep_link_with_the_token_opens_the_very_step(window: Opened, address: str) -> None:
+def test_deep_link_with_the_token_opens_the_step(window: Opened, address: str) -> None:
     link = address.replace("/?", "/first/?") + "#/episode/r00013/3"
     opened = window().open(link)
     current = opened.page.locator("li.step[aria-current=step]")
@@ -134,9 +134,7 @@ def test_a_deep_link_with_the_token_opens_the_very_step(window: Opened, address:
     opened.page.get_by_role("heading", name="s0002/walker").wait_for()
 
 
-def test_what_somebody_is_in_the_middle_of_stays_when_episodes_come(
-    window: Opened, address: str, two_runs: Path
-) -> None:
+def test_user_selection_is_kept_when_episodes_arrive(window: Opened, address: str, two_runs: Path) -> None:
     opened = window().open(address.replace("/?", "/second/?"))
     table = opened.page.locator("[data-table=episodes]")
     table.locator("th", has_text="score").first.get_by_role("button").click()
@@ -167,7 +165,7 @@ def test_the_page_reports_a_stopped_server_and_reconnects(window: Opened, projec
     opened.wrong.clear()
 
 
-def test_without_the_token_a_page_says_what_to_do(window: Opened, address: str) -> None:
+def test_page_without_the_token_shows_how_to_open_it(window: Opened, address: str) -> None:
     opened = window().open(address.split("/?")[0] + "/")
     assert "reward-kit view" in opened.page.inner_text("body")
     assert [one for one in opened.wrong if "403" not in one] == []
@@ -176,7 +174,9 @@ def test_without_the_token_a_page_says_what_to_do(window: Opened, address: str) 
 
 @pytest.mark.parametrize("path", ["/", "/second/", "/third/"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_legible_on_a_phone_and_reached_by_tab(window: Opened, address: str, path: str, scheme: str) -> None:
+def test_viewer_is_legible_on_a_phone_and_reachable_by_tab(
+    window: Opened, address: str, path: str, scheme: str
+) -> None:
     opened = window(PHONE, color_scheme=scheme).open(address.replace("/?", f"{path}?"))
     assert opened.sticking_out() == []
     assert opened.pale() == []

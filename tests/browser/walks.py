@@ -1,4 +1,4 @@
-"""Runs to look at: random walks through named states, scored and credited, as large as a test wants them."""
+"""Runs of random walks through named states, scored and credited, in any size."""
 
 from __future__ import annotations
 

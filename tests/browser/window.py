@@ -1,4 +1,4 @@
-"""A page in Chromium that keeps what goes wrong with it, and the questions that tests ask of any page."""
+"""A Chromium page that records its errors, with helpers for common checks."""
 
 from __future__ import annotations
 

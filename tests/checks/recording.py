@@ -1,4 +1,4 @@
-"""Real episodes for the tests of the checkers: a tiny model that says three tokens an action plays FrozenLake."""
+"""Real episodes for the tests of the checkers: a tiny model plays FrozenLake with three tokens per action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check of a reward in one line, for the tests beside it."""
+"""Check a reward in one call, for the tests in this folder."""
 
 from __future__ import annotations
 

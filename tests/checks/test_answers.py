@@ -1,4 +1,4 @@
-"""Where a ground truth stands in an answer that somebody gave."""
+"""Test where a ground truth occurs in an answer."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ from reward_kit.checks.reward_cases import truth_positions
         ("", "nothing", []),
     ],
 )
-def test_a_number_is_found_by_its_value_and_a_text_as_it_stands(truth: object, text: str, found: list[str]) -> None:
+def test_numbers_match_by_value_and_texts_verbatim(truth: object, text: str, found: list[str]) -> None:
     assert [text[begin:end] for begin, end in truth_positions(truth, text)] == found

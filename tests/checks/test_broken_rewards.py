@@ -1,4 +1,4 @@
-"""Rewards with mistakes that were really published: the check names each of them.
+"""Test that `check reward` detects mistakes of published rewards.
 
 Each file in `broken/` says in its first line what is wrong with it and where that was found.
 """
@@ -51,19 +51,19 @@ KNOWN = {
 """What a user would have to say, where a right answer cannot be guessed."""
 
 
-def test_there_are_no_others_and_more_than_twenty() -> None:
+def test_every_broken_reward_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == MISTAKES.keys()
     assert len(MISTAKES) >= 20
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_broken_reward_says_what_is_wrong_and_where_it_was_published(name: str) -> None:
+def test_broken_reward_cites_where_it_was_published(name: str) -> None:
     first = (FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()[0]
     assert any(word in first for word in (" issue ", " pull request ", "reward-kit 0.4.1"))
 
 
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES.items())
-def test_the_check_names_the_mistake(name: str, mistake: str) -> None:
+def test_check_detects_the_mistake(name: str, mistake: str) -> None:
     report = checked(f"{FOLDER / name}.py:reward", KNOWN.get(name))
     assert mistake in codes(report, "error", "warning"), "\n".join(report.lines())
     (finding,) = [finding for finding in report.findings if finding.kind == mistake]

@@ -1,4 +1,4 @@
-"""`check_episode` and `check_group`: faults planted into recorded episodes are found, each as what it is and alone."""
+"""Test that `check_episode` and `check_group` report each planted fault with its kind, and no other."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ FAULTS: dict[str, tuple[Callable[[Recording], None], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found_as_what_it_is(name: str) -> None:
+def test_planted_fault_is_reported_with_its_kind(name: str) -> None:
     plant, kind = FAULTS[name]
     recording = record()
     plant(recording)
@@ -292,7 +292,7 @@ def test_a_planted_fault_is_found_as_what_it_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "step"), [("drifted prefix: the history was tokenised again", 1), ("logprob above 0", 1)]
 )
-def test_a_finding_names_step_and_token(name: str, step: int) -> None:
+def test_finding_names_step_and_token(name: str, step: int) -> None:
     recording = record()
     FAULTS[name][0](recording)
     (finding,) = found(recording)
@@ -300,7 +300,7 @@ def test_a_finding_names_step_and_token(name: str, step: int) -> None:
     assert finding.token is not None and f"step {step}, token {finding.token}: " in finding.message
 
 
-def test_a_shifted_track_shows_without_the_model_where_zeros_betray_it_alone() -> None:
+def test_shifted_logprobs_are_detected_by_zeros_outside_actions() -> None:
     recording = record()
     move_logprobs(recording)
     assert [finding.kind for finding in check_episode(recording.long)] == ["shifted-mask"]
@@ -309,7 +309,7 @@ def test_a_shifted_track_shows_without_the_model_where_zeros_betray_it_alone() -
     assert check_episode(recording.long) == []
 
 
-def test_a_rewritten_context_with_its_reason_is_right() -> None:
+def test_rewritten_context_with_a_reason_is_valid() -> None:
     episode = SingleAgentEpisode("r")
     episode.add_env_reset("o")
     for step, (prompt, reason) in enumerate((([1, 2], ""), ([1, 9], "reasoning stripped"))):
@@ -318,7 +318,7 @@ def test_a_rewritten_context_with_its_reason_is_right() -> None:
     assert check_episode(episode) == []
 
 
-def test_a_prompt_rewritten_outside_the_actions_is_a_warning() -> None:
+def test_rewritten_prompt_without_a_reason_is_a_warning() -> None:
     episode = SingleAgentEpisode("r")
     episode.add_env_reset("o")
     for step, prompt in enumerate(([1, 2], [1, 9])):
@@ -328,7 +328,7 @@ def test_a_prompt_rewritten_outside_the_actions_is_a_warning() -> None:
     assert (finding.kind, finding.level) == ("drifted-prefix", "warning")
 
 
-def test_a_segment_that_extends_the_one_before_is_reported() -> None:
+def test_segment_that_extends_the_previous_one_is_reported() -> None:
     episode = SingleAgentEpisode("r")
     episode.add_env_reset("o")
     for step, prompt in enumerate(([1, 2], [1, 9, 5, 7])):
@@ -339,7 +339,7 @@ def test_a_segment_that_extends_the_one_before_is_reported() -> None:
     assert finding.kind == "drifted-prefix" and "belongs to the same segment" in finding.message
 
 
-def test_unknown_logprobs_and_an_action_without_tokens_are_right() -> None:
+def test_unknown_logprobs_and_actions_without_tokens_are_valid() -> None:
     episode = SingleAgentEpisode("r")
     episode.add_env_reset("o")
     for step, (prompt, sampled) in enumerate((([1], [2]), ([1, 2, 3], []))):
@@ -348,7 +348,7 @@ def test_unknown_logprobs_and_an_action_without_tokens_are_right() -> None:
     assert check_episode(episode) == []
 
 
-def test_the_lines_of_credit_jsonl_are_steps_too() -> None:
+def test_credit_lines_are_checked_like_steps() -> None:
     recording = record()
     lines = [line for line in recording.credit.rows() if line["rollout_id"] == recording.long.id_]
     assert check_episode(recording.long, lines, scored=True) == []
@@ -357,20 +357,20 @@ def test_the_lines_of_credit_jsonl_are_steps_too() -> None:
     assert (finding.kind, finding.step) == ("episode-advantage-varies", len(lines) - 1)
 
 
-def test_an_unscored_episode_has_no_credit_and_that_is_right() -> None:
+def test_unscored_episode_without_credit_is_valid() -> None:
     recording = record()
     steps = [step.model_copy(update={"advantage": None, "return_to_go": None}) for step in recording.long_steps]
     assert check_episode(recording.long, steps, scored=False) == []
 
 
-def test_starts_that_nobody_verified_are_a_warning() -> None:
+def test_mixed_unverified_starts_are_a_warning() -> None:
     recording = record()
     start_elsewhere(recording)
     recording.episodes[-1].custom_data["start"]["verified"] = False
     assert [(f.kind, f.level) for f in check_group(recording.episodes)] == [("mixed-starts", "warning")]
 
 
-def test_an_action_behind_a_rewritten_context_is_told_by_its_own_place() -> None:
+def test_finding_behind_a_rewritten_context_has_the_right_position() -> None:
     episode = SingleAgentEpisode("e")
     episode.add_env_reset("o")
     for step, (prompt, logprobs) in enumerate([([1], [-1.0]), ([7, 7], [-1.0]), ([7, 7, 5, 6], [0.5])]):

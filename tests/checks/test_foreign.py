@@ -1,4 +1,4 @@
-"""TRL's rollout dict and verifiers' traces, made of recorded episodes: right ones pass, faults are found."""
+"""Test the checks of TRL rollouts and verifiers traces made from recorded episodes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def kinds(findings: list[Any]) -> list[str]:
     return [finding.kind for finding in findings]
 
 
-def test_what_was_recorded_passes_in_every_form() -> None:
+def test_recorded_episodes_pass_in_every_format() -> None:
     own = policy().token_logprobs
     assert check_trl_rollout(trl(), token_logprobs=own) == []
     assert check_verifiers_trace(trajectory(), token_logprobs=own) == []
@@ -137,26 +137,26 @@ TRL_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 
 @pytest.mark.parametrize("name", TRL_FAULTS)
-def test_a_fault_in_a_rollout_of_trl_is_found(name: str) -> None:
+def test_fault_in_a_trl_rollout_is_reported(name: str) -> None:
     plant, kind = TRL_FAULTS[name]
     rollout = trl()
     plant(rollout)
     assert kinds(check_trl_rollout(rollout, token_logprobs=policy().token_logprobs)) == [kind]
 
 
-def test_an_unscored_row_has_no_part_in_trl_either() -> None:
+def test_unscored_trl_row_is_skipped() -> None:
     rollout = trl()
     forget_the_mask(rollout)
     assert kinds(check_trl_rollout({**rollout, "score": [0.0]})) == ["inverted-mask"]
     assert check_trl_rollout({**rollout, "score": [None]}) == []
 
 
-def test_a_prompt_that_repeats_itself_is_not_taken_for_many() -> None:
+def test_repetitive_prompt_is_not_split_into_several_prompts() -> None:
     rollout = {"prompt_ids": [[5, 5, 7, 1, 5, 5, 7, 1]], "completion_ids": [[7, 2]], "logprobs": [[-1.0, -1.0]]}
     assert check_trl_rollout(rollout) == []
 
 
-def test_one_row_alone_is_a_rollout_too() -> None:
+def test_single_row_is_a_valid_trl_rollout() -> None:
     row = {"prompt_ids": [1, 2], "completion_ids": [3], "logprobs": [0.5]}
     assert kinds(check_trl_rollout(row)) == ["logprob-positive"]
 
@@ -196,7 +196,7 @@ STEP_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 
 @pytest.mark.parametrize("name", STEP_FAULTS)
-def test_a_fault_in_a_trajectory_of_verifiers_is_found(name: str) -> None:
+def test_fault_in_a_verifiers_trajectory_is_reported(name: str) -> None:
     plant, kind = STEP_FAULTS[name]
     state = trajectory()
     plant(state)
@@ -220,7 +220,7 @@ NODE_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 
 @pytest.mark.parametrize("name", NODE_FAULTS)
-def test_a_fault_in_a_trace_of_verifiers_is_found(name: str) -> None:
+def test_fault_in_a_verifiers_trace_is_reported(name: str) -> None:
     plant, kind = NODE_FAULTS[name]
     broken = trace()
     plant(broken)
@@ -239,7 +239,7 @@ def test_a_fault_in_a_trace_of_verifiers_is_found(name: str) -> None:
         (check_verifiers_trace, {"nodes": 3}),
     ],
 )
-def test_what_is_no_record_of_the_form_is_refused(check: Callable[..., Any], given: dict[str, Any]) -> None:
+def test_record_of_another_format_is_rejected(check: Callable[..., Any], given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"here\.json"):
         check(given, what="here.json")
 

@@ -1,4 +1,4 @@
-"""Rewards without a mistake: the check finds none. All that this package brings along, and a few of a user's own."""
+"""Test that the check reports nothing for correct rewards: all built-in ones and a few custom ones."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ JUDGES_A_STATE = {
 """The end of an episode that is right, and of one in which nothing was done."""
 
 
-def test_every_built_in_reward_is_here() -> None:
+def test_every_built_in_reward_is_tested() -> None:
     known = BUILT_IN.keys() | ASKS_A_MODEL | NO_REWARDS | JUDGES_A_STATE.keys()
     assert set(reward_kit.rewards.__all__) <= known, "add a right answer for each new reward to BUILT_IN"
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name in reward_kit.rewards.__all__])
-def test_a_built_in_reward_passes(name: str) -> None:
+def test_built_in_reward_passes(name: str) -> None:
     case = BUILT_IN[name]
     report = checked(f"reward_kit.rewards:{name}", case.given, options=case.options)
     assert not codes(report, "error"), "\n".join(report.lines())
@@ -102,7 +102,7 @@ def test_a_built_in_reward_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", JUDGES_A_STATE)
-def test_a_built_in_reward_that_judges_a_state_passes(name: str) -> None:
+def test_built_in_state_reward_passes(name: str) -> None:
     right, nothing = JUDGES_A_STATE[name]
     report = checked(f"reward_kit.rewards:{name}", Given(rollouts=[right, nothing], ends=[(right, nothing)]))
     assert not codes(report, "error", "warning"), "\n".join(report.lines())
@@ -141,6 +141,6 @@ class reward:
 
 
 @pytest.mark.parametrize("body", [LAST_NUMBER, BY_STEPS, CLASS], ids=["the last number", "with steps", "a class"])
-def test_a_careful_reward_passes(tmp_path: Path, body: str) -> None:
+def test_correct_custom_reward_passes(tmp_path: Path, body: str) -> None:
     report = checked(written(tmp_path, body))
     assert not codes(report, "error", "warning"), "\n".join(report.lines())

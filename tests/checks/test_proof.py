@@ -1,4 +1,4 @@
-"""Proofs of tasks: reference solutions score 1, doing nothing scores 0, and exceptions are reported."""
+"""Test proofs of tasks: reference solutions score 1, doing nothing scores 0, and exceptions are reported."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def proved(path: Path, **more: Any) -> list[SampleProof]:
     return anyio.run(lambda: prove(task, task.samples, **more))
 
 
-def test_the_gold_answer_of_a_row_scores_one_and_nothing_zero(tmp_path: Path) -> None:
+def test_gold_answer_scores_one_and_doing_nothing_zero(tmp_path: Path) -> None:
     rows = [{"ground_truth": "Paris", "gold_answer": "Paris"}, {"ground_truth": "Rome", "gold_answer": "Rom"}]
     right, wrong = proved(task_file(tmp_path, rows))
     assert right.by == "gold_answer" and right.problems == []
@@ -94,21 +94,21 @@ def test_the_gold_answer_of_a_row_scores_one_and_nothing_zero(tmp_path: Path) ->
     )
 
 
-def test_the_gold_actions_of_a_row_are_played(tmp_path: Path) -> None:
+def test_gold_actions_of_a_row_are_played(tmp_path: Path) -> None:
     add = {"type": "tool_call", "name": "add", "arguments": {}}
     rows = [{"id": "three", "gold_actions": [add] * 3}, {"id": "two", "gold_actions": [add] * 2}]
     three, two = proved(task_file(tmp_path, rows, **COUNTING))
     assert (three.by, three.problems) == ("gold_actions", []) and "does not score 1: 0" in two.problems[0]
 
 
-def test_the_expert_of_the_resource_is_asked(tmp_path: Path) -> None:
+def test_expert_of_the_resource_is_played(tmp_path: Path) -> None:
     (proof,) = proved(task_file(tmp_path, [{"id": "one"}], **COUNTING))
     assert (proof.by, proof.problems) == ("expert", [])
     (short,) = proved(task_file(tmp_path, [{"id": "one"}], max_episode_steps=2, **COUNTING))
     assert "the episode ended with max_steps after 2 steps" in short.problems[0]
 
 
-def test_nothing_that_earns_and_nothing_that_cannot_be_scored_are_problems(tmp_path: Path) -> None:
+def test_inaction_that_scores_or_fails_to_score_is_a_problem(tmp_path: Path) -> None:
     (generous,) = proved(task_file(tmp_path, [{"id": "one"}], reward_function_path="reward.py:generous"))
     assert generous.gold is None and generous.problems == ["doing nothing does not score 0: 0.5"]
     (fragile,) = proved(task_file(tmp_path, [{"id": "one"}], reward_function_path="reward.py:fragile"))
@@ -117,14 +117,14 @@ def test_nothing_that_earns_and_nothing_that_cannot_be_scored_are_problems(tmp_p
     )
 
 
-def test_a_policy_that_the_user_names_is_what_is_right(tmp_path: Path) -> None:
+def test_given_policy_is_the_reference_solution(tmp_path: Path) -> None:
     path = task_file(tmp_path, [{"ground_truth": "Paris"}])
     policy = ("my policy", ScriptedPolicy([{"type": "text", "content": "Paris"}]))
     (proof,) = proved(path, policy=policy)
     assert (proof.by, proof.problems) == ("my policy", [])
 
 
-def test_samples_are_proved_in_their_order_and_told_as_they_come(tmp_path: Path) -> None:
+def test_proofs_are_returned_in_sample_order_and_reported_as_they_finish(tmp_path: Path) -> None:
     rows = [{"id": f"s{index}", "ground_truth": "x", "gold_answer": "x"} for index in range(12)]
     told: list[str] = []
     proofs = proved(task_file(tmp_path, rows), tell=lambda proof: told.append(proof.sample.id), max_concurrency=3)
@@ -141,13 +141,13 @@ def test_samples_are_proved_in_their_order_and_told_as_they_come(tmp_path: Path)
         ({"gold_actions": [{"type": "dance"}]}, "gold_actions: "),
     ],
 )
-def test_what_is_no_gold_is_refused_with_its_line(tmp_path: Path, row: dict[str, Any], said: str) -> None:
+def test_invalid_gold_field_is_rejected_with_its_line(tmp_path: Path, row: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         proved(task_file(tmp_path, [{"ground_truth": "x", **row}]))
     assert "rows.jsonl:1" in str(caught.value) and said in str(caught.value)
 
 
-def test_a_task_without_a_reward_cannot_be_proved(tmp_path: Path) -> None:
+def test_task_without_a_reward_cannot_be_proved(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no reward to prove"):
         task = load_task(task_file(tmp_path, [{"id": "one"}], reward_function_path=None))
         anyio.run(prove, task, task.samples)

@@ -1,4 +1,4 @@
-"""The checker passes what keeps the contract, and names the fault of everything that breaks it."""
+"""Test that `check_resource` passes valid resources and names the fault of broken ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("resource_class", "config"), GOOD)
-async def test_the_built_in_resources_keep_the_contract(resource_class, config) -> None:
+async def test_built_in_resources_pass(resource_class, config) -> None:
     assert await check_resource(resource_class, config, seed=2) == []
 
 
@@ -100,7 +100,7 @@ async def messages(resource_class, level=None) -> str:
     return "\n".join(f"{finding.level}: {finding.message}" for finding in found if level in (None, finding.level))
 
 
-async def test_the_ring_itself_is_right() -> None:
+async def test_valid_example_resource_passes() -> None:
     assert await messages(Ring) == ""
 
 
@@ -462,7 +462,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("resource_class", "what", "cause"), FAULTS)
-async def test_each_fault_is_found_and_its_cause_named(resource_class, what, cause, tmp_path, monkeypatch) -> None:
+async def test_fault_is_reported_with_its_cause(resource_class, what, cause, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = await messages(resource_class)
     assert what in found
@@ -496,20 +496,20 @@ class Configured(Live):
 
 
 @pytest.mark.parametrize("resource_class", [Live, Configured])
-async def test_what_moves_on_the_outside_is_no_error_where_it_is_declared(resource_class) -> None:
+async def test_declared_nondeterminism_is_only_a_warning(resource_class) -> None:
     found = await messages(resource_class)
     assert "error:" not in found
     assert "warning: get_observation() changes without an action" in found
 
 
-async def test_what_is_not_declared_is_not_checked_and_that_is_said() -> None:
+async def test_undeclared_properties_are_reported_as_unchecked() -> None:
     found = await messages(Outside)
     assert "fork_kind = 'none': forks were not checked" in found
     assert "deterministic = False" in found
     assert "error" not in found
 
 
-async def test_a_wrong_configuration_is_raised_and_not_reported() -> None:
+async def test_invalid_configuration_raises() -> None:
     with pytest.raises(ConfigError, match="env_idd"):
         await check_resource(GymnasiumResource, {"env_idd": "x"})
 
@@ -535,11 +535,11 @@ class Replayed(ReplayForkResource):
         return str(self.sum)
 
 
-async def test_a_resource_that_forks_by_replay_passes() -> None:
+async def test_resource_that_forks_by_replay_passes() -> None:
     assert await messages(Replayed) == ""
 
 
-async def test_every_world_is_closed_exactly_once() -> None:
+async def test_every_resource_is_closed_exactly_once() -> None:
     counts: dict[int, int] = {}
     alive = []
 

@@ -1,4 +1,4 @@
-"""The check itself: what it says of rewards that read, change, hang and differ, and what it says it cannot know."""
+"""Test the report of `check_reward`: findings, facts, and checks that were not possible."""
 
 from __future__ import annotations
 
@@ -61,39 +61,39 @@ def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
 """
 
 
-def test_a_report_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
+def test_report_is_equal_for_equal_seeds(tmp_path: Path) -> None:
     reference = written(tmp_path, EXACT)
     one, other = (checked(reference, level="in_process").to_json() for _ in range(2))
     assert {**one, "facts": None} == {**other, "facts": None}
     assert one["facts"]["scores"] == other["facts"]["scores"]
 
 
-def test_what_a_reward_reads_is_told_and_no_finding_to_fail_on(tmp_path: Path) -> None:
+def test_files_and_variables_read_are_reported_as_info(tmp_path: Path) -> None:
     report = checked(written(tmp_path, READS))
     assert "FAVOURITE" in report.facts["environment variables"] and "/etc/hostname" in report.facts["files opened"]
     (finding,) = [finding for finding in report.findings if finding.kind == "reads-outside"]
     assert finding.level == "info"
 
 
-def test_a_reward_of_a_final_state_is_not_checked_without_one(tmp_path: Path) -> None:
+def test_state_reward_without_a_final_state_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"final state.*task file.*--data"):
         checked(written(tmp_path, NEEDS_STATE))
 
 
-def test_what_cannot_be_known_is_said(tmp_path: Path) -> None:
+def test_impossible_checks_are_listed_with_the_fix(tmp_path: Path) -> None:
     report = checked(written(tmp_path, ALWAYS_ZERO.replace("messages:", "ground_truth: str, messages:")))
     unknown = set(report.unchecked)
     assert "that a right answer scores 1" in unknown and any("injections" in check for check in unknown)
     assert all("--gold" in why or "answer" in why for why in report.unchecked.values())
 
 
-def test_a_reward_in_this_process_says_what_only_walls_can_tell(tmp_path: Path) -> None:
+def test_in_process_report_lists_checks_that_need_the_sandbox(tmp_path: Path) -> None:
     report = checked(written(tmp_path, EXACT), level="in_process")
     assert report.level == "in_process" and any("fresh worker" in check for check in report.unchecked)
     assert not codes(report, "error")
 
 
-def test_a_right_answer_that_is_given_has_to_score_one(tmp_path: Path) -> None:
+def test_given_gold_answer_must_score_one(tmp_path: Path) -> None:
     reference = written(tmp_path, EXACT)
     good, bad = (
         checked(reference, Given(("Paris",), (gold,)), "in_process") for gold in ("Paris", "It is Paris, of course.")
@@ -101,7 +101,7 @@ def test_a_right_answer_that_is_given_has_to_score_one(tmp_path: Path) -> None:
     assert "gold-below-one" not in codes(good) and "gold-below-one" in codes(bad, "error")
 
 
-def test_transcripts_give_ground_truths_and_right_answers(tmp_path: Path) -> None:
+def test_transcripts_provide_ground_truths_and_gold_answers(tmp_path: Path) -> None:
     asked = user("The capital of France?")
     rollouts = [
         ScoringRequest("a", (asked, said("Lyon")), "Paris", [1], {"gold_answer": "Paris"}),
@@ -112,7 +112,7 @@ def test_transcripts_give_ground_truths_and_right_answers(tmp_path: Path) -> Non
     assert "that a right answer scores 1" not in report.unchecked
 
 
-def test_two_rewards_are_compared_and_the_worst_shown(tmp_path: Path) -> None:
+def test_two_rewards_are_compared_and_disagreements_listed(tmp_path: Path) -> None:
     strict, lenient = written(tmp_path, EXACT, "strict.py"), written(tmp_path, LENIENT, "lenient.py")
     report = checked(strict, Given(("Paris",), ("Paris",)), "in_process", against=lenient)
     facts = report.facts[f"agreement with {lenient}"]
@@ -121,13 +121,13 @@ def test_two_rewards_are_compared_and_the_worst_shown(tmp_path: Path) -> None:
     assert all(line.startswith("0 vs. 1: ") for line in worst.evidence)
 
 
-def test_a_reward_agrees_with_itself(tmp_path: Path) -> None:
+def test_reward_agrees_with_itself(tmp_path: Path) -> None:
     strict = written(tmp_path, EXACT)
     report = checked(strict, level="in_process", against=strict)
     assert report.facts[f"agreement with {strict}"]["kappa"] == 1.0 and "disagrees" not in codes(report)
 
 
-def test_a_report_fails_at_a_severity_and_is_written_for_programs_and_people() -> None:
+def test_report_sets_the_exit_code_and_escapes_control_characters() -> None:
     report = RewardReport("own.py:reward", level="warm", seed=3)
     report.note("nothing-much", "warning", "little", ["a line\nwith \x1b[31m colours"])
     report.cannot("more", "it is not known")
@@ -140,14 +140,14 @@ def test_a_report_fails_at_a_severity_and_is_written_for_programs_and_people() -
 
 
 @pytest.mark.parametrize("truth", [42, "42", 2.5, True, "Paris", "B", ["red", "green"], {"city": "Paris"}])
-def test_wrong_and_near_values_are_wrong(truth: object) -> None:
+def test_wrong_and_near_values_differ_from_the_truth(truth: object) -> None:
     import random
 
     for value in (*wrong_values(truth, random.Random(0)), *near_values(truth)):
         assert value != truth and type(value) is type(truth)
 
 
-def test_equal_forms_are_equal() -> None:
+def test_equal_forms_have_equal_values() -> None:
     for name, text in equal_forms("1000"):
         number = float(text.strip().strip("$").rstrip(".").replace(",", ""))
         assert number == 1000, name
@@ -164,11 +164,11 @@ def test_equal_forms_are_equal() -> None:
         ("f", False),
     ],
 )
-def test_a_tool_call_is_known_by_its_form(value: object, expected: bool) -> None:
+def test_tool_calls_are_recognized_by_structure(value: object, expected: bool) -> None:
     assert is_tool_call(value) is expected
 
 
-def test_every_form_holds_the_answer() -> None:
+def test_every_answer_form_contains_the_answer() -> None:
     assert all("Paris" in form.write("Paris") for form in FORMS)
     assert len({form.name for form in FORMS}) == len(FORMS)
 
@@ -184,19 +184,19 @@ def test_every_form_holds_the_answer() -> None:
         ("bool", {bool}),
     ],
 )
-def test_ground_truths_are_made_up_for_an_annotation(annotation: str, kinds: set[type]) -> None:
+def test_ground_truths_are_generated_from_the_annotation(annotation: str, kinds: set[type]) -> None:
     grounds = build_questions(Given(), annotation, takes_truth=True)
     assert {type(ground.truth) for ground in grounds} == kinds and not any(ground.is_truth_given for ground in grounds)
 
 
-def test_a_gold_without_its_ground_truth_is_refused(tmp_path: Path) -> None:
+def test_gold_answer_without_a_ground_truth_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--ground-truth"):
         checked(written(tmp_path, EXACT), Given(golds=("Paris",)))
     with pytest.raises(ConfigError, match="1 ground truths and 2 right answers"):
         Given(("a",), ("b", "c"))
 
 
-def test_odd_histories_can_be_sent_and_have_names_of_their_own() -> None:
+def test_odd_histories_are_valid_requests_with_unique_names() -> None:
     odd = list(odd_histories((user("?"),)))
     assert len({history.name for history in odd}) == len(odd) >= 15
     for history in odd:
@@ -217,16 +217,16 @@ def test_odd_histories_can_be_sent_and_have_names_of_their_own() -> None:
         (r"(?:\W\w+)*!", " a a a"),
     ],
 )
-def test_a_pattern_gives_the_text_that_it_breaks_on(pattern: str, text: str) -> None:
+def test_attack_text_is_generated_from_the_pattern(pattern: str, text: str) -> None:
     assert any(attack.startswith(text) for _, attack, _ in attacks([pattern]))
 
 
 @pytest.mark.parametrize("pattern", [r"abc", r"(", r"\d{2,4}", r"[^\x00-\x7f]?"])
-def test_a_pattern_without_a_loop_gives_none(pattern: str) -> None:
+def test_pattern_without_a_loop_has_no_attack(pattern: str) -> None:
     assert list(attacks([pattern])) == []
 
 
-def test_a_text_is_read_and_not_run() -> None:
+def test_source_is_parsed_without_execution() -> None:
     text = '''
 """A file."""
 import random, re
@@ -265,12 +265,12 @@ def reward(messages: list[Message], ground_truth: int) -> EvaluateResult:
 """
 
 
-def test_wrong_answers_without_a_score_are_not_said_to_earn_as_much(tmp_path: Path) -> None:
+def test_invalid_result_is_not_reported_as_equal_scores(tmp_path: Path) -> None:
     report = checked(written(tmp_path, SHARE), Given((95,)), "in_process")
     assert "invalid-result" in codes(report, "error") and "right-and-wrong-alike" not in codes(report)
 
 
-def test_a_truth_that_earns_no_more_than_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_equal_scores_for_right_and_wrong_answers_are_an_error(tmp_path: Path) -> None:
     report = checked(written(tmp_path, LENIENT), Given(("a",)), "in_process")
     assert "right-and-wrong-alike" in codes(report, "error")
 
@@ -288,26 +288,24 @@ def reward(messages: list[Message]) -> EvaluateResult:
 
 
 @pytest.mark.parametrize(("body", "code"), [(BY_LENGTH, "length-earns"), (BY_TAG, "format-alone-earns")])
-def test_a_reward_without_ground_truth_is_warned_of_what_earns_without_an_answer(
-    tmp_path: Path, body: str, code: str
-) -> None:
+def test_score_without_an_answer_is_a_warning(tmp_path: Path, body: str, code: str) -> None:
     report = checked(written(tmp_path, body), level="in_process")
     assert code in codes(report, "warning") and not codes(report, "error"), "\n".join(report.lines())
 
 
-def test_tags_around_the_right_letter_are_no_cheat() -> None:
+def test_tags_around_the_right_choice_are_valid() -> None:
     report = checked("reward_kit.rewards:choice_answer")
     assert not codes(report, "error", "warning"), "\n".join(report.lines())
 
 
 @pytest.mark.parametrize("name", ["exact_answer", "tool_calls_match"])
-def test_ground_truths_are_made_up_that_a_built_in_reward_reads(name: str) -> None:
+def test_generated_ground_truths_fit_built_in_rewards(name: str) -> None:
     report = checked(f"reward_kit.rewards:{name}")
     assert not codes(report, "error", "warning"), "\n".join(report.lines())
     assert report.facts["scores"]["highest"] == 1.0
 
 
-def test_a_form_of_ground_truths_that_is_not_known_is_asked_for() -> None:
+def test_unknown_ground_truth_format_asks_for_the_option() -> None:
     report = checked("reward_kit.rewards:python_code")
     assert codes(report) == {"never-scores"} and "--ground-truth" in report.findings[0].message
 
@@ -323,7 +321,7 @@ def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
 """
 
 
-def test_what_shows_only_after_hundreds_of_calls_is_hidden_state_and_nothing_else(tmp_path: Path) -> None:
+def test_state_visible_after_hundreds_of_calls_is_hidden_state(tmp_path: Path) -> None:
     assert codes(checked(written(tmp_path, KEEPS_COUNT), level="in_process"), "error", "warning") == {"hidden-state"}
 
 
@@ -345,7 +343,7 @@ def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
         pytest.param(r"<answer>\s*(.*?)\s*</answer>", "slow-regex", "strip()", marks=pytest.mark.campaign),
     ],
 )
-def test_an_expression_gets_the_advice_that_fits_it(tmp_path: Path, pattern: str, code: str, told: str) -> None:
+def test_slow_pattern_is_reported_with_matching_advice(tmp_path: Path, pattern: str, code: str, told: str) -> None:
     report = checked(written(tmp_path, REPEATS.replace("PATTERN", pattern)))
     (finding,) = [finding for finding in report.findings if finding.kind.endswith("-regex")]
     assert finding.kind == code and told in finding.message and "over 1 s on" in finding.evidence[0]
@@ -361,18 +359,18 @@ def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
 """
 
 
-def test_a_reason_that_repeats_a_megabyte_is_a_fact_worth_knowing(tmp_path: Path) -> None:
+def test_reason_of_a_megabyte_is_reported_as_info(tmp_path: Path) -> None:
     report = checked(written(tmp_path, QUOTES))
     assert "large-result" in codes(report, "info") and not codes(report, "error", "warning")
 
 
-def test_only_the_exceptions_of_the_reward_and_of_what_it_calls_are_its_own() -> None:
+def test_swallowed_exceptions_are_attributed_to_the_right_reward() -> None:
     swallows = "    try:\n        return 1\n    except Exception:\n        return 0.0\n"
     text = f"def helper():\n{swallows}def other():\n{swallows}def reward(messages):\n    return helper()\n"
     assert read_facts(text, "reward").zeros == (5,) and read_facts(text, "other").zeros == (10,)
 
 
-def test_the_rewards_of_a_file_are_listed() -> None:
+def test_rewards_of_a_file_are_listed() -> None:
     marked = "@reward_function\ndef one(messages): ...\ndef two(messages): ...\ndef three(x): ...\n"
     assert rewards_in(marked) == ["one"] and rewards_in(marked.split("\n", 1)[1]) == ["one", "two"]
     assert rewards_in("def") == []

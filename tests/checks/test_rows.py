@@ -1,4 +1,4 @@
-"""`check_rows`: faults planted into the rows of recorded episodes are found, each as what it is and alone."""
+"""Test that `check_rows` reports each planted fault with its kind, and no other."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[Callable[[TokenBatch], None], str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("with_episodes", [False, True])
-def test_a_planted_fault_is_found_as_what_it_is(name: str, with_episodes: bool) -> None:
+def test_planted_fault_is_reported_with_its_kind(name: str, with_episodes: bool) -> None:
     plant, kind = FAULTS[name]
     recording = record()
     recording.episodes.sort(key=len)  # the first row has padding
@@ -95,7 +95,7 @@ def test_a_planted_fault_is_found_as_what_it_is(name: str, with_episodes: bool) 
 
 
 @pytest.mark.parametrize("with_episodes", [False, True])
-def test_the_rows_of_recorded_episodes_have_no_findings(with_episodes: bool) -> None:
+def test_rows_of_recorded_episodes_have_no_findings(with_episodes: bool) -> None:
     recording = record()
     known = recording.episodes if with_episodes else None
     options = {"token_logprobs": policy().token_logprobs, "current_version": VERSION}
@@ -104,14 +104,14 @@ def test_the_rows_of_recorded_episodes_have_no_findings(with_episodes: bool) -> 
     assert check_rows(unscored, known, **options) == []
 
 
-def test_an_advantage_where_nothing_is_learnt_counts_a_missing_score_as_zero() -> None:
+def test_advantage_of_an_unscored_row_is_reported() -> None:
     batch = build_rows(record().episodes, pad_token_id=PAD)
     start, stop = first_action(batch)
     batch.batch["advantages"][0, start:stop] = -0.5
     assert [finding.kind for finding in check_rows(batch)] == ["advantage-unscored"]
 
 
-def test_the_version_in_training_may_stand_in_the_batch() -> None:
+def test_current_version_may_come_from_the_batch() -> None:
     batch = record().rows()
     batch.meta_info["policy_version"] = VERSION + 2
     assert {finding.kind for finding in check_rows(batch)} == {"stale-version"}
@@ -122,14 +122,14 @@ def test_the_version_in_training_may_stand_in_the_batch() -> None:
 
 @pytest.mark.parametrize("per", ["segment", "action"])
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_padding_and_rows_of_single_actions_are_no_fault(padding: Literal["left", "right"], per: Any) -> None:
+def test_padding_and_rows_per_action_are_valid(padding: Literal["left", "right"], per: Any) -> None:
     recording = record()
     batch = build_rows(recording.episodes, recording.steps, pad_token_id=PAD, padding=padding, per=per)
     assert batch.batch["attention_mask"].min() == 0
     assert check_rows(batch, recording.episodes, token_logprobs=policy().token_logprobs) == []
 
 
-def test_an_action_without_tokens_is_no_fault() -> None:
+def test_action_without_tokens_is_valid() -> None:
     recording = record()
     episode, steps = recording.long, recording.long_steps
     last = episode.tokens.spans[-1]
@@ -141,7 +141,7 @@ def test_an_action_without_tokens_is_no_fault() -> None:
     assert check_rows(build_rows([episode], [steps], pad_token_id=PAD), [episode]) == []
 
 
-def test_actions_without_an_observation_between_them_are_told_apart_by_their_episode() -> None:
+def test_adjacent_actions_are_separated_with_the_episode() -> None:
     recording = record()
     episode = recording.long
     steps, tokens = recording.long_steps, episode.tokens
@@ -157,7 +157,7 @@ def test_actions_without_an_observation_between_them_are_told_apart_by_their_epi
     assert {finding.kind for finding in check_rows(batch)} == {"credit-varies"}
 
 
-def test_a_batch_that_does_not_say_what_was_sampled_is_refused() -> None:
+def test_batch_without_action_mask_is_rejected() -> None:
     rows = build_rows(record().episodes, pad_token_id=PAD)
     with pytest.raises(ConfigError, match="the batch has no 'action_mask'"):
         check_rows(rows.select(["input_ids", "attention_mask"]))
@@ -165,7 +165,7 @@ def test_a_batch_that_does_not_say_what_was_sampled_is_refused() -> None:
 
 
 @pytest.mark.parametrize("padding", ["right", "left", "outer"])
-def test_a_fault_is_told_by_its_own_place_wherever_the_padding_stands(
+def test_finding_position_accounts_for_the_padding(
     padding: Literal["right", "left", "outer"],
 ) -> None:
     episodes = record().episodes

@@ -1,4 +1,4 @@
-"""`reward-kit check RUN`: what it says of runs, of damaged ones, and of other trainers' rollouts."""
+"""Test `reward-kit check RUN` with intact runs, damaged runs and rollouts of other trainers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def copied(recorded: Path, folder: Path, change: Callable[[list[dict[str, Any]]]
     return copy
 
 
-def test_a_run_without_faults(recorded: Path) -> None:
+def test_intact_run_has_no_findings(recorded: Path) -> None:
     done = invoke("check", str(recorded))
     assert (done.exit_code, done.output) == (0, f"{recorded}: 0 errors, 0 warnings in 3 episodes\n")
 
@@ -116,7 +116,7 @@ def garble(*keys: str | int) -> Callable[[list[dict[str, Any]]], None]:
         (garble("final_state"), "unreadable", 1),
     ],
 )
-def test_a_fault_is_found_in_the_file(
+def test_planted_fault_is_found_in_the_file(
     recorded: Path, tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], kind: str, count: int
 ) -> None:
     done = invoke("check", str(copied(recorded, tmp_path, change)), "--json")
@@ -126,7 +126,7 @@ def test_a_fault_is_found_in_the_file(
     assert len(report["findings"][0]["examples"]) == min(count, 3)
 
 
-def test_findings_are_grouped_with_the_first_few_places(recorded: Path, tmp_path: Path) -> None:
+def test_findings_are_grouped_with_examples(recorded: Path, tmp_path: Path) -> None:
     def change(lines: list[dict[str, Any]]) -> None:
         lines += [{**lines[0], "rollout_id": f"more-{n}", "group_id": f"g{n}"} for n in range(4)]
         end_twice(lines)
@@ -139,7 +139,7 @@ def test_findings_are_grouped_with_the_first_few_places(recorded: Path, tmp_path
     assert invoke("check", str(tmp_path / lines[-1].split(":")[0]), "--fail-on", "never").exit_code == 0
 
 
-def test_a_final_state_that_is_missing_is_found(recorded: Path, tmp_path: Path) -> None:
+def test_missing_final_state_is_reported(recorded: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (recorded / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines[0]["final_state"]
     copy = copied(recorded, tmp_path)
@@ -164,7 +164,7 @@ def credit_line(line: dict[str, Any], step: int, **values: Any) -> dict[str, Any
         (1.0, {"step": 7}, ["credit-steps"]),
     ],
 )
-def test_scores_and_credit_are_joined(
+def test_scores_and_credit_are_joined_with_episodes(
     recorded: Path, tmp_path: Path, score: float | None, first: dict[str, Any], kinds: list[str]
 ) -> None:
     kept: list[dict[str, Any]] = []
@@ -183,7 +183,7 @@ def test_scores_and_credit_are_joined(
     assert [found["kind"] for found in report["findings"]] == kinds
 
 
-def test_credit_of_an_episode_that_is_gone_is_found(recorded: Path, tmp_path: Path) -> None:
+def test_credit_of_a_missing_episode_is_reported(recorded: Path, tmp_path: Path) -> None:
     kept: list[dict[str, Any]] = []
     copy = copied(recorded, tmp_path, kept.extend)
     lines = [credit_line({**kept[0], "rollout_id": "gone"}, step) for step in range(2)]
@@ -219,16 +219,14 @@ def test_credit_of_an_episode_that_is_gone_is_found(recorded: Path, tmp_path: Pa
         ("credit.jsonl", [], "credit.jsonl:1: not the credit of a step"),
     ],
 )
-def test_a_damaged_line_beside_the_episodes_is_named(
-    recorded: Path, tmp_path: Path, file: str, line: Any, said: str
-) -> None:
+def test_damaged_line_in_another_file_is_named(recorded: Path, tmp_path: Path, file: str, line: Any, said: str) -> None:
     copy = copied(recorded, tmp_path)
     (copy / file).write_text(json.dumps(line) + "\n", encoding="utf-8")
     done = invoke("check", str(copy))
     assert isinstance(done.exception, ConfigError | StoreError) and said in str(done.exception)
 
 
-def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(recorded: Path, tmp_path: Path) -> None:
+def test_torn_last_line_is_ignored_and_damaged_line_reported(recorded: Path, tmp_path: Path) -> None:
     copy = copied(recorded, tmp_path)
     with (copy / "episodes.jsonl").open("a", encoding="utf-8") as lines:
         lines.write('{"rollout_id": "torn')
@@ -253,7 +251,7 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(recorded: Path,
         (("rollouts.jsonl", "--steps", "1"), "--steps is for a resource"),
     ],
 )
-def test_wrong_usage(
+def test_invalid_usage_is_rejected(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "runs").mkdir()
@@ -267,7 +265,7 @@ def test_wrong_usage(
         assert done.exit_code == 2 and said in done.output.replace("\n", " ")
 
 
-def test_other_trainers_rollouts(tmp_path: Path) -> None:
+def test_rollouts_of_other_trainers_are_checked(tmp_path: Path) -> None:
     rollout = {"prompt_ids": [[1, 2]], "completion_ids": [[3, 4]], "logprobs": [[-1.0, 0.5]], "env_mask": [[1, 1]]}
     (tmp_path / "r.jsonl").write_text(json.dumps(rollout) + "\n", encoding="utf-8")
     done = invoke("check", str(tmp_path / "r.jsonl"), "--format", "trl")
@@ -322,14 +320,14 @@ def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
         *(("--estimator", name) for name in ("grpo", "rloo", "discounted_returns", "turn_level_grpo")),
     ],
 )
-def test_the_advantage_is_the_combination_that_the_options_say(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_advantage_must_match_the_credit_options(tmp_path: Path, options: tuple[str, ...]) -> None:
     run = credited(tmp_path, *options)
     assert kinds_found(run) == []
     rewrite(run / "credit.jsonl", lambda rows: rows[1].update(A=rows[1]["A"] + 0.01))
     assert kinds_found(run) == ["credit-combination"]
 
 
-def test_credit_of_older_scores_is_found(tmp_path: Path) -> None:
+def test_credit_of_older_scores_is_reported(tmp_path: Path) -> None:
     run = credited(tmp_path)
     rewrite(run / "scores.jsonl", lambda lines: lines[1].update(score=1.0, result={"score": 1.0}))
     done = invoke("check", str(run))
@@ -348,7 +346,7 @@ def test_credit_of_older_scores_is_found(tmp_path: Path) -> None:
         (lambda summary: summary["credit"]["options"].update(gamma="x"), ["credit-scores"]),
     ],
 )
-def test_a_summary_that_tells_nothing_of_the_credit_is_found(
+def test_summary_that_contradicts_the_credit_is_reported(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], kinds: list[str]
 ) -> None:
     run = credited(tmp_path)
@@ -356,7 +354,7 @@ def test_a_summary_that_tells_nothing_of_the_credit_is_found(
     assert kinds_found(run) == kinds
 
 
-def test_credit_that_the_summary_tells_of_and_that_is_lost_is_found(tmp_path: Path) -> None:
+def test_lost_credit_file_is_reported(tmp_path: Path) -> None:
     run = credited(tmp_path)
     (run / "credit.jsonl").unlink()
     assert kinds_found(run) == ["credit-steps"]
@@ -364,7 +362,7 @@ def test_credit_that_the_summary_tells_of_and_that_is_lost_is_found(tmp_path: Pa
     assert kinds_found(run) == ["unreadable"]
 
 
-def test_the_header_is_read_and_says_how_many_episodes_there_are(tmp_path: Path) -> None:
+def test_episode_count_must_match_the_run_header(tmp_path: Path) -> None:
     run = credited(tmp_path)
     rewrite(run / "run.json", lambda whole: whole[0].update(status="complete", total=2))
     assert kinds_found(run) == []
@@ -378,7 +376,7 @@ def test_the_header_is_read_and_says_how_many_episodes_there_are(tmp_path: Path)
     assert kinds_found(run) == ["unreadable"]
 
 
-def test_a_record_of_another_form_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_record_of_another_format_does_not_hide_other_findings(tmp_path: Path) -> None:
     wrong = {"prompt_ids": [[1, 2]], "completion_ids": [[3, 4]], "logprobs": [[-1.0, 0.5]], "env_mask": [[1, 1]]}
     lines = [json.dumps({"prompt_ids": [[1]]}), "[]", "{", json.dumps(wrong)]
     (tmp_path / "r.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A small user's project on disk, and the command line run on it as a user would: in a process of its own."""
+"""A small user project on disk, and the command line run on it in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`reward-kit calibrate` as a user meets it, with a reward of their own and with LLM judges at a local endpoint."""
+"""Test `reward-kit calibrate` with a custom reward and with LLM judges at a local endpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_table_with_intervals_and_the_worst_disagreements(folder: Path) -> None:
+def test_table_shows_intervals_and_the_worst_disagreements(folder: Path) -> None:
     done = call("labels.csv", "--reward", "own.py:length", "--sandbox", "in_process")
     assert done.exit_code == 0, done.stderr
     for text in ("kappa quadratic", "kendall tau b", "length gap", "95% interval", "6 of 6 rows scored"):
@@ -71,7 +71,7 @@ def test_a_table_with_intervals_and_the_worst_disagreements(folder: Path) -> Non
     assert not (folder / "runs").exists()  # it leaves nothing
 
 
-def test_json_is_the_same_in_every_run(folder: Path) -> None:
+def test_json_is_equal_in_every_run(folder: Path) -> None:
     arguments = ["labels.csv", "--reward", "own.py:length", "--json", "--resamples", "200"]
     one, again = Project(folder).call("calibrate", *arguments), call(*arguments)
     assert (one.returncode, again.exit_code) == (0, 0), one.stderr
@@ -83,7 +83,7 @@ def test_json_is_the_same_in_every_run(folder: Path) -> None:
     )
 
 
-def test_options_of_the_reward(folder: Path) -> None:
+def test_reward_options_are_passed(folder: Path) -> None:
     arguments = ["labels.csv", "--reward", "own.py:length", "--sandbox", "in_process", "--json"]
     one, other = (json.loads(call(*arguments, "-O", f"most={most}").stdout) for most in (10, 100))
     assert one["figures"]["mean_difference"]["value"] > other["figures"]["mean_difference"]["value"]
@@ -101,7 +101,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_one_clear_error(folder: Path, arguments: list[str], message: str) -> None:
+def test_invalid_input_is_one_clear_error(folder: Path, arguments: list[str], message: str) -> None:
     reward = [] if "--reward" in arguments else ["--reward", "own.py:length"]
     done = call(*arguments, *reward, "--sandbox", "in_process")
     assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr
@@ -114,7 +114,7 @@ def knows(data, properties):
     return {"grades": dict.fromkeys(properties["grades"]["properties"], 5 if "Paris" in data["answer"] else 1)}
 
 
-async def test_an_llm_judge_is_calibrated(folder: Path) -> None:
+async def test_llm_judge_is_calibrated(folder: Path) -> None:
     async with ChatServer(fair(knows)) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}", "-O", "rubric.right=It is right.", "--json"]
         arguments = ["labels.csv", "--reward", "reward_kit.rewards:llm_judge", *endpoint]
@@ -127,7 +127,7 @@ async def test_an_llm_judge_is_calibrated(folder: Path) -> None:
         assert again.stdout == done.stdout and len(server.requests) == 6
 
 
-async def test_a_pairwise_judge_is_calibrated_with_its_position_bias(folder: Path) -> None:
+async def test_pairwise_judge_is_calibrated_with_its_position_bias(folder: Path) -> None:
     async with ChatServer(fair(knows)) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}", "--json", "--pairs", "judge"]
         arguments = ["pairs.csv", "--reward", "reward_kit.rewards:pairwise_judge", *endpoint]
@@ -143,7 +143,7 @@ async def test_a_pairwise_judge_is_calibrated_with_its_position_bias(folder: Pat
         assert told["figures"]["accuracy"]["value"] == 0.0
 
 
-async def test_rows_without_a_verdict_are_counted_apart(folder: Path) -> None:
+async def test_rows_without_a_verdict_are_counted_separately(folder: Path) -> None:
     def script(body):
         return status(400, text="no") if "never" in body["messages"][1]["content"] else fair(knows)(body)
 
@@ -178,9 +178,7 @@ def right(messages: list[Message], ground_truth: str) -> EvaluateResult:
         (("--reward", "own.py:length", "--pairs", "judge"), "--pairs judge compares two answers"),
     ],
 )
-def test_what_would_be_without_effect_or_sense_is_refused(
-    folder: Path, arguments: tuple[str, ...], problem: str
-) -> None:
+def test_options_without_effect_are_rejected(folder: Path, arguments: tuple[str, ...], problem: str) -> None:
     (folder / "truthful.py").write_text(TRUTHFUL)
     done = call("labels.csv", *arguments)
     assert done.exit_code == 2 and problem in done.stderr

@@ -1,4 +1,4 @@
-"""`reward-kit check` on rewards and tasks: what it prints, and with which code it leaves."""
+"""Test the output and exit codes of `reward-kit check` for rewards and tasks."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def check(*arguments: str) -> Result:
     return CliRunner().invoke(program, ["check", *arguments])
 
 
-def test_a_right_reward_leaves_with_zero_and_a_wrong_one_with_one(folder: Path) -> None:
+def test_exit_code_is_zero_for_a_correct_reward_and_one_for_a_wrong_reward(folder: Path) -> None:
     good, bad = check("own.py:right"), check("own.py:contains")
     assert (good.exit_code, bad.exit_code) == (0, 1), good.output + bad.output
     assert "own.py:right: 0 errors" in good.stdout
     assert "error:   near-miss-earns: " in bad.stdout and "not checked: that a right answer scores 1" in bad.stdout
 
 
-def test_the_severity_to_fail_on_is_chosen(folder: Path) -> None:
+def test_fail_on_sets_the_severity(folder: Path) -> None:
     here = ("--sandbox", "in_process")  # the walls are another test's
     assert check("own.py:contains", "--fail-on", "never", *here).exit_code == 0
     given = (*here, "own.py:right", "--ground-truth", '"Paris"', "--gold", "Paris")
@@ -65,7 +65,7 @@ def test_the_severity_to_fail_on_is_chosen(folder: Path) -> None:
     assert check(*given, "--fail-on", "info").exit_code == 1  # other case is not right, which is a fact
 
 
-def test_a_program_reads_the_report_as_json(folder: Path) -> None:
+def test_json_report_is_complete(folder: Path) -> None:
     messages = [{"role": "user", "content": "The capital of France?"}, {"role": "assistant", "content": "Lyon"}]
     row = {"messages": messages, "ground_truth": "Paris"}
     (folder / "data.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
@@ -90,7 +90,7 @@ def test_a_program_reads_the_report_as_json(folder: Path) -> None:
         (("task.yaml", "--data", "x.jsonl"), "--data is for a reward and has no effect on a task file"),
     ],
 )
-def test_what_is_wrongly_asked_leaves_with_two(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_usage_exits_with_two(folder: Path, arguments: tuple[str, ...], said: str) -> None:
     done = check(*arguments)
     message = str(done.exception) if done.exit_code == 1 else done.stderr
     code = getattr(done.exception, "exit_code", done.exit_code) if done.exit_code == 1 else done.exit_code
@@ -114,7 +114,7 @@ def test_check_reports_a_resource_that_cannot_be_observed(folder: Path) -> None:
     assert done.stdout.endswith("halting.py:World: 1 error (native fork, 20 steps)\n")
 
 
-def test_what_is_a_reward_is_read_and_not_run(folder: Path) -> None:
+def test_reward_is_recognized_without_running_its_file(folder: Path) -> None:
     (folder / "own.py").write_text(REWARD + "\nraise SystemExit(7)\n", encoding="utf-8")
     names = ("right", "plain", "World", "unknown")
     assert [is_reward(f"own.py:{name}") for name in names] == [True, True, False, True]
@@ -123,7 +123,7 @@ def test_what_is_a_reward_is_read_and_not_run(folder: Path) -> None:
     assert not any(map(is_reward, others))
 
 
-def test_help_names_the_target_of_every_option() -> None:
+def test_help_describes_every_option() -> None:
     assert all(getattr(option, "help", "") for option in command.params if option.name != "target")
     assert "Exit codes" in check("--help").stdout
 
@@ -143,7 +143,7 @@ EXAMPLES = {
 }
 
 
-def test_every_example_is_here() -> None:
+def test_every_example_is_tested() -> None:
     there = {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").glob("*/*.yaml")}
     assert there == EXAMPLES.keys() | ASKS_A_JUDGE | LEARNS
 
@@ -162,7 +162,7 @@ ASKS_A_JUDGE = {"llm_judge/task.yaml"}
 """Needs an endpoint, and what its reward lets pass is the judge's doing: see the test with the stand-in."""
 
 
-def test_the_example_with_a_judge_is_proved_with_its_stand_in() -> None:
+def test_judge_example_is_proved_with_its_stand_in() -> None:
     folder = ROOT / "examples" / "llm_judge"
     with subprocess.Popen(
         [sys.executable, str(folder / "stand_in.py"), "0"], stdout=subprocess.PIPE, text=True
@@ -196,7 +196,7 @@ SLOW = {
 @pytest.mark.parametrize(
     "example", [pytest.param(name, marks=[pytest.mark.campaign] if name in SLOW else []) for name in EXAMPLES]
 )
-def test_on_an_example_gold_scores_one_and_nothing_zero_and_its_reward_passes(example: str) -> None:
+def test_example_gold_scores_one_and_its_reward_passes(example: str) -> None:
     if example.startswith("textworld"):
         pytest.importorskip("textworld")
     done = check(str(ROOT / "examples" / example), *EXAMPLES[example], "--limit", "1", "--json")
@@ -206,7 +206,7 @@ def test_on_an_example_gold_scores_one_and_nothing_zero_and_its_reward_passes(ex
     assert report["reward"]["counts"]["error"] == 0
 
 
-class TestATaskThatWouldCostMoney:
+class TestTaskWithCosts:
     TASK = "name: t\nnum_rollouts: 1\ninitial_user_prompt: go\n"
 
     def told(self, folder: Path, more: str) -> str:
@@ -215,19 +215,19 @@ class TestATaskThatWouldCostMoney:
         assert result.exit_code == 0, result.output
         return result.output
 
-    def test_a_model_as_judge_is_not_asked(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_task_with_a_model_judge_is_not_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         judge = "{model: m, base_url: 'http://127.0.0.1:9/v1', rubric: {good: 'Is it good?'}}"
         more = f"on_text: end\nreward_function_path: reward_kit.rewards:llm_judge\nreward_options: {judge}\n"
         assert "its reward asks a model" in self.told(folder, more)
 
-    def test_a_judge_itself_is_refused(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_judge_reward_is_rejected(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         judge = ("reward_kit.rewards:llm_judge", "-O", "model=m", "-O", "base_url=http://127.0.0.1:9/v1")
         told = str(check(*judge).exception)
         assert "asks a model, which costs money" in told and "reward-kit calibrate" in told
 
-    def test_a_model_as_user_is_not_asked(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_task_with_a_model_as_user_is_not_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         user = "{type: openai, model: m, base_url: 'http://127.0.0.1:9/v1', instructions: You buy.}"
         assert "its user is a model" in self.told(folder, f"reward_function_path: own.py:plain\nuser: {user}\n")

@@ -1,4 +1,4 @@
-"""`reward-kit compare` on runs of `run` and `score`: the table, JSON, the page, the gates, and what is refused."""
+"""Test `reward-kit compare`: table, JSON, page, gates and validation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def own(tmp_path: Path) -> Project:
     return Project(tmp_path, rows=8)
 
 
-def test_two_runs_of_one_task(project: Project) -> None:
+def test_two_runs_of_one_task_are_compared_in_a_table(project: Project) -> None:
     done = project.call("compare", "runs/wrong", "runs/done")
     assert (done.returncode, done.stderr) == (0, ""), "no warning: only the policy differs"
     lines = {line[:21].strip(): line[21:].split() for line in done.stdout.splitlines()}
@@ -56,7 +56,7 @@ def test_two_runs_of_one_task(project: Project) -> None:
     assert "━" in rich and "━" not in done.stdout, "plain where it is no terminal"
 
 
-def test_three_runs_as_json_with_gates_and_the_page(project: Project) -> None:
+def test_three_runs_are_compared_as_json_with_gates_and_page(project: Project) -> None:
     gates = ["--fail-on-regression", "--fail-under", "0.5", "-o", "compare.html"]
     done = project.call("compare", "runs/done", "runs/wrong", "runs/no", "--json", *gates)
     assert done.returncode == 1, done.stderr
@@ -87,12 +87,12 @@ class TestGates:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_their_exit_codes(self, project: Project, options: list[str], code: int, told: str) -> None:
+    def test_gates_set_the_exit_code(self, project: Project, options: list[str], code: int, told: str) -> None:
         done = project.call("compare", "runs/done", "runs/wrong", *options)
         assert done.returncode == code, done.stderr
         assert told in done.stderr
 
-    def test_the_lower_bound_of_the_last_run(self, project: Project) -> None:
+    def test_lower_bound_gate_checks_the_last_run(self, project: Project) -> None:
         runs, gate = ["runs/wrong", "runs/done"], ["--fail-under", "0.06"]
         assert project.call("compare", *runs, *gate).returncode == 0
         done = project.call("compare", *runs, *gate, "--lower-bound")
@@ -109,7 +109,7 @@ class Other(AgentPolicy):
 """
 
 
-def test_policies_of_one_run(own: Project) -> None:
+def test_policies_of_one_run_are_compared(own: Project) -> None:
     (own.folder / "other.py").write_text(OTHER)
     path = run(own, "done", "both", "--policy", "scripted", "--policy", "other.py:Other")
     done = own.call("compare", path, "--policy", "scripted", "--policy", "other.py:Other", "--json")
@@ -147,7 +147,7 @@ def kind(messages):
 """
 
 
-def test_runs_of_score_where_a_sample_broke(project: Project, own: Project) -> None:
+def test_scored_runs_with_a_failed_sample_are_compared(project: Project, own: Project) -> None:
     path = str(project.folder / "runs" / "done")
     with (own.folder / "reward.py").open("a") as code:
         code.write(KIND)
@@ -187,7 +187,7 @@ def half(messages, sample):
 """
 
 
-def test_a_rescoring_differs_by_as_much_as_rescore_says(own: Project) -> None:
+def test_comparison_with_a_rescored_run_matches_the_rescore_report(own: Project) -> None:
     """The reward raises on one of the two rollouts of each sample, which the earlier one scores otherwise."""
     (own.folder / "counting.py").write_text(COUNTING)
     path = run(own, "done", "first", "--policy", "counting.py:Counting")
@@ -219,11 +219,11 @@ class TestRefused:
         ],
         ids=["typo", "margin", "bound"],
     )
-    def test_usage(self, project: Project, arguments: list[str], told: str) -> None:
+    def test_invalid_usage_is_rejected(self, project: Project, arguments: list[str], told: str) -> None:
         done = project.call("compare", *arguments)
         assert done.returncode == 2 and told in done.stderr
 
-    def test_nothing_in_common(self, project: Project, own: Project) -> None:
+    def test_runs_without_common_samples_are_rejected(self, project: Project, own: Project) -> None:
         own.write_rows([{"id": "x", "number": 1, "ground_truth": "done"}])
         done = own.call("compare", str(project.folder / "runs" / "done"), run(own, "done", "after"))
         assert done.returncode == 2 and done.stderr.count("\n") == 1

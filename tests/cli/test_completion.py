@@ -1,4 +1,4 @@
-"""`reward-kit completion`: what TAB offers, asked as the shells ask, and in a real bash; and what it costs."""
+"""Test `reward-kit completion`: its candidates, the scripts of the shells, and its imports."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def offered(folder: Path, line: str, **more: str) -> list[str]:
         ("reward-kit completion z", ["plain,zsh"]),
     ],
 )
-def test_what_is_offered(folder: Path, line: str, expected: list[str]) -> None:
+def test_candidates_match_the_line(folder: Path, line: str, expected: list[str]) -> None:
     assert offered(folder, line) == expected
 
 
-def test_every_verb_is_offered_with_nothing_typed(folder: Path) -> None:
+def test_every_command_is_offered_on_an_empty_line(folder: Path) -> None:
     assert offered(folder, "reward-kit ") == [f"plain,{verb}" for verb in VERBS if verb not in HIDDEN]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_show_the_summary_of_each_command(folder: Path, shell: str) -> None:
+def test_zsh_and_fish_show_the_summary_of_each_command(folder: Path, shell: str) -> None:
     words = {"COMP_WORDS": "reward-kit exp", "COMP_CWORD": "1" if shell == "zsh" else "exp"}
     told = {**os.environ, "_REWARD_KIT_COMPLETE": f"{shell}_complete", **words}
     said = command_line.call(cwd=folder, env=told).stdout
@@ -95,7 +95,7 @@ def test_other_shells_show_the_summary_of_each_command(folder: Path, shell: str)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_asks_this_program(folder: Path, shell: str) -> None:
+def test_script_calls_the_completion_of_the_program(folder: Path, shell: str) -> None:
     done = command_line.call("completion", shell, cwd=folder)
     assert done.returncode == 0
     assert f"_REWARD_KIT_COMPLETE={shell}_complete" in done.stdout and "reward-kit" in done.stdout
@@ -103,18 +103,18 @@ def test_the_script_asks_this_program(folder: Path, shell: str) -> None:
         assert subprocess.run([path, "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 
-def test_another_shell_is_refused(folder: Path) -> None:
+def test_unknown_shell_is_rejected(folder: Path) -> None:
     done = command_line.call("completion", "csh", cwd=folder)
     assert done.returncode == 2 and "'csh' is not one of" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_a_real_bash_completes_with_the_script(folder: Path) -> None:
+def test_bash_completes_with_the_script(folder: Path) -> None:
     assert completed_by_bash(folder, "reward-kit credit runs/n") == "runs/new\n"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_a_name_that_a_shell_would_act_on_is_not_offered(tmp_path: Path, folder: Path) -> None:
+def test_names_with_shell_syntax_are_not_offered(tmp_path: Path, folder: Path) -> None:
     shutil.copy(folder / "completion.bash", tmp_path)
     for name in ("$(touch acted)", "a b;touch acted", "two\nlines", "plain"):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -143,7 +143,7 @@ def completed_by_bash(folder: Path, line: str) -> str:
         ("reward-kit run --", {"torch", "transformers", "aiohttp", "jinja2"}),
     ],
 )
-def test_it_imports_nothing_heavy(line: str, unloaded: set[str]) -> None:
+def test_completion_imports_no_heavy_modules(line: str, unloaded: set[str]) -> None:
     code = (
         "import sys, atexit\n"
         "atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"

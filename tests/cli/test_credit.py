@@ -1,4 +1,4 @@
-"""`reward-kit credit`, and the `credit:` block of a task: what is written, what is shown, and what is refused where."""
+"""Test `reward-kit credit` and the `credit:` block of a task."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def estimates(run: Path) -> tuple[str, dict[str, Any]]:
 # The command
 
 
-def test_it_credits_every_step_of_a_run_and_shows_the_extremes(tmp_path: Path) -> None:
+def test_credit_covers_every_step_and_shows_the_extremes(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     done = call(str(run))
     assert done.exit_code == 0
@@ -65,7 +65,7 @@ def test_it_credits_every_step_of_a_run_and_shows_the_extremes(tmp_path: Path) -
     assert estimates(run)[0] == "gigpo"
 
 
-def test_as_json_it_is_one_object_with_the_actions_of_the_extremes(tmp_path: Path) -> None:
+def test_json_is_one_object_with_the_actions_of_the_extremes(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     told = json.loads(call(str(run), "--json", "--top", "1").stdout)
     assert (told["run"], told["steps"], told["unscored"]) == (str(run), 5, 1)
@@ -76,7 +76,7 @@ def test_as_json_it_is_one_object_with_the_actions_of_the_extremes(tmp_path: Pat
     ]
 
 
-def test_the_settings_are_the_tasks_with_those_of_the_command_line_on_them(tmp_path: Path) -> None:
+def test_command_line_overrides_the_settings_of_the_task(tmp_path: Path) -> None:
     run = stored_run(tmp_path, credit={"estimator": "gigpo", "omega": 0.25, "gamma": 0.5})
     call(str(run), "-O", "gamma=0.75", "-O", "state_hash={name: last_messages, count: 2}")
     name, options = estimates(run)
@@ -84,7 +84,7 @@ def test_the_settings_are_the_tasks_with_those_of_the_command_line_on_them(tmp_p
     assert options["state_hash"] == {"name": "last_messages", "count": 2}
 
 
-def test_another_estimator_has_options_of_its_own(tmp_path: Path) -> None:
+def test_other_estimator_ignores_options_of_the_task_estimator(tmp_path: Path) -> None:
     run = stored_run(tmp_path, credit={"omega": 0.25, "step_rewards": "environment"})
     call(str(run), "--estimator", "rloo")
     assert estimates(run)[0] == "rloo"
@@ -106,7 +106,9 @@ def test_another_estimator_has_options_of_its_own(tmp_path: Path) -> None:
         (["--estimator", "gae"], r"rollout a.*policy_value_estimate"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_written(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_invalid_options_are_rejected_and_nothing_is_written(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
     run = stored_run(tmp_path)
     with pytest.raises(ConfigError, match=message):
         call(str(run), *arguments)
@@ -122,15 +124,13 @@ def test_credit_rejects_a_training_run_and_names_its_credit_files(tmp_path: Path
     assert not (run / "credit.jsonl").exists()
 
 
-def test_a_misspelt_run_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_misspelled_run_suggests_the_nearest(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     with pytest.raises(ConfigError, match=re.escape(f"it has no run.json; did you mean '{run}'")):
         call(str(tmp_path / "rum"))
 
 
-def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bare_run_name_or_run_file_suggests_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run(tmp_path)
     (tmp_path / "runs").mkdir()
     run.rename(tmp_path / "runs" / "lake-1")
@@ -149,7 +149,7 @@ def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_fold
         ("scores.jsonl", "result", "x", "scores.jsonl: the score of a: result: .*expected a mapping of keys"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path: Path, file: str, key: str, value: Any, message: str) -> None:
+def test_damaged_line_is_named(tmp_path: Path, file: str, key: str, value: Any, message: str) -> None:
     run = stored_run(tmp_path)
     first, *others = (run / file).read_text(encoding="utf-8").splitlines()
     changed = json.dumps({**json.loads(first), key: value})
@@ -159,11 +159,11 @@ def test_a_damaged_line_is_named(tmp_path: Path, file: str, key: str, value: Any
     assert not (run / "credit.jsonl").exists()
 
 
-def test_none_of_the_steps_asked_for_is_not_none_that_differ(tmp_path: Path) -> None:
+def test_top_zero_lists_no_steps(tmp_path: Path) -> None:
     assert "No step was better" not in call(str(stored_run(tmp_path)), "--top", "0").stdout
 
 
-def test_a_digest_leaves_room_for_the_action(tmp_path: Path) -> None:
+def test_digest_state_is_shortened_in_the_table(tmp_path: Path) -> None:
     state = "0123456789abcdef" * 2
     run = make_run(
         tmp_path, [episode("a", [state]), episode("b", [state], index=1)], [score("a", 1.0), score("b", 0.0)]
@@ -172,13 +172,13 @@ def test_a_digest_leaves_room_for_the_action(tmp_path: Path) -> None:
     assert json.loads(call(str(run), "--json").stdout)["best"][0]["state_key"] == state
 
 
-def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
+def test_open_run_is_rejected(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     with RunFolder(run), pytest.raises(StoreError, match="is open in another process"):
         call(str(run))
 
 
-def test_where_nothing_differs_it_is_said_and_there_is_no_table(tmp_path: Path) -> None:
+def test_run_without_differences_prints_no_table(tmp_path: Path) -> None:
     episodes = [episode("a", ["s0"]), episode("b", ["s0"], index=1)]
     run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 1.0)])
     done = call(str(run))
@@ -186,7 +186,7 @@ def test_where_nothing_differs_it_is_said_and_there_is_no_table(tmp_path: Path) 
     assert "warning: " in done.stderr
 
 
-def test_where_no_states_are_shared_it_warns_and_an_estimator_without_states_does_not(tmp_path: Path) -> None:
+def test_run_without_shared_states_warns_unless_the_estimator_uses_none(tmp_path: Path) -> None:
     episodes = [episode("a", ["s0", "s1"]), episode("b", ["s2", "s3"], index=1)]
     run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
     assert "warning: 0.0% of the steps share their state with another" in call(str(run)).stderr
@@ -219,7 +219,7 @@ def test_untrusted_text_does_not_reach_the_terminal(tmp_path: Path) -> None:
         ({"type": "terminate"}, "terminate"),
     ],
 )
-def test_an_action_is_said_as_one_would(action: dict[str, Any], text: str) -> None:
+def test_action_is_described_as_text(action: dict[str, Any], text: str) -> None:
     assert action_text(action) == text
 
 
@@ -232,7 +232,7 @@ def uneven_project(folder: Path, **task: Any) -> Project:
     return project
 
 
-def test_a_task_that_asks_for_credit_has_it_when_its_run_is_over(tmp_path: Path) -> None:
+def test_task_with_a_credit_block_gets_credit_after_its_run(tmp_path: Path) -> None:
     project = uneven_project(tmp_path, credit={"omega": 0.25, "gamma": 0.5, "state_hash": "observation_text"})
     done = project.call("run", "task.yaml", "--json", "--display", "none")
     assert done.returncode == 0, done.stderr
@@ -247,7 +247,7 @@ def test_a_task_that_asks_for_credit_has_it_when_its_run_is_over(tmp_path: Path)
     assert sorted({row["A"] > 0 for row in read_credit(run)}) == [False, True]
 
 
-def test_the_credit_of_a_resumed_run_is_of_all_its_scores(tmp_path: Path) -> None:
+def test_credit_of_a_resumed_run_covers_all_scores(tmp_path: Path) -> None:
     project = uneven_project(tmp_path)
     project.call("run", "task.yaml", "--display", "none", "-T", "run_limits.steps=3", "--max-concurrency", "1")
     run = project.run_path()
@@ -271,7 +271,7 @@ def action(step):
 """
 
 
-def test_the_state_hash_is_a_function_of_a_file(tmp_path: Path) -> None:
+def test_state_hash_may_be_a_function_in_a_file(tmp_path: Path) -> None:
     project = uneven_project(tmp_path, credit={"gamma": 0.5, "state_hash": "hash.py:turn"})
     (tmp_path / "hash.py").write_text(HASH)
     done = project.call("run", "task.yaml", "--display", "none", "-T", "run_limits.steps=3", "--max-concurrency", "1")
@@ -295,7 +295,7 @@ def test_the_state_hash_is_a_function_of_a_file(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "the state hash" in refused.stderr and "+# changed" in refused.stderr
 
 
-def test_the_command_line_names_the_function_too(tmp_path: Path) -> None:
+def test_command_line_may_name_a_state_hash_function(tmp_path: Path) -> None:
     project = uneven_project(tmp_path)
     (tmp_path / "hash.py").write_text(HASH)
     done = project.call("run", "task.yaml", "--display", "none", "-T", "credit.state_hash=hash.py:action")
@@ -349,13 +349,13 @@ def test_errors_in_credit_options_name_the_option(tmp_path: Path) -> None:
     assert load(tmp_path, **{"credit": "rloo"}).definition.credit.estimator == "rloo"
 
 
-def test_a_task_without_a_reward_has_nothing_to_credit(tmp_path: Path) -> None:
+def test_credit_block_without_a_reward_is_rejected(tmp_path: Path) -> None:
     Project(tmp_path, reward_function_path=None, credit={"omega": 0.5})
     with pytest.raises(ConfigError, match="credit has no effect: the task has no reward_function_path"):
         load(tmp_path)
 
 
-def test_an_estimator_that_misses_something_costs_the_exit_code_and_not_the_run(tmp_path: Path) -> None:
+def test_failing_estimator_sets_the_exit_code_and_keeps_the_run(tmp_path: Path) -> None:
     project = uneven_project(tmp_path, credit="gae")
     done = project.call("run", "task.yaml", "--display", "none")
     assert done.returncode == 2
@@ -374,14 +374,14 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
-def test_the_blocks_of_the_guide_are_ones(tmp_path: Path, block: str) -> None:
+def test_credit_blocks_of_the_guide_are_valid(tmp_path: Path, block: str) -> None:
     told = yaml.safe_load(block)
     Project(tmp_path, **told)
     options = load(tmp_path).definition.credit.options()
     assert {**options, "estimator": "gigpo"} == {**options, **told["credit"]}
 
 
-def test_the_hashes_of_the_guide_exist(tmp_path: Path) -> None:
+def test_state_hashes_of_the_guide_exist(tmp_path: Path) -> None:
     section = GUIDE.split("## Which states are the same")[1].split("## Reading")[0]
     named = [yaml.safe_load(text) for text in re.findall(r"^\| `(\S[^`]*)`", section, re.MULTILINE)]
     hashes = [one for one in named if isinstance(one, dict) or one in STATE_HASHES]
@@ -390,7 +390,7 @@ def test_the_hashes_of_the_guide_exist(tmp_path: Path) -> None:
         assert CreditAssigner(state_hash=state_hash).options["state_hash"] == state_hash
 
 
-def test_the_guide_knows_every_estimator_and_what_its_options_count() -> None:
+def test_guide_lists_every_estimator_with_its_defaults() -> None:
     section = GUIDE.split("## Estimators")[1].split("## Which states")[0]
     rows = {row[0]: row[1] for row in re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section, re.MULTILINE)}
     assert rows.keys() == ESTIMATORS.keys()

@@ -1,4 +1,4 @@
-"""`reward-kit doctor`: what holds here, why what is missing is missing, whether model code can run, who answers.
+"""Test `reward-kit doctor`: sandbox, packages, keys and endpoints.
 
 Endpoints are real servers on this machine.
 """
@@ -57,7 +57,7 @@ def test_doctor_shows_the_sandbox_of_a_run():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the mechanisms are Linux's")
-def test_a_missing_wall_is_named_with_its_reason():
+def test_missing_sandbox_mechanism_is_named_with_its_reason():
     if missing("landlock"):
         pytest.skip(missing("landlock"))
     done = examined_without("unshare")
@@ -68,7 +68,7 @@ def test_a_missing_wall_is_named_with_its_reason():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the mechanisms are Linux's")
-def test_where_nothing_confines_the_status_is_1():
+def test_exit_code_is_one_without_a_sandbox():
     done = examined_without("unshare,landlock")
     assert done.returncode == 1, done.stderr
     assert "Model-written code is refused here: this machine cannot confine code (namespaces: " in done.stdout
@@ -77,7 +77,7 @@ def test_where_nothing_confines_the_status_is_1():
     assert "Landlock" in found["sandbox"]["strengths"]["landlock"]["reason"]
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_missing_package_is_named(monkeypatch):
     wants = ["nothing-like-it>=1,<2; extra == 'games'", "click>=8; extra == 'mcp'", "click>=8"]
     wants += ["nothing-either; (python_version < '3.9') and extra == 'mcp'"]
     monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wants)
@@ -88,7 +88,7 @@ def test_a_missing_package_is_named(monkeypatch):
     assert "To add one, install the extra 'NAME': pip install" in done.stdout
 
 
-def test_what_only_contributors_need_is_not_missed(monkeypatch):
+def test_development_packages_are_not_reported_missing(monkeypatch):
     monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: ["nothing-like-it; extra == 'dev'"])
     shown = CliRunner().invoke(command, standalone_mode=False).stdout
     assert "missing" not in shown[shown.index("Extras") :]
@@ -136,12 +136,12 @@ class TestEndpoints:
         assert "SECRET" not in done.output
         return done.return_value, json.loads(done.stdout)["endpoints"]
 
-    def test_where_none_is_named_it_says_how_to_name_one(self):
+    def test_report_without_an_endpoint_explains_how_to_configure_one(self):
         assert self.told()[1] == []
         shown = CliRunner().invoke(command, standalone_mode=False).stdout
         assert "none configured: set OPENAI_API_KEY" in shown and "--base-url URL" in shown
 
-    def test_one_that_answers_is_timed_and_its_models_counted(self, monkeypatch):
+    def test_answering_endpoint_is_timed_and_its_models_counted(self, monkeypatch):
         with Endpoint() as endpoint:
             monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
@@ -152,7 +152,7 @@ class TestEndpoints:
         assert re.search(rf"{endpoint.url}  after \d+ ms: answers, 1 model\n", shown) and "SECRET" not in shown
         assert set(endpoint.keys) == {"Bearer SECRET"}
 
-    def test_the_key_goes_to_its_own_endpoint_alone(self, monkeypatch):
+    def test_key_is_sent_only_to_its_own_endpoint(self, monkeypatch):
         with Endpoint() as own, Endpoint() as other, Endpoint(401) as locked:
             monkeypatch.setenv("OPENAI_BASE_URL", own.url)
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
@@ -164,7 +164,7 @@ class TestEndpoints:
         assert (own.keys, other.keys, locked.keys) == (["Bearer SECRET"], [None], [None])
         assert code == 1
 
-    def test_which_key_may_go_where_is_shown_without_its_value(self, monkeypatch, tmp_path):
+    def test_keys_are_listed_with_their_origins_and_without_values(self, monkeypatch, tmp_path):
         assert "Keys\n  none set\n" in CliRunner().invoke(command, standalone_mode=False).stdout
         monkeypatch.setenv("MY_KEY", "SECRET")
         monkeypatch.setenv("MISTRAL_API_KEY", "SECRET")
@@ -176,7 +176,7 @@ class TestEndpoints:
             "  MISTRAL_API_KEY  may go to https://api.mistral.ai\n  MY_KEY  may go to http://127.0.0.1:9\n\n"
         )
 
-    def test_a_redirect_is_reported_and_not_followed(self, monkeypatch):
+    def test_redirect_is_reported_and_not_followed(self, monkeypatch):
         with Endpoint() as far, Endpoint(302, Location=f"{far.url}/models?secret=SECRET") as near:
             monkeypatch.setenv("OPENAI_BASE_URL", near.url)
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
@@ -197,14 +197,14 @@ class TestEndpoints:
             (200, '{"data": []}', "ok", "answers, 0 models"),
         ],
     )
-    def test_each_trouble_has_a_word(self, monkeypatch, status, body, outcome, words):
+    def test_endpoint_fault_has_an_outcome(self, monkeypatch, status, body, outcome, words):
         with Endpoint(status, body) as endpoint:
             monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
             (one,) = self.told()[1]
         assert one["outcome"] == outcome and one["message"].startswith(words)
 
-    def test_nobody_there_and_no_such_name(self):
+    def test_refused_connection_and_unknown_host_are_reported(self):
         with socket.create_server(("127.0.0.1", 0)) as free:
             refused = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
         code, told = self.told("--base-url", refused, "--base-url", "http://nosuch.invalid/v1")
@@ -218,7 +218,7 @@ class TestEndpoints:
             ("HTTP/1.1 302 Found\r\nLocation: http://e\u202evil/", r"redirects to e\u202evil (HTTP 302)"),
         ],
     )
-    def test_what_a_server_says_does_nothing_to_a_terminal(self, head, words):
+    def test_server_text_is_escaped_on_the_terminal(self, head, words):
         with socket.create_server(("127.0.0.1", 0)) as server:
 
             def answer() -> None:
@@ -230,7 +230,7 @@ class TestEndpoints:
             _, (one,) = self.told("--base-url", f"http://127.0.0.1:{server.getsockname()[1]}/v1")
         assert words in one["message"] and one["message"].isprintable()
 
-    def test_a_server_without_http_is_reported(self):
+    def test_server_without_http_is_reported(self):
         with socket.create_server(("127.0.0.1", 0)) as server:
 
             def greet() -> None:
@@ -241,18 +241,18 @@ class TestEndpoints:
             _, (one,) = self.told("--base-url", f"http://127.0.0.1:{server.getsockname()[1]}/v1")
         assert one["outcome"] == "broken"
 
-    def test_what_is_no_url_is_refused(self):
+    def test_url_with_credentials_is_rejected(self):
         with pytest.raises(ConfigError, match="contains a user name or password"):
             CliRunner().invoke(
                 command, ["--base-url", "http://u:SECRET@h/v1"], standalone_mode=False, catch_exceptions=False
             )
 
-    def test_a_wrong_variable_costs_its_line_and_not_the_rest(self, monkeypatch):
+    def test_invalid_url_variable_affects_only_its_own_line(self, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", "localhost:8000")
         _, (one,) = self.told()
         assert one["outcome"] == "misconfigured" and "is not a URL" in one["message"]
 
-    def test_a_file_of_variables_counts(self, tmp_path):
+    def test_dotenv_variables_are_used(self, tmp_path):
         with Endpoint() as endpoint:
             (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={endpoint.url}\nOPENAI_API_KEY=SECRET\n")
             (one,) = self.told()[1]

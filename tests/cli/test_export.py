@@ -1,4 +1,4 @@
-"""`reward-kit export` as a user meets it."""
+"""Test `reward-kit export`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def test_tables_go_into_the_run_by_default(project: Project) -> None:
+def test_tables_are_written_into_the_run_by_default(project: Project) -> None:
     for form in ("parquet", "csv"):
         done = project.call("export", str(project.run_path()), "--format", form)
         assert done.returncode == 0, done.stderr
@@ -29,14 +29,14 @@ def test_tables_go_into_the_run_by_default(project: Project) -> None:
     assert {file.name for file in (project.run_path() / "export").iterdir()} == names
 
 
-def test_one_table_can_go_to_standard_output(project: Project) -> None:
+def test_table_can_be_written_to_standard_output(project: Project) -> None:
     asked = ["--format", "csv", "--table", "episodes", "--only-passed", "-o", "-"]
     done = project.call("export", str(project.run_path()), *asked)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3
     assert "left out: 4 below the pass threshold 1" in done.stderr
 
 
-def test_chats_are_written_with_the_tools_of_the_task(project: Project) -> None:
+def test_chats_include_the_tools_of_the_task(project: Project) -> None:
     done = project.call("export", str(project.run_path()), "--format", "openai-jsonl", "-o", "chats.jsonl")
     assert done.returncode == 0 and "6 chats: chats.jsonl" in done.stderr, done.stderr
     chats = [json.loads(line) for line in (project.folder / "chats.jsonl").read_text().splitlines()]
@@ -44,7 +44,7 @@ def test_chats_are_written_with_the_tools_of_the_task(project: Project) -> None:
     assert {tool["function"]["name"] for chat in chats for tool in chat["tools"]} == {"wait"}
 
 
-def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: Path) -> None:
+def test_tools_can_be_given_if_the_task_is_missing(project: Project, tmp_path: Path) -> None:
     moved, chats = tmp_path / "run", str(tmp_path / "chats.jsonl")
     project.run_path().rename(moved)
     (project.folder / "task.yaml").rename(project.folder / "gone.yaml")
@@ -95,7 +95,7 @@ def test_export_rejects_invalid_options(
 @pytest.mark.parametrize(
     "asked", [["--format", "csv", "--table", "steps"], ["--format", "openai-jsonl", "--tools", "tools.json"]]
 )
-def test_a_line_that_somebody_edited_is_named(project: Project, tmp_path: Path, asked: list[str]) -> None:
+def test_edited_line_is_named(project: Project, tmp_path: Path, asked: list[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(project.run_path(), run)
     (project.folder / "tools.json").write_text('[{"type": "function", "function": {"name": "wait"}}]')
@@ -108,7 +108,7 @@ def test_a_line_that_somebody_edited_is_named(project: Project, tmp_path: Path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_score_that_is_a_text_is_named_and_never_compared(project: Project, tmp_path: Path) -> None:
+def test_score_of_wrong_type_is_named(project: Project, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(project.run_path(), run)
     text = (run / "scores.jsonl").read_text()

@@ -1,4 +1,4 @@
-"""`reward-kit run` when something breaks: what it costs, what stays readable, and what the user is told."""
+"""Test `reward-kit run` under failures: isolation of episodes, readable files and messages."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def refused(*arguments: str) -> str:
     return str(caught.value)
 
 
-class TestWhatBreaksInOneEpisodeStaysThere:
-    def test_a_cancellation_that_leaks_out_of_foreign_code_is_that_codes_failure(self, project: Project) -> None:
+class TestEpisodeIsolation:
+    def test_leaked_cancellation_fails_only_the_code_that_leaked_it(self, project: Project) -> None:
         tools = (project.folder / "tools.py").read_text()
         leak = "    if milliseconds == 5:\n        from mine import leak\n        await leak()\n"
         before = '    "Wait a while."\n'
@@ -181,7 +181,7 @@ class TestWhatBreaksInOneEpisodeStaysThere:
         figures = summary(path)
         assert (figures["scored"], figures["errors"], figures["tool_errors"]) == (18, {"crash": 2}, 1)
 
-    def test_a_value_without_a_json_form_costs_its_own_episode(self, project: Project) -> None:
+    def test_value_without_json_form_fails_only_its_own_episode(self, project: Project) -> None:
         kinds = ["set", "place", "date", "object", "plain"]
         project.write_rows([{"id": kind, "number": 0, "resource_config": {"kind": kind}} for kind in kinds])
         project.write_task(
@@ -200,7 +200,7 @@ class TestWhatBreaksInOneEpisodeStaysThere:
         }
         assert answers == {'{"x": 3}'}
 
-    async def test_a_policy_that_never_opens_is_given_up_after_its_time(self) -> None:
+    async def test_policy_that_never_opens_times_out(self) -> None:
         class NeverOpens(AgentPolicy):
             async def open(self, context):
                 await anyio.sleep_forever()
@@ -213,7 +213,7 @@ class TestWhatBreaksInOneEpisodeStaysThere:
         assert (failure(episode)["where"], failure(episode)["class"]) == ("DeadlineError", "timeout")
         assert "open of NeverOpens" in failure(episode)["message"]
 
-    async def test_an_unknown_tool_while_the_world_hangs_is_given_up_after_the_tools_time(self) -> None:
+    async def test_unknown_tool_on_an_unresponsive_resource_times_out(self) -> None:
         with anyio.fail_after(20):
             worker = worker_of(
                 [call("nosuch")], resource_type=f"{__name__}:HangsWhenAskedAgain", limits={"tool_time_s": 0.05}
@@ -236,7 +236,7 @@ class HangsWhenAskedAgain(World):
         return await super().get_tools_spec()
 
 
-async def test_as_many_blocking_tools_run_at_a_time_as_there_are_episodes(tmp_path: Path) -> None:
+async def test_as_many_blocking_tools_run_at_once_as_episodes(tmp_path: Path) -> None:
     everybody = threading.Barrier(120)
     tools = ToolRegistry("meeting")
 
@@ -256,7 +256,7 @@ async def test_as_many_blocking_tools_run_at_a_time_as_there_are_episodes(tmp_pa
     assert len(run.rows) == 120
 
 
-def test_a_full_disk_is_one_line_and_keeps_earlier_results(project: Project) -> None:
+def test_full_disk_is_one_line_and_keeps_earlier_results(project: Project) -> None:
     project.write_rows([{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(40)])
     limited = f"ulimit -f 16; exec {shlex.join(project.command('run', 'task.yaml', '--display', 'none'))}"
     done = subprocess.run(
@@ -275,7 +275,7 @@ def test_a_full_disk_is_one_line_and_keeps_earlier_results(project: Project) -> 
     assert kept < {record["rollout_id"] for record in read_episodes(path)}
 
 
-def test_a_broken_attempt_leaves_its_sample_out_of_pass_hat_k_and_the_header_says_which_k(project: Project) -> None:
+def test_broken_attempt_excludes_its_sample_from_pass_hat_k(project: Project) -> None:
     (project.folder / "reward.py").write_text(
         "def right(messages, sample, rollout_id):\n"
         "    if sample['id'] == 'a' and rollout_id.endswith('-0'):\n        raise RecursionError\n"
@@ -296,7 +296,7 @@ def test_a_broken_attempt_leaves_its_sample_out_of_pass_hat_k_and_the_header_say
     [["-T", "policy.api_key=sk-SECRET"], ["-T", "policy={type: 'mine.py:KeepsAKey', api_key: sk-SECRET}"], []],
     ids=["dotted", "nested", "in the file"],
 )
-def test_a_secret_is_in_no_file_of_the_run(
+def test_secret_is_in_no_file_of_the_run(
     project: Project, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_file = {} if arguments else {"api_key": "sk-SECRET"}
@@ -317,9 +317,7 @@ def test_a_secret_is_in_no_file_of_the_run(
         assert "was not stored" in project.call("run", "--resume").stderr
 
 
-def test_an_endpoint_of_which_a_secret_was_hidden_must_be_given_again(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redacted_base_url_must_be_given_again_on_resume(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.call("run", "task.yaml", "--limit", "1")
     file = project.run_path() / "run.json"
     header = RunHeader.read(file.parent).replace(base_url="http://gateway.example/of-a-gateway/v1")
@@ -331,7 +329,7 @@ def test_an_endpoint_of_which_a_secret_was_hidden_must_be_given_again(
     assert "--base-url is for models" in again.stderr, "it is taken, and this run has no use for it"
 
 
-class TestScoringARunAgain:
+class TestRescoring:
     def test_rescoring_passes_the_task_values_to_the_reward(self, project: Project, monkeypatch: Any) -> None:
         project.write_task(reward_function_path="mine.py:towards", goal_description="it is done")
         project.call("run", "task.yaml", "--limit", "1")
@@ -351,7 +349,7 @@ class TestScoringARunAgain:
 
 
 class TestResume:
-    def test_a_finished_run_stays_as_it_is_and_a_later_scoring_is_not_taken_for_it(
+    def test_finished_run_is_unchanged_and_a_later_score_is_not_resumed(
         self, project: Project, monkeypatch: Any
     ) -> None:
         project.call("run", "task.yaml")
@@ -374,7 +372,7 @@ class TestResume:
             assert f"the reward {project.folder / 'reward.py'} changed" in message
         assert {name: (run / name).read_bytes() for name in names} == before
 
-    def test_a_folder_that_is_no_run_is_named(self, project: Project, monkeypatch: Any) -> None:
+    def test_folder_without_a_run_is_named(self, project: Project, monkeypatch: Any) -> None:
         monkeypatch.chdir(project.folder)
         assert "nosuch is not a run" in refused("run", "--resume", "nosuch")
         assert "no run in runs" in refused("run", "--resume")
@@ -387,7 +385,7 @@ def options_of(verb: str) -> list[click.Option]:
 
 
 @pytest.mark.parametrize(("verb", "option"), [(verb, option) for verb in VERBS for option in options_of(verb)])
-def test_every_option_can_be_given_by_the_environment_variable_that_its_name_says(
+def test_every_option_is_read_from_its_environment_variable(
     verb: str, option: click.Option, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longest = max(option.opts, key=len)
@@ -397,7 +395,7 @@ def test_every_option_can_be_given_by_the_environment_variable_that_its_name_say
     assert option.value_from_envvar(context), f"{longest} is not read from {name}"
 
 
-def test_what_a_users_code_prints_does_not_mix_with_the_json(project: Project) -> None:
+def test_output_of_user_code_does_not_mix_with_the_json(project: Project) -> None:
     (project.folder / "talk.py").write_text(TALKATIVE)
     project.write_task(policy="talk.py:Prints", reward_function_path="talk.py:prints")
     done = project.call("run", "task.yaml", "--json")
@@ -428,9 +426,9 @@ UNREADABLE = {
 }
 
 
-class TestOneLineAndNoTraceback:
+class TestErrorMessages:
     @pytest.mark.parametrize(("name", "data", "expected"), UNREADABLE.values(), ids=UNREADABLE)
-    def test_a_dataset_that_cannot_be_read(
+    def test_unreadable_dataset_is_reported(
         self, project: Project, monkeypatch: Any, name: str, data: bytes, expected: str
     ) -> None:
         (project.folder / name).write_bytes(data)
@@ -439,25 +437,25 @@ class TestOneLineAndNoTraceback:
         (message,) = refused("run", "task.yaml").splitlines()
         assert expected in message
 
-    def test_a_task_file_in_another_encoding(self, project: Project, monkeypatch: Any) -> None:
+    def test_task_file_in_another_encoding_is_reported(self, project: Project, monkeypatch: Any) -> None:
         (project.folder / "task.yaml").write_bytes("name: t".encode("utf-16"))
         monkeypatch.chdir(project.folder)
         (message,) = refused("run", "task.yaml").splitlines()
         assert message.startswith("cannot read task.yaml")
 
     @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.yaml"])
-    def test_a_byte_order_mark_is_no_part_of_the_first_field(self, tmp_path: Path, name: str) -> None:
+    def test_byte_order_mark_is_not_part_of_the_first_field(self, tmp_path: Path, name: str) -> None:
         text = {"rows.jsonl": '{"id": "a"}\n', "rows.csv": "id\na\n", "rows.yaml": "- id: a\n"}[name]
         (tmp_path / name).write_text(text, encoding="utf-8-sig")
         assert [row for _, row in read_rows(tmp_path / name)] == [{"id": "a"}]
 
-    def test_a_policy_that_cannot_be_made(self, project: Project, monkeypatch: Any) -> None:
+    def test_failing_policy_constructor_is_reported(self, project: Project, monkeypatch: Any) -> None:
         project.write_task(policy="mine.py:Raises")
         monkeypatch.chdir(project.folder)
         (message,) = refused("run", "task.yaml").splitlines()
         assert message == "policy 'mine.py:Raises': OSError: no weights here"
 
-    def test_a_resource_with_methods_missing(self, project: Project) -> None:
+    def test_abstract_resource_is_reported_with_its_missing_methods(self, project: Project) -> None:
         project.write_task(resource_type="mine.py:Unfinished")
         done = project.call("run", "task.yaml")
         assert done.returncode == 2
@@ -465,7 +463,7 @@ class TestOneLineAndNoTraceback:
         assert "Unfinished' is abstract: it does not define get_tools_spec, reset" in line
         assert not project.runs()
 
-    def test_ctrl_c_while_the_files_are_loaded(self, project: Project) -> None:
+    def test_ctrl_c_during_loading_exits_without_a_run(self, project: Project) -> None:
         (project.folder / "reward.py").write_text(
             "import time\nfrom pathlib import Path\nPath('loading').touch()\ntime.sleep(60)\n"
         )
@@ -476,7 +474,7 @@ class TestOneLineAndNoTraceback:
         assert "Traceback" not in watched.said()
         assert not project.runs()
 
-    def test_ctrl_c_twice_says_how_to_go_on(self, project: Project) -> None:
+    def test_second_ctrl_c_prints_the_resume_command(self, project: Project) -> None:
         wait = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": 60_000}}
         project.write_task(policy={"type": "scripted", "actions": [wait]})
         with Watched(project) as watched:

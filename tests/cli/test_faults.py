@@ -1,4 +1,4 @@
-"""Faults of the machine under a run, as `development/faults.md` lists them: disks, signals, clocks, descriptors."""
+"""Test the faults listed in `development/faults.md`: disks, signals, clocks and descriptors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("unshare"), reason="mounts a file system of its own")
-def test_a_full_disk_ends_the_run_with_one_line_and_it_goes_on_once_there_is_space(tmp_path: Path) -> None:
+def test_full_disk_ends_the_run_with_one_line_and_resume_completes_it(tmp_path: Path) -> None:
     project = Project(tmp_path, rows=60)
     long = {"type": "text", "content": "done " * 600}
     project.write_task(policy={"type": "scripted", "actions": [long]})
@@ -71,7 +71,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_it_goes_on_once_there_is_spa
     assert not list(kept.glob(".*.????????")), "no half-written file"
 
 
-def test_a_run_folder_that_is_removed_under_the_run_is_noticed_at_once(tmp_path: Path) -> None:
+def test_removal_of_the_run_folder_stops_the_run(tmp_path: Path) -> None:
     project = slow_project(tmp_path, rows=40, milliseconds=100)
     process = subprocess.Popen(
         project.command("run", "task.yaml", "--max-concurrency", "2", "--display", "none"),
@@ -88,14 +88,14 @@ def test_a_run_folder_that_is_removed_under_the_run_is_noticed_at_once(tmp_path:
     assert f"{path.relative_to(project.folder)}/" in errors.splitlines()[-1] and "removed" in errors
 
 
-def test_a_store_whose_file_was_removed_does_not_write_into_nothing(tmp_path: Path) -> None:
+def test_writing_to_a_removed_file_raises(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         (store.path / "scores.jsonl").unlink()
         with pytest.raises(StoreError, match=r"scores\.jsonl was removed during the run"):
             store.append_score({"rollout_id": "a"})
 
 
-def test_a_log_dir_that_cannot_be_written_is_named_before_anything_runs(project: Project) -> None:
+def test_unwritable_log_dir_is_reported_before_the_run(project: Project) -> None:
     (project.folder / "file").write_text("")
     done = project.call("run", "task.yaml", "--log-dir", "file/runs")
     assert done.returncode == 2
@@ -103,7 +103,7 @@ def test_a_log_dir_that_cannot_be_written_is_named_before_anything_runs(project:
     assert line.startswith("error: cannot make the run directory file/runs/clock-") and "--log-dir" in line
 
 
-def test_sigterm_is_as_ctrl_c(tmp_path: Path) -> None:
+def test_sigterm_stops_like_ctrl_c(tmp_path: Path) -> None:
     project = slow_project(tmp_path, rows=6, milliseconds=500)
     process = project.start("run", "task.yaml", "--max-concurrency", "4")
     wait_for_lines(project, 4)
@@ -124,7 +124,7 @@ class _Clock:
         return self.real() + 86_400 * (-1) ** self.reads
 
 
-async def test_a_clock_that_jumps_by_a_day_changes_neither_durations_nor_deadlines(
+async def test_clock_jump_changes_neither_durations_nor_deadlines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", _Clock())
@@ -155,7 +155,7 @@ async def run_in(folder: Path, actions: Any, *, rollouts: int = 4, **fields: Any
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("rollouts", [200, pytest.param(10_000, marks=pytest.mark.campaign)])
-async def test_episodes_and_scores_leave_no_descriptor_open(tmp_path: Path, rollouts: int) -> None:
+async def test_episodes_and_scores_leave_no_open_descriptors(tmp_path: Path, rollouts: int) -> None:
     (tmp_path / "first").mkdir()
     await run_in(tmp_path / "first", [call(), text("x")])
     before = open_descriptors()
@@ -181,7 +181,7 @@ class Echo(Counter):
 STRANGE = "lone \ud800 surrogate, NUL \x00, \u202eright to left\u202c, 👩‍👩‍👧, \u2028 separator, " + "x" * 1_000_000
 
 
-async def test_strange_text_comes_back_as_it_was_in_one_line(tmp_path: Path) -> None:
+async def test_unusual_text_survives_the_files_in_one_line(tmp_path: Path) -> None:
     await run_in(tmp_path, [call("say", text=STRANGE), text(STRANGE)], rollouts=1, resource_type=f"{__name__}:Echo")
     (raw,) = (tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines()
     episode = load_episode(tmp_path / "run", json.loads(raw))
@@ -191,7 +191,7 @@ async def test_strange_text_comes_back_as_it_was_in_one_line(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_a_dataset_may_have_any_line_ends_and_a_mark_at_its_beginning(project: Project, ending: str) -> None:
+def test_dataset_may_have_any_line_endings_and_a_byte_order_mark(project: Project, ending: str) -> None:
     rows = [{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(2)]
     data = "\ufeff" + ending.join(json.dumps(row) for row in rows) + ending + ending
     (project.folder / "rows.jsonl").write_bytes(data.encode())
@@ -199,7 +199,7 @@ def test_a_dataset_may_have_any_line_ends_and_a_mark_at_its_beginning(project: P
     assert {line["sample_id"] for line in lines(project.run_path() / "episodes.jsonl")} == {"q0", "q1"}
 
 
-def test_a_limit_on_cost_that_cannot_be_kept_is_refused(project: Project) -> None:
+def test_cost_limit_without_prices_is_rejected(project: Project) -> None:
     arguments = ["run", "task.yaml", "--model", "openai/m", "--base-url", "http://127.0.0.1:9/v1", "--max-cost", "1"]
     done = project.call(*arguments)
     assert done.returncode == 2 and not project.runs()
@@ -217,7 +217,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("refusal", "said"), REFUSED.values(), ids=REFUSED)
-async def test_a_refused_key_or_account_ends_the_run_and_a_resume_does_all_of_it(
+async def test_rejected_key_stops_the_run_and_resume_completes_it(
     project: Project, refusal: Behaviour, said: str
 ) -> None:
     script = [refusal]
@@ -249,7 +249,7 @@ def fail() -> str:
 """
 
 
-def test_a_secret_that_a_tool_or_an_error_shows_is_in_no_file_of_the_run(project: Project) -> None:
+def test_secret_shown_by_a_tool_or_error_is_in_no_file_of_the_run(project: Project) -> None:
     (project.folder / "tools.py").write_text(LEAKS)
     calls = [{"type": "tool_call", "name": name, "arguments": {}} for name in ("show", "fail")]
     project.write_task(policy={"type": "scripted", "actions": [*calls, {"type": "text", "content": "done"}]})

@@ -1,4 +1,4 @@
-"""`reward-kit init` writes a project that runs, is checked, is tested, and overwrites nothing."""
+"""Test that `reward-kit init` writes a working project and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "mine"
 
 
-def test_its_task_runs_and_is_solved(project: Path) -> None:
+def test_task_of_the_new_project_runs_and_is_solved(project: Path) -> None:
     done = command_line.call("run", "task.yaml", "--json", cwd=project)
     assert done.returncode == 0, done.stderr
     (policy,) = json.loads(done.stdout)["policies"]
@@ -37,12 +37,12 @@ def test_its_task_runs_and_is_solved(project: Path) -> None:
     assert policy["mean_steps"] > 2
 
 
-def test_its_task_and_its_reward_pass_the_checks(project: Path) -> None:
+def test_task_and_reward_of_the_new_project_pass_the_checks(project: Path) -> None:
     done = command_line.call("check", "task.yaml", "--gold-policy", "agent.py:Clerk", cwd=project)
     assert done.returncode == 0 and "error:" not in done.stdout, done.stdout + done.stderr
 
 
-def test_its_tests_pass_and_keep_the_report(project: Path) -> None:
+def test_tests_of_the_new_project_pass_and_keep_the_report(project: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "--reward-kit-log-dir", "kept"],
@@ -65,7 +65,7 @@ def test_init_files_are_valid(project: Path) -> None:
     assert all((project / name).is_file() for name in named) and len(named) == 7
 
 
-def test_nothing_is_overwritten(project: Path) -> None:
+def test_existing_files_are_not_overwritten(project: Path) -> None:
     before = (project / "task.yaml").read_bytes()
     again = command_line.call("init", "mine", cwd=project.parent)
     assert again.returncode == 2 and "has task.yaml, orders.jsonl" in again.stderr
@@ -74,7 +74,7 @@ def test_nothing_is_overwritten(project: Path) -> None:
     assert on_a_file.returncode == 2 and "task.yaml is a file" in on_a_file.stderr
 
 
-def test_a_folder_with_other_files_is_taken(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("mine")
     done = command_line.call("init", ".", cwd=tmp_path)
     assert done.returncode == 0 and "  reward-kit run task.yaml\n" in done.stdout

@@ -1,4 +1,4 @@
-"""An LLM judge as the reward of a run: the task's rubric reaches it, and a recording holds what it was asked."""
+"""Test a run with an LLM judge as its reward, recorded and replayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ judge = with_options(llm_judge, model="judge", base_url="{url}")
 """
 
 
-async def test_a_run_is_judged_by_the_tasks_rubric_recorded_and_replayed(tmp_path: Path) -> None:
+async def test_judged_run_uses_the_task_rubric_and_replays(tmp_path: Path) -> None:
     criteria = {"rubric": {"manners": {"description": "It is polite.", "weight": 2}}}
     project = Project(
         tmp_path,

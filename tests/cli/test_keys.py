@@ -1,4 +1,4 @@
-"""Keys stay with their origin: task files, `.env` files and runs of others that try to lead a key elsewhere."""
+"""Test that keys are sent only to their own origins, whatever task files, `.env` files and runs name."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ async def run(project: Project, *arguments: str, **variables: str) -> Any:
     return await asyncio.to_thread(project.call, "run", *(arguments or ("task.yaml",)), **variables)
 
 
-class TestTheDefaultKey:
-    async def test_a_url_of_the_file_does_not_get_it(self, project: Project, server: ChatServer) -> None:
+class TestDefaultKey:
+    async def test_base_url_of_the_task_file_gets_no_key(self, project: Project, server: ChatServer) -> None:
         project.write_task(policy=acting(server))
         done = await run(project, OPENAI_API_KEY=KEY)
         assert done.returncode == 0, done.stderr
         assert bearers(server.requests) == {None}
 
-    async def test_nor_does_a_url_of_the_users_block(self, project: Project, server: ChatServer) -> None:
+    async def test_base_url_of_the_user_block_gets_no_key(self, project: Project, server: ChatServer) -> None:
         actions = [{"type": "text", "content": "hello"}]
         project.write_task(
             policy={"type": "scripted", "actions": actions},
@@ -65,7 +65,7 @@ class TestTheDefaultKey:
         assert server.requests, done.stderr
         assert bearers(server.requests) == {None}
 
-    async def test_nor_does_a_url_of_a_judge(self, project: Project, server: ChatServer) -> None:
+    async def test_base_url_of_a_judge_gets_no_key(self, project: Project, server: ChatServer) -> None:
         project.write_task(
             reward_function_path="reward_kit.rewards:llm_judge",
             reward_options={"model": "m", "base_url": server.base_url, "rubric": {"good": "Is it good?"}},
@@ -74,7 +74,7 @@ class TestTheDefaultKey:
         assert server.requests and bearers(server.requests) == {None}
 
     @pytest.mark.parametrize("way", ["--base-url", "-T", "OPENAI_BASE_URL", "REWARD_KIT_KEY_ORIGINS"])
-    async def test_a_url_of_the_user_gets_it(self, project: Project, server: ChatServer, way: str) -> None:
+    async def test_base_url_of_the_user_gets_the_key(self, project: Project, server: ChatServer, way: str) -> None:
         project.write_task(policy=acting(server))
         arguments, variables = ["task.yaml"], {"OPENAI_API_KEY": KEY}
         if way == "--base-url":
@@ -87,7 +87,7 @@ class TestTheDefaultKey:
         assert done.returncode == 0, done.stderr
         assert bearers(server.requests) == {f"Bearer {KEY}"}
 
-    async def test_a_refusal_says_why_none_was_sent_and_what_to_set(self, project: Project) -> None:
+    async def test_rejection_explains_why_no_key_was_sent(self, project: Project) -> None:
         async with ChatServer(lambda _: status(401, text="who are you?")) as server:
             project.write_task(policy=acting(server))
             done = await run(project, OPENAI_API_KEY=KEY)
@@ -95,15 +95,15 @@ class TestTheDefaultKey:
         assert "no key was sent: OPENAI_API_KEY was not sent, because it is not configured for" in done.stderr
         assert f'export REWARD_KIT_KEY_ORIGINS="OPENAI_API_KEY={origin(server)}"' in done.stderr
 
-    async def test_a_key_that_the_file_holds_itself_is_its_own(self, project: Project, server: ChatServer) -> None:
+    async def test_api_key_in_the_task_file_is_sent(self, project: Project, server: ChatServer) -> None:
         project.write_task(policy=acting(server, api_key="of-the-file-itself"))
         await run(project, OPENAI_API_KEY=KEY)
         assert bearers(server.requests) == {"Bearer of-the-file-itself"}
 
 
-class TestANamedVariable:
+class TestNamedVariable:
     @pytest.mark.parametrize("base_url", [None, "http://127.0.0.1:9/v1", "https://api.mistral.ai/v1"])
-    async def test_it_is_refused_unless_the_user_allowed_it(self, project: Project, base_url: str | None) -> None:
+    async def test_api_key_env_is_rejected_unless_allowed(self, project: Project, base_url: str | None) -> None:
         policy = {"type": "openai", "model": "m", "base_url": base_url, "api_key_env": "AWS_SECRET_ACCESS_KEY"}
         project.write_task(policy={key: value for key, value in policy.items() if value})
         done = await run(project, AWS_SECRET_ACCESS_KEY=OTHER, MISTRAL_API_KEY=KEY)
@@ -118,7 +118,9 @@ class TestANamedVariable:
         assert OTHER not in done.stderr
 
     @pytest.mark.parametrize("block", ["user", "judge"])
-    async def test_so_it_is_in_the_other_blocks(self, project: Project, server: ChatServer, block: str) -> None:
+    async def test_api_key_env_of_other_blocks_is_rejected_unless_allowed(
+        self, project: Project, server: ChatServer, block: str
+    ) -> None:
         if block == "user":
             project.write_task(user=acting(server, instructions="x", api_key_env="MY_VALUE"), on_text=None)
         else:
@@ -138,25 +140,21 @@ class TestANamedVariable:
         assert done.returncode == 2 and not server.requests
         assert f"task.yaml:{line}: {key}: MY_VALUE is not configured for {origin(server)}" in done.stderr
 
-    async def test_it_is_sent_where_the_user_allowed_it(self, project: Project, server: ChatServer) -> None:
+    async def test_allowed_variable_is_sent(self, project: Project, server: ChatServer) -> None:
         project.write_task(policy=acting(server, api_key_env="MY_VALUE"))
         listed = f"ELSE=https://else.example, MY_VALUE={origin(server)}"
         done = await run(project, MY_VALUE=OTHER, OPENAI_API_KEY=KEY, REWARD_KIT_KEY_ORIGINS=listed)
         assert done.returncode == 0, done.stderr
         assert bearers(server.requests) == {f"Bearer {OTHER}"}
 
-    async def test_what_is_allowed_for_one_origin_is_not_for_another(
-        self, project: Project, server: ChatServer
-    ) -> None:
+    async def test_variable_allowed_for_another_origin_is_rejected(self, project: Project, server: ChatServer) -> None:
         project.write_task(policy=acting(server, api_key_env="MY_VALUE"))
         listed = "MY_VALUE=https://llm.example"
         done = await run(project, MY_VALUE=OTHER, REWARD_KIT_KEY_ORIGINS=listed)
         assert done.returncode == 2 and not server.requests
         assert f'export REWARD_KIT_KEY_ORIGINS="$REWARD_KIT_KEY_ORIGINS MY_VALUE={origin(server)}"' in done.stderr
 
-    async def test_a_providers_key_goes_to_a_url_that_is_typed_and_an_unknown_one_does_not(
-        self, project: Project, server: ChatServer
-    ) -> None:
+    async def test_typed_base_url_gets_known_provider_keys_only(self, project: Project, server: ChatServer) -> None:
         arguments = ["task.yaml", "--base-url", server.base_url]
         project.write_task(policy={"type": "openai", "model": "m", "api_key_env": "MISTRAL_API_KEY"})
         assert (await run(project, *arguments, MISTRAL_API_KEY=KEY)).returncode == 0
@@ -169,20 +167,20 @@ class TestANamedVariable:
 
 
 class TestDotenv:
-    async def test_its_url_does_not_get_a_key_of_the_shell(self, project: Project, server: ChatServer) -> None:
+    async def test_base_url_of_dotenv_gets_no_key_of_the_shell(self, project: Project, server: ChatServer) -> None:
         (project.folder / ".env").write_text(f"OPENAI_BASE_URL={server.base_url}\n")
         project.write_task(policy={"type": "openai", "model": "m"})
         done = await run(project, OPENAI_API_KEY=KEY)
         assert done.returncode == 0, done.stderr
         assert bearers(server.requests) == {None}
 
-    async def test_its_url_gets_its_own_key(self, project: Project, server: ChatServer) -> None:
+    async def test_base_url_of_dotenv_gets_the_key_of_dotenv(self, project: Project, server: ChatServer) -> None:
         (project.folder / ".env").write_text(f"OPENAI_BASE_URL={server.base_url}\nOPENAI_API_KEY=of-the-dotenv\n")
         project.write_task(policy={"type": "openai", "model": "m"})
         await run(project, OPENAI_API_KEY=KEY)
         assert bearers(server.requests) == {"Bearer of-the-dotenv"}
 
-    async def test_it_allows_nothing(self, project: Project, server: ChatServer) -> None:
+    async def test_dotenv_cannot_allow_origins(self, project: Project, server: ChatServer) -> None:
         listed = f"MY_VALUE={origin(server)} OPENAI_API_KEY={origin(server)}"
         (project.folder / ".env").write_text(f'REWARD_KIT_KEY_ORIGINS="{listed}"\nOPENAI_BASE_URL={server.base_url}\n')
         project.write_task(policy=acting(server, api_key_env="MY_VALUE"))
@@ -192,14 +190,16 @@ class TestDotenv:
         await run(project, OPENAI_API_KEY=KEY)
         assert bearers(server.requests) == {None}
 
-    async def test_a_key_in_it_goes_to_no_url_of_a_task_file(self, project: Project, server: ChatServer) -> None:
+    async def test_key_of_dotenv_is_not_sent_to_a_url_of_the_task_file(
+        self, project: Project, server: ChatServer
+    ) -> None:
         (project.folder / ".env").write_text(f"OPENAI_API_KEY={KEY}\n")
         project.write_task(policy=acting(server))
         await run(project)
         assert bearers(server.requests) == {None}
 
 
-async def test_what_stands_in_the_file_of_a_run_leads_no_key_there(project: Project, server: ChatServer) -> None:
+async def test_base_url_stored_in_a_run_gets_no_key(project: Project, server: ChatServer) -> None:
     """A run's folder can be somebody else's: its `base_url` and its overrides were typed by whoever made it."""
     failing = ChatServer(lambda _: status(400, text="not now"))
     async with failing:
@@ -212,7 +212,7 @@ async def test_what_stands_in_the_file_of_a_run_leads_no_key_there(project: Proj
     assert server.requests and bearers(server.requests) == {None}
 
 
-async def test_what_the_user_typed_holds_for_a_resume(project: Project, server: ChatServer) -> None:
+async def test_typed_base_url_is_remembered_for_resume(project: Project, server: ChatServer) -> None:
     """The printed command to go on works without typing the endpoint again."""
     project.write_task(policy={"type": "openai", "model": "m"})
     project.write_rows([{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(4)])
@@ -224,7 +224,7 @@ async def test_what_the_user_typed_holds_for_a_resume(project: Project, server: 
     assert len(server.requests) > before and bearers(server.requests) == {f"Bearer {KEY}"}
 
 
-async def test_a_key_does_not_follow_a_redirect(project: Project, server: ChatServer) -> None:
+async def test_key_does_not_follow_a_redirect(project: Project, server: ChatServer) -> None:
     moved = status(307, {"Location": f"{server.base_url}/chat/completions"})
     async with ChatServer(lambda _: moved) as near:
         project.write_task(policy={"type": "openai", "model": "m"})
@@ -232,9 +232,7 @@ async def test_a_key_does_not_follow_a_redirect(project: Project, server: ChatSe
         assert bearers(near.requests) == {f"Bearer {KEY}"} and not server.requests
 
 
-async def test_a_password_of_netrc_is_not_sent_where_a_file_asks_for_proxies(
-    project: Project, server: ChatServer, tmp_path: Path
-) -> None:
+async def test_netrc_password_is_not_sent_with_trust_env(project: Project, server: ChatServer, tmp_path: Path) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("default login me password hunter2hunter2\n")
     netrc.chmod(0o600)
@@ -243,7 +241,7 @@ async def test_a_password_of_netrc_is_not_sent_where_a_file_asks_for_proxies(
     assert server.requests and bearers(server.requests) == {None}
 
 
-async def test_a_key_under_any_name_stands_in_no_file(project: Project) -> None:
+async def test_key_of_any_name_is_in_no_file_of_the_run(project: Project) -> None:
     """The server sends the key back: in an answer, in a failure, and in an answer of the judge."""
 
     def echo(body: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The entry point: which exit code an end has, and that an error is one line. In a process of its own, as it exits."""
+"""Test the entry point: exit codes and one-line errors, in a separate process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ended(body: str) -> tuple[int, str]:
         ("raise ExceptionGroup('', [ValueError('x'), ConfigError('a key')])", 2, "error: a key"),
     ],
 )
-def test_an_end_has_its_code_and_at_most_one_line(body: str, code: int, said: str) -> None:
+def test_exception_sets_the_exit_code_and_prints_at_most_one_line(body: str, code: int, said: str) -> None:
     found_code, found = ended(body)
     assert found_code == code
     assert (found.splitlines() or [""])[-1] == said
@@ -71,7 +71,7 @@ def test_an_end_has_its_code_and_at_most_one_line(body: str, code: int, said: st
 @pytest.mark.parametrize(
     "body", ["raise ZeroDivisionError('a bug')", "raise ExceptionGroup('g', [ValueError('a bug')])"]
 )
-def test_a_bug_of_ours_is_shown_whole(body: str) -> None:
+def test_internal_error_prints_the_traceback(body: str) -> None:
     code, said = ended(body)
     assert code == 1 and "Traceback" in said and "a bug" in said
 
@@ -79,7 +79,7 @@ def test_a_bug_of_ours_is_shown_whole(body: str) -> None:
 @pytest.mark.parametrize(
     ("end", "code"), [("", 0), ("sys.exit(3)", 3), ("raise ConfigError('x')", 2), ("raise KeyboardInterrupt", 130)]
 )
-def test_a_thread_that_never_ends_does_not_keep_the_program_and_nothing_said_is_lost(end: str, code: int) -> None:
+def test_endless_thread_does_not_keep_the_program_and_output_is_flushed(end: str, code: int) -> None:
     say = "print('out', end=''); print('err', end='', file=sys.stderr)"
     found, said = ended(f"threading.Thread(target=time.sleep, args=(600,)).start(); {say}; {end}")
     assert found == code and "out" in said and "err" in said
@@ -100,18 +100,18 @@ class TestErrorsInGroups:
             lambda group, ours: group(ours, StoreError("second")),
         ],
     )
-    def test_the_first_of_ours_is_found_wherever_it_is(self, place) -> None:
+    def test_first_own_error_in_nested_groups_is_found(self, place) -> None:
         ours = ConfigError("first")
         assert entry._find_own_error(place(self.group, ours)) is ours
 
-    def test_a_group_without_one_is_raised_whole(self) -> None:
+    def test_group_without_an_own_error_is_raised_whole(self) -> None:
         whole = self.group(self.group(ValueError("a")), KeyError("b"))
         with pytest.raises(ExceptionGroup) as caught:
             entry._find_own_error(whole)
         assert caught.value is whole
 
 
-def test_every_verb_loads_and_has_help() -> None:
+def test_every_command_loads_and_has_help() -> None:
     for verb in entry.VERBS:
         command = entry.program.get_command(None, verb)
         assert command is not None and command.help
@@ -129,11 +129,11 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
 
 @pytest.mark.parametrize(("words", "command"), list(every_command()))
 class TestHelp:
-    def test_it_has_an_example_that_calls_it(self, words: str, command: click.Command) -> None:
+    def test_help_has_an_example_of_the_command(self, words: str, command: click.Command) -> None:
         _, found, examples = (command.help or "").partition("Example")
         assert found and f"reward-kit {words}" in examples
 
-    def test_it_names_the_environment_once_and_truly(
+    def test_help_names_a_working_environment_variable(
         self, words: str, command: click.Command, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         options = [one for one in command.params if isinstance(one, click.Option) and "--verbose" not in one.opts]
@@ -145,7 +145,7 @@ class TestHelp:
             context = click.Context(command, auto_envvar_prefix=f"REWARD_KIT_{words}".upper().replace(" ", "_"))
             assert option.value_from_envvar(context)
 
-    def test_every_option_says_what_it_is_for(self, words: str, command: click.Command) -> None:
+    def test_every_option_has_a_description(self, words: str, command: click.Command) -> None:
         silent = [one.opts for one in command.params if isinstance(one, click.Option) and not one.help]
         assert silent == []
 
@@ -157,7 +157,7 @@ def test_help_shows_three_groups_of_at_most_thirteen_commands() -> None:
     assert not [name for name in entry.HIDDEN if f"  {name} " in shown]
 
 
-def test_the_options_of_run_are_grouped() -> None:
+def test_options_of_run_are_grouped() -> None:
     shown = CliRunner().invoke(entry.program, ["run", "--help"]).output
     titles = re.findall(r"^([A-Z][\w, ]+):$", shown, re.MULTILINE)
     assert titles[0] == "Models and policies" and titles[-1] == "Engine" and "Samples" in titles
@@ -175,12 +175,12 @@ def test_the_options_of_run_are_grouped() -> None:
         ("report", "view RUN -o report.html"),
     ],
 )
-def test_an_unknown_command_is_answered_with_the_one_that_is_meant(typed: str, meant: str) -> None:
+def test_unknown_command_suggests_the_nearest(typed: str, meant: str) -> None:
     done = CliRunner().invoke(entry.program, [typed])
     assert done.exit_code == 2 and f"unknown command {typed!r}; did you mean {meant!r}?" in done.output
 
 
-def test_the_first_words_of_the_program_are_true(tmp_path: Path) -> None:
+def test_quick_start_of_the_program_help_works(tmp_path: Path) -> None:
     lines = entry.program.help.partition("Start with:")[2].split("\n")
     words = [line.split() for line in lines if line.strip()]
     assert [line[0] for line in words] == ["reward-kit", "cd", "reward-kit"]
@@ -193,13 +193,13 @@ def test_the_first_words_of_the_program_are_true(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_every_error_of_ours_has_a_code_of_the_documented_ones() -> None:
+def test_every_error_class_has_a_documented_exit_code() -> None:
     kinds = [RewardKitError, *RewardKitError.__subclasses__()]
     assert {kind.exit_code for kind in kinds} == {2, 3}
     assert [kind for kind in kinds if kind.exit_code == 2] == [ConfigError]
 
 
-class TestAForkIsAsANewProcess:
+class TestForkedCalls:
     """Most tests call the program in a fork of one that is started already, which has to be like a start of it."""
 
     @pytest.fixture(scope="class")
@@ -226,10 +226,12 @@ class TestAForkIsAsANewProcess:
             ("nosuch", 2),
         ],
     )
-    def test_it_says_and_leaves_the_same(self, project: Project, tmp_path: Path, line: str, code: int) -> None:
+    def test_forked_call_has_the_output_of_a_new_process(
+        self, project: Project, tmp_path: Path, line: str, code: int
+    ) -> None:
         arguments, environment = line.format(place=tmp_path).split(), project.environment()
         forked = command_line.call(*arguments, cwd=project.folder, env=environment)
-        anew = command_line.call_anew(*arguments, cwd=project.folder, env=environment)
+        anew = command_line.call_new_process(*arguments, cwd=project.folder, env=environment)
         assert (forked.returncode, anew.returncode) == (code, code), anew.stderr
         assert without_chance(forked.stdout) == without_chance(anew.stdout)
         assert without_chance(forked.stderr) == without_chance(anew.stderr)
@@ -238,7 +240,7 @@ class TestAForkIsAsANewProcess:
         done = command_line.call("run", "task.yaml", cwd=project.folder, env={"REWARD_KIT_RUN_SEED": "x"})
         assert done.returncode == 2 and "'--seed': 'x'" in done.stderr
 
-    def test_a_call_that_does_not_end_is_killed(self, tmp_path: Path) -> None:
+    def test_call_is_killed_after_its_timeout(self, tmp_path: Path) -> None:
         project = Project(tmp_path)
         (tmp_path / "reward.py").write_text("import time\ntime.sleep(600)\n")
         with pytest.raises(subprocess.TimeoutExpired):
@@ -252,7 +254,7 @@ def without_chance(text: str) -> str:
     return re.sub(r"\b\d+\.\d+(/s|s| s)?\b|\b[0-9.]+e-\d+", "N", text)
 
 
-def test_learning_without_its_extra_says_how_to_install_it() -> None:
+def test_train_without_its_extra_explains_how_to_install() -> None:
     missing = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['train', 'train.yaml']"
     code = f"{missing}; from reward_kit.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""RUN left out: the newest run is taken, and it is told which."""
+"""Test that commands without RUN take the newest run and report it."""
 
 from __future__ import annotations
 
@@ -56,38 +56,38 @@ def test_the_newest_run_with_episodes_is_used_and_reported(project: Project, ver
     assert done.stderr.startswith("the newest run: runs/newest\n")
 
 
-def test_a_page_may_be_of_training(project: Project) -> None:
+def test_view_may_take_a_training_run(project: Project) -> None:
     done = project.call("view", "-o", "page.html")
     assert done.stderr.startswith("the newest run: runs/training\n")
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_where_there_is_none_it_says_so(project: Project, verb: str) -> None:
+def test_missing_runs_are_reported(project: Project, verb: str) -> None:
     done = project.call(*COMMANDS[verb], "--log-dir", "elsewhere")
     assert done.returncode == 2 and "no run in elsewhere; start one with `reward-kit run`" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_the_help_says_so(project: Project, verb: str) -> None:
+def test_help_mentions_the_default_run(project: Project, verb: str) -> None:
     told = " ".join(project.call(verb, "--help").stdout.split())
     assert "RUN]" in told and "Without RUN, the newest is taken." in told and "--log-dir" in told
 
 
-def test_what_is_being_made_is_not_taken_for_its_own_source(project: Project) -> None:
+def test_output_run_is_not_taken_as_its_own_source(project: Project) -> None:
     first = project.call(*COMMANDS["score"], "-o", "runs/again")
     again = project.call(*COMMANDS["score"], "-o", "runs/again")
     assert first.returncode == again.returncode == 0, again.stderr
     assert again.stderr.startswith("the newest run: runs/newest\n")
 
 
-def test_compare_takes_the_two_newest_of_one_task_the_older_first(project: Project) -> None:
+def test_compare_takes_the_two_newest_runs_of_a_task(project: Project) -> None:
     stored(project.folder / "runs", "of_another_task", 2, task_name="another")
     done = project.call("compare", "--json")
     assert done.returncode == 0, done.stderr
     assert "runs/middle (the baseline) and runs/newest\n" in done.stderr
 
 
-def test_compare_says_what_is_missing(project: Project) -> None:
+def test_compare_reports_a_missing_run(project: Project) -> None:
     stored(project.folder / "runs", "alone", 9, task_name="alone")
     done = project.call("compare")
     assert done.returncode == 2 and "one run of task 'alone', runs/alone; name the runs to compare" in done.stderr

@@ -1,4 +1,4 @@
-"""What stands for a number on the command line is one: a gate that NaN opens is none."""
+"""Test that numbers on the command line must be finite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reward_kit.cli.main import program
     ],
     ids=" ".join,
 )
-def test_a_number_is_finite(line: list[str], number: str) -> None:
+def test_non_finite_number_is_rejected(line: list[str], number: str) -> None:
     *_, option = line
     answer = CliRunner().invoke(program, [*line[:-1], f"{option}={number}"])
     assert answer.exit_code == 2

@@ -1,4 +1,4 @@
-"""Logs on standard error: none by default, and what is asked for with `-v`, REWARD_KIT_LOG and its format."""
+"""Test the log on standard error: silent by default, set by `-v`, `REWARD_KIT_LOG` and its format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def events_of(stderr: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
 
 
-class TestWhatIsAskedFor:
+class TestLogSpecification:
     """`REWARD_KIT_LOG=level:part=level,…`."""
 
     @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ class TestWhatIsAskedFor:
             ("info:events=off", EVENTS, "off"),
         ],
     )
-    def test_the_nearest_logger_above_decides(self, text: str, name: str, level: str) -> None:
+    def test_nearest_parent_logger_sets_the_level(self, text: str, name: str, level: str) -> None:
         assert parsed(text).level_of(name) == LEVELS[level]
 
     @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ class TestWhatIsAskedFor:
 class TestLines:
     """One record, one line."""
 
-    def test_json_has_the_fields_of_its_own(self) -> None:
+    def test_json_record_has_its_extra_fields(self) -> None:
         told = json.loads(as_told("json", record("episode %s", "stopped", rollout_id="r1", error=None, steps=3)))
         assert told.pop("at").endswith("Z") and told.pop("pid")
         assert told == {
@@ -84,12 +84,12 @@ class TestLines:
             "steps": 3,
         }
 
-    def test_text_says_the_same(self) -> None:
+    def test_text_line_has_the_same_fields(self) -> None:
         line = as_told("text", record("episode stopped", rollout_id="r1", error=None, steps=3))
         assert line.partition(" ")[2] == "info    reward_kit.runs  episode stopped rollout_id=r1 steps=3"
 
     @pytest.mark.parametrize("form", ["text", "json"])
-    def test_nothing_that_is_said_looks_like_another_record(self, form: str) -> None:
+    def test_hostile_text_cannot_forge_a_record(self, form: str) -> None:
         hostile = "x\n2026-01-01 error fake\r\x1b[31m\u2028half \ud83d"
         line = as_told(form, record("%s", hostile, note=hostile))
         assert len(line.splitlines()) == 1 and "\x1b" not in line
@@ -97,7 +97,7 @@ class TestLines:
 
     @pytest.mark.parametrize("form", ["text", "json"])
     @pytest.mark.parametrize("secret", [SECRET, 'pass"word\\\u00e9-0123'])
-    def test_secrets_are_blotted_out(self, form: str, secret: str) -> None:
+    def test_secrets_are_hidden(self, form: str, secret: str) -> None:
         told = record("asked with %s", secret, key=secret)
         told.exc_info = (ValueError, ValueError(secret), None)
         line = as_told(form, told, secret)
@@ -105,7 +105,7 @@ class TestLines:
         if form == "json":
             json.loads(line)
 
-    def test_a_traceback_is_set_in(self) -> None:
+    def test_traceback_is_indented(self) -> None:
         told = record("it broke")
         try:
             raise ValueError("why")
@@ -124,7 +124,7 @@ def test_nothing_is_logged_by_default(project: Project) -> None:
 
 
 @pytest.mark.parametrize("asked", [["-v", "run", "task.yaml"], ["run", "task.yaml", "-v"]])
-def test_verbose_shows_what_happens_and_leaves_standard_output_alone(project: Project, asked: list[str]) -> None:
+def test_verbose_logs_events_and_keeps_standard_output_clean(project: Project, asked: list[str]) -> None:
     done = project.call(*asked, "--json", REWARD_KIT_LOG_FORMAT="json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "complete"
@@ -145,14 +145,14 @@ def test_resume_logs_only_new_events(project: Project) -> None:
     assert [one["message"] for one in events_of(done.stderr)] == ["run started", "run ended"], done.stderr
 
 
-def test_one_part_of_the_package_can_say_more(project: Project) -> None:
+def test_level_can_be_set_for_one_part_of_the_package(project: Project) -> None:
     done = project.call("run", "task.yaml", REWARD_KIT_LOG="off:agent=debug", REWARD_KIT_LOG_FORMAT="json")
     told = events_of(done.stderr)
     assert {(one["logger"], one["level"]) for one in told} == {("reward_kit.agent", "debug")}
     assert sum("step 0" in one["message"] for one in told) == 6
 
 
-def test_the_run_s_own_log_keeps_its_tracebacks_whatever_is_shown(project: Project) -> None:
+def test_run_log_keeps_tracebacks_at_any_level(project: Project) -> None:
     project.write_task(reward_function_path="reward.py:broken")
     here = {"REWARD_KIT_RUN_SANDBOX": "in_process"}
     done = project.call("run", "task.yaml", REWARD_KIT_LOG="error", OPENAI_API_KEY=SECRET, **here)
@@ -160,7 +160,7 @@ def test_the_run_s_own_log_keeps_its_tracebacks_whatever_is_shown(project: Proje
     assert "ZeroDivisionError" in (project.run_path() / "run.log").read_text()
 
 
-def test_a_secret_of_the_environment_is_not_shown(project: Project) -> None:
+def test_secret_of_the_environment_is_not_logged(project: Project) -> None:
     (project.folder / "tools.py").write_text((project.folder / "tools.py").read_text().replace("waited", SECRET))
     action = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": SECRET}}
     project.write_task(policy={"type": "scripted", "actions": [action, {"type": "text", "content": SECRET}]})
@@ -168,7 +168,7 @@ def test_a_secret_of_the_environment_is_not_shown(project: Project) -> None:
     assert done.returncode == 0 and "(hidden)" in done.stderr and SECRET not in done.stderr
 
 
-def test_a_typo_is_one_line_and_exit_code_2(project: Project) -> None:
+def test_invalid_level_is_one_line_and_exit_code_2(project: Project) -> None:
     done = project.call("run", "task.yaml", REWARD_KIT_LOG="verbose")
     assert done.returncode == 2 and "REWARD_KIT_LOG=verbose: unknown level 'verbose'" in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not project.runs()

@@ -1,4 +1,4 @@
-"""Permissions of what commands write: a run is its owner's alone, a file named with -o is what the umask allows."""
+"""Test file permissions: runs are private, and files named with -o follow the umask."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def open_to_others(run: Path) -> list[str]:
     return sorted(str(path) for path in (run, *run.rglob("*")) if mode(path) & 0o077)
 
 
-def test_everything_that_a_run_leaves_is_its_owners_alone(tmp_path: Path) -> None:
+def test_run_files_are_private(tmp_path: Path) -> None:
     project = Project(tmp_path, credit={"estimator": "grpo"}, reward_function_path="reward.py:broken")
     assert called(project, "run", "task.yaml").returncode == 3  # so that there is a run.log
     run = project.run_path()
@@ -60,7 +60,7 @@ def test_everything_that_a_run_leaves_is_its_owners_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.campaign
-def test_what_training_leaves_is_its_owners_alone(tmp_path: Path) -> None:
+def test_training_files_are_private(tmp_path: Path) -> None:
     project = Project(tmp_path)
     lake_folder(tmp_path)
     done = called(project, "train", "train.yaml", "--display", "plain")
@@ -69,7 +69,7 @@ def test_what_training_leaves_is_its_owners_alone(tmp_path: Path) -> None:
     assert (run / "checkpoints").is_dir() and open_to_others(run) == []
 
 
-def test_a_resume_of_a_run_that_is_open_to_others_works_and_leaves_it_so(tmp_path: Path) -> None:
+def test_resume_keeps_the_permissions_of_a_shared_run(tmp_path: Path) -> None:
     project = Project(tmp_path)
     assert called(project, "run", "task.yaml", "--limit", "2").returncode == 0
     run = project.run_path()
@@ -84,7 +84,7 @@ def test_a_resume_of_a_run_that_is_open_to_others_works_and_leaves_it_so(tmp_pat
     assert mode(run) == 0o755
 
 
-def test_a_file_named_with_o_is_what_the_umask_allows(tmp_path: Path) -> None:
+def test_output_file_follows_the_umask(tmp_path: Path) -> None:
     project = Project(tmp_path)
     for _ in range(2):
         assert called(project, "run", "task.yaml").returncode == 0
@@ -100,21 +100,21 @@ def test_a_file_named_with_o_is_what_the_umask_allows(tmp_path: Path) -> None:
         assert mode(tmp_path / arguments[-1]) == 0o666
 
 
-def test_the_episodes_beside_a_large_page_are_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_data_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_page, "MOST_INLINE", 0)
     run = random_run(tmp_path, 8)
     write_report(run)
     assert (run / "report_data").is_dir() and not open_to_others(run / "report_data")
 
 
-def test_final_states_are_their_owners_alone(tmp_path: Path) -> None:
+def test_final_states_are_private(tmp_path: Path) -> None:
     made = episode("a", ["s0"])
     made.custom_data["final_state"] = {"kind": "json", "payload": b"{}"}
     run = make_run(tmp_path, [made], [])
     assert len(list((run / "states").iterdir())) == 1 and open_to_others(run) == []
 
 
-def test_recordings_and_caches_of_answers_are_their_owners_alone(tmp_path: Path) -> None:
+def test_recordings_and_caches_are_private(tmp_path: Path) -> None:
     Cassette.record(tmp_path / "made" / "answers.jsonl").close()
     AnswerCache(tmp_path / "cache.jsonl").close()
     assert mode(tmp_path / "made" / "answers.jsonl") == mode(tmp_path / "cache.jsonl") == 0o600

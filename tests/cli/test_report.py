@@ -1,4 +1,4 @@
-"""The page that `run` and `score` leave, and `reward-kit view RUN -o`."""
+"""Test the page that `run`, `score` and `reward-kit view RUN -o` write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def assert_as_summary(path: Path) -> None:
         assert figures["errors"] == sum(policy["errors"].values())
 
 
-def test_a_run_leaves_its_page_and_says_where(project: Project) -> None:
+def test_run_writes_its_page_and_reports_the_path(project: Project) -> None:
     done = project.call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
     path = project.run_path()
@@ -44,7 +44,7 @@ def test_a_run_leaves_its_page_and_says_where(project: Project) -> None:
     assert {"episode", "call"} <= {given.get("class") for tag, given in shown.tags if tag == "rect"}
 
 
-def test_scores_say_when_they_were_asked_for_and_there(project: Project) -> None:
+def test_score_timing_records_submission_and_attempts(project: Project) -> None:
     project.call("run", "task.yaml")
     for line in (project.run_path() / "scores.jsonl").read_text().splitlines():
         timing = json.loads(line)["timing"]
@@ -52,7 +52,7 @@ def test_scores_say_when_they_were_asked_for_and_there(project: Project) -> None
         assert 0 <= timing["submitted_s"] <= began_s <= ended_s <= timing["done_s"]
 
 
-def test_a_score_leaves_its_page_with_the_threshold_that_was_asked_for(project: Project) -> None:
+def test_score_writes_its_page_with_the_given_threshold(project: Project) -> None:
     project.call("run", "task.yaml")
     data = project.run_path() / "episodes.jsonl"
     done = project.call("score", str(data), "--reward", "reward.py:right", "--pass-threshold", "0", "--log-dir", "more")
@@ -63,7 +63,7 @@ def test_a_score_leaves_its_page_with_the_threshold_that_was_asked_for(project: 
     assert "collected elsewhere" in page(path).text
 
 
-def test_a_sample_whose_name_no_file_can_hold_has_its_line(project: Project) -> None:
+def test_sample_name_with_surrogates_is_listed_escaped(project: Project) -> None:
     project.write_rows([{"id": "half \ud800 <b>", "number": 1, "ground_truth": "done"}])
     done = project.call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ def test_a_sample_whose_name_no_file_can_hold_has_its_line(project: Project) -> 
     assert page(project.run_path()).column("samples", "sample") == ["half \\ud800 <b>"]
 
 
-def test_what_broke_is_on_the_page(project: Project) -> None:
+def test_failures_are_shown_on_the_page(project: Project) -> None:
     project.write_task(reward_function_path="reward.py:broken")
     assert project.call("run", "task.yaml").returncode == 3
     shown = page(project.run_path())
@@ -79,7 +79,7 @@ def test_what_broke_is_on_the_page(project: Project) -> None:
     assert shown.counts["error"] == {"crash": 6} and "division by zero" in shown.text
 
 
-def test_report_writes_the_page_again_and_prints_where(project: Project) -> None:
+def test_view_output_writes_the_page_again_and_prints_its_path(project: Project) -> None:
     project.call("run", "task.yaml")
     path = project.run_path()
     before = (path / "report.html").read_bytes()
@@ -98,14 +98,14 @@ def test_view_rejects_a_folder_without_a_run(project: Project) -> None:
     assert "error: . is not a run folder: it has no run.json" in done.stderr
 
 
-def test_report_of_a_damaged_run_names_the_line(project: Project) -> None:
+def test_damaged_run_is_reported_with_its_line(project: Project) -> None:
     path = make_run(project.folder, [], [])
     (path / "episodes.jsonl").write_text("{}\n")
     done = project.call("view", "run", "-o", "page.html")
     assert done.returncode == 3 and "run/episodes.jsonl:1: expected an object with a text rollout_id" in done.stderr
 
 
-def test_a_page_that_cannot_be_written_costs_the_run_nothing(project: Project) -> None:
+def test_unwritable_page_does_not_fail_the_run(project: Project) -> None:
     project.call("run", "task.yaml")
     path = project.run_path()
     (path / "report.html").unlink()
@@ -116,7 +116,7 @@ def test_a_page_that_cannot_be_written_costs_the_run_nothing(project: Project) -
     assert "report not written: cannot write" in (path / "run.log").read_text()
 
 
-def test_a_secret_is_not_on_the_page(project: Project) -> None:
+def test_secret_is_not_on_the_page(project: Project) -> None:
     secret = "sk-very-secret-0123456789"
     project.write_task(policy={"type": "scripted", "actions": [{"type": "text", "content": f"key {secret}"}]})
     (project.folder / "reward.py").write_text(

@@ -15,7 +15,7 @@ def right(messages):
 """
 
 
-def test_a_run_names_what_is_missing_and_writes_nothing(tmp_path: Path) -> None:
+def test_run_names_missing_requirements_and_writes_nothing(tmp_path: Path) -> None:
     project = Project(tmp_path, num_rollouts_per_sample=1)
     (tmp_path / "reward.py").write_text(REWARD)
     done = project.call("run", "task.yaml")

@@ -1,4 +1,4 @@
-"""`reward-kit score RUN` as a user meets it: another reward on a run's episodes, and what it changes."""
+"""Test `reward-kit score RUN`: another reward on the episodes of a run, and the changes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_what_changed_is_shown_and_kept_in_a_run_of_its_own(project: Project) -> None:
+def test_changes_are_shown_and_stored_in_a_new_run(project: Project) -> None:
     again, told = rescored(project, "--reward", "other.py:lenient")
     (change,) = told["changes"]["policies"]
     assert (change["before"]["mean"], change["after"]["mean"]) == (pytest.approx(1 / 3), 1.0)
@@ -97,7 +97,7 @@ def test_what_changed_is_shown_and_kept_in_a_run_of_its_own(project: Project) ->
     assert (again / "report.html").is_file()
 
 
-def test_the_same_reward_changes_nothing_and_says_so(project: Project) -> None:
+def test_unchanged_scores_are_reported(project: Project) -> None:
     again, told = rescored(project, "--reward", "reward.py:right")
     (run,) = project.runs()
     assert lines(again / "scores.jsonl") == [
@@ -108,14 +108,14 @@ def test_the_same_reward_changes_nothing_and_says_so(project: Project) -> None:
     assert (change["difference"]["low"], change["difference"]["high"]) == (0.0, 0.0)
 
 
-def test_whole_groups_are_given_to_a_batch_reward(project: Project) -> None:
+def test_batch_reward_receives_whole_groups(project: Project) -> None:
     again, _ = rescored(project, "--reward", "other.py:share")
     scores = lines(again / "scores.jsonl")
     assert [line["score"] for line in scores] == [0.5] * 6
     assert len({line["scored_group"] for line in scores}) == 3
 
 
-def test_an_error_is_no_zero_and_can_be_scored_again(project: Project) -> None:
+def test_failed_scores_are_not_zero_and_can_be_scored_again(project: Project) -> None:
     again, told = rescored(project, "--reward", "other.py:picky", "-O", "least=0.75")
     (change,) = told["changes"]["policies"]
     assert change["episodes"]["lost"] == 4 and change["paired"] == 2
@@ -129,7 +129,7 @@ def test_an_error_is_no_zero_and_can_be_scored_again(project: Project) -> None:
     assert len((again / "episodes.jsonl").read_bytes().splitlines()) == 6
 
 
-def test_after_a_kill_the_same_command_goes_on(project: Project) -> None:
+def test_killed_scoring_is_continued_by_the_same_command(project: Project) -> None:
     (project.folder / "block").touch()
     (run,) = project.runs()
     asked = ["score", str(run), "--reward", "other.py:slow", "--sandbox", "in_process", "-o", "again"]
@@ -147,7 +147,7 @@ def test_after_a_kill_the_same_command_goes_on(project: Project) -> None:
     assert scores.read_bytes().startswith(first) and [line["score"] for line in lines(scores)] == [0.25] * 6
 
 
-def test_a_folder_of_something_else_is_refused(project: Project) -> None:
+def test_output_folder_of_another_scoring_is_rejected(project: Project) -> None:
     rescored(project, "--reward", "other.py:lenient")
     (run,) = project.runs()
     for reward, output, told in [
@@ -163,7 +163,7 @@ def test_a_folder_of_something_else_is_refused(project: Project) -> None:
     assert done.returncode == 2 and "the run has changed since" in done.stderr
 
 
-def test_a_rescored_run_can_be_scored_again(project: Project) -> None:
+def test_rescored_run_can_be_scored_again(project: Project) -> None:
     again, _ = rescored(project, "--reward", "other.py:lenient")
     done = project.call("score", str(again), "--reward", "reward.py:right", "--sandbox", "in_process", "--json")
     assert done.returncode == 0, done.stderr
@@ -180,7 +180,7 @@ def test_a_rescored_run_can_be_scored_again(project: Project) -> None:
         ("RUN", "other.py:state_of", None),
     ],
 )
-def test_score_rejects_what_cannot_be_scored(project: Project, run: str, reward: str, told: str | None) -> None:
+def test_score_rejects_invalid_runs_and_rewards(project: Project, run: str, reward: str, told: str | None) -> None:
     (path,) = project.runs()
     done = project.call("score", run.replace("RUN", str(path)), "--reward", reward, "--log-dir", "new")
     if told is None:
@@ -197,7 +197,7 @@ def with_states(folder: Path) -> Path:
     return make_run(folder, made, [])
 
 
-def test_final_states_are_there_as_they_were(project: Project) -> None:
+def test_final_states_are_restored_for_scoring(project: Project) -> None:
     run = with_states(project.folder)
     done = project.call("score", str(run), "--reward", "other.py:state_of", "--sandbox", "in_process", "--json")
     assert done.returncode == 0, done.stderr
@@ -211,7 +211,7 @@ def test_final_states_are_there_as_they_were(project: Project) -> None:
     assert not (project.folder / "new").exists()
 
 
-def test_texts_are_scored_as_they_are_stored(project: Project) -> None:
+def test_texts_are_scored_as_stored(project: Project) -> None:
     (run,) = project.runs()
     text = (run / "episodes.jsonl").read_text().replace("Question 1", "Question sk-a-long-secret-0123")
     (run / "episodes.jsonl").write_text(text)

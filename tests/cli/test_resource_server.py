@@ -1,4 +1,4 @@
-"""Tasks whose worlds are processes: they run, and whatever happens to the run, the processes go with it."""
+"""Test tasks with resource servers: they run, and no process outlives the run."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class McpProject(ServerProject):
         )
 
 
-def test_a_run_starts_its_server_and_ends_it(tmp_path: Path) -> None:
+def test_run_starts_and_stops_its_server(tmp_path: Path) -> None:
     project = ServerProject(tmp_path)
     assert project.start().wait(timeout=60) == 0
     project.assert_nothing_is_left()
@@ -115,7 +115,7 @@ def test_a_run_starts_its_server_and_ends_it(tmp_path: Path) -> None:
     assert json.loads((path / "run.json").read_text())["status"] == "complete"
 
 
-def test_a_server_that_dies_breaks_its_episodes_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_dead_server_fails_its_episodes_and_the_run_continues(tmp_path: Path) -> None:
     project = ServerProject(tmp_path)
     rows = [{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(3)]
     rows[1]["resource_config"] = {"config": {"fault": "die"}}
@@ -132,7 +132,7 @@ def test_a_server_that_dies_breaks_its_episodes_and_the_run_goes_on(tmp_path: Pa
 @pytest.mark.parametrize(
     ("moment", "number"), [("server", signal.SIGKILL), ("episode", signal.SIGKILL), ("episode", signal.SIGTERM)]
 )
-def test_a_killed_run_leaves_no_process_and_no_file(tmp_path: Path, moment: str, number: signal.Signals) -> None:
+def test_killed_run_leaves_no_process_and_no_file(tmp_path: Path, moment: str, number: signal.Signals) -> None:
     project = ServerProject(tmp_path, wait_ms=300, options="--stubborn" if moment == "server" else "")
     process = project.start("--max-concurrency", "2")
     reached = project.has_episodes if moment == "episode" else lambda: len(find_processes(project.mark)) > 2
@@ -149,7 +149,7 @@ def test_a_killed_run_leaves_no_process_and_no_file(tmp_path: Path, moment: str,
     ("rows", "kills"),
     [pytest.param(12, 1, id="short"), pytest.param(60, 15, id="campaign", marks=pytest.mark.campaign)],
 )
-def test_kills_at_any_moment_leave_nothing_lose_nothing_and_repeat_nothing(
+def test_repeated_kills_leave_no_process_and_lose_or_repeat_no_episode(
     tmp_path: Path, kind: type[ServerProject], rows: int, kills: int
 ) -> None:
     chance = random.Random(0)
@@ -177,7 +177,7 @@ def test_kills_at_any_moment_leave_nothing_lose_nothing_and_repeat_nothing(
     assert answered == ["answered"] * rows * 2
 
 
-def test_a_wrong_server_is_one_clear_line(tmp_path: Path) -> None:
+def test_invalid_server_block_is_one_clear_line(tmp_path: Path) -> None:
     project = ServerProject(tmp_path).project
     project.write_task(resource_type="http", resource_server={"start_comand": "x", "health_check_url": "http://x"})
     done = project.call("run", "task.yaml")

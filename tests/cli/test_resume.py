@@ -1,4 +1,4 @@
-"""What a resume keeps, what it may change, and what it says."""
+"""Test what a resume keeps, may change, and reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ids(project: Project) -> list[str]:
     return [line["rollout_id"] for line in done if line["stop_reason"] != "run_limit"]
 
 
-def test_a_limit_of_the_command_line_holds_in_a_resume_too_until_it_is_raised(project: Project) -> None:
+def test_command_line_limit_holds_on_resume_until_raised(project: Project) -> None:
     project.write_task(policy={"type": "mine.py:Priced"})
     first = project.call("run", "task.yaml", "--max-cost", "0.5", "--max-concurrency", "1")
     assert first.returncode == 1 and len(ids(project)) == 2
@@ -47,7 +47,7 @@ def test_a_limit_of_the_command_line_holds_in_a_resume_too_until_it_is_raised(pr
     assert again.returncode == 0, "a complete run has nothing left to stop"
 
 
-def test_a_limit_that_was_lifted_stays_lifted(project: Project) -> None:
+def test_lifted_limit_stays_lifted(project: Project) -> None:
     project.write_task(policy={"type": "mine.py:Priced"}, run_limits={"cost": 0.5})
     assert project.call("run", "task.yaml", "--max-concurrency", "1").returncode == 1 and len(ids(project)) == 2
     lifted = project.call("run", "--resume", "-T", "run_limits.cost=null", "-T", "run_limits.steps=4")
@@ -77,7 +77,7 @@ def test_resume_reports_changed_files_of_the_reward(project: Project) -> None:
     assert project.call("run", "--resume", "--force").returncode == 0
 
 
-def test_other_keys_cannot_be_changed_and_a_wrong_limit_is_named(project: Project) -> None:
+def test_resume_rejects_other_keys_and_misspelled_limits(project: Project) -> None:
     project.call("run", "task.yaml")
     done = project.call("run", "--resume", "-T", "num_rollouts_per_sample=4")
     assert done.returncode == 2 and "-T num_rollouts_per_sample cannot be changed by --resume" in done.stderr
@@ -87,7 +87,7 @@ def test_other_keys_cannot_be_changed_and_a_wrong_limit_is_named(project: Projec
     assert done.returncode == 2 and "stepps: unknown key; did you mean 'steps'?" in done.stderr
 
 
-def test_what_a_simulated_user_costs_stands_in_the_table(project: Project) -> None:
+def test_cost_of_a_simulated_user_is_in_the_table(project: Project) -> None:
     project.write_task(
         policy={"type": "mine.py:Priced"},
         user={"type": "mine.py:Priced", "opens": True},
@@ -103,7 +103,7 @@ def test_what_a_simulated_user_costs_stands_in_the_table(project: Project) -> No
     assert (policy["cost"], policy["tokens"]) == (turns * 0.25, turns * 2) and turns >= 3
 
 
-def test_a_damaged_run_does_not_keep_the_latest_one_from_being_resumed(project: Project) -> None:
+def test_damaged_run_does_not_block_resume_of_the_latest(project: Project) -> None:
     project.call("run", "task.yaml")
     broken = project.folder / "runs" / "broken"
     broken.mkdir()

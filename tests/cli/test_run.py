@@ -1,4 +1,4 @@
-"""`reward-kit run` as a user meets it."""
+"""Test `reward-kit run`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def test_a_run_leaves_the_files_of_the_design(project: Project) -> None:
+def test_run_writes_all_documented_files(project: Project) -> None:
     done = project.call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
     path = project.run_path()
@@ -41,21 +41,21 @@ def test_a_run_leaves_the_files_of_the_design(project: Project) -> None:
     assert (summary["episodes"], summary["scored"], summary["failures"], summary["errors"]) == (6, 6, 4, {})
 
 
-def test_the_table_names_what_a_reader_needs_and_the_next_command(project: Project) -> None:
+def test_table_names_the_results_and_the_next_command(project: Project) -> None:
     done = project.call("run", "task.yaml")
     for word in ("mean score", "pass@1", "pass^2", "failures", "errors", "limits", "answered 6", "steps per episode"):
         assert word in done.stdout
     assert "reward-kit score runs/" in done.stderr
 
 
-def test_json_prints_the_summary_and_nothing_else_on_standard_output(project: Project) -> None:
+def test_json_is_the_only_standard_output(project: Project) -> None:
     done = project.call("run", "task.yaml", "--json")
     document = json.loads(done.stdout)
     assert document["policies"][0]["episodes"] == 6
     assert Path(project.folder, document["run"]).is_dir()
 
 
-def test_two_runs_of_one_seed_are_equal_byte_for_byte_whatever_the_concurrency(project: Project) -> None:
+def test_runs_of_one_seed_are_equal_for_any_concurrency(project: Project) -> None:
     for concurrency in ("1", "16", "16"):
         assert project.call("run", "task.yaml", "--max-concurrency", concurrency).returncode == 0
     first, *others = project.runs()
@@ -72,7 +72,7 @@ def test_another_seed_gives_other_ids(project: Project) -> None:
     assert not ids[0] & ids[1]
 
 
-def test_limit_sample_id_rollouts_and_overrides(project: Project) -> None:
+def test_limit_sample_id_rollouts_and_overrides_select_episodes(project: Project) -> None:
     assert (
         json.loads(project.call("run", "task.yaml", "--limit", "1", "-n", "5", "--json").stdout)["policies"][0]["k"]
         == 5
@@ -81,7 +81,7 @@ def test_limit_sample_id_rollouts_and_overrides(project: Project) -> None:
     assert json.loads(chosen.stdout)["policies"][0]["pass_at_1"] == 1.0
 
 
-def test_several_policies_stand_in_one_table(project: Project) -> None:
+def test_several_policies_share_one_table(project: Project) -> None:
     done = project.call("run", "task.yaml", "--policy", "scripted", "--policy", "random", "--json")
     assert [policy["policy"] for policy in json.loads(done.stdout)["policies"]] == ["random", "scripted"]
 
@@ -122,7 +122,7 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize(("changes", "arguments", "expected"), BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input_is_one_clear_line_and_writes_nothing(
+def test_invalid_input_is_one_clear_line_and_writes_nothing(
     tmp_path: Path, changes: dict[str, object], arguments: list[str], expected: list[str]
 ) -> None:
     done = Project(tmp_path, **changes).call("run", "task.yaml", *arguments)
@@ -138,7 +138,7 @@ def test_bad_input_is_one_clear_line_and_writes_nothing(
     [(["a", "b", "a"], ["rows.jsonl:3: sample id 'a'", "rows.jsonl:1"]), ([], ["rows.jsonl has no rows"])],
     ids=["repeated", "none"],
 )
-def test_repeated_row_ids_and_an_empty_dataset_are_refused(
+def test_duplicate_row_ids_and_empty_dataset_are_rejected(
     project: Project, ids: list[str], expected: list[str]
 ) -> None:
     project.write_rows([{"id": name, "number": 1, "ground_truth": ""} for name in ids])
@@ -149,7 +149,7 @@ def test_repeated_row_ids_and_an_empty_dataset_are_refused(
     assert not project.runs()
 
 
-def test_a_row_without_a_template_field_is_named_with_its_line(project: Project) -> None:
+def test_row_without_a_template_field_is_named_with_its_line(project: Project) -> None:
     project.write_rows([{"id": "a", "number": 1, "ground_truth": ""}, {"id": "b", "nmber": 2}])
     done = project.call("run", "task.yaml")
     assert done.returncode == 2
@@ -157,19 +157,19 @@ def test_a_row_without_a_template_field_is_named_with_its_line(project: Project)
     assert not project.runs()
 
 
-def test_a_reward_file_that_does_not_import_shows_its_own_line(project: Project) -> None:
+def test_import_error_of_a_reward_file_shows_its_line(project: Project) -> None:
     (project.folder / "reward.py").write_text("import os\n\nright = undefined_name\n")
     done = project.call("run", "task.yaml")
     assert done.returncode == 2
     assert "reward.py:3" in done.stderr and "undefined_name" in done.stderr
 
 
-def test_a_number_that_is_none_is_called_a_number(project: Project) -> None:
+def test_non_numeric_option_value_is_reported(project: Project) -> None:
     assert "'abc' is not a valid number." in project.call("run", "task.yaml", "--max-cost", "abc").stderr
     assert "'2.5' is not a valid integer." in project.call("run", "task.yaml", "-n", "2.5").stderr
 
 
-def test_a_recording_that_goes_on_says_what_is_there(project: Project) -> None:
+def test_appending_to_a_recording_reports_its_exchanges(project: Project) -> None:
     recording = Cassette.record(project.folder / "answers.jsonl")
     for number in range(2):
         recording.record_answer(recording.lookup(b'{"messages": []}', f"episode {number}", "http://a/b"), {}, 0)
@@ -179,21 +179,21 @@ def test_a_recording_that_goes_on_says_what_is_there(project: Project) -> None:
         assert (done.returncode, done.stderr) == (0, said)
 
 
-def test_a_missing_task_file_and_an_unknown_command_exit_2(project: Project) -> None:
+def test_missing_task_file_and_unknown_command_exit_with_2(project: Project) -> None:
     assert "cannot read" in project.call("run", "tsk.yaml").stderr
     assert project.call("run", "tsk.yaml").returncode == 2
     unknown = project.call("rn")
     assert unknown.returncode == 2 and "did you mean 'run'?" in unknown.stderr
 
 
-def test_a_run_in_which_every_episode_broke_exits_3(project: Project) -> None:
+def test_run_with_only_failed_episodes_exits_with_3(project: Project) -> None:
     project.write_task(reward_function_path="reward.py:broken")
     done = project.call("run", "task.yaml")
     assert done.returncode == 3
     assert "Every episode ended with an error." in done.stderr
 
 
-def test_a_users_exception_shows_their_frame_first_in_15_lines_and_the_rest_in_the_log(project: Project) -> None:
+def test_user_exception_shows_its_frame_first_and_logs_the_traceback(project: Project) -> None:
     project.write_task(reward_function_path="reward.py:broken")
     done = project.call("run", "task.yaml", "--sandbox", "in_process")
     shown = done.stdout[done.stdout.index("first error") :].strip().splitlines()
@@ -202,7 +202,7 @@ def test_a_users_exception_shows_their_frame_first_in_15_lines_and_the_rest_in_t
     assert "Traceback (most recent call last)" in (project.run_path() / "run.log").read_text()
 
 
-def test_unscored_is_not_zero(project: Project) -> None:
+def test_unscored_episodes_are_not_zero(project: Project) -> None:
     project.write_task(reward_function_path="reward.py:broken")
     project.call("run", "task.yaml")
     scores = lines(project.run_path() / "scores.jsonl")
@@ -212,7 +212,7 @@ def test_unscored_is_not_zero(project: Project) -> None:
     assert (summary["scored"], summary["score"], summary["errors"]) == (0, None, {"crash": 6})
 
 
-def test_gates(project: Project) -> None:
+def test_gates_set_the_exit_code(project: Project) -> None:
     assert project.call("run", "task.yaml", "--fail-under", "0.3").returncode == 0
     below = project.call("run", "task.yaml", "--fail-under", "0.5")
     assert below.returncode == 1 and "Gate failed" in below.stderr
@@ -227,14 +227,14 @@ def test_gates(project: Project) -> None:
     assert project.call("run", "task.yaml", "--fail-on-error", "0.9").returncode == 0
 
 
-def test_neither_bad_input_nor_a_dry_run_leaves_a_recording(project: Project) -> None:
+def test_rejected_input_and_dry_run_leave_no_recording(project: Project) -> None:
     assert project.call("run", "task.yaml", "--dry-run", "--record", "c.jsonl").returncode == 0
     for wrong in ("nmae=x", "policy.type=nosuch", "resource_type=gymnasium"):
         assert project.call("run", "task.yaml", "-T", wrong, "--record", "c.jsonl").returncode == 2
     assert not (project.folder / "c.jsonl").exists()
 
 
-def test_a_dry_run_writes_nothing(project: Project) -> None:
+def test_dry_run_writes_nothing(project: Project) -> None:
     done = project.call("run", "task.yaml", "--dry-run")
     assert done.returncode == 0 and "episodes: 6" in done.stdout
     assert not project.runs()
@@ -247,7 +247,7 @@ def test_a_dry_run_writes_nothing(project: Project) -> None:
         (("-T", "policy={type: openai, model: m, api_key_env: MY_KEY}"), "set MY_KEY"),
     ],
 )
-def test_a_dry_run_needs_no_key_and_says_that_it_is_missing(project: Project, how: tuple[str, str], named: str) -> None:
+def test_dry_run_needs_no_key_and_notes_the_missing_one(project: Project, how: tuple[str, str], named: str) -> None:
     done = project.call("run", "task.yaml", *how, "--dry-run")
     assert done.returncode == 0 and "episodes: 6" in done.stdout, done.stderr
     assert done.stderr.startswith("note: no API key for https://api.openai.com/v1") and named in done.stderr
@@ -256,7 +256,7 @@ def test_a_dry_run_needs_no_key_and_says_that_it_is_missing(project: Project, ho
     assert not project.runs()
 
 
-def test_a_dry_run_of_a_task_with_a_judge_needs_no_key(project: Project) -> None:
+def test_dry_run_of_a_judged_task_needs_no_key(project: Project) -> None:
     judge = "from reward_kit import with_options\nfrom reward_kit.rewards import llm_judge\n"
     (project.folder / "judge.py").write_text(f"{judge}judge = with_options(llm_judge, model='judge')\n")
     project.write_task(
@@ -267,14 +267,14 @@ def test_a_dry_run_of_a_task_with_a_judge_needs_no_key(project: Project) -> None
     assert done.returncode == 0 and "note: no API key" in done.stderr, done.stderr
 
 
-def test_a_task_without_a_reward_is_collected_unscored(project: Project) -> None:
+def test_task_without_a_reward_is_collected_unscored(project: Project) -> None:
     project.write_task(reward_function_path=None)
     done = project.call("run", "task.yaml")
     assert done.returncode == 0 and "unscored" in done.stdout
     assert not lines(project.run_path() / "scores.jsonl")
 
 
-def test_a_changed_task_is_not_resumed(project: Project) -> None:
+def test_changed_task_is_resumed_only_with_force(project: Project) -> None:
     project.call("run", "task.yaml")
     project.write_task(num_rollouts_per_sample=3)
     done = project.call("run", "--resume")
@@ -286,7 +286,7 @@ def test_a_changed_task_is_not_resumed(project: Project) -> None:
     assert len(lines(project.run_path() / "episodes.jsonl")) == 9
 
 
-def test_resume_scores_what_is_unscored_and_cuts_a_torn_line(project: Project) -> None:
+def test_resume_scores_unscored_episodes_and_cuts_a_torn_line(project: Project) -> None:
     project.call("run", "task.yaml")
     path = project.run_path()
     before = {name: lines(path / name) for name in ("episodes.jsonl", "scores.jsonl")}
@@ -300,7 +300,7 @@ def test_resume_scores_what_is_unscored_and_cuts_a_torn_line(project: Project) -
     assert project.runs() == [path]
 
 
-def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
+def test_second_process_on_one_run_is_rejected(tmp_path: Path) -> None:
     project = Project(tmp_path, rows=40)
     slow = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": 200}}
     project.write_task(policy={"type": "scripted", "actions": [slow] * 9})
@@ -330,7 +330,7 @@ def slow_project(folder: Path, rows: int, milliseconds: int) -> Project:
     return Project(folder, rows, policy={"type": "scripted", "actions": actions})
 
 
-def test_ctrl_c_once_finishes_what_is_in_flight_and_resume_does_the_rest(tmp_path: Path) -> None:
+def test_ctrl_c_finishes_running_episodes_and_resume_does_the_rest(tmp_path: Path) -> None:
     project = slow_project(tmp_path, rows=6, milliseconds=500)
     process = project.start("run", "task.yaml", "--max-concurrency", "4")
     wait_for_lines(project, 4)
@@ -347,7 +347,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_resume_does_the_rest(tmp_pat
     assert [line for line in whole if line in kept] == kept
 
 
-def test_ctrl_c_twice_stops_now(tmp_path: Path) -> None:
+def test_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     project = slow_project(tmp_path, rows=4, milliseconds=60_000)
     process = project.start("run", "task.yaml")
     wait_for_lines(project, 0)
@@ -362,7 +362,7 @@ def test_ctrl_c_twice_stops_now(tmp_path: Path) -> None:
     ("rows", "kills"),
     [pytest.param(30, 3, id="short"), pytest.param(150, 15, id="campaign", marks=pytest.mark.campaign)],
 )
-def test_kill_9_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, rows: int, kills: int) -> None:
+def test_sigkill_loses_and_repeats_no_episode(tmp_path: Path, rows: int, kills: int) -> None:
     total = rows * 2
     chance = random.Random(5)
     project = slow_project(tmp_path, rows, milliseconds=50)
@@ -394,19 +394,19 @@ def test_kill_9_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, 
     assert len(scores) == len({line["rollout_id"] for line in scores}) == total
 
 
-def test_resume_refuses_options_that_would_change_the_run(project: Project) -> None:
+def test_resume_rejects_options_that_would_change_the_run(project: Project) -> None:
     project.call("run", "task.yaml")
     done = project.call("run", "--resume", "latest", "--seed", "3")
     assert done.returncode == 2 and "--seed cannot be changed by --resume" in done.stderr
 
 
-def test_a_base_url_without_a_model_is_refused(project: Project) -> None:
+def test_base_url_without_a_model_is_rejected(project: Project) -> None:
     done = project.call("run", "task.yaml", "--base-url", "http://127.0.0.1:1/v1")
     assert done.returncode == 2 and "--base-url" in done.stderr
     assert not project.runs()
 
 
-def test_a_tool_or_reward_that_never_returns_does_not_keep_the_program(project: Project) -> None:
+def test_endless_tool_or_reward_does_not_keep_the_program(project: Project) -> None:
     (project.folder / "tools.py").write_text(
         "import time\nfrom reward_kit import ToolRegistry\nregistry = ToolRegistry('r')\n"
         "@registry.tool\ndef wait() -> str:\n    time.sleep(600)\n    return ''\n"
@@ -421,7 +421,7 @@ def test_a_tool_or_reward_that_never_returns_does_not_keep_the_program(project: 
     assert "did not answer within 0.2 s" in episode["messages"][2]["content"]
 
 
-def test_a_person_plays_one_episode_at_a_time(project: Project) -> None:
+def test_human_plays_one_episode_at_a_time(project: Project) -> None:
     lines_typed = 'wait milliseconds=0\nwait {"milliseconds": 0}\ndone\n' + "done\n" * 5
     done = subprocess.run(
         project.command("run", "task.yaml", "--policy", "human", "--json"),
@@ -440,7 +440,7 @@ def test_a_person_plays_one_episode_at_a_time(project: Project) -> None:
     assert [message["role"] for message in first["messages"]][1:4] == ["assistant", "tool", "assistant"]
 
 
-def test_a_run_stopped_while_it_scores_is_not_complete_and_resume_scores_the_rest(tmp_path: Path) -> None:
+def test_run_interrupted_while_scoring_is_completed_by_resume(tmp_path: Path) -> None:
     project = Project(tmp_path, rows=2)
     (tmp_path / "reward.py").write_text(
         "import pathlib, time\n"

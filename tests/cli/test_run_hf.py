@@ -1,4 +1,4 @@
-"""`reward-kit run` with a language model in a folder: it acts, it is recorded, and mistakes are one clear line."""
+"""Test `reward-kit run` with a language model in a folder."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(folder: Path, *arguments: str, **policy: Any) -> Result:
     return CliRunner().invoke(program, ["run", str(folder / "task.yaml"), *logs, *arguments])
 
 
-def test_a_model_in_a_folder_beside_the_task_acts_and_is_recorded(folder: Path) -> None:
+def test_model_folder_beside_the_task_acts_and_is_recorded(folder: Path) -> None:
     done = run(folder)
     assert done.exit_code == 0, done.output
     (path,) = (folder / "runs").iterdir()
@@ -73,7 +73,9 @@ def test_a_model_in_a_folder_beside_the_task_acts_and_is_recorded(folder: Path) 
         ({"temprature": 1}, "unknown key for policy 'hf'; did you mean 'temperature'"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_leaves_no_run(folder: Path, policy: dict[str, Any], message: str) -> None:
+def test_invalid_policy_option_is_one_line_and_leaves_no_run(
+    folder: Path, policy: dict[str, Any], message: str
+) -> None:
     before = sorted((folder / "runs").glob("*"))
     done = run(folder, **policy)
     # What the program prints as one line, and leaves with 2.

@@ -1,4 +1,4 @@
-"""`reward-kit runs`: what it lists, what it removes, and what it leaves alone."""
+"""Test `reward-kit runs`: list and prune."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(shelf: Path) -> set[str]:
     return {path.name for path in shelf.iterdir()}
 
 
-def test_the_list_is_newest_first_and_tells_scores(shelf: Path) -> None:
+def test_list_is_newest_first_with_scores(shelf: Path) -> None:
     lines = call(shelf, "list").stdout.splitlines()
     assert [Path(line.split()[0]).name for line in lines] == ["c", "b", "a", "d"]
     assert "complete" in lines[0] and "p 0.500, q unscored" in lines[0]
@@ -56,7 +56,7 @@ def test_the_list_is_newest_first_and_tells_scores(shelf: Path) -> None:
         *('{"policies": 3}', '{"policies": ["p"]}', "[]", "{"),
     ],
 )
-def test_a_damaged_summary_costs_its_own_scores_and_nothing_else(shelf: Path, document: str) -> None:
+def test_damaged_summary_affects_only_its_own_scores(shelf: Path, document: str) -> None:
     (shelf / "b" / "summary.json").write_text(document)
     listed = json.loads(call(shelf, "list", "--json").stdout)
     assert [run["scores"] for run in listed] == [{"p": 0.5, "q": None}, {}] + [{"p": 0.5, "q": None}] * 2
@@ -73,12 +73,12 @@ def test_a_damaged_summary_costs_its_own_scores_and_nothing_else(shelf: Path, do
         (["--older-than", "36h"], {"c"}),
     ],
 )
-def test_what_the_rule_does_not_keep_is_removed_and_nothing_else(shelf: Path, rule: list[str], left: set[str]) -> None:
+def test_prune_removes_exactly_the_unkept_runs(shelf: Path, rule: list[str], left: set[str]) -> None:
     done = call(shelf, "prune", *rule, "--yes")
     assert done.exit_code == 0 and names(shelf) == left | {"no-run"}
 
 
-def test_it_asks_first_and_a_dry_run_removes_nothing(shelf: Path) -> None:
+def test_prune_asks_first_and_a_dry_run_removes_nothing(shelf: Path) -> None:
     before = names(shelf)
     assert call(shelf, "prune", "--keep", "0", "--dry-run").exit_code == 0
     declined = call(shelf, "prune", "--keep", "0", input="n\n")
@@ -88,7 +88,7 @@ def test_it_asks_first_and_a_dry_run_removes_nothing(shelf: Path) -> None:
     assert names(shelf) == {"no-run"}
 
 
-def test_a_run_that_is_open_stays_and_the_others_go(shelf: Path) -> None:
+def test_open_run_is_kept_and_other_runs_removed(shelf: Path) -> None:
     with RunFolder(shelf / "b"):
         with pytest.raises(StoreError, match="b is open in another process"):
             call(shelf, "prune", "--keep", "0", "--yes")
@@ -97,7 +97,7 @@ def test_a_run_that_is_open_stays_and_the_others_go(shelf: Path) -> None:
     assert [run.status for run in stored_runs(shelf)] == ["killed"], "no process has it open any more"
 
 
-def test_a_damaged_run_hides_no_other(shelf: Path) -> None:
+def test_damaged_run_hides_no_other_run(shelf: Path) -> None:
     (shelf / "b" / "run.json").write_text("{")
     lines = call(shelf, "list").stdout.splitlines()
     assert len(lines) == 4 and "unreadable" in lines[-1]
@@ -108,11 +108,11 @@ def test_a_damaged_run_hides_no_other(shelf: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "said"), [([], "choose what to remove"), (["--older-than", "soon"], "--older-than 'soon'")]
 )
-def test_a_rule_that_says_nothing_is_refused(shelf: Path, rule: list[str], said: str) -> None:
+def test_prune_without_a_valid_rule_is_rejected(shelf: Path, rule: list[str], said: str) -> None:
     done = call(shelf, "prune", *rule, catch_exceptions=True)
     assert done.exit_code != 0 and said in done.output + str(done.exception)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist; name"):
         call(tmp_path / "nosuch", "list")

@@ -1,4 +1,4 @@
-"""`reward-kit run` and `score` with rewards behind walls: a hostile one is unscored, with its class, and no other."""
+"""Test `reward-kit run` and `score` with sandboxed rewards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.mark.parametrize("level", ["warm", "isolated"])
-def test_a_hostile_reward_is_unscored_with_its_class_and_costs_no_other(project: Project, level: str) -> None:
+def test_hostile_reward_fails_only_its_own_score(project: Project, level: str) -> None:
     branches = "".join(f"  if sample['id'] == {name!r}:\n    {body}\n" for name, (body, _, _) in HOSTILE.items())
     (project.folder / "reward.py").write_text(f"def right(messages, sample):\n{branches}  return {{'score': 1.0}}\n")
     rows = [{"id": name, "number": 1} for kind in HOSTILE for name in (kind, f"fine-after-{kind}")]
@@ -60,7 +60,7 @@ def test_a_hostile_reward_is_unscored_with_its_class_and_costs_no_other(project:
 
 
 class TestLevels:
-    def test_the_flag_beats_the_file(self, project: Project) -> None:
+    def test_sandbox_flag_overrides_the_task_file(self, project: Project) -> None:
         project.write_task(sandbox={"level": "isolated"})
         levels = []
         for arguments in ([], ["--sandbox", "in_process"]):
@@ -69,7 +69,7 @@ class TestLevels:
             levels += [{line["sandbox"]["level"] for line in lines(run / "scores.jsonl")}]
         assert levels == [{"isolated"}, {"in_process"}]
 
-    def test_a_score_has_walls_of_its_own(self, project: Project) -> None:
+    def test_score_has_its_own_sandbox_options(self, project: Project) -> None:
         (project.folder / "data.jsonl").write_text(
             json.dumps({"messages": [{"role": "assistant", "content": "x"}], "ground_truth": "x"}) + "\n"
         )
@@ -82,7 +82,7 @@ class TestLevels:
         done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "-T", "sandbox.limits.memory=64")
         assert done.returncode == 2 and "did you mean 'memory_mb'?" in done.stderr
 
-    def test_a_sandbox_without_a_reward_has_no_effect(self, project: Project) -> None:
+    def test_sandbox_without_a_reward_is_rejected(self, project: Project) -> None:
         project.write_task(reward_function_path=None, sandbox={"level": "warm"})
         done = project.call("run", "task.yaml")
         assert done.returncode == 2 and "sandbox has no effect" in done.stderr

@@ -1,4 +1,4 @@
-"""The schemas that `reward-kit schema` prints: they take every file of the examples, and refuse a misspelt key.
+"""Test that the schemas of `reward-kit schema` accept every example file and reject misspelled keys.
 
 They are published with the docs, where the first line of each example finds them.
 """
@@ -39,7 +39,7 @@ def printed(kind: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return schema(tmp_path_factory.mktemp("schema"), kind)
 
 
-def test_the_files_of_the_examples_fit(kind: str, printed: dict[str, Any]) -> None:
+def test_example_files_match_the_schema(kind: str, printed: dict[str, Any]) -> None:
     paths = TASKS if kind == "task" else TRAINED
     assert len(paths) >= 2
     jsonschema.Draft202012Validator.check_schema(printed)
@@ -56,7 +56,7 @@ def test_published_schemas_match_the_command(kind: str, printed: dict[str, Any])
 
 
 @pytest.mark.parametrize("path", [*TASKS, *TRAINED], ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_the_first_line_of_an_example_leads_editors_to_its_schema(path: Path) -> None:
+def test_first_line_of_an_example_names_its_schema(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     named = first.removeprefix("# yaml-language-server: $schema=")
     assert (path.parent / named).resolve() == PUBLISHED / ("train.json" if path in TRAINED else "task.json")
@@ -68,7 +68,7 @@ def keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{name}.{key}", said
 
 
-def test_every_key_has_a_sentence(printed: dict[str, Any]) -> None:
+def test_every_key_has_a_description(printed: dict[str, Any]) -> None:
     """Its own, or that of the block that it holds."""
     texts = {f"#/$defs/{name}": block.get("description") for name, block in printed["$defs"].items()}
     untold = []
@@ -84,7 +84,7 @@ def of_training(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return schema(tmp_path_factory.mktemp("schema"), "train")
 
 
-def test_a_block_that_may_be_a_name_alone_may_be_one_here(of_training: dict[str, Any]) -> None:
+def test_blocks_may_be_given_by_name(of_training: dict[str, Any]) -> None:
     file = {"task": "task.yaml", "updates": 1, "engine": "ray", "policy": "random", "credit": "grpo"}
     jsonschema.validate(file | {"reward_manager": "episode"}, of_training)
     with pytest.raises(jsonschema.ValidationError):
@@ -94,15 +94,15 @@ def test_a_block_that_may_be_a_name_alone_may_be_one_here(of_training: dict[str,
 @pytest.mark.parametrize(
     "ppo", [{"lr": -1.0}, {"epochs": 0}, {"temperature": 0}, {"min_lr_share": 2.0}, {"loss": "pop"}, {"lrr": 1.0}]
 )
-def test_what_training_refuses_editors_underline(of_training: dict[str, Any], ppo: dict[str, Any]) -> None:
+def test_schema_rejects_options_that_training_rejects(of_training: dict[str, Any], ppo: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"task": "task.yaml", "updates": 1, "ppo": ppo}, of_training)
 
 
-def test_it_is_that_of_tasks_where_nothing_is_said(tmp_path: Path) -> None:
+def test_default_schema_is_that_of_tasks(tmp_path: Path) -> None:
     assert schema(tmp_path) == schema(tmp_path, "task")
 
 
-def test_it_needs_no_torch_for_tasks_and_refuses_another_kind(tmp_path: Path) -> None:
+def test_unknown_schema_kind_is_rejected(tmp_path: Path) -> None:
     refused = command_line.call("schema", "tsk", cwd=tmp_path)
     assert refused.returncode == 2 and "'task', 'train'" in refused.stderr

@@ -1,4 +1,4 @@
-"""`reward-kit score`, `check` and `schema` as a user meets them."""
+"""Test `reward-kit score`, `check` and `schema`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRANSCRIPTS = [
 ]
 
 
-def test_transcripts_are_scored_with_the_same_files_and_table(project: Project) -> None:
+def test_transcripts_are_scored_into_a_run(project: Project) -> None:
     data = project.folder / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in TRANSCRIPTS))
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right")
@@ -63,7 +63,7 @@ def test_transcripts_are_scored_with_the_same_files_and_table(project: Project) 
     assert [step["step_index"] for step in steps] == [0, 1]
 
 
-def test_the_episodes_of_a_run_are_scored_again_alike(project: Project) -> None:
+def test_episodes_file_of_a_run_gets_equal_scores(project: Project) -> None:
     project.call("run", "task.yaml")
     run = project.run_path()
     done = project.call(
@@ -79,7 +79,7 @@ DONE = {"type": "text", "content": "done"}
 SECRET = "sk-a-long-secret-0123456789"
 
 
-def test_a_secret_in_a_transcript_stands_in_no_file_of_the_score(project: Project) -> None:
+def test_secret_in_a_transcript_is_in_no_file_of_the_score(project: Project) -> None:
     text = {"messages": [{"role": "user", "content": f"key {SECRET}"}, {"role": "assistant", "content": "4"}]}
     (project.folder / "data.jsonl").write_text(json.dumps({**text, "ground_truth": SECRET}) + "\n")
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right", OPENAI_API_KEY=SECRET)
@@ -89,7 +89,7 @@ def test_a_secret_in_a_transcript_stands_in_no_file_of_the_score(project: Projec
     assert any("key (hidden)" in text for text in written)
 
 
-def test_the_redact_function_of_a_run_holds_where_its_episodes_are_scored_from_elsewhere(project: Project) -> None:
+def test_redact_function_of_the_run_applies_when_scored_from_another_folder(project: Project) -> None:
     (project.folder / "privacy.py").write_text("def blot(text):\n    return text.replace('Question', 'REDACTED')\n")
     project.write_task(redact="privacy.py:blot")
     assert project.call("run", "task.yaml").returncode == 0
@@ -109,7 +109,7 @@ def test_the_redact_function_of_a_run_holds_where_its_episodes_are_scored_from_e
     assert "Question" not in (again / "episodes.jsonl").read_text()
 
 
-def test_a_limit_that_a_run_reached_does_not_stop_the_scoring_of_its_episodes(project: Project) -> None:
+def test_exhausted_run_limit_does_not_stop_scoring(project: Project) -> None:
     project.write_task(run_limits={"steps": 4}, policy={"type": "scripted", "actions": [WAIT, DONE]})
     assert project.call("run", "task.yaml", "--max-concurrency", "1").returncode == 1
     done = project.call("score", str(project.run_path() / "episodes.jsonl"), "--reward", "reward.py:right", "--json")
@@ -117,7 +117,7 @@ def test_a_limit_that_a_run_reached_does_not_stop_the_scoring_of_its_episodes(pr
     assert json.loads(done.stdout)["policies"][0]["scored"] == 2
 
 
-def test_an_episode_that_broke_is_kept_and_not_scored(project: Project) -> None:
+def test_failed_episode_is_kept_and_not_scored(project: Project) -> None:
     (project.folder / "mine.py").write_text(PRICELESS.replace("return PolicyOutput", "raise OSError"))
     project.write_task(policy={"type": "mine.py:Priceless"})
     assert project.call("run", "task.yaml").returncode == 3
@@ -136,7 +136,7 @@ def test_an_episode_that_broke_is_kept_and_not_scored(project: Project) -> None:
         ({"id": "a", "messages": [{"content": "x"}]}, "role: missing"),
     ],
 )
-def test_a_row_that_is_no_transcript_is_named(project: Project, row: dict[str, object], expected: str) -> None:
+def test_invalid_transcript_row_is_named(project: Project, row: dict[str, object], expected: str) -> None:
     (project.folder / "data.jsonl").write_text(json.dumps(TRANSCRIPTS[0]) + "\n" + json.dumps(row) + "\n")
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right")
     assert done.returncode == 2
@@ -144,7 +144,7 @@ def test_a_row_that_is_no_transcript_is_named(project: Project, row: dict[str, o
     assert not project.runs()
 
 
-def test_check_proves_a_task_and_a_resource(project: Project) -> None:
+def test_check_accepts_tasks_and_resources(project: Project) -> None:
     assert "ok. 3 samples, 6 episodes by scripted, scored by right" in project.call("check", "task.yaml").stdout
     good = project.call("check", "python_state", "-c", "initial_state={x: 1}")
     assert good.returncode == 0, good.stdout + good.stderr
@@ -189,12 +189,12 @@ def test_check_and_run_reject_tasks_with_the_same_message(project: Project, keys
 
 
 @pytest.mark.parametrize(("option", "value"), [("--config", "x=1"), ("--steps", "3")])
-def test_an_option_for_a_resource_is_refused_with_a_task_file(project: Project, option: str, value: str) -> None:
+def test_resource_option_is_rejected_with_a_task_file(project: Project, option: str, value: str) -> None:
     done = project.call("check", "task.yaml", option, value)
     assert done.returncode == 2 and f"{option} is for a resource" in done.stderr
 
 
-def test_a_server_without_tools_is_a_warning_and_one_that_is_not_there_one_line(project: Project) -> None:
+def test_server_without_tools_is_a_warning_and_a_missing_server_an_error(project: Project) -> None:
     (project.folder / "worlds.py").write_text(
         "from reward_kit.environments.python_state import PythonStateResource\n"
         "class Silent(PythonStateResource):\n"
@@ -211,7 +211,7 @@ def test_a_server_without_tools_is_a_warning_and_one_that_is_not_there_one_line(
     assert gone.returncode == 1 and "http: 1 error" in gone.stdout and "127.0.0.1:1" in gone.stdout, gone
 
 
-def test_the_schema_is_json_and_names_every_key(project: Project) -> None:
+def test_schema_is_json_and_names_every_key(project: Project) -> None:
     schema = json.loads(project.call("schema").stdout)
     assert {"name", "max_episode_steps", "limits", "policy"} <= schema["properties"].keys()
     assert schema["additionalProperties"] is False
@@ -219,7 +219,7 @@ def test_the_schema_is_json_and_names_every_key(project: Project) -> None:
     assert set(named.replace("`", "").replace("or ", "").split(", ")) == {*BUILT_IN, "module:Class"}
 
 
-def test_rows_without_the_ground_truth_that_a_reward_requires(project: Project) -> None:
+def test_rows_without_a_required_ground_truth_are_reported(project: Project) -> None:
     data = project.folder / "data.jsonl"
     rows = [{"groundtruth" if key == "ground_truth" else key: row[key] for key in row} for row in TRANSCRIPTS]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Ctrl-C once ends a run whose episodes wait for a server that is stuck: in bounded time, with a readable folder."""
+"""Test that one Ctrl-C ends a run whose episodes wait for an unresponsive server."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_one_signal_ends_a_run_that_waits_for_an_mcp_server(tmp_path: Path, sile
     assert header is None if silent_at != "tools/call" else header["status"] == "interrupted"
 
 
-def test_a_grace_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_non_numeric_grace_period_is_rejected(tmp_path: Path) -> None:
     done = Project(tmp_path, 1).call("run", "task.yaml", REWARD_KIT_STOP_GRACE_S="soon")
     assert done.returncode == 2
     assert "REWARD_KIT_STOP_GRACE_S='soon': expected a number of seconds" in done.stderr

@@ -1,4 +1,4 @@
-"""What commands print: untrusted text in names, files and errors neither acts on a terminal nor reads as markup."""
+"""Test that untrusted text in names, files and errors is escaped on the terminal."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def run_named(project: Project, name: str, policy: str = "made") -> Path:
     return run.rename(run.with_name(name))
 
 
-def test_names_of_runs_and_policies_are_escaped_in_a_list(project: Project) -> None:
+def test_names_in_the_list_of_runs_are_escaped(project: Project) -> None:
     run_named(project, f"run{HOSTILE}", policy=f"[red]policy{HOSTILE}")
     done = project.call("runs", "list")
     assert done.returncode == 0 and harmless(done.stdout)
     assert "run\\x1b]0;title\\x07" in done.stdout and "[red]policy\\x1b" in done.stdout
 
 
-def test_a_name_that_is_no_text_is_printed_all_the_same(project: Project) -> None:
+def test_name_with_invalid_bytes_is_printed(project: Project) -> None:
     run_named(project, os.fsdecode(b"run\xff"))
     done = project.call("runs", "list", PYTHONIOENCODING="utf-8")
     assert (done.returncode, done.stderr) == (0, "") and "run\\udcff" in done.stdout
@@ -53,13 +53,13 @@ def test_a_name_that_is_no_text_is_printed_all_the_same(project: Project) -> Non
     "arguments",
     [("view", f"runs/{HOSTILE}", "-o", "page.html"), ("view", f"no{HOSTILE}"), ("runs", f"--{HOSTILE}"), (HOSTILE,)],
 )
-def test_errors_quote_arguments_escaped(project: Project, arguments: tuple[str, ...]) -> None:
+def test_arguments_quoted_in_errors_are_escaped(project: Project, arguments: tuple[str, ...]) -> None:
     done = project.call(*arguments)
     assert done.returncode == 2 and harmless(done.stdout + done.stderr)
     assert "\\x1b]0;title" in done.stderr
 
 
-def test_an_error_that_quotes_a_damaged_file_is_escaped(project: Project) -> None:
+def test_damaged_file_quoted_in_an_error_is_escaped(project: Project) -> None:
     run = run_named(project, "run")
     line = json.loads((run / "scores.jsonl").read_text())
     (run / "scores.jsonl").write_text(json.dumps({**line, "score": "high", "rollout_id": f"a{HOSTILE}"}) + "\n")
@@ -67,7 +67,7 @@ def test_an_error_that_quotes_a_damaged_file_is_escaped(project: Project) -> Non
     assert done.returncode == 3 and harmless(done.stderr) and "\\x1b]0;title" in done.stderr
 
 
-def test_names_in_a_table_are_no_markup_and_are_escaped(project: Project) -> None:
+def test_names_in_a_table_are_escaped_and_not_markup(project: Project) -> None:
     project.write_task(name=f"[red]clock[/red]{HOSTILE}", reward_function_path="reward.py:hostile")
     reward = (project.folder / "reward.py").read_text()
     raises = f"@reward_function\ndef hostile(messages):\n    raise ValueError({HOSTILE!r})\n"
@@ -79,7 +79,7 @@ def test_names_in_a_table_are_no_markup_and_are_escaped(project: Project) -> Non
     assert "ValueError: \\x1b]0;title" in done.stdout
 
 
-def test_an_unexpected_exception_is_printed_escaped() -> None:
+def test_unexpected_exception_is_printed_escaped() -> None:
     program = (
         "from reward_kit.cli import main as module\n"
         "def program(**options):\n"
@@ -103,7 +103,7 @@ def test_warnings_of_loggers_without_a_handler_are_printed_escaped() -> None:
     assert logging.lastResort is not None
 
 
-def test_an_export_to_a_terminal_is_escaped_and_to_a_pipe_is_not(project: Project) -> None:
+def test_export_is_escaped_on_a_terminal_and_verbatim_in_a_pipe(project: Project) -> None:
     run = run_named(project, "run")
     (run / "episodes.jsonl").write_text(json.dumps(episode("a", stop_reason=f"said{HOSTILE}")) + "\n")
     command = project.command("export", "runs/run", "--format", "csv", "--table", "episodes", "-o", "-")
@@ -121,7 +121,7 @@ def test_an_export_to_a_terminal_is_escaped_and_to_a_pipe_is_not(project: Projec
     assert f"said{HOSTILE}" in project.call(*command[command.index("export") :]).stdout
 
 
-def test_json_output_is_plain_ascii_and_still_json(project: Project) -> None:
+def test_json_output_is_ascii(project: Project) -> None:
     run_named(project, f"run{HOSTILE}\x7f")
     done = project.call("runs", "list", "--json")
     assert done.stdout.isascii() and harmless(done.stdout)

@@ -1,4 +1,4 @@
-"""A slip in a user's tool, and a tool that is not there, are told when the run ends."""
+"""Test that bugs in tools and calls of unknown tools are reported at the end of a run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_deliberate_tool_errors_are_not_reported(tmp_path: Path) -> None:
     assert "refund" not in done.stderr and "a tool that is not there" not in done.stderr
 
 
-def test_what_to_do_next_begins_with_reading_the_episodes(tmp_path: Path) -> None:
+def test_hints_begin_with_reading_the_episodes(tmp_path: Path) -> None:
     done = project_calling(tmp_path).call("run", "task.yaml")
     (run,) = (tmp_path / "runs").iterdir()
     lines = done.stderr.splitlines()

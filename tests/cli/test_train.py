@@ -1,4 +1,4 @@
-"""`reward-kit train`, as a user calls it, and as it stops and goes on."""
+"""Test `reward-kit train`, its resume and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_path(folder: Path) -> Path:
     return path
 
 
-def test_a_train_file_becomes_a_run_that_is_listed_and_goes_on(tmp_path: Path) -> None:
+def test_train_file_becomes_a_run_that_is_listed_and_resumed(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     done = command_line.call("train", "train.yaml", "--json", "--display", "plain", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -32,12 +32,12 @@ def test_a_train_file_becomes_a_run_that_is_listed_and_goes_on(tmp_path: Path) -
     listed = json.loads(command_line.call("runs", "list", "--json", cwd=tmp_path).stdout)
     assert [(one["task"], one["status"]) for one in listed] == [("tiny-lake", "complete")]
     assert listed[0]["scores"] == {"best": summary["best"], "last": summary["last"]}
-    its_episodes_cannot_be_checked(tmp_path)
-    a_resume_of_what_is_finished_says_so(tmp_path)
-    a_resume_is_refused_where_something_changed_unless_forced(tmp_path)
+    check_rejects_its_episodes(tmp_path)
+    check_resume_of_a_finished_run(tmp_path)
+    check_changed_resume_needs_force(tmp_path)
 
 
-def a_resume_of_what_is_finished_says_so(folder: Path) -> None:
+def check_resume_of_a_finished_run(folder: Path) -> None:
     run = run_path(folder).relative_to(folder)
     done = command_line.call("train", "--resume", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -46,14 +46,14 @@ def a_resume_of_what_is_finished_says_so(folder: Path) -> None:
     assert [line["update"] for line in metrics_of(folder / run)] == [0, 1, 2]
 
 
-def its_episodes_cannot_be_checked(folder: Path) -> None:
+def check_rejects_its_episodes(folder: Path) -> None:
     run = run_path(folder).relative_to(folder)
     done = command_line.call("check", str(run), cwd=folder)
     assert done.returncode == 2 and f"{run} is a run of `reward-kit train`" in done.stderr
     assert f"-T policy.model={run}/model" in done.stderr
 
 
-def a_resume_is_refused_where_something_changed_unless_forced(folder: Path) -> None:
+def check_changed_resume_needs_force(folder: Path) -> None:
     changed = command_line.call("train", "--resume", "-T", "ppo.lr=1", cwd=folder)
     assert changed.returncode == 2 and "-T ppo.lr cannot be changed by --resume" in changed.stderr
     (folder / "reward.py").write_text((folder / "reward.py").read_text() + "\n# another\n")
@@ -67,7 +67,7 @@ def a_resume_is_refused_where_something_changed_unless_forced(folder: Path) -> N
     assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
 
 
-def test_a_dry_run_describes_the_plan_and_writes_nothing(tmp_path: Path) -> None:
+def test_dry_run_describes_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     done = command_line.call("train", "train.yaml", "--dry-run", "-T", "ppo.loss=gspo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_a_dry_run_describes_the_plan_and_writes_nothing(tmp_path: Path) -> None
     assert "Nothing was written." in done.stderr and not (tmp_path / "runs").exists()
 
 
-def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_invalid_train_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     lake_folder(tmp_path, ppo={"clip_hi": 1})
     for flags in ([], ["--dry-run"]):
         done = command_line.call("train", "train.yaml", *flags, cwd=tmp_path)
@@ -92,7 +92,7 @@ def test_dry_run_rejects_what_training_rejects(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_that_is_refused_once_its_weights_are_there_leaves_no_folder_to_resume(tmp_path: Path) -> None:
+def test_run_rejected_after_loading_weights_leaves_no_folder_to_resume(tmp_path: Path) -> None:
     """Of a policy of one's own nothing is known before it is made; its module has no value head."""
     lake_folder(tmp_path)
     assert command_line.call("train", "train.yaml", cwd=tmp_path).returncode == 0
@@ -107,7 +107,7 @@ def test_a_run_that_is_refused_once_its_weights_are_there_leaves_no_folder_to_re
     assert other.returncode == 2 and run_path(tmp_path) == first
 
 
-def test_a_task_file_is_not_accepted_as_a_train_file(tmp_path: Path) -> None:
+def test_task_file_and_train_file_are_not_interchangeable(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(TRAIN["task"]))
     done = command_line.call("train", "task.yaml", cwd=tmp_path)
@@ -131,7 +131,7 @@ def test_dry_run_notes_batch_estimators_on_minibatches(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-def test_ctrl_c_finishes_the_update_and_resume_goes_on_and_may_go_further(tmp_path: Path) -> None:
+def test_ctrl_c_finishes_the_update_and_resume_may_extend_the_run(tmp_path: Path) -> None:
     lake_folder(tmp_path, updates=500)
     # In a group of its own: a terminal sends Ctrl-C to all that runs in it.
     training = subprocess.Popen(
@@ -156,7 +156,7 @@ def test_ctrl_c_finishes_the_update_and_resume_goes_on_and_may_go_further(tmp_pa
     assert [line["update"] for line in metrics_of(run)] == list(range(updates + 3))
 
 
-def test_there_is_nothing_to_resume(tmp_path: Path) -> None:
+def test_resume_without_a_training_run_is_rejected(tmp_path: Path) -> None:
     done = command_line.call("train", "--resume", cwd=tmp_path)
     assert done.returncode == 2 and "no training run in runs" in done.stderr
 
@@ -196,7 +196,7 @@ def test_there_is_nothing_to_resume(tmp_path: Path) -> None:
         ({"early_stop": {"at_least": 0.9, "times": 2}}, ["once held_out/score is at least 0.9 2 times in a row"]),
     ],
 )
-def test_the_description_of_a_plan_has_its_values(tmp_path: Path, changes: dict[str, object], told: list[str]) -> None:
+def test_plan_description_includes_its_values(tmp_path: Path, changes: dict[str, object], told: list[str]) -> None:
     from reward_kit.rl.training.description import describe_plan
     from reward_kit.rl.training.plan import load_plan
 

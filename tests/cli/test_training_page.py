@@ -1,4 +1,4 @@
-"""The page that `reward-kit train` leaves, also where it is stopped."""
+"""Test the page that `reward-kit train` writes, also when it is interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.report.made import Parsed
 from tests.rl.training.lake import lake_folder
 
 
-def test_training_leaves_a_page_and_report_writes_it_again(tmp_path: Path) -> None:
+def test_training_writes_a_page_and_view_writes_it_again(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     done = command_line.call("train", "train.yaml", "--display", "none", "-v", cwd=tmp_path)
     assert done.stderr.count("reward_kit.events  update finished update=") == 3, "and the evaluation before the first"
@@ -29,7 +29,7 @@ def test_training_leaves_a_page_and_report_writes_it_again(tmp_path: Path) -> No
 
 
 @pytest.mark.campaign
-def test_ctrl_c_leaves_a_page(tmp_path: Path) -> None:
+def test_interrupted_training_writes_a_page(tmp_path: Path) -> None:
     lake_folder(tmp_path, updates=5_000)
     training = subprocess.Popen(
         command_line.command("train", "train.yaml", "--display", "none"),

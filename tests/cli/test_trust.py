@@ -1,4 +1,4 @@
-"""Folder trust: a command that would run code of a folder asks once, and runs nothing before the answer."""
+"""Test folder trust: a command that would run code of a folder asks once before running it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_code_of_an_untrusted_folder_does_not_run(tmp_path: Path, state: Path, a
         ("credit", {"state_hash": ["state_key", "world.py:key"]}),
     ],
 )
-def test_every_key_that_names_code_is_asked_about(tmp_path: Path, state: Path, key: str, value: Any) -> None:
+def test_every_key_that_names_code_requires_trust(tmp_path: Path, state: Path, key: str, value: Any) -> None:
     (tmp_path / "received").mkdir()
     task = {"name": "t", "messages": [{"role": "user", "content": "hello"}], key: value}
     (tmp_path / "received" / "task.yaml").write_text(yaml.safe_dump(task))
@@ -141,7 +141,7 @@ def test_every_key_that_names_code_is_asked_about(tmp_path: Path, state: Path, k
         ("http", {"resource_server": {"start_command": "touch canary", "health_check_url": "http://127.0.0.1:9/"}}),
     ],
 )
-def test_a_command_is_asked_about(tmp_path: Path, state: Path, kind: str, config: dict[str, Any]) -> None:
+def test_resource_command_requires_trust(tmp_path: Path, state: Path, kind: str, config: dict[str, Any]) -> None:
     task = {"name": "t", "resource_type": kind, "base_resource_config": config, "policy": "random"}
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
     for verb in ("run", "check"):
@@ -153,7 +153,7 @@ def test_a_command_is_asked_about(tmp_path: Path, state: Path, kind: str, config
 @pytest.mark.parametrize(
     "name", ["a b.py:World", "a:b.py:World", "world-1.py:World", "in/world.py:World", "world:World"]
 )
-def test_odd_names_are_asked_about(tmp_path: Path, state: Path, name: str) -> None:
+def test_unusual_code_paths_require_trust(tmp_path: Path, state: Path, name: str) -> None:
     file = tmp_path / (name.rpartition(":")[0].removesuffix(".py") + ".py")
     file.parent.mkdir(exist_ok=True)
     file.write_text(CANARY)
@@ -165,14 +165,14 @@ def test_odd_names_are_asked_about(tmp_path: Path, state: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["os:remove", "subprocess.getoutput", "json.tool:main", "builtins:exec"])
-def test_an_installed_function_is_asked_about(tmp_path: Path, state: Path, name: str) -> None:
+def test_installed_function_requires_trust(tmp_path: Path, state: Path, name: str) -> None:
     task = {"name": "t", "messages": [{"role": "user", "content": "hello"}], "policy": "random", "redact": name}
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
     done = command_line.call("run", "task.yaml", cwd=tmp_path)
     assert done.returncode == 2 and f"redact: {name}" in done.stderr, done.stderr
 
 
-def test_a_task_without_code_is_not_asked_about(tmp_path: Path, state: Path) -> None:
+def test_task_without_code_requires_no_trust(tmp_path: Path, state: Path) -> None:
     project = received(tmp_path)
     project.write_task(
         tools_module_path=None,
@@ -185,7 +185,7 @@ def test_a_task_without_code_is_not_asked_about(tmp_path: Path, state: Path) -> 
 
 
 @pytest.mark.parametrize("given", ["option", "variable"])
-def test_ci_gives_trust(tmp_path: Path, state: Path, given: str) -> None:
+def test_trust_can_be_given_by_option_or_environment(tmp_path: Path, state: Path, given: str) -> None:
     project = received(tmp_path)
     option, variables = (["--trust"], {}) if given == "option" else ([], {"REWARD_KIT_TRUST": "1"})
     done = call(project, "run", "task.yaml", *option, **variables)
@@ -194,7 +194,7 @@ def test_ci_gives_trust(tmp_path: Path, state: Path, given: str) -> None:
     assert again.returncode == (0 if given == "option" else 2)  # what was typed is remembered
 
 
-def test_a_yes_holds_until_a_file_changes(tmp_path: Path, state: Path) -> None:
+def test_trust_holds_until_a_file_changes(tmp_path: Path, state: Path) -> None:
     project = received(tmp_path)
     code, printed = answered(project, "n", "run", "task.yaml")
     assert code == 2 and "tools_module_path: tools.py" in printed and "file: reward.py" in printed
@@ -211,7 +211,7 @@ def test_a_yes_holds_until_a_file_changes(tmp_path: Path, state: Path) -> None:
     assert "file: tools.py" not in changed.stderr
 
 
-def test_always_holds_after_edits(tmp_path: Path, state: Path) -> None:
+def test_always_trust_holds_after_edits(tmp_path: Path, state: Path) -> None:
     project = received(tmp_path)
     assert answered(project, "a", "run", "task.yaml")[0] == 0
     (project.folder / "reward.py").write_text((project.folder / "reward.py").read_text() + "\n# edited\n")
@@ -220,13 +220,13 @@ def test_always_holds_after_edits(tmp_path: Path, state: Path) -> None:
     assert project.folder not in record.parents and json.loads(record.read_text())["folder"] == str(project.folder)
 
 
-def test_a_folder_made_by_init_is_not_asked_about(tmp_path: Path, state: Path) -> None:
+def test_folder_made_by_init_is_trusted(tmp_path: Path, state: Path) -> None:
     assert command_line.call("init", "mine", cwd=tmp_path).returncode == 0
     done = command_line.call("run", "task.yaml", cwd=tmp_path / "mine")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_copied_agreement_does_not_hold_elsewhere(tmp_path: Path, state: Path) -> None:
+def test_copied_trust_record_is_ignored_in_another_folder(tmp_path: Path, state: Path) -> None:
     project = received(tmp_path)
     assert call(project, "run", "task.yaml", "--trust").returncode == 0
     other = tmp_path / "other"
@@ -235,7 +235,7 @@ def test_a_copied_agreement_does_not_hold_elsewhere(tmp_path: Path, state: Path)
     assert done.returncode == 2
 
 
-def test_reading_a_task_runs_nothing(tmp_path: Path, state: Path) -> None:
+def test_check_no_run_executes_nothing(tmp_path: Path, state: Path) -> None:
     project = received(tmp_path)
     done = call(project, "check", "task.yaml", "--no-run")
     assert done.returncode == 0 and "reward_function_path: reward.py:right" in done.stdout, done.stderr
@@ -245,7 +245,7 @@ def test_reading_a_task_runs_nothing(tmp_path: Path, state: Path) -> None:
     assert wrong.returncode == 2 and "missing" in wrong.stderr and not has_run(project)
 
 
-def test_an_unreadable_record_is_not_an_agreement(tmp_path: Path, state: Path) -> None:
+def test_unreadable_trust_record_grants_nothing(tmp_path: Path, state: Path) -> None:
     project = received(tmp_path)
     assert call(project, "run", "task.yaml", "--trust").returncode == 0
     (record,) = (state / "reward-kit" / "trust").iterdir()
@@ -257,7 +257,7 @@ def test_an_unreadable_record_is_not_an_agreement(tmp_path: Path, state: Path) -
 class TestRunFolders:
     """A run folder that came from someone else names files and settings in its `run.json`."""
 
-    def test_resume_does_not_run_settings_of_a_received_run(self, tmp_path: Path, state: Path) -> None:
+    def test_resume_rejects_settings_of_an_untrusted_run(self, tmp_path: Path, state: Path) -> None:
         (tmp_path / "own").mkdir()
         project = Project(tmp_path / "own")
         assert call(project, "run", "task.yaml", "--trust").returncode == 0
@@ -272,7 +272,7 @@ class TestRunFolders:
         assert "--base-url: http://127.0.0.1:9/v1" in call(project, "run", "--resume", str(run)).stderr
         assert not (project.folder / "canary").exists()
 
-    def test_resume_keeps_what_was_typed(self, tmp_path: Path, state: Path) -> None:
+    def test_resume_keeps_typed_settings(self, tmp_path: Path, state: Path) -> None:
         (tmp_path / "own").mkdir()
         project = Project(tmp_path / "own")
         assert call(project, "run", "task.yaml", "--trust").returncode == 0
@@ -283,7 +283,7 @@ class TestRunFolders:
         assert resumed.returncode == 0, resumed.stderr
 
     @pytest.mark.parametrize("what", ["episodes", "run"])
-    def test_scoring_runs_nothing_that_a_received_run_names(self, tmp_path: Path, state: Path, what: str) -> None:
+    def test_score_runs_no_code_named_by_an_untrusted_run(self, tmp_path: Path, state: Path, what: str) -> None:
         (tmp_path / "own").mkdir()
         project = Project(tmp_path / "own", redact="redact.py:hide")
         (project.folder / "redact.py").write_text("def hide(text):\n    return text.replace('waited', 'idled')\n")
@@ -302,7 +302,7 @@ class TestRunFolders:
         assert call(project, *arguments, "-T", "redact=null").returncode == 0 and not has_run(project)
         assert call(project, *arguments, "-T", "redact=redact.py:hide").returncode == 0 and has_run(project)
 
-    def test_credit_runs_no_state_hash_that_a_received_run_names(self, tmp_path: Path, state: Path) -> None:
+    def test_credit_runs_no_state_hash_named_by_an_untrusted_run(self, tmp_path: Path, state: Path) -> None:
         (tmp_path / "own").mkdir()
         project = Project(tmp_path / "own", credit={"state_hash": "hash.py:key"})
         (project.folder / "hash.py").write_text("def key(history):\n    return len(history)\n")
@@ -343,7 +343,7 @@ class TestSandboxKeys:
             ({"limits": {"processes": 1}}, "sandbox.limits.processes"),
         ],
     )
-    def test_a_file_cannot_loosen_it(self, tmp_path: Path, sandbox: dict[str, Any], key: str) -> None:
+    def test_task_file_cannot_loosen_the_sandbox(self, tmp_path: Path, sandbox: dict[str, Any], key: str) -> None:
         project = Project(tmp_path, sandbox=sandbox)
         (tmp_path / "link").symlink_to("/etc")
         done = project.call("run", "task.yaml", "--dry-run")
@@ -353,11 +353,11 @@ class TestSandboxKeys:
     @pytest.mark.parametrize(
         "sandbox", [{"level": "isolated"}, {"limits": {"memory_mb": 256, "disk_mb": 1}}, {"read_paths": ["rows.jsonl"]}]
     )
-    def test_a_file_can_tighten_it(self, tmp_path: Path, sandbox: dict[str, Any]) -> None:
+    def test_task_file_can_tighten_the_sandbox(self, tmp_path: Path, sandbox: dict[str, Any]) -> None:
         done = Project(tmp_path, sandbox=sandbox).call("run", "task.yaml")
         assert done.returncode == 0, done.stderr
 
-    def test_the_command_line_decides(self, tmp_path: Path) -> None:
+    def test_command_line_can_loosen_the_sandbox(self, tmp_path: Path) -> None:
         project = Project(tmp_path, sandbox={"level": "in_process", "limits": {"memory_mb": 1024}})
         done = project.call("run", "task.yaml", "--sandbox", "warm", "-T", "sandbox.limits.memory_mb=1024")
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`reward-kit view` as it is started: what it prints, what it refuses, and how it ends."""
+"""Test how `reward-kit view` starts, prints its address, and ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_it_prints_an_address_serves_and_ends_quietly(project: Project, sign: signal.Signals) -> None:
+def test_view_prints_an_address_serves_and_ends_quietly(project: Project, sign: signal.Signals) -> None:
     (project.folder / "runs").mkdir()
     make_run(project.folder / "runs", [episode("a")], [score("a", 1.0)])
     with viewer(project) as (process, address):
@@ -37,7 +37,7 @@ def test_it_prints_an_address_serves_and_ends_quietly(project: Project, sign: si
     ]
 
 
-def test_one_run_is_shown_alone_and_the_port_may_be_chosen(project: Project) -> None:
+def test_single_run_is_served_and_a_port_in_use_is_rejected(project: Project) -> None:
     for name in ("one", "two"):
         make_run(project.folder, [episode("a")], []).rename(project.folder / name)
     with viewer(project, "one") as (_, address):
@@ -49,7 +49,7 @@ def test_one_run_is_shown_alone_and_the_port_may_be_chosen(project: Project) -> 
         assert f"error: --port {port}:" in errors and "choose another" in errors
 
 
-def test_a_port_that_was_asked_for_is_the_one(project: Project) -> None:
+def test_requested_port_is_used(project: Project) -> None:
     make_run(project.folder, [episode("a")], [])
     for _ in range(5):  # whoever else is on this machine may take a port that was free a moment ago
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -61,14 +61,14 @@ def test_a_port_that_was_asked_for_is_the_one(project: Project) -> None:
     pytest.fail("five ports in turn were taken by somebody else")
 
 
-def test_a_folder_that_is_not_there_is_named(project: Project) -> None:
+def test_missing_folder_is_named(project: Project) -> None:
     with viewer(project, "nosuch") as (process, _):
         errors = process.communicate(timeout=120)[1]
     assert process.returncode == 2
     assert errors == "error: folder nosuch does not exist; name the folder of the runs, or of one run\n"
 
 
-def test_a_browser_is_opened_only_where_that_is_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browser_is_opened_only_with_the_open_option(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     (project.folder / "runs").mkdir()
     make_run(project.folder / "runs", [episode("a")], [])
     told = project.folder / "opened"
@@ -97,7 +97,7 @@ def test_a_browser_is_opened_only_where_that_is_asked(project: Project, monkeypa
     assert not told.exists()
 
 
-def test_nothing_in_the_folder_is_changed(project: Project) -> None:
+def test_viewing_changes_no_files(project: Project) -> None:
     run = random_run(project.folder, 20)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
     with viewer(project, ".") as (_, address):

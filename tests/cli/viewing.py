@@ -1,4 +1,4 @@
-"""`reward-kit view` in a process of its own, and its pages fetched as a browser does."""
+"""`reward-kit view` in a separate process, and its pages fetched over HTTP."""
 
 from __future__ import annotations
 

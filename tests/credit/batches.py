@@ -1,4 +1,4 @@
-"""Batches for the tests of credit: builders of steps, and hypothesis strategies whose numbers are exact in binary."""
+"""Builders of steps, and Hypothesis strategies with exactly representable numbers, for the tests of credit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The estimators once more, as loops over lists, the way their formulas are written down."""
+"""Reference implementations of the estimators as loops over lists, as their formulas are written."""
 
 from __future__ import annotations
 

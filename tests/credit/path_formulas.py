@@ -1,4 +1,4 @@
-"""Advantages written on paths alone: formulas beside which estimators are held, and faults that must be found.
+"""Advantage formulas over paths for comparison with the estimators, and faults that tests must detect.
 
 Plain Python on lists, as far from the estimators' arrays as can be. Each takes the paths of a group, and gives one list
 of advantages for each path.

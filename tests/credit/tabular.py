@@ -1,4 +1,4 @@
-"""Tasks small enough to enumerate: every path with its probability, and what an estimator's gradient is on average.
+"""Tasks small enough to enumerate every path, and the expected gradient of an estimator on them.
 
 Nothing is sampled. An expectation over groups of n paths is a sum over all multisets of n paths, so a test on it needs
 no confidence interval: equal means equal to the last digits.

@@ -1,4 +1,4 @@
-"""`relative`: what a value is worth in its group, in each of the four measures."""
+"""Test `relative`: values relative to their group, in each of the four normalizations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def expected(value: float, others: list[float], normalization: str) -> float:
 
 @every_measure
 @given(pairs=values_in_groups)
-def test_the_four_measures(normalization: str, constant: float | None, pairs: list[tuple[float, int]]) -> None:
+def test_normalizations_match_their_formulas(
+    normalization: str, constant: float | None, pairs: list[tuple[float, int]]
+) -> None:
     values, groups = [value for value, _ in pairs], [group for _, group in pairs]
     others = [[x for j, (x, group) in enumerate(pairs) if group == groups[i] and j != i] for i in range(len(pairs))]
     wanted = [expected(value, rest, normalization) for value, rest in zip(values, others, strict=True)]
@@ -51,7 +53,7 @@ def test_the_four_measures(normalization: str, constant: float | None, pairs: li
 
 @every_measure
 @given(rows=st.lists(st.tuples(eighths, st.integers(0, 3)), min_size=2, max_size=6))
-def test_a_weight_stands_for_so_many_copies(
+def test_weight_equals_that_many_copies(
     normalization: str, constant: float | None, rows: list[tuple[float, int]]
 ) -> None:
     values, weights = [value for value, _ in rows], [weight for _, weight in rows]
@@ -65,7 +67,7 @@ def test_a_weight_stands_for_so_many_copies(
 
 
 @every_measure
-def test_equal_values_and_single_ones_give_exact_zeros(normalization: str, constant: float | None) -> None:
+def test_equal_and_single_values_give_exact_zeros(normalization: str, constant: float | None) -> None:
     found = of([0.1] * 7 + [0.7, 1e300], [0] * 7 + [1, 2], normalization, constant)
     assert found == [0.0] * 9
 
@@ -79,25 +81,25 @@ def test_nan_is_ignored_and_kept(normalization: str, constant: float | None) -> 
 
 
 @every_measure
-def test_small_groups_can_be_left_out(normalization: str, constant: float | None) -> None:
+def test_groups_below_the_minimum_size_give_zeros(normalization: str, constant: float | None) -> None:
     found = of([0.0, 1.0, 0.0, 1.0, 5.0], [0, 0, 1, 1, 1], normalization, constant, min_group_size=3)
     assert found[:2] == [0.0, 0.0]
     assert found[2:] == of([0.0, 1.0, 5.0], [0, 0, 0], normalization, constant)
 
 
-def test_without_an_epsilon_a_constant_group_is_no_division_by_zero() -> None:
+def test_constant_group_without_epsilon_gives_zeros() -> None:
     zeros = relative(np.array([2.0, 2.0]), np.array([0, 0]), "std", 0.0)
     assert zeros.tolist() == [0.0, 0.0]
 
 
-def test_groups_may_have_any_numbers() -> None:
+def test_group_ids_may_be_any_numbers() -> None:
     far = of([0.0, 1.0, 5.0], [10**15, 10**15, 3], "mean", None)
     assert far == of([0.0, 1.0, 5.0], [0, 0, 1], "mean", None) == [-0.5, 0.5, 0.0]
     assert renumber_groups(np.array([7, 10**15, 7])).tolist() == [0, 1, 0]
     assert first_positions(np.array([1, 0, 1, 3])).tolist() == [1, 0, 0, 3]
 
 
-def test_a_constant_goes_with_its_measure() -> None:
+def test_normalization_constant_is_required_and_only_for_constant() -> None:
     for bad in (None, 0.0, -1.0, math.inf, "4"):
         with pytest.raises(ConfigError, match="normalization_constant"):
             check_normalization("constant", bad, 0.0)  # type: ignore[arg-type]
@@ -111,7 +113,7 @@ def test_a_constant_goes_with_its_measure() -> None:
 
 
 @pytest.mark.parametrize("size", [1e160, 1e300, 1.6e308, 1e-160, 1e-300])
-def test_values_whose_squares_no_float_holds_are_measured_like_any_others(size: float) -> None:
+def test_std_is_exact_for_values_whose_squares_overflow(size: float) -> None:
     # Beside a group of usual size, which they must not disturb.
     values, groups = np.array([size, -size, 0.0, 3.0, 1.0]), np.array([0, 0, 0, 1, 1])
     found = relative(values, groups, "std", 0.0)
@@ -119,7 +121,7 @@ def test_values_whose_squares_no_float_holds_are_measured_like_any_others(size: 
 
 
 @pytest.mark.parametrize("size", [1e160, 1e-160])
-def test_the_other_measures_keep_their_unit(size: float) -> None:
+def test_extreme_values_keep_their_scale_without_std(size: float) -> None:
     values, groups = np.array([size, -size, 0.0]), np.array([0, 0, 0])
     np.testing.assert_allclose(relative(values, groups, "mean"), values, rtol=1e-12)
     np.testing.assert_allclose(relative(values, groups, "leave_one_out"), 1.5 * values, rtol=1e-12)
@@ -127,7 +129,7 @@ def test_the_other_measures_keep_their_unit(size: float) -> None:
     np.testing.assert_allclose(measured, values / 2.0, rtol=1e-12)
 
 
-def test_epsilon_counts_in_the_values_own_unit() -> None:
+def test_epsilon_has_the_unit_of_the_values() -> None:
     values, groups = np.array([2e-200, 0.0]), np.array([0, 0])
     found = relative(values, groups, "std", 1e-200)
     np.testing.assert_allclose(found, [1.0 / (2.0**0.5 + 1.0), -1.0 / (2.0**0.5 + 1.0)], rtol=1e-12)

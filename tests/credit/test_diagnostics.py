@@ -1,4 +1,4 @@
-"""Diagnostics of a batch's credit: what is counted, what takes no part, and what is warned of."""
+"""Test the diagnostics of a batch's credit: counts and warnings."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def test_peers_anchors_and_zeros_are_counted():
     assert found.warnings() == []
 
 
-def test_a_peer_of_the_same_trajectory_is_told_from_one_of_another():
+def test_peers_within_one_trajectory_are_counted_separately():
     found = credit_diagnostics(credit([1.0, 0.0, -1.0, 0.5], [4, 4, 5, 5]), [2, 2], [1.0, 0.0])
     assert (found.steps_with_peer, found.steps_with_other_peer) == (4, 0)
     assert "no two trajectories of a group share a state" in found.warnings()[0]
 
 
-def test_unscored_trajectories_take_no_part():
+def test_unscored_trajectories_are_left_out():
     found = credit_diagnostics(credit([1.0, NAN, NAN, NAN], [4, 4, 4, 4]), [1, 2, 1], [1.0, None, None])
     assert (found.trajectories, found.unscored, found.steps) == (1, 2, 1)
     assert (found.anchor_sizes, found.steps_with_peer, found.zero_advantages) == ({1: 1}, 0, 0)
     assert found.warnings()[0] == "2 of 3 trajectories are unscored and left out; inspect the failed scores"
 
 
-def test_without_a_score_there_are_no_shares():
+def test_shares_are_left_out_without_scores():
     found = credit_diagnostics(credit([NAN], [0]), [1], [None], ["g"])
     assert found.summary() == {
         "credit/trajectories": 0,
@@ -66,7 +66,7 @@ def test_without_a_score_there_are_no_shares():
     assert found.warnings() == ["no trajectory is scored, so there is no credit; inspect the failed scores"]
 
 
-def test_an_estimator_without_states_has_no_peers_to_warn_of():
+def test_estimator_without_states_warns_of_no_peers():
     found = credit_diagnostics(credit([1.0, -1.0], [-1, -1]), [1, 1], [1.0, 0.0])
     assert not found.uses_states
     assert "credit/peer_share" not in found.summary()
@@ -74,13 +74,13 @@ def test_an_estimator_without_states_has_no_peers_to_warn_of():
 
 
 @pytest.mark.parametrize(("shared", "warned"), [(4, True), (5, False)])
-def test_under_five_percent_of_steps_with_a_peer_warns(shared, warned):
+def test_few_steps_with_a_peer_give_a_warning(shared, warned):
     anchors = [0] * shared + list(range(1, 101 - shared))
     found = credit_diagnostics(credit([1.0] * 100, anchors), [1] * 100, [1.0, 0.0] * 50)
     assert [warning.startswith("4.0% of the steps share") for warning in found.warnings()] == [True] * warned
 
 
-def test_ties_and_groups_of_one_are_told():
+def test_tied_and_single_groups_are_reported():
     one = credit([0.0] * 4, [0, 0, 1, 1])
     tied = credit_diagnostics(one, [1] * 4, [1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"])
     assert (tied.tied_groups, tied.single_groups) == (2, 0)
@@ -94,7 +94,7 @@ def test_ties_and_groups_of_one_are_told():
 
 
 @pytest.mark.parametrize("group_ids", [["a", "b", "c", "d"], ["a", "a", "b", "b"]])
-def test_an_estimator_that_compares_otherwise_needs_no_groups(group_ids):
+def test_batch_wide_estimator_needs_no_groups(group_ids):
     scores = [1.0, 1.0, 0.0, 0.0]
     over_the_batch = credit([0.5, 0.5, -0.5, -0.5], [-1] * 4)
     assert credit_diagnostics(over_the_batch, [1] * 4, scores, group_ids).warnings() == []
@@ -102,11 +102,11 @@ def test_an_estimator_that_compares_otherwise_needs_no_groups(group_ids):
     assert len(credit_diagnostics(within_groups, [1] * 4, scores, group_ids).warnings()) == 1
 
 
-def test_nearly_equal_scores_are_no_tie():
+def test_nearly_equal_scores_are_not_a_tie():
     found = credit_diagnostics(credit([0.0, 0.0], [0, 0]), [1, 1], [0.1, 0.1 + 1e-12])
     assert found.tied_groups == 0
 
 
-def test_an_empty_batch_has_diagnostics():
+def test_empty_batch_has_diagnostics():
     found = credit_diagnostics(credit([], []), [], [])
     assert found.summary()["credit/steps"] == 0

@@ -1,4 +1,4 @@
-"""What holds for every estimator: its formula, what takes no part, what must not change the result, what is refused."""
+"""Test properties of every estimator: formula, masking, invariances and validation."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def noted(settings_: Iterable[Setting]) -> Iterator[Setting]:
         yield setting
 
 
-def test_each_estimator_is_tested_here() -> None:
+def test_every_estimator_is_tested() -> None:
     assert {setting.name for setting in EVERY} == set(ESTIMATORS)
 
 
@@ -99,7 +99,7 @@ def test_each_estimator_is_tested_here() -> None:
 
 @fast
 @given(rows=batches())
-def test_agrees_with_its_loop(rows: Given) -> None:
+def test_estimator_agrees_with_its_reference_loop(rows: Given) -> None:
     for setting in noted(EVERY):
         expected = [
             row if rows.scores[b] is not None else [np.nan] * len(rows.batch[b])
@@ -111,7 +111,7 @@ def test_agrees_with_its_loop(rows: Given) -> None:
 
 @fast
 @given(rows=batches())
-def test_the_parts_make_the_whole_and_are_float64(rows: Given) -> None:
+def test_parts_add_up_and_are_float64(rows: Given) -> None:
     for setting in noted(EVERY):
         credit = setting.credit(rows)
         weights = (0.25, 0.75) if setting in BY_BOTH else (1.0, 1.0)
@@ -126,7 +126,7 @@ def test_the_parts_make_the_whole_and_are_float64(rows: Given) -> None:
 
 @fast
 @given(rows=batches(scores=eighths))
-def test_returns_are_the_discounted_rewards_whatever_the_estimator(rows: Given) -> None:
+def test_returns_are_discounted_rewards_for_every_estimator(rows: Given) -> None:
     for setting in noted(EVERY):
         if "invalid_action_penalty" not in setting.options:
             expected = [x for b in range(len(rows.batch)) for x in loops.returns_of(rows, b)]
@@ -138,7 +138,7 @@ def test_returns_are_the_discounted_rewards_whatever_the_estimator(rows: Given) 
 
 @fast
 @given(rows=batches(), unscored=trajectories)
-def test_an_unscored_trajectory_has_no_credit_and_no_part(rows: Given, unscored: Any) -> None:
+def test_unscored_trajectory_gets_nan_and_does_not_affect_other_credit(rows: Given, unscored: Any) -> None:
     for setting in noted(EVERY):
         more = Given([unscored, *rows.batch], [None, *rows.scores], [rows.ids[0], *rows.ids])
         together, alone = setting.credit(more), setting.credit(rows)
@@ -149,7 +149,7 @@ def test_an_unscored_trajectory_has_no_credit_and_no_part(rows: Given, unscored:
 
 @fast
 @given(rows=batches(), seed=st.integers(0, 1000))
-def test_permuting_the_trajectories_permutes_the_result(rows: Given, seed: int) -> None:
+def test_permuting_trajectories_permutes_the_result(rows: Given, seed: int) -> None:
     for setting in noted(EVERY):
         order = list(range(len(rows.batch)))
         random.Random(seed).shuffle(order)
@@ -160,7 +160,7 @@ def test_permuting_the_trajectories_permutes_the_result(rows: Given, seed: int) 
 
 @fast
 @given(rows=batches())
-def test_groups_do_not_see_each_other(rows: Given) -> None:
+def test_groups_are_independent(rows: Given) -> None:
     for setting in noted([s for s in EVERY if s.name not in BATCH_WIDE]):
         together = setting.credit(rows).advantages_S
         for group in set(rows.ids):
@@ -171,7 +171,7 @@ def test_groups_do_not_see_each_other(rows: Given) -> None:
 
 @fast
 @given(rows=batches())
-def test_a_scale_of_the_batch_is_all_that_its_groups_share(rows: Given) -> None:
+def test_batch_wide_estimators_share_only_a_scale(rows: Given) -> None:
     for setting in noted([s for s in BY_SCORE if s.name in BATCH_WIDE]):
         found, centred = setting.credit(rows).advantages_S, measured("grpo", "mean").credit(rows).advantages_S
         moved = ~np.isnan(centred) & (centred != 0.0)
@@ -190,7 +190,7 @@ def test_shifting_the_scores_changes_nothing(rows: Given, shift: float) -> None:
 
 @fast
 @given(rows=batches())
-def test_nothing_given_is_changed(rows: Given) -> None:
+def test_inputs_are_not_modified(rows: Given) -> None:
     for setting in noted(EVERY):
         before = [[item.model_copy(deep=True) for item in row] for row in rows.batch]
         with_credit(rows.batch, setting.credit(rows))
@@ -202,7 +202,7 @@ def test_nothing_given_is_changed(rows: Given) -> None:
 
 @fast
 @given(rows=batches(scores=st.just(0.1)), other=trajectories)
-def test_a_constant_group_gives_exact_zeros(rows: Given, other: Any) -> None:
+def test_constant_group_gives_exact_zeros(rows: Given, other: Any) -> None:
     for setting in noted(BY_SCORE):
         # Beside a group that is not constant, for the estimators that measure by the batch.
         more = Given([*rows.batch, other, other], [*rows.scores, 0.0, 1.0], [*rows.ids, 9, 9])
@@ -211,21 +211,21 @@ def test_a_constant_group_gives_exact_zeros(rows: Given, other: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in NOT_RELATIVE])
-def test_seven_tenths_are_equal_to_the_last_bit(name: str) -> None:
+def test_equal_inexact_scores_give_exact_zeros(name: str) -> None:
     rows = Given([[step("a", 0.1)] for _ in range(7)], [0.1] * 7, [0] * 7)
     assert not Setting(name).credit(rows).advantages_S.any()
 
 
 @fast
 @given(trajectories, eighths, st.integers(1, 6))
-def test_equal_trajectories_earn_nothing_at_any_turn(row: Any, score: float, size: int) -> None:
+def test_equal_trajectories_give_zero_at_every_turn(row: Any, score: float, size: int) -> None:
     rows = Given([row] * size, [0.1 * score] * size, [0] * size)
     assert not Setting("turn_level_grpo").credit(rows).advantages_S.any()
 
 
 @fast
 @given(states=st.sampled_from(["a", "ab", "abc"]), reward=eighths, score=eighths)
-def test_a_group_of_one_gives_zero(states: str, reward: float, score: float) -> None:
+def test_group_of_one_gives_zero(states: str, reward: float, score: float) -> None:
     for setting in noted([s for s in EVERY if s.name not in (*NOT_RELATIVE, "reinforce_plus_plus")]):
         row = [step(state, reward, value=0.0) for state in states]
         rows = Given([row, [step("a", 1.0)], [step("a", 0.0)]], [score, 1.0, 0.0], [0, 1, 1])
@@ -250,7 +250,7 @@ def test_empty_batch_and_empty_trajectory_are_valid(setting: Setting) -> None:
 
 
 @every_setting
-def test_a_batch_of_unscored_trajectories_is_all_nan(setting: Setting) -> None:
+def test_unscored_batch_is_all_nan(setting: Setting) -> None:
     rows = Given([trajectory("ab", [0.0, 1.0]), trajectory("a", [None])], [None, None], [0, 0])
     assert all(np.isnan(part).all() for part in setting.credit(rows)[:4])
 
@@ -274,7 +274,7 @@ BAD_OPTIONS = [
 
 
 @pytest.mark.parametrize(("setting", "bad"), BAD_OPTIONS, ids=str)
-def test_bad_options_are_refused_before_there_is_a_batch(setting: Setting, bad: Mapping[str, Any]) -> None:
+def test_invalid_options_are_rejected_with_an_empty_batch(setting: Setting, bad: Mapping[str, Any]) -> None:
     wrong = Setting(setting.name, {"lam": 0.5, **bad} if setting.name == "gae" else bad)
     with pytest.raises(ConfigError, match=next(iter(bad))):
         wrong.credit(Given([], [], []))
@@ -305,7 +305,7 @@ any_size = st.floats(allow_nan=False, allow_infinity=False)
     st.lists(st.tuples(any_size, any_size, any_size), min_size=1, max_size=4),
     st.lists(st.one_of(any_size, st.none()), min_size=4, max_size=4),
 )
-def test_whatever_its_size_a_scored_step_has_a_number_or_the_batch_is_refused(
+def test_scored_steps_are_finite_or_the_batch_is_rejected(
     setting: Setting, numbers: list[tuple[float, float, float]], scores: list[float | None]
 ) -> None:
     batch = [[step("a", reward, value=v), step("b", after, value=v)] for reward, after, v in numbers]
@@ -320,14 +320,14 @@ def test_whatever_its_size_a_scored_step_has_a_number_or_the_batch_is_refused(
 
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus_baseline", "reinforce_plus_plus"])
-def test_huge_scores_are_not_taken_for_equal_ones(name: str) -> None:
+def test_huge_scores_are_not_treated_as_equal(name: str) -> None:
     batch = [[step("a", reward)] for reward in (1e200, -1e200, 0.0)]
     options = {"gamma": 1.0} if name == "reinforce_plus_plus" else {}
     found = ESTIMATORS[name](batch, [1e200, -1e200, 0.0], **options).advantages_S
     np.testing.assert_allclose(found, [1.0, -1.0, 0.0], rtol=1e-12)
 
 
-def test_an_advantage_too_large_for_a_number_is_refused() -> None:
+def test_overflowing_advantage_is_rejected() -> None:
     batch = [[step("a", 0.0)], [step("a", 0.0)]]
     with pytest.raises(InvalidResultError, match="trajectory 0: an advantage is not finite, at step 0"):
         ESTIMATORS["rloo"](batch, [1.7e308, -1.7e308])

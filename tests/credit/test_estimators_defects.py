@@ -1,4 +1,4 @@
-"""Defects that other implementations of these estimators have, each as a test that ours does not."""
+"""Test that the estimators avoid known defects of other implementations."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ def advantages(name: str, batch: list[Trajectory], scores: list[float | None], *
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "grpo_passk", "gpg", "reinforce_plus_plus_baseline"])
-def test_a_singleton_does_not_keep_its_raw_score(name: str) -> None:
+def test_singleton_group_gets_zero_instead_of_its_raw_score(name: str) -> None:
     assert advantages(name, [trajectory("ab", [0.0, 0.0])], [0.75]) == [0.0, 0.0]
 
 
-def test_two_forms_of_leave_one_out_agree_on_a_singleton_too() -> None:
+def test_rloo_equals_grpo_with_leave_one_out_for_singletons() -> None:
     batch, scores, ids = [[step()] for _ in range(4)], [0.75, 1.0, 0.0, 0.5], [0, 1, 1, 1]
     as_rloo = advantages("rloo", batch, scores, group_ids=ids)
     assert as_rloo == advantages("grpo", batch, scores, group_ids=ids, normalization="leave_one_out")
     assert as_rloo == [0.0, 0.75, -0.75, 0.0]
 
 
-def test_whitening_a_single_step_is_no_error() -> None:
+def test_whitening_a_single_step_gives_zero() -> None:
     assert advantages("reinforce_plus_plus", [[step("a", 3.0)]], [1.0], gamma=1.0) == [0.0]
 
 
 # Rounding
 
 
-def test_nearly_tied_scores_are_measured_like_any_others() -> None:
+def test_nearly_tied_scores_are_normalized() -> None:
     batch = [[step()] for _ in range(3)]
     found = advantages("grpo", batch, [1e-9, 2e-9, 3e-9], epsilon=0.0)
     np.testing.assert_allclose(found, [-1.0, 0.0, 1.0], rtol=1e-12, atol=1e-6)
 
 
-def test_a_large_offset_costs_no_precision() -> None:
+def test_large_offset_costs_no_precision() -> None:
     batch = [[step("a", 1e9 + k)] for k in range(3)]
     for name, options in (("grpo", {}), ("reinforce_plus_plus", {"gamma": 1.0})):
         assert advantages(name, batch, [1e9, 1e9 + 1, 1e9 + 2], epsilon=0.0, **options) == [-1.0, 0.0, 1.0]
@@ -56,18 +56,18 @@ def test_a_large_offset_costs_no_precision() -> None:
 # What a trajectory's length must not change
 
 
-def test_a_long_trajectory_counts_once_in_its_group() -> None:
+def test_long_trajectory_counts_once_in_its_group() -> None:
     batch = [trajectory("abcde", [0.0] * 5), [step()], [step()]]
     assert advantages("grpo", batch, [1.0, 0.0, 0.5], normalization="mean") == [0.5] * 5 + [-0.5, 0.0]
 
 
-def test_a_constant_group_stays_zero_beside_long_ones() -> None:
+def test_constant_group_stays_zero_beside_long_trajectories() -> None:
     batch = [trajectory("abcde", [0.0] * 5), [step()], [step()], [step()]]
     found = advantages("reinforce_plus_plus_baseline", batch, [1.0, 0.0, 0.5, 0.5], group_ids=[0, 0, 1, 1])
     assert found[6:] == [0.0, 0.0]
 
 
-def test_no_trajectory_leaks_into_the_next() -> None:
+def test_trajectories_do_not_leak_into_each_other() -> None:
     first, second = trajectory("ab", [1.0, 2.0]), trajectory("abc", [4.0, 8.0, 16.0])
     for name in ("discounted_returns", "gae"):
         rows = [[item.model_copy(update={"policy_value_estimate": 1.0}) for item in row] for row in (first, second)]
@@ -97,12 +97,12 @@ def critic_row(*, ending: dict[str, object], values: tuple[float | None, ...] = 
         ({"terminated": False, "truncated": False}, 1.0 + 0.5 * 4.0 - 4.0),
     ],
 )
-def test_gae_bootstraps_what_was_cut_off_and_never_what_terminated(ending: dict[str, object], expected: float) -> None:
+def test_gae_bootstraps_truncated_but_not_terminated_episodes(ending: dict[str, object], expected: float) -> None:
     found = advantages("gae", [critic_row(ending=ending)], [0.0], gamma=0.5, lam=0.25)
     assert found == [1.0 + 0.5 * 4.0 - 2.0 + 0.125 * expected, expected]
 
 
-def test_gae_leaves_out_what_is_masked_and_needs_no_value_there() -> None:
+def test_gae_skips_unscored_trajectories_without_values() -> None:
     batch = [critic_row(ending={}), critic_row(ending={}, values=(None, None)), critic_row(ending={})]
     alone = advantages("gae", batch[:1], [0.0], gamma=0.5, lam=0.5)
     found = advantages("gae", batch, [0.0, None, 0.0], gamma=0.5, lam=0.5)
@@ -118,7 +118,7 @@ def test_gae_names_the_step_without_a_value() -> None:
         advantages("gae", [bad], [0.0], gamma=0.5, lam=0.5)
 
 
-def test_the_target_of_the_critic_is_not_whitened() -> None:
+def test_gae_does_not_whiten_the_critic_target() -> None:
     batch = [critic_row(ending={"terminated": True})]
     found = advantages("gae", batch, [0.0], gamma=0.5, lam=1.0)
     # With lam 1, A + V is the return whatever the critic said.
@@ -128,13 +128,13 @@ def test_the_target_of_the_critic_is_not_whitened() -> None:
 # One number for a group
 
 
-def test_pass_at_k_gives_tied_winners_nothing() -> None:
+def test_pass_at_k_gives_zero_to_tied_winners() -> None:
     batch = [[step()] for _ in range(3)]
     assert advantages("grpo_passk", batch, [1.0, 1.0, 0.0]) == [0.0, 0.0, 0.0]
     assert advantages("grpo_passk", batch, [0.25, 1.0, 0.5]) == [0.0, 0.5, 0.0]
 
 
-def test_gpg_does_not_take_a_failure_for_a_trajectory_without_a_gradient() -> None:
+def test_gpg_scales_by_groups_with_a_gradient() -> None:
     batch = [[step()] for _ in range(4)]
     # Scores of zero and one: both of the first group move the policy, neither of the second does.
     assert advantages("gpg", batch, [1.0, 0.0, 1.0, 1.0], group_ids=[0, 0, 1, 1]) == [1.0, -1.0, 0.0, 0.0]
@@ -145,7 +145,7 @@ def tokens(*counts: int | None) -> Trajectory:
     return [with_tokens(step(), count) for count in counts]
 
 
-def test_opo_measures_a_group_in_one_unit() -> None:
+def test_opo_measures_length_in_one_unit_per_group() -> None:
     batch = [tokens(1, 2), tokens(1), tokens(5), tokens(None, 3)]
     scores, ids = [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]
     # Three tokens against one; one step against two, since not all of the second group's tokens are known.
@@ -176,7 +176,7 @@ def walk(length: int) -> tuple[list[StepData], float, list[float]]:
     return [step("s", 1.0) for _ in range(length)], chance, slopes
 
 
-def test_turn_level_baselines_do_not_pay_for_stopping() -> None:
+def test_turn_level_baselines_do_not_reward_stopping() -> None:
     exact = sum(walk(n)[1] * n * sum(walk(n)[2]) for n in (1, 2, 3))
     expected = 0.0
     for lengths in itertools.product((1, 2, 3), repeat=3):

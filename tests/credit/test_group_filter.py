@@ -1,4 +1,4 @@
-"""Dynamic sampling as specification: which groups are dropped and why, and what a refill collects again."""
+"""Test dynamic sampling: which groups are dropped and why, and which are collected again."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ def test_groups_with_equal_scores_are_dropped():
     assert found.kept_B == [0, 1]
 
 
-def test_members_need_not_be_neighbours():
+def test_members_need_not_be_adjacent():
     found = filter_groups([1.0, 0.5, 0.0, 0.5], ["a", "b", "a", "b"])
     assert found.kept == ["a"]
     assert found.kept_B == [0, 2]
 
 
-def test_scores_that_differ_below_float32_are_no_tie():
+def test_scores_that_differ_below_float32_are_not_tied():
     low, high = 0.5, 0.5 + 1e-12
     assert np.float32(low) == np.float32(high)
     assert filter_groups([low, high], ["a", "a"]).kept == ["a"]
 
 
-def test_a_group_of_one_is_dropped_for_what_it_is_and_others_stay():
+def test_group_of_one_is_dropped_as_no_signal():
     found = filter_groups([1.0, 1.0, 0.0], ["alone", "a", "a"])
     assert found.kept == ["a"]
     assert found.dropped == {"alone": DropReason.NO_SIGNAL}
 
 
-def test_a_tie_with_step_signal_is_kept_where_asked():
+def test_tied_group_with_step_signal_can_be_kept():
     scores, ids = [1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"]
     steps = [[0.0, 0.7], [-0.7], [0.0], [0.0, 0.0]]
     assert filter_groups(scores, ids, keep_step_signal=True, step_advantages=steps).kept == ["a"]
     assert filter_groups(scores, ids).kept == []
 
 
-def test_the_step_signal_of_an_unscored_member_does_not_count():
+def test_step_signal_of_an_unscored_member_is_ignored():
     steps = [[0.0], [0.0], [0.3], [None], [float("nan")]]
     found = filter_groups([1.0, 1.0, None, 1.0, 1.0], ["a"] * 5, keep_step_signal=True, step_advantages=steps)
     assert found.dropped == {"a": DropReason.TIED}
 
 
-def test_the_band_keeps_groups_by_their_mean_score():
+def test_band_keeps_groups_by_mean_score():
     scores, ids = [0.0, 0.2, 0.0, 1.0, 0.8, 1.0], ["hard", "hard", "fair", "fair", "easy", "easy"]
     found = filter_groups(scores, ids, band=(0.2, 0.8))
     assert found.kept == ["fair"]
@@ -74,17 +74,17 @@ def test_unscored_members_are_ignored_or_drop_their_group():
         ({"keep_step_signal": True, "step_advantages": [[0.0]]}, "of 2 trajectories, got 1"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ConfigError, match=message):
         filter_groups([1.0, 0.0], **{"group_ids": ["a", "a"], **arguments})
 
 
-def test_a_score_that_is_no_number_is_refused():
+def test_non_numeric_score_is_rejected():
     with pytest.raises(ConfigError, match=r"the score of trajectory 1 must be a number, .* got '1'"):
         filter_groups([1.0, "1"], ["a", "a"])
 
 
-def test_a_score_that_is_not_finite_is_refused():
+def test_non_finite_score_is_rejected():
     with pytest.raises(InvalidResultError, match="the score of trajectory 1 is nan"):
         filter_groups([1.0, float("nan")], ["a", "a"])
 
@@ -113,7 +113,7 @@ def test_only_missing_groups_are_collected_again():
     assert outcome.is_complete and outcome.tries == 2 and not outcome.surplus
 
 
-def test_surplus_is_trimmed_kept_in_order_and_used_first_next_time():
+def test_surplus_groups_are_kept_in_order_and_used_first():
     refill = GroupRefill(wanted=1, max_tries=1)
     found = verdict(a=True, b=True, c=True)
     refill.add(episodes(found), found)
@@ -123,7 +123,7 @@ def test_surplus_is_trimmed_kept_in_order_and_used_first_next_time():
     assert again.missing == 1
 
 
-def test_the_last_try_is_filtered_and_the_outcome_says_what_is_missing():
+def test_outcome_after_the_last_try_reports_missing_groups():
     refill = GroupRefill(wanted=2, max_tries=2)
     for found in (verdict(a=True, b=False), verdict(c=False)):
         refill.add(episodes(found), found)
@@ -136,20 +136,20 @@ def test_the_last_try_is_filtered_and_the_outcome_says_what_is_missing():
         refill.add(episodes(found), found)
 
 
-def test_the_same_group_id_may_come_again_in_a_later_collection():
+def test_group_id_may_repeat_in_a_later_collection():
     refill = GroupRefill(wanted=2, max_tries=2)
     for text in ("first", "second"):
         refill.add({"a": text}, verdict(a=True))
     assert refill.outcome().groups == ["first", "second"]
 
 
-def test_a_verdict_on_other_groups_is_refused():
+def test_filter_result_for_other_groups_is_rejected():
     refill = GroupRefill(wanted=2, max_tries=2)
     with pytest.raises(ConfigError, match=r"only in one: \['a', 'b'\]"):
         refill.add({"a": ""}, verdict(b=True))
 
 
 @pytest.mark.parametrize("options", [{"wanted": 0, "max_tries": 1}, {"wanted": 1, "max_tries": True}])
-def test_a_refill_of_nothing_is_refused(options):
+def test_refill_of_zero_groups_is_rejected(options):
     with pytest.raises(ConfigError, match="must be a positive whole number"):
         GroupRefill(**options)

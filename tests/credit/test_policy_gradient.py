@@ -1,4 +1,4 @@
-"""What the gradient of each estimator converges to, proved by enumeration.
+"""Test by enumeration to which gradient each estimator converges.
 
 From a group of n episodes the gradient is the mean over the episodes of sum_k grad log pi(a_k | s_k) A_k. Beside g, the
 exact gradient of the expected score, with gamma = 1 and epsilon = 0, its expectation is:
@@ -102,7 +102,7 @@ def gigpo(**options: Any) -> Callable[..., StepCredit]:
 
 
 @task_of_each_kind
-def test_the_exact_gradient_is_the_slope_of_the_expected_score(task: TabularTask) -> None:
+def test_exact_gradient_is_the_slope_of_the_expected_score(task: TabularTask) -> None:
     def expected_score(logits_P: Floats) -> float:
         return math.fsum(path.probability * path.score for path in task.paths(logits_P))
 
@@ -113,7 +113,7 @@ def test_the_exact_gradient_is_the_slope_of_the_expected_score(task: TabularTask
 
 @task_of_each_kind
 @group_sizes
-def test_the_groups_are_all_there_are(task: TabularTask, size: int) -> None:
+def test_enumerated_groups_have_total_probability_one(task: TabularTask, size: int) -> None:
     assert math.fsum(path.probability for path in task.paths()) == pytest.approx(1.0, abs=1e-15)
     assert math.fsum(weight for weight, _ in groups_of(task.paths(), size)) == pytest.approx(1.0, abs=1e-15)
     assert len({len(path.turns) for path in task.paths()}) == task.horizon
@@ -126,12 +126,12 @@ PLANTED = (centred_by_turn, centred_by_turn_of_others, returns_among_those_who_g
 
 @task_of_each_kind
 @pytest.mark.parametrize("formula", PLANTED)
-def test_a_planted_fault_is_found(task: TabularTask, formula: Formula) -> None:
+def test_planted_fault_is_detected(task: TabularTask, formula: Formula) -> None:
     assert error_of(formula_gradient(task, formula, 3), task.policy_gradient()) > 0.05
 
 
 @task_of_each_kind
-def test_the_formulas_side_finds_nothing_where_there_is_nothing(task: TabularTask) -> None:
+def test_unbiased_formula_has_no_error(task: TabularTask) -> None:
     found = formula_gradient(task, lambda group: [path.returns for path in group], 3)
     assert error_of(found, task.policy_gradient()) < EXACT
 
@@ -172,7 +172,7 @@ def without_rewards(path: Path) -> list[StepData]:
 @group_sizes
 @pytest.mark.parametrize("as_steps", [episode_steps, without_rewards])
 @pytest.mark.parametrize(("name", "options", "factor"), EXACT_CLAIMS)
-def test_it_is_the_exact_gradient(
+def test_expected_gradient_is_exact(
     task: TabularTask,
     size: int,
     as_steps: Callable[[Path], list[StepData]],
@@ -206,7 +206,7 @@ FORMULAS: list[tuple[str, dict[str, Any], Formula, float]] = [
 @task_of_each_kind
 @group_sizes
 @pytest.mark.parametrize(("name", "options", "formula", "least_cosine"), FORMULAS)
-def test_it_is_the_expectation_of_its_formula(
+def test_expected_gradient_matches_its_formula(
     task: TabularTask, size: int, name: str, options: dict[str, Any], formula: Formula, least_cosine: float
 ) -> None:
     estimate = partial(ESTIMATORS[name], **options)
@@ -216,7 +216,7 @@ def test_it_is_the_expectation_of_its_formula(
 
 
 @task_of_each_kind
-def test_groups_that_share_a_scale_gpg_counts_the_tied_ones(task: TabularTask) -> None:
+def test_gpg_across_groups_scales_by_the_share_of_tied_groups(task: TabularTask) -> None:
     """Of two groups, one is counted twice where the other is tied: gpg divides by the share that tells anything."""
     groups = list(groups_of(task.paths(), 2))
     tied = math.fsum(weight for weight, (a, b) in groups if a.score == b.score)
@@ -247,7 +247,7 @@ LIMITS: list[tuple[str, dict[str, Any], Callable[[Sequence[Path]], float]]] = [
 
 @task_of_each_kind
 @pytest.mark.parametrize(("name", "options", "unit_of"), LIMITS)
-def test_it_points_along_the_exact_gradient_in_the_limit(
+def test_limit_gradient_points_along_the_exact_gradient(
     task: TabularTask, name: str, options: dict[str, Any], unit_of: Callable[[Sequence[Path]], float]
 ) -> None:
     found = limit_gradient(task, partial(ESTIMATORS[name], **options), POPULATION)
@@ -275,14 +275,14 @@ def by_state(task: TabularTask, factors: dict[str, float]) -> Floats:
 
 
 @group_sizes
-def test_anchors_leave_one_out_counts_a_state_by_the_chance_of_company(size: int) -> None:
+def test_leave_one_out_anchors_weight_states_by_the_chance_of_peers(size: int) -> None:
     found = expected_gradient(UNROLLED, gigpo(omega=0.0, normalization="leave_one_out"), size)
     company = {state: 1.0 - (1.0 - chance) ** (size - 1) for state, chance in visits(UNROLLED).items()}
     assert error_of(found, by_state(UNROLLED, company)) < EXACT
 
 
 @group_sizes
-def test_anchors_mean_counts_a_state_by_the_expected_share_of_others(size: int) -> None:
+def test_mean_anchors_weight_states_by_the_expected_share_of_peers(size: int) -> None:
     def share(chance: float) -> float:
         others = range(size)
         weights = [math.comb(size - 1, m) * chance**m * (1 - chance) ** (size - 1 - m) for m in others]
@@ -294,7 +294,7 @@ def test_anchors_mean_counts_a_state_by_the_expected_share_of_others(size: int) 
 
 @group_sizes
 @pytest.mark.parametrize("normalization", ["leave_one_out", "mean"])
-def test_anchors_of_paths_that_come_back_are_biased(size: int, normalization: str) -> None:
+def test_anchors_of_repeated_states_are_biased(size: int, normalization: str) -> None:
     """An episode's second visit to a state is a peer of its first, and what the first action did is in it."""
     found = expected_gradient(LOOPS, gigpo(omega=0.0, normalization=normalization), size)
     assert 0.97 < cosine(found, LOOPS.policy_gradient()) < 0.999
@@ -310,7 +310,7 @@ def test_anchors_are_exact_in_the_limit(task: TabularTask) -> None:
 
 
 @task_of_each_kind
-def test_anchors_by_deviation_measure_each_state_in_its_own_unit(task: TabularTask) -> None:
+def test_std_anchors_scale_each_state_by_its_own_deviation(task: TabularTask) -> None:
     returns: dict[str, list[float]] = {}
     for path in population(task, POPULATION):
         for turn, value in zip(path.turns, path.returns, strict=True):
@@ -324,13 +324,13 @@ def test_anchors_by_deviation_measure_each_state_in_its_own_unit(task: TabularTa
 
 @task_of_each_kind
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
-def test_gae_is_exact_with_the_true_values(task: TabularTask, lam: float) -> None:
+def test_gae_is_exact_with_true_values(task: TabularTask, lam: float) -> None:
     found = expected_gradient(task, gae(lam), 1, as_steps=partial(episode_steps, values=task.values()))
     assert error_of(found, task.policy_gradient()) < EXACT
 
 
 @task_of_each_kind
-def test_gae_with_wrong_values_is_exact_only_without_trust(task: TabularTask) -> None:
+def test_gae_with_wrong_values_is_exact_only_for_lambda_one(task: TabularTask) -> None:
     def wrong(path: Path) -> list[StepData]:
         return episode_steps(path, {key: 0.3 + len(key[0]) for key in task.values()})
 
@@ -343,7 +343,7 @@ def gae(lam: float) -> Callable[..., StepCredit]:
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
-def test_gae_bootstraps_what_was_cut_off_and_nothing_else(lam: float) -> None:
+def test_gae_bootstraps_only_truncated_episodes(lam: float) -> None:
     """The turns that were taken get the gradient that they have in the task without a limit."""
     values, worth = LOOPS.values_without_a_limit()
     exact = np.zeros(len(LOOPS.logits_P))
@@ -366,7 +366,7 @@ def test_gae_bootstraps_what_was_cut_off_and_nothing_else(lam: float) -> None:
 
 @task_of_each_kind
 @group_sizes
-def test_pass_at_k_is_the_slope_of_the_expected_best_of_the_group(task: TabularTask, size: int) -> None:
+def test_pass_at_k_is_the_slope_of_the_expected_maximum(task: TabularTask, size: int) -> None:
     def expected_best(logits_P: Floats) -> float:
         groups = groups_of(task.paths(logits_P), size)
         return math.fsum(weight * max(path.score for path in group) for weight, group in groups)
@@ -386,6 +386,6 @@ def test_every_estimator_has_a_row_in_the_table() -> None:
     assert proved == named == set(ESTIMATORS)
 
 
-def test_the_note_has_the_same_table() -> None:
+def test_estimators_note_has_the_same_table() -> None:
     table = [line for line in (__doc__ or "").splitlines() if line.startswith("|")]
     assert [line for line in NOTE.read_text(encoding="utf-8").splitlines() if line.startswith("|")] == table

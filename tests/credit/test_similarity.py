@@ -1,4 +1,4 @@
-"""Similarity grouping as specification: the ratio, the partition, and the defects it does not have."""
+"""Test similarity grouping: the ratio, the partition, and known defects of other implementations."""
 
 from __future__ import annotations
 
@@ -65,23 +65,23 @@ def noisy(text: str, rng: random.Random, changes: int) -> str:
 
 
 @given(texts, texts)
-def test_the_similarity_is_the_ratio_of_the_longest_common_subsequence(a, b):
+def test_similarity_is_the_longest_common_subsequence_ratio(a, b):
     assert similarity(a, b) == similarity(b, a) == slow_ratio(a, b)
 
 
 @given(longer, longer, st.integers(0, 60))
-def test_a_distance_above_its_limit_is_none_and_else_exact(a, b, limit):
+def test_indel_distance_is_exact_up_to_its_limit_and_none_above(a, b, limit):
     distance = round((1 - slow_ratio(a, b)) * (len(a) + len(b)))
     assert indel_distance(a, b, limit) == (distance if distance <= limit else None)
 
 
-def test_it_is_the_ratio_of_difflib_where_that_finds_a_longest_common_subsequence():
+def test_similarity_equals_difflib_on_simple_texts():
     for a, b in [("abcd", "bcde"), ("private", "privates"), ("the hall", "the  hall"), ("", ""), ("a", "")]:
         assert similarity(a, b) == difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 
 @given(texts, texts)
-def test_difflib_never_finds_more(a, b):
+def test_similarity_is_never_below_difflib(a, b):
     assert difflib.SequenceMatcher(None, a, b, autojunk=False).ratio() <= similarity(a, b)
 
 
@@ -94,14 +94,14 @@ def test_sketches_bound_the_distance_from_below(items):
 
 
 @given(st.lists(longer, min_size=2, max_size=4), st.integers(0, 60))
-def test_no_pair_within_reach_is_left_out(items, reach):
+def test_near_pairs_include_every_pair_within_reach(items, reach):
     indices, reaches = np.arange(len(items)), np.full(len(items), reach / 2)
     near = {(row, other) for row, others in TextSketches.of(items).near_pairs(indices, reaches) for other in others}
     for row, other in combinations(range(len(items)), 2):
         assert (row, other) in near or indel_distance(items[row], items[other], reach) is None
 
 
-def test_no_symbol_is_ignored_for_being_frequent():
+def test_frequent_symbols_are_not_ignored():
     items = ", ".join(f"item {n % 7} on shelf {n % 5}" for n in range(24))[:434]
     changed = items[:100] + "9" + items[101:]
     assert difflib.SequenceMatcher(None, items, changed).ratio() < 0.4  # autojunk
@@ -109,7 +109,7 @@ def test_no_symbol_is_ignored_for_being_frequent():
     assert partition([items, changed], [0, 0], 0.95) == [{0, 1}]
 
 
-def test_a_two_symbol_grid_is_compared_at_all():
+def test_grid_of_two_symbols_is_compared():
     rng = random.Random(4)
     grid = "".join(rng.choices("#.", k=300))
     changed = ("." if grid[0] == "#" else "#") + grid[1:]
@@ -122,20 +122,20 @@ def test_a_two_symbol_grid_is_compared_at_all():
 
 
 @given(st.lists(st.tuples(texts, st.integers(0, 1)), max_size=9), st.sampled_from([0.3, 0.5, 2 / 3, 0.8, 0.9, 1.0]))
-def test_the_parts_are_the_connected_components_of_similar_pairs(rows, threshold):
+def test_parts_are_connected_components_of_similar_pairs(rows, threshold):
     items, groups = [text for text, _ in rows], [group for _, group in rows]
     assert partition(items, groups, threshold) == slow_partition(items, groups, threshold)
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 0.95])
-def test_long_texts_agree_with_comparing_all_pairs(threshold):
+def test_long_texts_agree_with_all_pairs_comparison(threshold):
     rng = random.Random(1)
     pool = ["".join(rng.choices("abcdefgh", k=80)) for _ in range(3)]
     items = [noisy(rng.choice(pool), rng, rng.choice((0, 1, 3, 8, 20))) for _ in range(24)]
     assert partition(items, [0] * 24, threshold) == slow_partition(items, [0] * 24, threshold)
 
 
-def test_clusters_link_by_members_when_their_leaders_are_apart():
+def test_clusters_with_distant_leaders_are_linked_by_members():
     # Each is similar to the next only; leaders are chosen by the way, links between members must still be found.
     rng = random.Random(2)
     chain = ["".join(rng.choices("abcdefgh", k=100))]
@@ -147,14 +147,14 @@ def test_clusters_link_by_members_when_their_leaders_are_apart():
 
 
 @given(st.lists(texts, max_size=8, unique=True), st.integers(0, 10**6))
-def test_the_order_of_the_texts_does_not_matter(items, seed):
+def test_order_of_texts_does_not_matter(items, seed):
     shuffled = items[:]
     random.Random(seed).shuffle(shuffled)
     found = {frozenset(items[i] for i in part) for part in components(items, 0.6)}
     assert found == {frozenset(shuffled[i] for i in part) for part in components(shuffled, 0.6)}
 
 
-def test_a_representative_that_comes_first_changes_nothing():
+def test_chains_are_grouped_for_every_first_text():
     # A greedy grouping gives {a, b}, {c} in one order and {b, a, c} in the other: a and c are both near b only.
     a, b, c = "0123456789", "01234567ab", "012345cdab"
     for order in ([a, b, c], [b, a, c], [c, a, b]):
@@ -162,7 +162,7 @@ def test_a_representative_that_comes_first_changes_nothing():
     assert similarity(a, c) < 0.8  # the price: a chain holds what is not similar itself
 
 
-def test_texts_of_different_groups_are_never_together():
+def test_texts_of_different_groups_are_never_joined():
     assert partition(["same", "same", "same", "sane"], [0, 1, 0, 1], 0.7) == [{0, 2}, {1, 3}]
 
 
@@ -173,7 +173,7 @@ def test_short_texts_that_differ_in_a_word_can_be_similar():
     assert partition([room, other], [0, 0], 0.95) == [{0}, {1}]
 
 
-def test_a_pool_of_states_with_small_noise_is_found_again():
+def test_noisy_copies_of_states_are_grouped():
     rng = random.Random(3)
     pool = [" ".join(rng.choices(["key", "door", "lamp", "stone", "river", "gate"], k=120)) for _ in range(8)]
     picks = [rng.randrange(8) for _ in range(120)]
@@ -184,7 +184,7 @@ def test_a_pool_of_states_with_small_noise_is_found_again():
     assert len(set(codes.tolist())) == len(set(zip(codes.tolist(), picks, strict=True))) == 8
 
 
-def test_texts_of_the_same_few_words_are_told_apart_without_comparing_them():
+def test_sketches_separate_texts_with_the_same_vocabulary():
     # Counts of symbols, pairs and triples hardly differ here; every pair would be compared in full.
     rng = random.Random(7)
     words = [f"w{n}" for n in range(500)]

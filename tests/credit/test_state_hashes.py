@@ -1,4 +1,4 @@
-"""State hashes as specification: which steps share a state under each name, and what is refused early."""
+"""Test state hashes: which steps share a state under each hash, and which specifications are rejected."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ APART += [Path("1"), PurePosixPath("1"), Decimal(1), Fraction(1), UUID(int=1), r
 
 
 @pytest.mark.parametrize("other", range(len(APART)))
-def test_keys_keep_types_apart(other):
+def test_keys_of_different_types_differ(other):
     assert [typed_key(value) == typed_key(APART[other]) for value in APART].count(True) == 1
 
 
-def test_a_value_equals_its_equal():
+def test_equal_values_have_equal_keys():
     copies = [Room(1), Place(1, turn=5), datetime.date.fromisoformat("0001-01-01"), Path("./1"), (Place(1), Room.HALL)]
     originals = [Room.HALL, Place(1), datetime.date(1, 1, 1), Path("1"), (Place(1), Room.HALL)]
     assert list(map(typed_key, copies)) == list(map(typed_key, originals))
 
 
-def test_a_value_without_a_hash_is_rejected():
+def test_value_without_a_hash_is_rejected():
     class Unhashable:
         __hash__ = None
 
@@ -88,25 +88,25 @@ def test_a_value_without_a_hash_is_rejected():
             hash_steps([[step("s")]], lambda seen, value=value: value)
 
 
-def test_arrays_keep_their_shape_and_type_apart():
+def test_array_keys_include_shape_and_type():
     square = np.array([[1, 2], [3, 4]])
     assert typed_key(square) != typed_key(square.ravel())
     assert typed_key(square) != typed_key(square.astype(np.int32))
     assert typed_key(square) == typed_key(np.asfortranarray(square))
 
 
-def test_a_dict_is_not_the_list_of_its_pairs_and_its_order_does_not_matter():
+def test_dict_key_ignores_order_and_differs_from_a_list_of_pairs():
     assert typed_key({"a": 1, "b": 2}) != typed_key([("a", 1), ("b", 2)])
     assert typed_key({"a": 1, "b": 2}) == typed_key({"b": 2, "a": 1})
 
 
-def test_numbers_that_do_not_equal_themselves_are_equal_as_keys():
+def test_nan_values_have_equal_keys():
     for value in (float("nan"), np.float32("nan"), np.datetime64("NaT")):
         assert typed_key(value) == typed_key(type(value)(str(value)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_tensors_are_keys_by_type_shape_and_content(dtype):
+def test_tensor_keys_include_type_shape_and_content(dtype):
     tensor = torch.tensor([[1, 0], [1, 1]]).to(dtype)
     assert typed_key(tensor) == typed_key(tensor.clone())
     assert typed_key(tensor) != typed_key(tensor.flatten())
@@ -114,12 +114,12 @@ def test_tensors_are_keys_by_type_shape_and_content(dtype):
     assert typed_key(tensor) != typed_key(tensor.numpy() if dtype is not torch.bfloat16 else tensor.float())
 
 
-def test_a_tensor_that_needs_gradients_or_is_sparse_is_a_key():
+def test_tensor_with_gradients_or_sparse_layout_has_a_key():
     weights = torch.eye(2, requires_grad=True)
     assert typed_key(weights) == typed_key(torch.eye(2).to_sparse())
 
 
-def test_reading_keys_does_not_import_torch():
+def test_typed_key_does_not_import_torch():
     code = "import sys, reward_kit.credit.state_hashes as h; h.typed_key([1]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -152,14 +152,14 @@ def same(a: object, b: object) -> bool:
 
 
 @given(st.tuples(plain, plain) | plain.map(lambda value: (value, value)))
-def test_keys_are_equal_exactly_where_values_are(pair):
+def test_keys_are_equal_exactly_if_the_values_are(pair):
     assert (typed_key(pair[0]) == typed_key(pair[1])) == same(*pair)
 
 
 # Groups
 
 
-def test_a_state_is_never_shared_between_groups():
+def test_states_are_never_shared_between_groups():
     batch = [[step("x"), step("y")], [step("x")], [step("x")]]
     assert anchor_codes(batch, np.array([0, 0, 0, 1])).tolist()[0] == anchor_codes(batch, np.array([0, 0, 0, 1]))[2]
     assert len(set(anchor_codes(batch, np.array([0, 0, 0, 1])).tolist())) == 3
@@ -174,7 +174,7 @@ def test_anchors_agree_with_a_loop_over_pairs(rows):
         assert [anchors[i] == anchor for anchor in anchors] == [one == other for other in names]
 
 
-def test_an_empty_batch_has_no_anchors():
+def test_empty_batch_has_no_anchors():
     for state_hash in (None, "similarity", str):
         assert anchor_codes([], np.zeros(0, dtype=np.int64), state_hash).tolist() == []
 
@@ -182,7 +182,7 @@ def test_an_empty_batch_has_no_anchors():
 # Named hashes
 
 
-def test_the_default_is_the_recorded_key_and_else_the_observation():
+def test_default_is_the_recorded_key_or_the_observation():
     assert share(step("a", state_key="k"), step("b", state_key="k"), None)
     assert not share(step("k"), step("other", state_key="k"), "state_key")
     assert not share(step("a", state_key="k"), step("b", state_key="k"), "observation_text")
@@ -192,7 +192,7 @@ def said(role: str, content: str, **more: object) -> Message:
     return Message(role=role, content=content, **more)
 
 
-def test_last_messages_are_those_before_the_action():
+def test_last_messages_excludes_the_action_and_later_messages():
     opening = [said("system", "rules"), said("user", "go")]
     left = step(history=[*opening, said("assistant", "left"), said("user", "a wall")])
     right = step(history=[*opening, said("assistant", "right"), said("user", "a door")])
@@ -202,7 +202,7 @@ def test_last_messages_are_those_before_the_action():
     assert not share(left, other, {"name": "last_messages", "count": 2})
 
 
-def test_last_messages_tell_calls_apart_but_not_their_ids():
+def test_last_messages_compares_calls_without_their_ids():
     def after(call_id: str, arguments: str) -> StepData:
         call = {"id": call_id, "function": {"name": "look", "arguments": arguments}}
         messages = [said("assistant", "", tool_calls=[call]), said("tool", "seen", tool_call_id=call_id)]
@@ -212,7 +212,7 @@ def test_last_messages_tell_calls_apart_but_not_their_ids():
     assert not share(after("c1", "{}"), after("c1", '{"at": 1}'), {"name": "last_messages", "count": 2})
 
 
-def test_a_growing_history_leaves_singletons_where_its_last_message_does_not():
+def test_last_messages_with_the_whole_history_shares_no_states():
     messages = [said("user", "look"), said("assistant", "a"), said("user", "look"), said("assistant", "b")]
     early, late = step(history=messages[:2]), step(history=messages)
     assert share(early, late, {"name": "last_messages", "count": 1})
@@ -233,11 +233,11 @@ def test_a_growing_history_leaves_singletons_where_its_last_message_does_not():
         ("[" * 400 + "]" * 400, "[" * 400 + " ]" * 400, True),
     ],
 )
-def test_canonical_json_reads_text(one, two, shared):
+def test_canonical_json_parses_text(one, two, shared):
     assert share(step(one), step(two), "canonical_json") == shared
 
 
-def test_regex_normalises_times_and_ids():
+def test_regex_normalizes_times_and_ids():
     spec = {"name": "regex", "replace": {r"\d\d:\d\d": "TIME", r"id=(\w)\w*": r"id=\1"}}
     assert share(step("12:30 id=a17"), step("09:15 id=a4"), spec)
     assert not share(step("12:30 id=a17"), step("09:15 id=b4"), spec)
@@ -246,13 +246,13 @@ def test_regex_normalises_times_and_ids():
     assert share(step("x", state_key=("12:30", 1)), step("y", state_key=("09:15", 1)), {**spec, "of": "state_key"})
 
 
-def test_similarity_shares_a_state_among_near_texts():
+def test_similarity_joins_near_texts():
     long = "You are in the hall. " * 20
     codes = anchor_codes([[step(long + "12:30"), step(long + "09:15"), step("cellar")]], np.zeros(3, int), "similarity")
     assert codes[0] == codes[1] != codes[2]
 
 
-def test_a_function_sees_the_conversation_before_the_action():
+def test_function_receives_the_conversation_before_the_action():
     history = [Message(role="user", content="go"), Message(role="assistant", content="ok")]
     history += [Message(role="tool", content="done", tool_call_id="1")]
     seen = []
@@ -263,7 +263,7 @@ def test_a_function_sees_the_conversation_before_the_action():
     assert all(list(messages) == history[:1] and messages[0] is history[0] for messages in seen)
 
 
-def test_a_function_that_returns_nothing_or_a_coroutine_is_refused():
+def test_function_that_returns_none_or_a_coroutine_is_rejected():
     async def late(messages): ...
 
     with pytest.raises(ConfigError, match="state hash 'late' returned a coroutine"):
@@ -272,14 +272,14 @@ def test_a_function_that_returns_nothing_or_a_coroutine_is_refused():
         hash_steps([[step("a")]], lambda messages: None)
 
 
-def test_a_function_with_a_parameter_called_step_sees_the_whole_step():
+def test_function_with_a_step_parameter_receives_the_step():
     one, two = step("a", state_key="k", room="hall"), step("b", state_key="k", room="cellar")
     assert share(one, two, lambda step: step.step_info["state_key"])
     assert not share(one, two, lambda extra=None, *, step: step.step_info["room"])
     assert not share(one, two, ["state_key", lambda step: step.step_info["room"]])
 
 
-def test_a_function_of_a_file_is_loaded(tmp_path):
+def test_function_is_loaded_from_a_file(tmp_path):
     (tmp_path / "hash.py").write_text("def key(step):\n    return step.step_info['room']\n\nroom = 'hall'\n")
     one, two = step("a", room="hall"), step("b", room="hall")
     assert share(one, two, f"{tmp_path}/hash.py:key")
@@ -290,7 +290,7 @@ def test_a_function_of_a_file_is_loaded(tmp_path):
             check_state_hash(f"{tmp_path}/{reference}")
 
 
-def test_a_function_sees_the_observation_of_a_step_without_messages():
+def test_function_receives_the_observation_of_a_step_without_messages():
     assert share(step({"room": "hall", "t": 1}), step({"room": "hall", "t": 2}), lambda seen: seen["room"])
 
     def room(seen):
@@ -328,7 +328,7 @@ def test_a_function_sees_the_observation_of_a_step_without_messages():
         ({"name": "similarity", "threshold": 95}, "threshold must be in"),
     ],
 )
-def test_a_wrong_specification_is_refused_before_any_step_is_seen(spec, message):
+def test_invalid_specification_is_rejected_before_any_step(spec, message):
     with pytest.raises(ConfigError, match=message):
         check_state_hash(spec)
 
@@ -341,7 +341,7 @@ def test_similarity_rejects_values_that_are_not_text():
 # Readable keys
 
 
-def test_readable_keys_are_text_shortened_by_a_digest():
+def test_readable_keys_shorten_long_text_with_a_digest():
     long, other = "x" * 500, "x" * 499 + "y"
     short, first, second, data = readable_keys([[step("at the door"), step(long), step(other), step({"a": 1})]])
     assert short == "at the door"
@@ -349,7 +349,7 @@ def test_readable_keys_are_text_shortened_by_a_digest():
     assert data.startswith("{'a': 1} #")
 
 
-def test_readable_keys_are_the_same_in_every_process():
+def test_readable_keys_are_equal_in_every_process():
     expected = readable_keys([[step({"b": {1, 2, 3}, "a": np.arange(3)})]])[0]
     code = (
         "import numpy as np\nfrom reward_kit.agent.models import StepData\n"
@@ -362,7 +362,7 @@ def test_readable_keys_are_the_same_in_every_process():
 
 
 @given(st.lists(plain, max_size=5))
-def test_readable_keys_are_equal_exactly_where_keys_are(values):
+def test_readable_keys_are_equal_exactly_if_the_keys_are(values):
     batch = [[step(value) for value in values]]
     keys, readable = hash_steps(batch, "observation_text"), readable_keys(batch, "observation_text")
     assert [[a == b for b in keys] for a in keys] == [[a == b for b in readable] for a in readable]
@@ -382,7 +382,7 @@ def told(*answers: str) -> StepData:
     return step(answers[-1], messages)
 
 
-def test_a_last_match_is_what_the_environment_said_last_of_it():
+def test_last_match_finds_the_latest_match_in_the_observations():
     assert hash_steps([[told("hall")]], HELD) == [("match", typed_key(None))]
     held, moved_on = told("hall", "You take the mug 1."), told("hall", "You take the mug 1.", "kitchen")
     assert share(held, moved_on, HELD)
@@ -392,18 +392,18 @@ def test_a_last_match_is_what_the_environment_said_last_of_it():
     assert share(told("You take the mug 2. You take the mug 1."), held, HELD), "the last of a message"
 
 
-def test_without_groups_it_is_the_whole_match():
+def test_last_match_without_groups_is_the_whole_match():
     spec = {"name": "last_match", "pattern": r"floor \d"}
     assert share(told("floor 1"), told("floor 2", "so this is floor 1, then"), spec)
     assert not share(told("floor 1"), told("floor 2"), spec)
 
 
-def test_the_answer_to_the_action_itself_is_not_looked_at():
+def test_last_match_ignores_the_answer_to_the_current_action():
     messages = [said("user", "You take the mug 1."), said("assistant", "go"), said("tool", "You take the pan 1.")]
     assert share(step(history=messages), told("You take the mug 1."), HELD)
 
 
-def test_a_list_of_hashes_is_the_same_state_where_all_say_so():
+def test_list_of_hashes_shares_a_state_only_if_all_agree():
     both = ["observation_text", HELD]
     one, other = told("You take the mug 1.", "kitchen"), told("hall", "You take the mug 1.", "hall", "kitchen")
     assert share(one, other, both)
@@ -417,7 +417,7 @@ WORDS = ["hall", "You take the mug 1.", "You take the pan 2.", "You heat the mug
 
 
 @given(st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6), max_size=8))
-def test_the_anchor_of_what_is_seen_and_held_agrees_with_a_loop(episodes):
+def test_anchors_of_combined_hashes_agree_with_a_loop(episodes):
     steps = [[told(*answers[: t + 1]) for t in range(len(answers))] for answers in episodes]
     anchors = anchor_codes(steps, np.zeros(sum(map(len, steps)), dtype=np.int64), ["observation_text", HELD])
     expected = []

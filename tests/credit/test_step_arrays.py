@@ -1,4 +1,4 @@
-"""`StepArrays`: what is read of a batch, and what it refuses; discounted sums."""
+"""Test `StepArrays`: the arrays of a batch, validation, and discounted sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reward_kit.errors import ConfigError, InvalidResultError
 from tests.credit.batches import eighths, step, trajectory
 
 
-def test_what_is_read_of_a_batch() -> None:
+def test_arrays_hold_every_field_of_the_batch() -> None:
     batch = [
         [step("a", 1.0, value=2.0, group_id="y"), step("b", None, is_action_valid=False, truncated=True)],
         [],
@@ -31,19 +31,19 @@ def test_what_is_read_of_a_batch() -> None:
     assert arrays.describe_step(2) == "trajectory 2, step 0"
 
 
-def test_unset_rewards_are_filled_and_the_score_comes_last_only_where_one_is_unset() -> None:
+def test_unset_rewards_are_filled_and_the_score_is_added_last() -> None:
     batch = [trajectory("ab", [None, 1.0]), [], trajectory("ab", [0.5, 1.0]), trajectory("a", [None])]
     arrays = StepArrays.from_batch(batch, [8.0, 8.0, 8.0, None])
     np.testing.assert_array_equal(arrays.earned_S(-0.25), [-0.25, 9.0, 0.5, 1.0, np.nan])
 
 
-def test_a_reward_that_is_no_number_is_not_taken_for_an_unset_one() -> None:
+def test_nan_reward_is_rejected_and_not_treated_as_unset() -> None:
     batch = [trajectory("a", [None]), [], trajectory("ab", [None, float("nan")])]
     with pytest.raises(InvalidResultError, match="trajectory 2: a base reward is not finite, at step 1"):
         StepArrays.from_batch(batch, [0.0, 0.0, None])
 
 
-def test_a_return_too_large_for_a_number_is_refused() -> None:
+def test_overflowing_return_is_rejected() -> None:
     arrays = StepArrays.from_batch([trajectory("a", [1.0]), trajectory("ab", [1e308, 1e308])], [0.0, 0.0])
     with pytest.raises(InvalidResultError, match="trajectory 1: a return is not finite, at step 0"):
         arrays.returns_S(1.0)
@@ -56,7 +56,7 @@ def test_invalid_batch_or_score_is_rejected() -> None:
         StepArrays.from_batch([[step()], [step()]], [1.0, "1"])  # type: ignore[list-item]
 
 
-def test_groups_recorded_by_some_only_are_refused() -> None:
+def test_partially_recorded_groups_are_rejected() -> None:
     batch = [[step(group_id="x")], [], [step()]]
     with pytest.raises(ConfigError, match="trajectory 2 records no group_id while others do"):
         StepArrays.from_batch(batch, [0.0] * 3)
@@ -64,14 +64,14 @@ def test_groups_recorded_by_some_only_are_refused() -> None:
 
 
 @given(st.lists(st.lists(eighths, max_size=6), max_size=6), st.sampled_from([0.0, 0.5, 1.0]))
-def test_discounted_sums(rows: list[list[float]], decay: float) -> None:
+def test_discounted_sums_match_the_formula(rows: list[list[float]], decay: float) -> None:
     expected = [sum(decay ** (j - k) * row[j] for j in range(k, len(row))) for row in rows for k in range(len(row))]
     flat = np.array([x for row in rows for x in row], dtype=np.float64)
     found = discounted(flat, np.array([len(row) for row in rows], dtype=np.int64), decay)
     np.testing.assert_array_equal(found, expected)
 
 
-def test_one_very_long_trajectory_beside_many_short_ones() -> None:
+def test_very_long_trajectory_beside_many_short_trajectories() -> None:
     lengths = np.array([1] * 1000 + [20_000] + [1] * 1000)
     found = discounted(np.ones(int(lengths.sum())), lengths, 1.0)
     assert found[1000:21_000].tolist() == list(range(20_000, 0, -1))
@@ -89,7 +89,7 @@ def test_discounted_sums_of_few_long_and_many_short_trajectories(lengths: list[i
     np.testing.assert_array_equal(discounted(rewards, np.array(lengths), 0.9), expected)
 
 
-def test_codes_and_places() -> None:
+def test_factorize_numbers_values_and_locate_step_finds_positions() -> None:
     assert factorize(["b", "a", "b", ("a",)]).tolist() == [0, 1, 0, 2]
     assert factorize([]).tolist() == []
     lengths = np.array([2, 0, 0, 3])

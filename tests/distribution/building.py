@@ -1,4 +1,4 @@
-"""A distribution as whoever clones the repository builds it, and empty environments to install it into."""
+"""A distribution built from a clone of the repository, and empty environments to install it into."""
 
 from __future__ import annotations
 

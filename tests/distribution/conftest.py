@@ -1,4 +1,4 @@
-"""One build for all tests of what is shipped."""
+"""One build for all tests of the distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel in an environment that was empty, by pip, on every Python of this machine that it is for."""
+"""Test the wheel in an empty environment on every supported Python of this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def installed(places: Path) -> set[str]:
     return {package["name"].lower() for package in listed}
 
 
-def test_the_core_is_small(core: dict[str, object]) -> None:
+def test_core_installation_is_small(core: dict[str, object]) -> None:
     packages, size = core["packages"], core["bytes"]
     assert "reward-kit" in packages and not packages & HEAVY
     assert len(packages) <= MOST_PACKAGES, sorted(packages)
@@ -43,11 +43,11 @@ def test_the_core_is_small(core: dict[str, object]) -> None:
     print(f"{len(packages)} packages, {size / 1e6:.0f} MB")
 
 
-def test_nothing_in_it_contradicts(core: dict[str, object]) -> None:
+def test_pip_check_finds_no_conflicts(core: dict[str, object]) -> None:
     assert "No broken requirements" in run(core["bin"] / "pip", "check")
 
 
-def test_it_does_what_the_first_page_says(core: dict[str, object], tmp_path: Path) -> None:
+def test_installed_package_runs_the_quick_start(core: dict[str, object], tmp_path: Path) -> None:
     python, program = core["bin"] / "python", core["bin"] / "reward-kit"
     run(python, "-c", "import reward_kit; [getattr(reward_kit, name) for name in reward_kit.__all__]", cwd=tmp_path)
     assert "\nEvaluate:\n" in run(program, "--help", cwd=tmp_path)
@@ -60,13 +60,13 @@ def test_it_does_what_the_first_page_says(core: dict[str, object], tmp_path: Pat
     assert json.loads(run(program, "doctor", "--json"))["extras"]["train"]
 
 
-def test_the_projects_own_tests_pass_there(core: dict[str, object], tmp_path: Path) -> None:
+def test_tests_of_a_new_project_pass(core: dict[str, object], tmp_path: Path) -> None:
     run(core["bin"] / "pip", "install", "--quiet", "pytest")
     run(core["bin"] / "reward-kit", "init", "mine", cwd=tmp_path)
     assert " passed" in run(core["bin"] / "python", "-m", "pytest", "-q", cwd=tmp_path / "mine")
 
 
-def test_the_first_tutorial_goes_from_an_empty_folder_to_its_end(built: Built, tmp_path: Path) -> None:
+def test_first_tutorial_works_in_an_empty_folder(built: Built, tmp_path: Path) -> None:
     began = time.monotonic()
     programs = new_environment(tmp_path / "environment", Path(next(iter(pythons().values()))))
     run(programs / "pip", "install", "--quiet", built.wheel, "pytest")

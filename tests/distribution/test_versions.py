@@ -1,4 +1,4 @@
-"""The newest and the oldest versions that `pyproject.toml` allows fit together, for the core and for each extra.
+"""Test that the newest and the oldest allowed versions work, for the core and for each extra.
 
 That the tests pass on the oldest is shown by `make test-oldest`; here each extra does one thing of its own.
 """
@@ -49,13 +49,13 @@ def contradictions(places: Path) -> list[str]:
     return [line for line in said if line not in (TAGGED_WRONGLY, "No broken requirements found.")]
 
 
-def test_each_extra_is_tried() -> None:
+def test_every_extra_is_tested() -> None:
     assert set(USES) - {""} == set(PROJECT["optional-dependencies"])
 
 
 @pytest.mark.parametrize("extra", USES, ids=lambda extra: extra or "core")
 @pytest.mark.parametrize("resolution", ["highest", "lowest-direct"], ids=["newest", "oldest"])
-def test_they_fit_together_and_work(built: Built, resolution: str, extra: str, tmp_path: Path) -> None:
+def test_resolved_versions_are_consistent_and_work(built: Built, resolution: str, extra: str, tmp_path: Path) -> None:
     wanted = f"reward-kit[{extra}] @ {built.wheel.as_uri()}"
     # Of PyTorch the newest is the one that everything here is tested with; the oldest is the oldest.
     pinned = ["--constraint", ROOT / "constraints.txt"] if resolution == "highest" else []
@@ -67,5 +67,5 @@ def test_they_fit_together_and_work(built: Built, resolution: str, extra: str, t
     print(run(places / "python", "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"))
 
 
-def test_this_python_is_one_that_is_promised() -> None:
+def test_running_python_is_a_supported_version() -> None:
     assert any(line.endswith(f"{sys.version_info[0]}.{sys.version_info[1]}") for line in PROJECT["classifiers"])

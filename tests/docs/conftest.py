@@ -1,4 +1,4 @@
-"""The factories of the site's generated pages, as the build finds them."""
+"""Factories of the site's generated pages, as the build finds them."""
 
 from __future__ import annotations
 

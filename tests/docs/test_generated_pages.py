@@ -1,4 +1,4 @@
-"""The pages that the site makes of the program: whole, and true to it. The browser looks at them in `tests/browser`."""
+"""Test that the generated pages of the docs are complete and match the program."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def all_commands(group: click.Group, context: click.Context) -> dict[str, click.
     return found
 
 
-class TestTheCommandLine:
-    def test_every_verb_stands_there_with_every_option(self, maker: Maker) -> None:
+class TestCommandLinePage:
+    def test_every_command_is_listed_with_every_option(self, maker: Maker) -> None:
         page = maker("command_line_page").page()
         commands = all_commands(program, click.Context(program, info_name="reward-kit"))
         assert commands.keys() > VERBS.keys() - HIDDEN.keys() and "runs prune" in commands
@@ -43,7 +43,7 @@ class TestTheCommandLine:
                 if isinstance(option, click.Option) and option.name not in ("verbose", "help"):
                     assert f"`{max(option.opts, key=len)}" in section, f"{name} {option.name}"
 
-    def test_an_option_has_its_default_its_bounds_and_a_variable_that_works(
+    def test_option_row_has_default_bounds_and_working_variable(
         self, maker: Maker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         page = maker("command_line_page").page()
@@ -58,19 +58,19 @@ class TestTheCommandLine:
         context = runs.commands["prune"].make_context("prune", [], parent=above)
         assert (context.params["keep"], str(context.params["log_dir"])) == (1, "1")
 
-    def test_examples_are_commands_without_the_layout_of_the_help(self, maker: Maker) -> None:
+    def test_examples_are_commands_without_help_formatting(self, maker: Maker) -> None:
         page = maker("command_line_page").page()
         assert "```sh\nreward-kit runs prune --keep 5\nreward-kit runs prune" in page
         assert "\b" not in page and "Examples:" not in page
 
-    def test_exit_codes_are_those_of_errors_too(self, maker: Maker) -> None:
+    def test_exit_codes_include_those_of_errors(self, maker: Maker) -> None:
         page = maker("command_line_page").page()
         assert all(f"| `{number}` | {text} |" in page for number, text in EXIT_CODES.items())
         assert {RewardKitError.exit_code, ConfigError.exit_code} <= EXIT_CODES.keys()
         assert "Exits with 1 if a gate fails: `--fail-on-regression`, `--fail-under`." in page
 
 
-class TestTheFiles:
+class TestSchemaPages:
     @pytest.mark.parametrize(
         ("name", "line"),
         [
@@ -83,11 +83,11 @@ class TestTheFiles:
             ("train_page", "One of `held_out/score`, `held_out/passed_share`,"),
         ],
     )
-    def test_a_key_has_its_type_its_default_its_bounds_and_a_sentence(self, maker: Maker, name: str, line: str) -> None:
+    def test_key_row_has_type_default_bounds_and_description(self, maker: Maker, name: str, line: str) -> None:
         assert line in getattr(maker("schema_pages"), name)()
 
     @pytest.mark.parametrize("name", ["task_page", "train_page"])
-    def test_every_block_has_a_section_and_every_key_a_sentence(self, maker: Maker, name: str) -> None:
+    def test_every_block_has_a_section_and_every_key_a_description(self, maker: Maker, name: str) -> None:
         page = getattr(maker("schema_pages"), name)()
         rows = [line.split(" | ") for line in page.splitlines() if re.match(r"\| \[?`", line)]
         assert len(rows) > 80
@@ -97,7 +97,7 @@ class TestTheFiles:
         assert set(re.findall(r"\]\(#([\w-]+)\)", page)) <= set(places)
 
 
-class TestErrors:
+class TestErrorsPage:
     def test_every_error_type_has_a_cause_and_a_fix(self, maker: Maker) -> None:
         errors_page = maker("errors_page")
         page = errors_page.page()
@@ -128,12 +128,12 @@ class TestErrors:
         assert [word for word in told if not re.search(rf"^\| `{word}` \| .*\w", page, re.MULTILINE)] == []
 
 
-class TestThePythonReference:
-    def test_it_has_every_public_name(self, maker: Maker) -> None:
+class TestPythonReference:
+    def test_index_lists_every_public_name(self, maker: Maker) -> None:
         index = maker("python_pages").index_page()
         assert [name for name in reward_kit.__all__ if f"**[`{name}`][" not in index] == []
 
-    def test_it_has_what_the_docs_import_of_an_integration(self, maker: Maker) -> None:
+    def test_index_lists_every_name_the_docs_import(self, maker: Maker) -> None:
         index = maker("python_pages").index_page()
         texts = [path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))]
         used = {
@@ -147,7 +147,7 @@ class TestThePythonReference:
         missing = [(module, name) for module, name in used if not re.search(rf"\[{module}(\.\w+)*\.{name}\]", index)]
         assert sorted(missing) == []
 
-    def test_a_name_is_shown_once_where_it_is_defined(self, maker: Maker) -> None:
+    def test_name_is_shown_once_where_it_is_defined(self, maker: Maker) -> None:
         python_pages = maker("python_pages")
         pages = "\n".join(python_pages.group_page(group) for group in python_pages.GROUPS)
         shown = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
@@ -155,14 +155,14 @@ class TestThePythonReference:
         assert "reward_kit.rl.losses.ppo_clip_loss" in shown
         assert not set(shown) & python_pages.shown_elsewhere()
 
-    def test_every_name_has_a_first_line(self, maker: Maker) -> None:
+    def test_every_name_has_a_summary(self, maker: Maker) -> None:
         python_pages = maker("python_pages")
         names = [one for group in python_pages.GROUPS for part in python_pages.names_of(group).values() for one in part]
         assert [one.path for one in names if not one.summary] == []
 
 
-class TestPagesOfTheRepository:
-    def test_links_lead_to_the_pages_that_show_a_file(self, maker: Maker) -> None:
+class TestRepositoryPages:
+    def test_links_are_rewritten_to_site_pages(self, maker: Maker) -> None:
         pages = maker("repository_pages")
         source = pages.ROOT / "development" / "notes" / "any.md"
         text = "[a](../../docs/concepts/credit.md#gigpo) [b](../sandbox.md) [c](https://x.org) [d](../../Makefile)"
@@ -170,7 +170,7 @@ class TestPagesOfTheRepository:
             "[a](../../concepts/credit.md#gigpo) [b](../sandbox.md) [c](https://x.org) d"
         )
 
-    def test_code_is_left_as_it_is(self, maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_code_blocks_are_not_rewritten(self, maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pages = maker("repository_pages")
         (tmp_path / "development").mkdir()
         block = "```text\n[a](../Makefile)\n```"
@@ -180,7 +180,7 @@ class TestPagesOfTheRepository:
         assert pages.page("development/some.md") == f"---\nsearch:\n  exclude: true\n---\na\n\n{block}\n"
         assert pages.page("releases.md") == "See [some](development/some.md).\n"
 
-    def test_every_note_and_the_releases_are_pages(self, maker: Maker) -> None:
+    def test_every_note_and_the_changelog_have_pages(self, maker: Maker) -> None:
         sources = maker("repository_pages").sources()
         assert {"releases.md", "development/layout.md", "development/notes/estimators.md"} <= sources.keys()
         committed = {path.relative_to(DOCS).as_posix() for path in (DOCS / "development").rglob("*.md")}

@@ -1,4 +1,4 @@
-"""Tables of guides that repeat an enum of the code."""
+"""Test that tables in the guides match enums of the code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reward_kit.agent.models import StopReason
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
 
-def test_the_task_guide_lists_every_stop_reason_and_whether_it_is_terminal() -> None:
+def test_task_guide_lists_every_stop_reason() -> None:
     section = (
         (GUIDES / "tasks.md")
         .read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page on metrics names every figure that training, evaluation and the reward agent can write.
+"""Test that the page on metrics names every metric of training, evaluation and the reward agent.
 
 `tests/rl/training/test_session.py` holds a whole run against the page; here is what one run does not show: figures of
 other losses, of a critic, of alarms, of every reason and failure class.
@@ -35,7 +35,7 @@ def unexplained(names: Any) -> list[str]:
     return sorted(name for name in names if not any(pattern.fullmatch(name) for pattern in PATTERNS))
 
 
-def test_a_name_that_is_not_on_the_page_is_found() -> None:
+def test_missing_name_is_detected() -> None:
     assert unexplained(["held_out/score", "held_out/scores"]) == ["held_out/scores"]
 
 
@@ -49,7 +49,7 @@ def test_a_name_that_is_not_on_the_page_is_found() -> None:
     ],
     ids=lambda options: str(options["loss"]),
 )
-def test_what_the_learner_writes(options: dict[str, Any]) -> None:
+def test_learner_metrics_are_listed(options: dict[str, Any]) -> None:
     options = {**options, "limits": OffPolicyLimits(**options.get("limits", {}))}
     learner = PPOLearner(PolicyWithValue(a_model()), PPOConfig(lr=1e-3, **options), reference=a_model(seed=1))
     found = learner.update(some_rows(), version=1)
@@ -57,7 +57,7 @@ def test_what_the_learner_writes(options: dict[str, Any]) -> None:
     assert unexplained(prefixed("learner", found)) == []
 
 
-def test_what_scores_come_to() -> None:
+def test_score_metrics_are_listed() -> None:
     failures = [Failure(name, "RewardError", "it broke") for name in FAILURE_CLASSES]
     figures = score_figures([0.5, 1.0, *[None] * len(failures)], failures, 1.0)
     assert len(figures) == 5 + len(FAILURE_CLASSES)
@@ -67,13 +67,13 @@ def test_what_scores_come_to() -> None:
     assert unexplained(SELECTION_METRICS) == []
 
 
-def test_why_episodes_end_and_groups_are_dropped() -> None:
+def test_stop_and_drop_reasons_are_listed() -> None:
     assert unexplained(f"episode/stop/{reason}_share" for reason in StopReason) == []
     assert unexplained(f"groups/dropped/{reason}" for reason in DropReason) == []
     assert all(f"`{reason}`" in PAGE for reason in DropReason)
 
 
-def test_what_credit_comes_to() -> None:
+def test_credit_metrics_are_listed() -> None:
     values_S, anchors_S = np.array([1.0, 0.0, -1.0, 0.5]), np.array([4, 5, 4, 6])
     credit = StepCredit(values_S, values_S, values_S, values_S, anchors_S)
     figures = credit_diagnostics(credit, [2, 2], [1.0, 0.0]).summary()
@@ -81,7 +81,7 @@ def test_what_credit_comes_to() -> None:
     assert unexplained(figures) == []
 
 
-def test_what_the_reward_agent_counts() -> None:
+def test_reward_agent_metrics_are_listed() -> None:
     known = {name: 1 for name in AgentStats.__slots__ if name != "failed"}
     figures = AgentStats(**known, failed=dict.fromkeys(FAILURE_CLASSES, 1)).metrics()  # type: ignore[arg-type]
     assert len(figures) == len(AgentStats.__slots__) + len(FAILURE_CLASSES)

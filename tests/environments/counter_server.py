@@ -1,4 +1,4 @@
-"""A small environment server for tests: count to a target. It misbehaves where the seed's configuration asks for it.
+"""A small environment server that counts to a target, with faults set by the configuration.
 
     python counter_server.py --port 8000 [--chatty] [--stubborn] [--never-healthy] [--refuse-start] [--ends]
         [--starts FILE]

@@ -1,4 +1,4 @@
-"""Servers, and worlds behind them, for the tests of `mcp`."""
+"""Servers and resources for the tests of `mcp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of the SDK's own class: over stdio, or with a port as its argument over streamable HTTP on loopback."""
+"""An MCP server of the SDK's class, over stdio or streamable HTTP on loopback."""
 
 from __future__ import annotations
 

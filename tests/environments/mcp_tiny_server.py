@@ -1,6 +1,4 @@
-"""A server of the standard library alone: it starts in milliseconds, speaks the protocol's version of 2025-06-18, and
-misbehaves in ways that no SDK allows.
-"""
+"""A minimal MCP server of the standard library with faults that no SDK allows."""
 
 import json
 import sys

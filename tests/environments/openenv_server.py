@@ -1,4 +1,4 @@
-"""A server that speaks the wire of OpenEnv 0.10, for tests: a counter, or tools over MCP, and faults on demand.
+"""A server for the OpenEnv 0.10 protocol with a counter, MCP tools and faults on demand.
 
 The `reset` of a session names a fault, which the next step then shows; see `_FAULTS`.
 """

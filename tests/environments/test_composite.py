@@ -1,4 +1,4 @@
-"""Several resources as one world: what is passed on to the parts, what is made of them together, what goes wrong."""
+"""Test several resources as one: delegation to the parts, combined results, and failures."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class TestConfiguration:
         assert CompositeResource.is_deterministic_for({"resources": [DB, FILES]})
         assert not CompositeResource.is_deterministic_for({"resources": [DB, {"type": OUTSIDE}]})
 
-    async def test_a_key_with_a_parts_name_is_laid_over_its_configuration(self) -> None:
+    async def test_key_with_the_name_of_a_part_overrides_its_configuration(self) -> None:
         resource = await made(DB, FILES, db={"read_only": True}, filesystem={"files": {"b.txt": "two"}})
         with pytest.raises(ToolError, match="read"):
             await resource.step("execute_sql", {"query": "DELETE FROM t"})
@@ -208,12 +208,12 @@ class TestConfiguration:
 
 
 class TestTools:
-    async def test_names_stay_where_none_clash(self) -> None:
+    async def test_unique_tool_names_are_unchanged(self) -> None:
         resource = await made(DB, FILES)
         assert {"execute_sql", "list_tables", "list_directory"} <= set(names(await resource.get_tools_spec()))
         await resource.close()
 
-    async def test_names_that_clash_get_the_parts_name_and_reach_their_part(self) -> None:
+    async def test_conflicting_tool_names_get_the_part_as_prefix(self) -> None:
         resource = await made(dice("red"), dice("blue"), DB)
         offered = names(await resource.get_tools_spec())
         assert offered[:3] == ["red_roll", "blue_roll", "execute_sql"]
@@ -223,12 +223,12 @@ class TestTools:
             await resource.step("roll", {})
         await resource.close()
 
-    async def test_a_step_needs_no_look_at_the_tools_before_it(self) -> None:
+    async def test_step_works_without_listing_the_tools(self) -> None:
         resource = await made(dice("red"), dice("blue"))
         assert (await resource.step("red_roll", {})).reward is not None
         await resource.close()
 
-    def test_a_name_that_clashed_once_stays_as_it_is(self) -> None:
+    def test_prefixed_tool_name_stays_prefixed(self) -> None:
         tools = ToolNames()
         go, look = tool_spec("go", "Go."), tool_spec("look", "Look.")
         assert names(tools.offer({"a": [go], "b": [look]})) == ["go", "look"]
@@ -236,7 +236,7 @@ class TestTools:
         assert names(tools.offer({"a": [go], "b": [look]})) == ["a_go", "look"]
         assert tools.tools.get("a_go") == ("a", "go") and tools.tools.get("b_go") is None
 
-    def test_a_name_with_a_prefix_may_clash_too_and_is_never_too_long(self) -> None:
+    def test_prefixed_names_are_unique_and_not_too_long(self) -> None:
         tools = ToolNames()
         long = "x" * 64
         offered = tools.offer(
@@ -252,7 +252,7 @@ class TestTools:
             *(("a_b", tool) for tool in ("go", "b_go", "a_go", long)),
         ]
 
-    def test_tool_names_mean_what_was_offered_last(self) -> None:
+    def test_tool_names_refer_to_the_latest_offer(self) -> None:
         tools = ToolNames()
         spec = tool_spec("go", "Go.")
         tools.offer({"a": [spec], "b": []})
@@ -261,7 +261,7 @@ class TestTools:
         assert (kept.tools.get("go"), tools.tools.get("go")) == (("a", "go"), ("b", "go"))
         assert spec["function"]["name"] == "go"
 
-    async def test_the_end_of_one_part_is_the_end_of_all_and_rewards_are_its_own(self) -> None:
+    async def test_end_of_one_part_ends_the_episode_with_its_own_reward(self) -> None:
         resource = await made(dice("red"), DB)
         outcomes = [await resource.step("roll", {}) for _ in range(40)]
         assert any(outcome.terminated for outcome in outcomes)
@@ -269,13 +269,13 @@ class TestTools:
         await resource.close()
 
 
-class TestTogether:
-    async def test_the_parts_are_reset_at_the_same_time(self) -> None:
+class TestCombinedState:
+    async def test_parts_are_reset_concurrently(self) -> None:
         meets = f"{HERE}:Meets"
         await made({"type": meets, "name": "a"}, {"type": meets, "name": "b"})
         assert len(Meets.arrived) == 2
 
-    async def test_parts_of_one_type_draw_differently_and_a_seed_repeats_them(self) -> None:
+    async def test_parts_of_one_type_get_different_reproducible_seeds(self) -> None:
         resource = await made(dice("red"), dice("blue"), seed=5)
         seeds = {name: part.seed for name, part in resource.parts.items()}
         assert seeds["red"] != seeds["blue"]
@@ -287,7 +287,7 @@ class TestTogether:
         await again.reset()
         assert again.parts["red"].seed != again.parts["blue"].seed
 
-    async def test_the_key_is_that_of_the_tuple(self) -> None:
+    async def test_state_key_combines_the_keys_of_the_parts(self) -> None:
         one, two = [await made(dice("red"), dice("blue"), seed=1) for _ in range(2)]
         start = await one.state_key()
         await one.step("red_roll", {})
@@ -311,7 +311,7 @@ class TestTogether:
         assert first.startswith("## old\n\nThe schema") and second.startswith("The schema")
         await resource.close()
 
-    async def test_a_reward_opens_the_final_state_of_each_part(self) -> None:
+    async def test_final_state_contains_the_state_of_each_part(self) -> None:
         resource = await made(DB, FILES, dice("dice"), {"type": "python_state", "config": {"initial_state": {"k": 1}}})
         await resource.step("execute_sql", {"query": "INSERT INTO t VALUES (8)"})
         snapshot = await resource.final_state()
@@ -329,7 +329,7 @@ class TestTogether:
         await resource.close()
         assert await (await made(dice("dice"))).final_state() is None
 
-    async def test_offered_actions_carry_the_names_that_the_agent_sees(self) -> None:
+    async def test_admissible_actions_use_the_offered_tool_names(self) -> None:
         resource = await made(dice("red"), DB, dice("blue"))
         assert [action["name"] for action in await resource.admissible_actions()] == ["red_roll", "blue_roll"]
         await resource.close()
@@ -337,7 +337,7 @@ class TestTogether:
         assert await resource.admissible_actions() is None
         await resource.close()
 
-    async def test_the_first_part_with_an_expert_is_asked_first(self) -> None:
+    async def test_first_part_with_an_expert_acts_first(self) -> None:
         asked = {"expert_queries": ["DELETE FROM t"]}
         resource = await made(FILES, {**DB, "name": "one"}, {**DB, "name": "two"}, one=asked, two=asked)
         first = await resource.expert_action()
@@ -361,11 +361,11 @@ class TestForks:
         ],
         ids=["native and native", "two of one type", "native and replay", "one"],
     )
-    async def test_the_checker_finds_nothing(self, parts: list[dict[str, Any]]) -> None:
+    async def test_composite_passes_the_checker(self, parts: list[dict[str, Any]]) -> None:
         findings = await check_resource(CompositeResource, {"resources": parts}, steps=6)
         assert [finding.message for finding in findings if finding.level == "error"] == []
 
-    async def test_a_part_without_forks_is_named_and_the_other_twins_are_closed(self) -> None:
+    async def test_part_that_fails_to_fork_is_named_and_other_forks_are_closed(self) -> None:
         closed: list[str] = []
 
         class Watched(Dice):
@@ -380,14 +380,14 @@ class TestForks:
             await resource.fork()
         assert closed == ["dice"]
 
-    async def test_a_checkpoint_that_a_part_cannot_give_is_none_of_the_whole(self) -> None:
+    async def test_checkpoint_needs_the_support_of_every_part(self) -> None:
         resource = await made(DB, {"type": OUTSIDE})
         for call in (resource.checkpoint, resource.fork):
             with pytest.raises(NotImplementedError, match="part 'Outside': nobody copies the world"):
                 await call()
         await resource.close()
 
-    async def test_a_fork_that_is_given_up_leaves_no_twin_open(self) -> None:
+    async def test_cancelled_fork_leaves_no_resource_open(self) -> None:
         resource = await made({"type": f"{HERE}:Slow", "name": "quick"}, {"type": f"{HERE}:Slow", "name": "slow"})
         resource.parts["slow"].seconds = 10
         with anyio.move_on_after(0.05) as scope:
@@ -406,7 +406,7 @@ class TestForks:
 
 
 class TestFailures:
-    async def test_a_failed_setup_leaves_nothing_open_once_it_is_closed(self) -> None:
+    async def test_failed_setup_leaves_nothing_open_after_close(self) -> None:
         resource = CompositeResource()
         parts = [dice("ok"), dice("bad", FAILS, label="setup")]
         with pytest.raises(EnvironmentFailure, match="part 'bad': RuntimeError: no dice today") as caught:
@@ -435,14 +435,14 @@ class TestFailures:
         await resource.close()
 
 
-class TestToolsOfTheTasksOwn:
+class TestTaskTools:
     @staticmethod
     async def received(function: Any, resource: ForkableResource) -> Any:
         registry = ToolRegistry("own")
         registry.tool(function)
         return await registry.get_tool(function.__name__).call({}, resource)
 
-    async def test_a_parameter_receives_the_part_of_its_class(self) -> None:
+    async def test_parameter_receives_the_part_of_its_class(self) -> None:
         async def both(base: SqliteResource, disk: FilesystemResource) -> tuple[Any, Any]:
             return base, disk
 
@@ -450,7 +450,7 @@ class TestToolsOfTheTasksOwn:
         assert await self.received(both, resource) == (resource.parts["db"], resource.parts["filesystem"])
         await resource.close()
 
-    async def test_the_parameters_name_decides_among_several(self) -> None:
+    async def test_parameter_name_selects_among_several_parts(self) -> None:
         async def named(blue: Dice) -> Any:
             return blue
 
@@ -465,7 +465,7 @@ class TestToolsOfTheTasksOwn:
         assert await self.received(any_of_them, resource) is resource.parts["red"]
         assert await self.received(all_of_them, resource) == (resource, resource)
 
-    async def test_a_parameter_that_fits_none_or_several_is_refused(self) -> None:
+    async def test_parameter_that_matches_no_part_or_several_is_rejected(self) -> None:
         async def several(green: Dice) -> Any:
             return green
 
@@ -481,7 +481,7 @@ class TestToolsOfTheTasksOwn:
             await self.received(none, resource)
 
 
-async def test_episodes_of_a_group_start_from_forks_and_use_all_parts() -> None:
+async def test_group_episodes_start_from_forks_and_use_all_parts() -> None:
     registry = ToolRegistry("export")
 
     @registry.tool

@@ -1,4 +1,4 @@
-"""Environments that never stop sending: the answer is cut at a documented size, with one error and little memory."""
+"""Test that endless answers of environments are cut at a documented size with one error and little memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def over_stdio(folder: Path, flood: str, again: str, timeout_s: float = 30.0) ->
 
 
 @pytest.mark.parametrize("kind", ["json", "json-values", "error", "mcp-event", "gzip", "header", "headers", "trailers"])
-def test_an_endless_answer_of_an_mcp_server_over_http_is_cut(kind: str) -> None:
+def test_endless_mcp_answer_over_http_is_cut(kind: str) -> None:
     with endless(kind) as port:
         cost = peak(MCP, SET_UP.format(config={"url": f"http://127.0.0.1:{port}/mcp", "call_timeout_s": 5}))
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
@@ -62,7 +62,7 @@ def test_an_endless_answer_of_an_mcp_server_over_http_is_cut(kind: str) -> None:
 
 
 @pytest.mark.parametrize("flood", ["x" * 65536, "[]," * 20_000], ids=["text", "values"])
-def test_an_endless_line_of_an_mcp_server_over_stdio_ends_it(tmp_path: Path, flood: str) -> None:
+def test_endless_mcp_line_over_stdio_ends_the_server(tmp_path: Path, flood: str) -> None:
     cost = over_stdio(tmp_path, repr(flood), "sys.stdout.write(FLOOD)")
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
     assert "is gone during 'run'; it sent a message larger than the limit of 64 MiB" in cost.message
@@ -82,13 +82,13 @@ QUESTION = {"jsonrpc": "2.0", "method": "roots/list", "id": 7}
         pytest.param(QUESTION, id="request", marks=pytest.mark.campaign),
     ],
 )
-def test_endless_messages_of_an_mcp_server_over_stdio_end_with_the_calls_deadline(tmp_path: Path, message) -> None:
+def test_endless_mcp_messages_over_stdio_end_with_the_call_timeout(tmp_path: Path, message) -> None:
     cost = over_stdio(tmp_path, f"(json.dumps({message!r}) + chr(10)) * 500", "sys.stdout.write(FLOOD)", timeout_s=1)
     assert (cost.kind, cost.mb < 200) == ("ToolError", True), cost
     assert cost.message == "run did not answer within 1 s and was cancelled (call_timeout_s)"
 
 
-def test_endless_errors_of_an_mcp_server_do_not_fill_the_disk(tmp_path: Path) -> None:
+def test_endless_mcp_errors_do_not_fill_the_disk(tmp_path: Path) -> None:
     largest = """
     import pathlib, threading
     from reward_kit import processes
@@ -121,7 +121,7 @@ finally:
 
 @pytest.mark.parametrize("method", ["get('/state')", "check_health('/health')"])
 @pytest.mark.parametrize("kind", ["json", "gzip", "error", "header", "headers", "trailers"])
-def test_an_endless_answer_of_an_http_environment_is_cut(kind: str, method: str) -> None:
+def test_endless_answer_of_an_http_environment_is_cut(kind: str, method: str) -> None:
     with endless(kind) as port:
         cost = peak(HTTP, ASK_HTTP.format(port=port, method=method))
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
@@ -143,7 +143,7 @@ finally:
 
 
 @pytest.mark.parametrize("kind", ["websocket-frame", "websocket-fragments", "websocket-messages", "json", "header"])
-def test_an_endless_answer_of_an_openenv_server_is_cut(kind: str) -> None:
+def test_endless_answer_of_an_openenv_server_is_cut(kind: str) -> None:
     with endless(kind) as port:
         cost = peak(OPENENV, ASK_OPENENV.format(port=port))
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
@@ -162,7 +162,7 @@ finally:
 """
 
 
-def test_an_endless_answer_of_an_engine_ends_it() -> None:
+def test_endless_answer_of_an_engine_ends_it() -> None:
     cost = peak(ENGINE, ASK_ENGINE.format(code="while True: print('x' * 65536, end='')"))
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
     assert cost.message == "test engine: an answer larger than the limit of 16 MiB"

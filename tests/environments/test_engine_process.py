@@ -1,4 +1,4 @@
-"""An engine in a worker process: it is asked and answers, and no trouble of its own is trouble of ours."""
+"""Test an engine in a worker process: requests, isolation, timeouts and crashes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def gone(pid: int) -> bool:
     return False
 
 
-async def test_it_answers_whatever_its_libraries_print_and_a_wrong_request_ends_nothing() -> None:
+async def test_worker_answers_despite_printed_output_and_rejected_requests() -> None:
     engine = EngineProcess("test engine", command(WORKER))
     assert await engine.start() == "ready"
     assert await engine.ask({"op": "double", "value": 21}) == 42
@@ -89,7 +89,7 @@ async def test_it_answers_whatever_its_libraries_print_and_a_wrong_request_ends_
         await engine.ask({"op": "double", "value": 1})
 
 
-async def test_it_works_in_a_folder_of_its_own_without_our_secrets_and_closing_ends_what_it_started(
+async def test_worker_runs_in_its_own_folder_without_secrets_and_close_ends_its_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     secret = {"SOME_API_KEY", "AN_INNOCENT_NAME"}
@@ -117,14 +117,14 @@ async def test_dead_worker_is_reported_with_its_last_output() -> None:
     assert said[-2:] == ["line 4999", "out of memory"] and len(said) == 10
 
 
-async def test_a_request_to_a_worker_that_died_meanwhile_fails() -> None:
+async def test_request_to_a_dead_worker_fails() -> None:
     engine = await started([sys.executable, "-c", """print('{"ok": 1}', flush=True); raise SystemExit(3)"""])
     await anyio.sleep(0.3)
     with pytest.raises(EnvironmentFailure, match=r"exit code 3"):
         await engine.ask({"op": "x" * 200_000})
 
 
-async def test_a_worker_that_hangs_is_ended() -> None:
+async def test_unresponsive_worker_is_killed() -> None:
     engine = await started(broken("print('thinking', file=sys.stderr, flush=True)", "time.sleep(60)"))
     start = time.monotonic()
     with pytest.raises(EnvironmentFailure, match=r"test engine: no answer within 0\.4 s: thinking"):
@@ -167,7 +167,7 @@ async def test_worker_start_failure_has_a_reason() -> None:
     assert engine_folders() == before
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+async def test_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     note, before = tmp_path / "pid", engine_folders()
     code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     async with anyio.create_task_group() as tasks:
@@ -179,7 +179,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     assert engine_folders() == before
 
 
-async def test_a_relative_path_to_a_program_is_ours_not_the_workers() -> None:
+async def test_relative_program_path_is_resolved_in_the_current_folder() -> None:
     engine = await started([PYTHON_FROM_HERE, *command(WORKER)[1:]])
     assert await engine.ask({"op": "double", "value": 2}) == 4
     await engine.close()

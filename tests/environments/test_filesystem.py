@@ -1,4 +1,4 @@
-"""The file world: seven tools that cannot leave their directory."""
+"""Test the file resource: seven tools that cannot leave their directory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def own_folders() -> set[Path]:
     return set(temporary_root().glob("files-*"))
 
 
-async def test_the_tools_do_what_they_say(resource) -> None:
+async def test_every_tool_works(resource) -> None:
     assert await call(resource, "list_directory") == [
         {"name": "notes", "type": "directory"},
         {"name": "readme", "type": "file"},
@@ -73,7 +73,7 @@ ESCAPES = ["/etc/passwd", "../outside", "notes/../../outside", "..", "a\0b", "x"
 
 @pytest.mark.parametrize("path", ESCAPES)
 @pytest.mark.parametrize("tool", ["read_file", "write_file", "delete_path", "make_directory", "list_directory", "move"])
-async def test_no_path_leaves_the_directory(resource, path, tool) -> None:
+async def test_paths_outside_the_directory_are_rejected(resource, path, tool) -> None:
     before = await resource.state_key()
     with pytest.raises(ToolError, match=r"path .* (contains|is|has)"):
         if tool == "write_file":
@@ -86,7 +86,7 @@ async def test_no_path_leaves_the_directory(resource, path, tool) -> None:
 
 
 @given(st.text(alphabet="./a\\\0~ ", max_size=12) | st.text(max_size=12))
-def test_a_path_is_taken_apart_into_names_inside_or_refused(path: str) -> None:
+def test_split_path_returns_safe_names_or_raises(path: str) -> None:
     try:
         parts = split_path(path)
     except ToolError:
@@ -97,7 +97,7 @@ def test_a_path_is_taken_apart_into_names_inside_or_refused(path: str) -> None:
 
 @settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.lists(st.sampled_from(["..", ".", "", "notes", "link", "readme", "x"]), max_size=5).map("/".join))
-async def test_whatever_is_written_nothing_outside_changes(path: str) -> None:
+async def test_writes_never_change_files_outside(path: str) -> None:
     outside = Path(tempfile.mkdtemp())
     (outside / "x").write_text("safe")
     resource = FilesystemResource()
@@ -116,7 +116,7 @@ async def test_whatever_is_written_nothing_outside_changes(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["file_link", "folder_link/secret", "folder_link", "notes/up/secret", "dangling"])
-async def test_symbolic_links_are_refused_wherever_they_stand(resource, path, tmp_path) -> None:
+async def test_symbolic_links_are_rejected_everywhere(resource, path, tmp_path) -> None:
     (tmp_path / "secret").write_text("secret")
     (resource.root / "file_link").symlink_to(tmp_path / "secret")
     (resource.root / "folder_link").symlink_to(tmp_path)
@@ -137,7 +137,7 @@ async def test_symbolic_links_are_refused_wherever_they_stand(resource, path, tm
     assert (tmp_path / "secret").read_text() == "secret"
 
 
-async def test_a_directory_that_turns_into_a_link_while_it_is_used_leads_nowhere(resource, tmp_path) -> None:
+async def test_directory_swapped_for_a_link_during_use_exposes_nothing(resource, tmp_path) -> None:
     (tmp_path / "secret").write_text("secret")
     (resource.root / "flip").mkdir()
     (resource.root / "flip" / "secret").write_text("inside")
@@ -168,7 +168,7 @@ async def test_a_directory_that_turns_into_a_link_while_it_is_used_leads_nowhere
     assert seen <= {"inside"}
 
 
-async def test_a_named_pipe_is_refused_and_does_not_hang(resource) -> None:
+async def test_named_pipe_is_rejected_without_blocking(resource) -> None:
     os.mkfifo(resource.root / "pipe")
     with pytest.raises(ToolError, match="not a regular file"):
         await call(resource, "read_file", path="pipe")
@@ -202,7 +202,7 @@ async def test_refused_call_gives_the_reason_and_changes_nothing(resource, tool,
     assert await resource.state_key() == before
 
 
-async def test_limits_hold_and_name_themselves() -> None:
+async def test_limits_are_enforced_and_named() -> None:
     resource = FilesystemResource()
     await resource.setup({"files": {"a": "1234"}, "max_file_bytes": 8, "max_files": 2, "max_total_bytes": 10})
     for tool, arguments, message in [
@@ -219,7 +219,7 @@ async def test_limits_hold_and_name_themselves() -> None:
     await resource.close()
 
 
-async def test_the_state_key_covers_names_content_kind_and_the_executable_bit(resource) -> None:
+async def test_state_key_covers_names_content_kind_and_executable_bit(resource) -> None:
     keys = [await resource.state_key()]
     await call(resource, "write_file", path="readme", content="hellO")
     keys.append(await resource.state_key())
@@ -240,7 +240,7 @@ async def test_replacing_a_file_keeps_its_executable_bit(resource) -> None:
     assert os.access(resource.root / "readme", os.X_OK)
 
 
-async def test_fork_checkpoint_and_restore(resource) -> None:
+async def test_fork_checkpoint_and_restore_keep_the_state(resource) -> None:
     saved, key = await resource.checkpoint(), await resource.state_key()
     fork = await resource.fork()
     await call(fork, "delete_path", path="notes")
@@ -253,7 +253,7 @@ async def test_fork_checkpoint_and_restore(resource) -> None:
     assert await call(resource, "read_file", path="readme") == "hello"
 
 
-async def test_the_final_state_is_deterministic_and_holds_bytes(resource) -> None:
+async def test_final_state_is_deterministic_and_holds_bytes(resource) -> None:
     (resource.root / "raw").write_bytes(b"\xff\x00")
     (resource.root / "link").symlink_to("/etc")
     snapshot = await resource.final_state()
@@ -294,14 +294,14 @@ async def test_source_dir_is_copied_without_its_links(tmp_path, caplog) -> None:
         ({"source_dir": "no such place"}, "no such directory"),
     ],
 )
-async def test_a_wrong_configuration_leaves_nothing_behind(config, message) -> None:
+async def test_invalid_configuration_leaves_nothing_behind(config, message) -> None:
     before = own_folders()
     with pytest.raises(ConfigError, match=message):
         await FilesystemResource().setup(config)
     assert own_folders() == before
 
 
-async def test_there_is_no_key_for_the_place_so_no_foreign_directory_can_be_removed(tmp_path) -> None:
+async def test_directory_cannot_be_configured(tmp_path) -> None:
     # The predecessor took base_dir_name, and removed that directory when it was absolute.
     with pytest.raises(ConfigError, match="base_dir_name: unknown key"):
         await FilesystemResource().setup({"base_dir_name": str(tmp_path)})

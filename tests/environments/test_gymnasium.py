@@ -1,4 +1,4 @@
-"""Gymnasium's toy worlds: typed actions, plain text, exact forks, and experts that are as good as the tables allow."""
+"""Test Gymnasium's toy environments: typed actions, text, exact forks and experts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def play_expert(resource) -> tuple[float, bool]:
         ("CliffWalking-v1", ["up", "right", "down", "left"]),
     ],
 )
-async def test_the_tool_names_the_actions(env_id, names) -> None:
+async def test_tool_lists_the_actions(env_id, names) -> None:
     (spec,) = await (await made(env_id)).get_tools_spec()
     assert spec["type"] == "function"
     assert spec["function"]["name"] == "act"
@@ -54,7 +54,7 @@ async def test_the_tool_names_the_actions(env_id, names) -> None:
     assert spec["function"]["parameters"]["required"] == ["action"]
 
 
-async def test_another_environment_with_discrete_actions_gets_a_range_of_integers() -> None:
+async def test_other_discrete_environment_gets_an_integer_range() -> None:
     resource = await made("CartPole-v1")
     (spec,) = await resource.get_tools_spec()
     assert spec["function"]["parameters"]["properties"]["action"] == {"type": "integer", "minimum": 0, "maximum": 1}
@@ -63,7 +63,7 @@ async def test_another_environment_with_discrete_actions_gets_a_range_of_integer
     assert await resource.expert_action() is None
 
 
-async def test_the_agent_stands_in_brackets() -> None:
+async def test_agent_position_is_in_brackets() -> None:
     resource = await lake()
     first = await resource.get_observation()
     assert first.startswith("[S] F  F  F\n F  H  F  H\n F  F  F  H\n H  F  F  G")
@@ -71,7 +71,7 @@ async def test_the_agent_stands_in_brackets() -> None:
     assert (await act(resource, "right")).observation == " S [F] F  F\n F  H  F  H\n F  F  F  H\n H  F  F  G"
 
 
-async def test_the_goal_ends_the_episode_with_its_reward() -> None:
+async def test_goal_ends_the_episode_with_its_reward() -> None:
     resource = await lake()
     for action in ("down", "down", "right", "right", "down"):
         outcome = await act(resource, action)
@@ -86,14 +86,14 @@ async def test_the_goal_ends_the_episode_with_its_reward() -> None:
         await act(resource, "left")
 
 
-async def test_a_hole_is_no_success() -> None:
+async def test_hole_ends_the_episode_without_success() -> None:
     resource = await lake()
     await act(resource, "right")
     outcome = await act(resource, "down")
     assert (outcome.reward, outcome.terminated, outcome.info["success"]) == (0.0, True, False)
 
 
-async def test_the_time_limit_truncates() -> None:
+async def test_time_limit_truncates() -> None:
     resource = await lake(max_episode_steps=2)
     assert not (await act(resource, "left")).truncated
     outcome = await act(resource, "left")
@@ -111,7 +111,7 @@ async def test_the_time_limit_truncates() -> None:
         ("act", {"action": "left", "speed": 1}, "unknown argument 'speed'"),
     ],
 )
-async def test_a_wrong_call_is_refused_and_changes_nothing(tool, arguments, message) -> None:
+async def test_invalid_call_is_rejected_and_changes_nothing(tool, arguments, message) -> None:
     resource = await made()
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
@@ -119,13 +119,13 @@ async def test_a_wrong_call_is_refused_and_changes_nothing(tool, arguments, mess
     assert await resource.state_key() == before
 
 
-async def test_true_is_no_number_of_an_action() -> None:
+async def test_boolean_is_not_an_integer_action() -> None:
     with pytest.raises(ToolError):
         await act(await made("CartPole-v1"), True)
 
 
 @pytest.mark.parametrize("env_id", [*TOYS, "CliffWalkingSlippery-v1"])
-async def test_a_fork_has_the_same_future_and_its_own_life(env_id) -> None:
+async def test_fork_has_the_same_future_and_is_independent(env_id) -> None:
     origin = await made(env_id, seed=3)
     fork = await origin.fork()
     key, text = await origin.state_key(), await origin.get_observation()
@@ -144,13 +144,13 @@ async def test_a_fork_has_the_same_future_and_its_own_life(env_id) -> None:
     assert await origin.state_key() == await fork.state_key()
 
 
-async def test_a_fork_keeps_the_time_that_is_left() -> None:
+async def test_fork_keeps_the_remaining_time() -> None:
     resource = await lake(max_episode_steps=2)
     await act(resource, "left")
     assert (await act(await resource.fork(), "left")).truncated
 
 
-async def test_a_checkpoint_can_be_restored_again_and_again() -> None:
+async def test_checkpoint_can_be_restored_repeatedly() -> None:
     resource = await made(seed=5)
     saved, key = await resource.checkpoint(), await resource.state_key()
     runs = []
@@ -161,7 +161,7 @@ async def test_a_checkpoint_can_be_restored_again_and_again() -> None:
     assert runs[0] == runs[1]
 
 
-async def test_new_noise_changes_the_future_and_not_the_state() -> None:
+async def test_reseeding_the_noise_changes_the_future_and_not_the_state() -> None:
     async def future(noise: int) -> list[str]:
         resource = await made("CliffWalkingSlippery-v1")
         before = await resource.state_key()
@@ -174,7 +174,7 @@ async def test_new_noise_changes_the_future_and_not_the_state() -> None:
     assert len({tuple(found) for found in futures}) > 1
 
 
-async def test_the_state_key_knows_the_position_and_not_the_way_or_the_time() -> None:
+async def test_state_key_depends_on_the_position_only() -> None:
     resource = await lake()
     first = await resource.state_key()
     await act(resource, "left")
@@ -186,7 +186,7 @@ async def test_the_state_key_knows_the_position_and_not_the_way_or_the_time() ->
     assert await (await made("FrozenLake8x8-v1")).state_key() != first
 
 
-async def test_the_state_key_of_blackjack_holds_the_hidden_card_and_no_order() -> None:
+async def test_blackjack_state_key_includes_the_hidden_card_and_no_order() -> None:
     resource = await made("Blackjack-v1")
     hand = resource._env.unwrapped
     hand.player, hand.dealer = [2, 9], [10, 7]
@@ -197,7 +197,7 @@ async def test_the_state_key_of_blackjack_holds_the_hidden_card_and_no_order() -
     assert await resource.state_key() != first
 
 
-async def test_a_random_map_follows_the_seed() -> None:
+async def test_random_map_follows_the_seed() -> None:
     config = {"random_map": {"size": 6, "p": 0.7}, "env_kwargs": {"is_slippery": False}}
     one, same, other = [await made(seed=seed, **config) for seed in (1, 1, 2)]
     assert await one.get_observation() == await same.get_observation()
@@ -210,37 +210,37 @@ async def test_a_random_map_follows_the_seed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_the_expert_solves_every_still_map(seed) -> None:
+async def test_expert_solves_every_deterministic_map(seed) -> None:
     resource = await made(seed=seed, random_map={"size": 5, "p": 0.7}, env_kwargs={"is_slippery": False})
     assert await play_expert(resource) == (1.0, True)
 
 
-async def test_the_expert_takes_the_shortest_way_along_the_cliff() -> None:
+async def test_expert_takes_the_shortest_path_along_the_cliff() -> None:
     assert await play_expert(await made("CliffWalking-v1")) == (-13.0, True)
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_expert_delivers_the_passenger(seed) -> None:
+async def test_expert_delivers_the_passenger(seed) -> None:
     total, success = await play_expert(await made("Taxi-v4", seed=seed))
     assert success
     assert total >= 3
 
 
-async def test_the_expert_at_slippery_lakes_and_at_cards_beats_chance() -> None:
+async def test_expert_beats_chance_on_slippery_lakes_and_blackjack() -> None:
     lakes = [await play_expert(await made(seed=seed)) for seed in range(60)]
     assert np.mean([success for _, success in lakes]) > 0.55
     hands = [await play_expert(await made("Blackjack-v1", seed=seed)) for seed in range(200)]
     assert np.mean([total for total, _ in hands]) > -0.25
 
 
-async def test_taxi_offers_only_what_makes_sense() -> None:
+async def test_taxi_offers_only_useful_actions() -> None:
     resource = await made("Taxi-v4")
     names = {action["arguments"]["action"] for action in await resource.admissible_actions()}
     assert names < {"south", "north", "east", "west", "pickup", "dropoff"}
     assert "dropoff" not in names
 
 
-def test_value_iteration_on_a_table_that_can_be_solved_by_hand() -> None:
+def test_action_values_match_a_hand_computed_table() -> None:
     # State 0: action 0 stays for nothing, action 1 goes on; state 1: action 0 goes back, action 1 ends with 1.
     table = {
         0: {0: [(1.0, 0, 0.0, False)], 1: [(1.0, 1, 0.0, False)]},
@@ -266,11 +266,11 @@ def test_value_iteration_on_a_table_that_can_be_solved_by_hand() -> None:
         (19, 1, True, False),
     ],
 )
-def test_basic_strategy(total, dealer, ace, hits) -> None:
+def test_blackjack_strategy_follows_the_basic_table(total, dealer, ace, hits) -> None:
     assert blackjack_strategy(total, dealer, ace) == int(hits)
 
 
-def test_terminal_colours_become_brackets() -> None:
+def test_terminal_colors_become_brackets() -> None:
     assert plain_text("\n\x1b[41mS\x1b[0mF\n") == "[S]F"
 
 
@@ -286,7 +286,7 @@ def test_terminal_colours_become_brackets() -> None:
         ({"env_id": "Pendulum-v1"}, "the actions must be discrete"),
     ],
 )
-async def test_a_wrong_configuration_is_one_clear_error(config, message) -> None:
+async def test_invalid_configuration_is_one_clear_error(config, message) -> None:
     with pytest.raises(ConfigError, match=message):
         await GymnasiumResource().setup(config)
 
@@ -304,7 +304,7 @@ async def test_missing_gymnasium_names_the_extra(monkeypatch) -> None:
         await GymnasiumResource().setup({"env_id": "FrozenLake-v1"})
 
 
-async def test_close_may_come_twice() -> None:
+async def test_closing_twice_is_allowed() -> None:
     resource = await made()
     await resource.close()
     await resource.close()

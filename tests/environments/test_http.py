@@ -1,4 +1,4 @@
-"""Worlds behind URLs: the protocol, forks by replay, and what a server can do wrong."""
+"""Test HTTP environments: the protocol, forks by replay, and server faults."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def seen(resource: HttpResource) -> dict[str, Any]:
     return dict((await resource._client.get("/seen")).fields())
 
 
-async def test_an_episode_from_start_to_end() -> None:
+async def test_episode_runs_from_start_to_end() -> None:
     async with ServerPool():
         resource = await made(seed=4)
         assert await resource.get_observation() == {"value": 1, "target": 10}
@@ -111,7 +111,7 @@ async def test_an_episode_from_start_to_end() -> None:
         ({"deterministic": False}, ["warning: deterministic = False"]),
     ],
 )
-async def test_the_checker_finds_what_was_declared(config: dict[str, Any], expected: list[str]) -> None:
+async def test_checker_findings_match_the_declaration(config: dict[str, Any], expected: list[str]) -> None:
     findings = await check_resource(HttpResource, {**CONFIG, **config}, steps=10 if config else 20)
     found = [f"{finding.level}: {finding.message}" for finding in findings]
     assert len(found) == len(expected), found
@@ -119,7 +119,7 @@ async def test_the_checker_finds_what_was_declared(config: dict[str, Any], expec
     assert find_processes(child_environment()[MARK]) == []
 
 
-async def test_a_fork_is_an_episode_of_its_own_that_took_the_same_actions() -> None:
+async def test_fork_is_a_separate_episode_with_the_same_actions() -> None:
     async with ServerPool():
         resource = await made(config={"target": 20})
         await add(resource, 2)
@@ -137,7 +137,7 @@ async def test_a_fork_is_an_episode_of_its_own_that_took_the_same_actions() -> N
         await twin.close()
 
 
-async def test_without_a_pool_a_resource_has_its_own_server() -> None:
+async def test_resource_without_a_pool_has_its_own_server() -> None:
     resource = await made()
     assert len(find_processes(child_environment()[MARK])) == 1
     await resource.close()
@@ -145,7 +145,7 @@ async def test_without_a_pool_a_resource_has_its_own_server() -> None:
     assert find_processes(child_environment()[MARK]) == []
 
 
-async def test_no_fork_where_it_is_none(shared) -> None:
+async def test_fork_none_rejects_forks_and_checkpoints(shared) -> None:
     assert HttpResource.fork_kind_for({"fork": "none"}) == "none"
     assert HttpResource.fork_kind_for({}) == "replay"
     resource = await made(**shared, fork="none")
@@ -155,7 +155,7 @@ async def test_no_fork_where_it_is_none(shared) -> None:
     await resource.close()
 
 
-async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(shared) -> None:
+async def test_invalid_call_is_a_tool_error_and_changes_nothing(shared) -> None:
     resource = await made(**shared)
     key = await resource.state_key()
     for name, arguments, message in (
@@ -193,7 +193,7 @@ async def test_server_fault_is_one_failure_that_names_the_address(shared, fault:
     await resource.close()
 
 
-async def test_a_key_that_comes_and_goes_is_refused(shared) -> None:
+async def test_missing_state_key_after_an_earlier_answer_is_rejected(shared) -> None:
     resource = await made(**shared, config={"fault": "no_key"})
     await add(resource, 1)
     with pytest.raises(EnvironmentFailure, match="state_key: missing, but an earlier answer had it"):
@@ -201,7 +201,7 @@ async def test_a_key_that_comes_and_goes_is_refused(shared) -> None:
     await resource.close()
 
 
-async def test_an_observation_of_50_mb_arrives_whole_and_more_than_the_limit_is_refused(shared, monkeypatch) -> None:
+async def test_observation_up_to_the_size_limit_is_accepted(shared, monkeypatch) -> None:
     resource = await made(**shared, config={"fault": "large"})
     assert len((await add(resource, 1)).observation) == 50_000_000
     monkeypatch.setattr(http_client, "ENVIRONMENT_ANSWER_BYTES", 40 * 2**20)
@@ -210,7 +210,7 @@ async def test_an_observation_of_50_mb_arrives_whole_and_more_than_the_limit_is_
     await resource.close()
 
 
-async def test_a_refused_start_and_a_server_that_is_not_there_are_named() -> None:
+async def test_rejected_start_and_missing_server_are_named() -> None:
     async with ServerPool():
         with pytest.raises(EnvironmentFailure, match="/start_episode: refused: no more episodes"):
             await made(**server_with("--refuse-start"))
@@ -218,13 +218,13 @@ async def test_a_refused_start_and_a_server_that_is_not_there_are_named() -> Non
         await made(resource_server=None, base_url="http://127.0.0.1:1")
 
 
-async def test_a_setup_that_fails_leaves_no_connection_open() -> None:
+async def test_failed_setup_leaves_no_open_connection() -> None:
     with pytest.raises(EnvironmentFailure):
         await HttpResource().setup({"base_url": "http://127.0.0.1:1"})
     gc.collect()  # aiohttp warns of an open session when it is collected, and a warning is an error
 
 
-async def test_headers_come_from_the_environment(shared, monkeypatch) -> None:
+async def test_headers_from_the_environment_need_an_allowed_origin(shared, monkeypatch) -> None:
     monkeypatch.setenv("COUNTER_KEY", "s3cret")
     with pytest.raises(ConfigError, match=r"headers_env: X-Key: COUNTER_KEY is not configured for http://127.0.0.1:\d"):
         await made(**shared, headers_env={"X-Key": "COUNTER_KEY"})
@@ -236,7 +236,7 @@ async def test_headers_come_from_the_environment(shared, monkeypatch) -> None:
         await made(**shared, health_endpoint="/nothing")
 
 
-async def test_a_server_that_the_task_starts_gets_headers_and_its_neighbours_do_not(shared, monkeypatch) -> None:
+async def test_server_started_by_the_task_gets_headers_and_other_origins_do_not(shared, monkeypatch) -> None:
     monkeypatch.setenv("COUNTER_KEY", "s3cret")
     headers = {"X-Key": "COUNTER_KEY"}
     async with ServerPool():
@@ -247,7 +247,7 @@ async def test_a_server_that_the_task_starts_gets_headers_and_its_neighbours_do_
             await made(headers_env=headers, base_url=shared["base_url"])
 
 
-async def test_the_older_form_of_actions_and_tools(shared) -> None:
+async def test_value_action_form_and_configured_tools_are_supported(shared) -> None:
     old = {"name": "move", "description": "Add.", "parameters": {"type": "object", "properties": {"amount": {}}}}
     resource = await made(**shared, tools_endpoint=None, tools=[old], action_form="value", config={"target": 3})
     assert (await resource.get_tools_spec())[0] == {"type": "function", "function": old}
@@ -274,13 +274,13 @@ async def test_the_older_form_of_actions_and_tools(shared) -> None:
         ({"fork": "native"}, "fork: .*'replay' or 'none'"),
     ],
 )
-async def test_a_wrong_configuration_is_named(config: dict[str, Any], problem: str) -> None:
+async def test_invalid_configuration_is_named(config: dict[str, Any], problem: str) -> None:
     async with ServerPool():
         with pytest.raises(ConfigError, match=problem):
             await made(**config)
 
 
-async def test_a_server_that_dies_breaks_only_the_episodes_in_flight() -> None:
+async def test_dead_server_fails_only_the_running_episodes() -> None:
     async with ServerPool():
         base = await made()
         doomed = await base.fork()
@@ -297,5 +297,5 @@ async def test_a_server_that_dies_breaks_only_the_episodes_in_flight() -> None:
         assert time.monotonic() - before < 1
 
 
-def test_it_is_a_built_in_resource() -> None:
+def test_http_is_a_built_in_resource() -> None:
     assert resource_class("http") is HttpResource

@@ -1,4 +1,4 @@
-"""MCP servers as worlds: one of the SDK's making, over both transports, and one that takes liberties."""
+"""Test MCP servers as environments: one made with the SDK, over both transports, and one with faults."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SCRIPT = [
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_the_tools_of_a_server_are_the_tools_of_an_episode(transport, request) -> None:
+async def test_server_tools_are_the_tools_of_an_episode(transport, request) -> None:
     config = {"command": SDK} if transport == "stdio" else {"url": request.getfixturevalue("http_url")}
     episode = await collected(SCRIPT, resource_type="mcp", base_resource_config=config, initial_user_prompt="x")
     assert reason(episode) == "terminate_action"
@@ -76,7 +76,7 @@ async def test_the_tools_of_a_server_are_the_tools_of_an_episode(transport, requ
     assert episode.messages[1].text == "Call add to add."
 
 
-async def test_a_server_behind_a_url_gets_the_headers_and_keeps_its_session(http_url, monkeypatch) -> None:
+async def test_server_at_a_url_gets_headers_and_keeps_its_session(http_url, monkeypatch) -> None:
     monkeypatch.setenv("NOTE_TOKEN", "Bearer x")
     config = {"url": http_url, "headers": {"X-Team": "red"}, "headers_env": {"Authorization": "NOTE_TOKEN"}}
     monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"NOTE_TOKEN={http_url}")
@@ -129,7 +129,7 @@ async def until_listed(resource: McpResource, name: str) -> None:
 # The protocol, with a server that takes liberties
 
 
-async def test_every_page_of_tools_is_listed_and_schemas_are_passed_on_as_they_are() -> None:
+async def test_every_page_of_tools_is_listed_with_unchanged_schemas() -> None:
     async with opened() as resource:
         specs = {spec["function"]["name"]: spec["function"] for spec in await resource.get_tools_spec()}
         assert {"put", "get", "quit"} <= specs.keys() and len(specs) == 14
@@ -139,7 +139,7 @@ async def test_every_page_of_tools_is_listed_and_schemas_are_passed_on_as_they_a
         assert "grown_0" in await names(resource)
 
 
-async def test_only_the_named_tools_are_offered() -> None:
+async def test_only_configured_tools_are_offered() -> None:
     async with opened(tools=["get"]) as resource:
         assert await names(resource) == ["get"]
         with pytest.raises(ToolError, match="unknown tool 'put'"):
@@ -168,7 +168,7 @@ async def test_cancelled_call_keeps_the_session_open() -> None:
         assert await ask(resource, "cancelled") == "2"
 
 
-async def test_a_refusal_by_the_protocol_changes_nothing_and_an_answer_that_is_none_may_have() -> None:
+async def test_protocol_error_changes_nothing_and_an_invalid_answer_may() -> None:
     async with opened() as resource:
         start = await resource.state_key()
         with pytest.raises(ToolError, match="refuse: not today"):
@@ -185,7 +185,7 @@ async def test_a_refusal_by_the_protocol_changes_nothing_and_an_answer_that_is_n
             await ask(resource, "wait")
 
 
-async def test_half_characters_and_nul_survive_both_ways() -> None:
+async def test_lone_surrogates_and_nul_are_handled_both_ways() -> None:
     async with opened() as resource:
         assert await ask(resource, "half") == "a\ufffdb\0"
         with pytest.raises(ToolError, match="not valid Unicode text"):
@@ -219,7 +219,7 @@ async def test_server_requests_are_declined_and_roots_are_the_working_copy(tmp_p
         assert "not supported" in await ask(resource, "ask", method="roots/list")
 
 
-def test_resources_are_shown_as_text_or_in_a_line() -> None:
+def test_embedded_resources_are_shown_as_text_or_a_summary() -> None:
     from mcp_types import BlobResourceContents, CallToolResult, EmbeddedResource, ResourceLink, TextResourceContents
 
     blob = BlobResourceContents(uri="file:///b", blob="QUJDRA==", mime_type="image/gif")
@@ -245,7 +245,7 @@ print("Welcome!\\n{not json}\\n[1, 2]\\n" + "x" * 200_000, flush=True)
 """
 
 
-async def test_noise_at_the_start_is_no_harm(tmp_path) -> None:
+async def test_noise_on_standard_output_is_tolerated_and_reported(tmp_path) -> None:
     token = LOG_FOLDER.set(tmp_path)
     async with opened(["{python}", "-S", "-c", NOISE + AFTER]) as resource:
         assert await ask(resource, "put", word="a") == "a"
@@ -256,7 +256,7 @@ async def test_noise_at_the_start_is_no_harm(tmp_path) -> None:
     assert log.stat().st_size > 220_000
 
 
-async def test_a_server_that_crashes_in_a_call_breaks_that_episode_alone() -> None:
+async def test_server_crash_in_a_call_fails_only_its_episode() -> None:
     config = {"resource_type": "mcp", "base_resource_config": {"command": TINY}, "initial_user_prompt": "x"}
     broken, other = await asyncio.gather(
         collected([call("put", word="a"), call("quit")], **config), collected([call("put", word="b")], **config)

@@ -1,4 +1,4 @@
-"""What a world behind an MCP server is: how it is configured and started, private, forked, and gone without a trace."""
+"""Test the MCP resource: configuration, start, private folders, forks and cleanup."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ async def failed_start(*command: str, **config) -> str:
     return str(raised.value)
 
 
-async def test_a_server_that_ends_at_the_start_is_one_failure_with_its_exit_code_and_its_last_words() -> None:
+async def test_server_that_exits_at_start_is_reported_with_code_and_output() -> None:
     message = await failed_start("{python}", "-S", "-c", "import sys; print('noise'); sys.exit('no licence')")
     assert "could not be started: Connection closed; exit code 1" in message
     assert "1 lines on its standard output are not messages, the first 'noise'" in message
     assert message.endswith("its log ends with:\nno licence")
 
 
-async def test_a_server_that_never_answers_is_given_up(tmp_path) -> None:
+async def test_server_that_never_answers_times_out(tmp_path) -> None:
     code = f"import os, sys; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); sys.stdin.read()"
     message = await failed_start("{python}", "-S", "-c", code, start_timeout_s=0.4)
     assert "did not answer within 0.4 s (start_timeout_s); its log is empty" in message
@@ -77,12 +77,12 @@ async def test_unserved_url_is_one_failure() -> None:
         ({"command": TINY, "tools": ["putt"]}, "tools: the server has no 'putt'; did you mean 'put'"),
     ],
 )
-async def test_a_wrong_configuration_is_one_error(config, message) -> None:
+async def test_invalid_configuration_is_one_error(config, message) -> None:
     with pytest.raises(ConfigError, match=message):
         await McpResource().setup(config)
 
 
-def test_without_the_sdk_the_error_names_the_extra() -> None:
+def test_missing_sdk_names_the_extra() -> None:
     code = (
         "import sys, asyncio; sys.modules['mcp'] = None\n"
         "from reward_kit.environments.mcp import McpResource\n"
@@ -101,7 +101,7 @@ sys.exit(f"{os.getcwd()} {sorted(name for name in os.environ if name.startswith(
 """
 
 
-async def test_the_server_gets_its_folder_and_its_variables_and_no_other(tmp_path, monkeypatch) -> None:
+async def test_server_gets_its_folder_and_only_its_variables(tmp_path, monkeypatch) -> None:
     for name in ("TEST_TOKEN", "TEST_OTHER_TOKEN", "TEST_PLAIN"):
         monkeypatch.setenv(name, "set")
     (tmp_path / "inner").mkdir()
@@ -125,7 +125,7 @@ def seeded(tmp_path) -> dict:
     return {"command": [*TINY, "{working_copy}"], "working_copy": "seed", "task_folder": str(tmp_path)}
 
 
-async def test_each_episode_has_a_private_copy_that_is_removed_at_the_end(seeded) -> None:
+async def test_each_episode_has_a_private_copy_that_is_removed(seeded) -> None:
     async with opened(**seeded) as one, opened(**seeded) as two:
         assert await one.state_key() == await two.state_key()
         assert len(copies()) == 2
@@ -140,14 +140,14 @@ async def test_each_episode_has_a_private_copy_that_is_removed_at_the_end(seeded
         assert await nothing_kept.final_state() is None
 
 
-async def test_an_agent_sees_one_path_whatever_the_folder_is_called(seeded) -> None:
+async def test_agent_sees_one_path_for_every_working_copy(seeded) -> None:
     async with opened(**seeded) as resource:
         assert await ask(resource, "write", name="/working_copy/b", text="new") == "/working_copy/b is written"
         assert await ask(resource, "files") == "/working_copy/a /working_copy/b /working_copy/inner"
         assert set(open_snapshot(await resource.final_state())) == {"a", "b"}
 
 
-async def test_the_key_is_the_history_or_the_files(seeded) -> None:
+async def test_state_key_is_the_history_or_the_files(seeded) -> None:
     async with opened(**seeded, state_key="history") as by_history, opened(**seeded) as by_files:
         keys = {}
         for resource in (by_history, by_files):
@@ -159,7 +159,7 @@ async def test_the_key_is_the_history_or_the_files(seeded) -> None:
     assert keys == {by_history: (False, False), by_files: (True, False)}
 
 
-async def test_equal_histories_are_equal_states_and_refused_calls_are_no_part_of_them() -> None:
+async def test_equal_histories_have_equal_keys_without_rejected_calls() -> None:
     async with opened() as one, opened() as two:
         await ask(one, "put", word="a")
         with pytest.raises(ToolError):
@@ -169,7 +169,7 @@ async def test_equal_histories_are_equal_states_and_refused_calls_are_no_part_of
         assert await one.state_key() == await two.state_key()
 
 
-async def test_a_private_server_forks_by_replay_although_its_folder_lies_elsewhere(seeded) -> None:
+async def test_private_server_forks_by_replay_in_another_folder(seeded) -> None:
     async with opened(**seeded, fork="replay", state_key="history") as resource:
         await ask(resource, "put", word="a")
         await ask(resource, "write", name="/working_copy/b", text="new")
@@ -187,7 +187,7 @@ async def test_a_private_server_forks_by_replay_although_its_folder_lies_elsewhe
         assert len(copies()) == 1
 
 
-async def test_a_server_that_answers_otherwise_cannot_be_replayed() -> None:
+async def test_server_with_varying_answers_cannot_be_replayed() -> None:
     code = f"import os, runpy; n = os.getpid(); g = runpy.run_path({TINY[-1]!r}); \
 g['words'].append(str(n)); g['main']()"
     async with opened(["{python}", "-S", "-c", code], fork="replay") as resource:
@@ -196,7 +196,7 @@ g['words'].append(str(n)); g['main']()"
             await resource.fork()
 
 
-async def test_an_expert_makes_the_configured_calls(seeded) -> None:
+async def test_expert_makes_the_configured_calls(seeded) -> None:
     plan = [{"name": "put", "arguments": {"word": "a"}}, {"name": "get"}]
     async with opened(**seeded, fork="replay", expert_calls=plan) as resource:
         assert await resource.expert_action() == {"type": "tool_call", "name": "put", "arguments": {"word": "a"}}
@@ -212,7 +212,7 @@ async def test_an_expert_makes_the_configured_calls(seeded) -> None:
         await twin.close()
 
 
-async def test_undeclared_fork_is_refused() -> None:
+async def test_undeclared_fork_is_rejected() -> None:
     async with opened() as resource:
         for refused in (resource.fork(), resource.checkpoint(), resource.restore(None)):
             with pytest.raises(NotImplementedError):
@@ -223,7 +223,7 @@ TOOLS = ["put", "get", "write", "files"]
 
 
 @pytest.mark.parametrize("fork", ["none", "replay"])
-async def test_the_checker_proves_what_is_declared(fork, seeded) -> None:
+async def test_declared_properties_pass_the_checker(fork, seeded) -> None:
     findings = await check_resource(McpResource, {**seeded, "fork": fork, "tools": TOOLS[:3]}, steps=3)
     assert [finding.message for finding in findings if finding.level == "error"] == []
 
@@ -266,7 +266,7 @@ sys.stdin.read()
 """
 
 
-async def test_a_start_that_is_cancelled_leaves_no_process_and_no_folder(seeded, tmp_path) -> None:
+async def test_cancelled_start_leaves_no_process_and_no_folder(seeded, tmp_path) -> None:
     command = ["{python}", "-S", "-c", PARENT, str(tmp_path / "pids")]
     task = asyncio.create_task(McpResource().setup({**seeded, "command": command}))
     pids = await pids_in(tmp_path / "pids")
@@ -298,7 +298,7 @@ asyncio.run(main())
 """
 
 
-def test_a_kill_of_the_run_leaves_no_server(tmp_path) -> None:
+def test_killed_run_leaves_no_server(tmp_path) -> None:
     (tmp_path / "seed").mkdir()
     pids = tmp_path / "pids"
     server = f"import os; open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')" + AFTER
@@ -311,7 +311,7 @@ def test_a_kill_of_the_run_leaves_no_server(tmp_path) -> None:
     assert asyncio.run(gone(of_server))
 
 
-def test_the_expert_of_the_example_does_its_errands(tmp_path) -> None:
+def test_expert_of_the_example_solves_its_tasks(tmp_path) -> None:
     task = Path(__file__).parents[2] / "examples" / "mcp_filesystem" / "task.yaml"
     # Without forks it starts half as many servers.
     options = ["--policy", "expert", "-n", "1", "--json", "-T", "base_resource_config.fork=none"]

@@ -1,4 +1,4 @@
-"""OpenEnv's wire: sessions, tools, what a server can do wrong, and what is declared of forks."""
+"""Test the OpenEnv protocol: sessions, tools, server faults and declared forks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def act(resource: Any, amount: Any) -> Any:
     return await resource.step("act", {"amount": amount})
 
 
-async def test_an_episode_from_reset_to_end(server: OpenEnvServer) -> None:
+async def test_episode_runs_from_reset_to_end(server: OpenEnvServer) -> None:
     resource = await made(server, seed=4, reset={"split": "test"})
     assert server.asked[-1] == {"type": "reset", "data": {"split": "test", "seed": 4}}
     assert await resource.get_observation() == {"value": 1, "text": "at 1"}
@@ -61,7 +61,7 @@ async def test_an_episode_from_reset_to_end(server: OpenEnvServer) -> None:
     assert server.open == 0
 
 
-async def test_a_seed_is_one_that_every_generator_takes(server: OpenEnvServer) -> None:
+async def test_seed_is_reduced_to_32_bits(server: OpenEnvServer) -> None:
     resource = await made(server, seed=2**40 + 5)
     assert server.asked[-1]["data"]["seed"] == 5
     await resource.close()
@@ -76,7 +76,7 @@ async def test_truncated_end_is_truncated(server: OpenEnvServer) -> None:
     await resource.close()
 
 
-async def test_tools_of_the_server_are_called_as_actions() -> None:
+async def test_server_tools_are_called_as_actions() -> None:
     async with OpenEnvServer(with_tools=True).running() as server:
         resource = await made(server, seed=1)
         assert [tool["function"]["name"] for tool in await resource.get_tools_spec()] == ["add"]
@@ -90,14 +90,14 @@ async def test_tools_of_the_server_are_called_as_actions() -> None:
             await made(server, action_tool="play")
 
 
-async def test_tools_that_a_reset_brings_are_offered() -> None:
+async def test_tools_added_by_a_reset_are_offered() -> None:
     async with OpenEnvServer(with_tools=True).running() as server:
         resource = await made(server, reset={"more_tools": ["count"]})
         assert [tool["function"]["name"] for tool in await resource.get_tools_spec()] == ["add", "count"]
         await resource.close()
 
 
-async def test_a_tool_that_failed_is_read_by_the_agent_and_keeps_its_reward() -> None:
+async def test_failed_tool_is_shown_to_the_agent_and_keeps_its_reward() -> None:
     async with OpenEnvServer(with_tools=True).running() as server:
         resource = await made(server, reset={"fault": "tool_error"})
         outcome = await resource.step("add", {"amount": 1})
@@ -129,14 +129,14 @@ CHECKED: list[tuple[dict[str, Any], bool, list[str]]] = [
 
 
 @pytest.mark.parametrize(("config", "with_tools", "expected"), CHECKED)
-async def test_the_checker_finds_what_was_declared(config: Any, with_tools: bool, expected: list[str]) -> None:
+async def test_checker_findings_match_the_declaration(config: Any, with_tools: bool, expected: list[str]) -> None:
     async with OpenEnvServer(32, with_tools=with_tools).running() as server:
         findings = await check_resource(OpenEnvResource, {"base_url": server.url, **config}, steps=8)
         assert [finding.message.split(":")[0] for finding in findings] == expected
         assert server.open == 0
 
 
-async def test_a_fork_is_a_session_of_its_own(server: OpenEnvServer) -> None:
+async def test_fork_is_a_separate_session(server: OpenEnvServer) -> None:
     resource = await made(server, deterministic=True)
     await act(resource, 2)
     twin = await resource.fork()
@@ -152,7 +152,7 @@ async def test_a_fork_is_a_session_of_its_own(server: OpenEnvServer) -> None:
     await twin.close()
 
 
-async def test_nothing_is_declared_unless_the_user_does(server: OpenEnvServer) -> None:
+async def test_fork_is_declared_only_by_the_configuration(server: OpenEnvServer) -> None:
     for config, kind in (({}, "none"), ({"deterministic": True}, "replay"), ({"deterministic": "yes"}, "none")):
         assert OpenEnvResource.fork_kind_for(config) == kind
         assert OpenEnvResource.is_deterministic_for(config) == (kind == "replay")
@@ -163,7 +163,7 @@ async def test_nothing_is_declared_unless_the_user_does(server: OpenEnvServer) -
     await resource.close()
 
 
-async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(server: OpenEnvServer) -> None:
+async def test_invalid_call_is_a_tool_error_and_changes_nothing(server: OpenEnvServer) -> None:
     resource = await made(server, execution_errors="refusal")
     key = await resource.state_key()
     for name, arguments, message in (
@@ -207,7 +207,7 @@ async def test_server_fault_is_one_failure(server: OpenEnvServer, fault: str, me
     await resource.close()
 
 
-async def test_an_answer_that_does_not_come_is_a_timeout_and_ends_the_session(server: OpenEnvServer) -> None:
+async def test_missing_answer_is_a_timeout_and_ends_the_session(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "hang"}, timeout=0.1)
     with pytest.raises(DeadlineError, match=r"step at .*: no answer within 0.1 s") as failed:
         await act(resource, 1)
@@ -253,7 +253,7 @@ async def test_flooding_server_is_blocked_by_backpressure(server: OpenEnvServer)
     await resource.close()
 
 
-async def test_a_full_server_is_asked_again_until_there_is_room() -> None:
+async def test_full_server_is_retried_until_a_session_is_free() -> None:
     async with OpenEnvServer(capacity=1).running() as server:
         first = await made(server)
         with pytest.raises(
@@ -268,7 +268,7 @@ async def test_a_full_server_is_asked_again_until_there_is_room() -> None:
         await second.close()
 
 
-async def test_a_session_outlives_the_pings_while_an_agent_thinks() -> None:
+async def test_session_survives_pings_between_actions() -> None:
     async with OpenEnvServer(heartbeat=0.05).running() as server:
         resource = await made(server)
         await asyncio.sleep(0.3)
@@ -276,7 +276,7 @@ async def test_a_session_outlives_the_pings_while_an_agent_thinks() -> None:
         await resource.close()
 
 
-async def test_one_field_is_shown_alone_and_bare_metadata_as_they_are(server: OpenEnvServer) -> None:
+async def test_single_observation_field_or_bare_metadata_is_shown(server: OpenEnvServer) -> None:
     resource = await made(server, observation_field="text")
     assert await resource.get_observation() == "at 0"
     await resource.close()
@@ -287,13 +287,13 @@ async def test_one_field_is_shown_alone_and_bare_metadata_as_they_are(server: Op
         await made(server, observation_field="txt")
 
 
-async def test_a_large_observation_is_taken(server: OpenEnvServer) -> None:
+async def test_large_observation_is_accepted(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "large"})
     assert len((await act(resource, 1)).observation["text"]) == 5 * 2**20
     await resource.close()
 
 
-async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_are_sent_on_connection(server: OpenEnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN_OF_TEST", "Bearer secret")
     given = {"headers": {"X-Key": "1"}, "headers_env": {"Authorization": "TOKEN_OF_TEST"}}
     with pytest.raises(ConfigError, match=r"Authorization: TOKEN_OF_TEST is not configured for http://127\.0\.0\.1:"):
@@ -305,7 +305,7 @@ async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: p
     await resource.close()
 
 
-async def test_a_redirect_is_not_followed_since_the_headers_would_go_with_it(server: OpenEnvServer) -> None:
+async def test_redirect_is_not_followed(server: OpenEnvServer) -> None:
     async with OpenEnvServer().running() as other:
         server.redirects_to = f"{other.url}/ws"
         with pytest.raises(EnvironmentFailure, match=r"redirect \(HTTP 302\) to http.*/ws; use that address"):
@@ -330,7 +330,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("message", "config"), WRONG.items(), ids=[message[:20] for message in WRONG])
-async def test_a_wrong_configuration_is_told(message: str, config: dict[str, Any]) -> None:
+async def test_invalid_configuration_is_reported(message: str, config: dict[str, Any]) -> None:
     resource = OpenEnvResource()
     with pytest.raises(ConfigError, match=message) as caught:
         await resource.setup(config)
@@ -338,7 +338,7 @@ async def test_a_wrong_configuration_is_told(message: str, config: dict[str, Any
     await resource.close()
 
 
-async def test_an_action_that_is_no_object_needs_a_schema(server: OpenEnvServer) -> None:
+async def test_action_that_is_not_an_object_needs_a_schema(server: OpenEnvServer) -> None:
     with pytest.raises(ConfigError, match="set action_schema to a JSON schema of type object"):
         await made(server, action_schema={"anyOf": []})
     given = {"type": "object", "properties": {"amount": {"enum": [1, 2]}}, "required": ["amount"]}
@@ -356,5 +356,5 @@ async def test_unserved_address_is_reported() -> None:
         await made(server)
 
 
-def test_it_is_a_resource_by_name() -> None:
+def test_openenv_is_a_built_in_resource() -> None:
     assert resource_class("openenv") is OpenEnvResource

@@ -1,4 +1,4 @@
-"""What the package promises as a whole: its names, its built-in resources, and that nothing is left lying about."""
+"""Test the environments package: public names, built-in resources, and no leftover files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIGS = {
 # `alfworld_real` needs packages that the development environment does not have; tests/environments/household has it.
 
 
-def test_the_public_names_are_sorted_and_exist() -> None:
+def test_public_names_are_sorted_and_exist() -> None:
     assert package.__all__ == sorted(package.__all__, key=str)
     for name in package.__all__:
         assert getattr(package, name) is not None
@@ -32,7 +32,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
         package.no_such_name  # noqa: B018
 
 
-def test_importing_the_package_loads_none_of_its_parts() -> None:
+def test_importing_the_package_loads_no_submodules() -> None:
     code = (
         "import sys, reward_kit.environments\n"
         "print(sorted({'pydantic', 'numpy', 'gymnasium', 'sqlite3', 'anyio'} & set(sys.modules)))"
@@ -41,13 +41,13 @@ def test_importing_the_package_loads_none_of_its_parts() -> None:
     assert output.strip() == "[]"
 
 
-def test_the_gymnasium_module_can_be_imported_without_gymnasium() -> None:
+def test_gymnasium_module_can_be_imported_without_gymnasium() -> None:
     code = "import sys; sys.modules['gymnasium'] = None; import reward_kit.environments.gymnasium"
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_the_tools_of_every_built_in_resource_reach_the_model_in_openai_form(name) -> None:
+async def test_tools_of_every_built_in_resource_have_openai_form(name) -> None:
     # In the predecessor they never did: the loop read a top-level name that nested specifications do not have.
     resource = resource_class(name)()
     await resource.setup(CONFIGS[name])
@@ -66,7 +66,7 @@ async def test_the_tools_of_every_built_in_resource_reach_the_model_in_openai_fo
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_no_built_in_resource_leaves_anything_in_the_working_directory(name, tmp_path, monkeypatch) -> None:
+async def test_built_in_resources_leave_nothing_in_the_working_directory(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     resource = resource_class(name)()
     await resource.setup(CONFIGS[name])
@@ -86,7 +86,7 @@ async def test_no_built_in_resource_leaves_anything_in_the_working_directory(nam
         ("no_such_module:Thing", "no_such_module"),
     ],
 )
-def test_class_that_is_not_a_resource_is_refused(name, message) -> None:
+def test_class_that_is_not_a_resource_is_rejected(name, message) -> None:
     with pytest.raises(ConfigError, match=message):
         resource_class(name)
 
@@ -109,11 +109,11 @@ async def test_resource_without_fork_raises() -> None:
             await call
 
 
-def test_canonical_json_is_one_text_for_equal_values() -> None:
+def test_canonical_json_is_equal_for_equal_values() -> None:
     assert canonical_json({"b": [1, "é"], "a": None}) == '{"a":null,"b":[1,"é"]}'
 
 
-def test_the_boundaries_of_parts_count_in_a_key() -> None:
+def test_hash_key_depends_on_the_boundaries_of_its_parts() -> None:
     assert hash_key("ab", "c") != hash_key("a", "bc")
     assert hash_key("a") == hash_key("a")
     assert len(hash_key("\ud800")) == 32

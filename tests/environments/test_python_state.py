@@ -1,4 +1,4 @@
-"""The JSON world: its four tools, its refusals, and that nothing leaks between worlds."""
+"""Test the JSON resource: its four tools, validation, and isolation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def state_of(resource):
     return open_snapshot(await resource.final_state())
 
 
-async def test_no_observation_at_the_start() -> None:
+async def test_initial_observation_is_none() -> None:
     assert await (await make_resource()).get_observation() is None
 
 
@@ -42,7 +42,7 @@ async def test_get_state_without_a_path_is_the_whole_state() -> None:
     assert await call(await make_resource(), "get_state") == SHOP
 
 
-async def test_set_value_replaces_and_makes_missing_objects() -> None:
+async def test_set_value_replaces_and_creates_missing_objects() -> None:
     resource = await make_resource()
     await call(resource, "set_value", path="orders.0.total", value=7)
     await call(resource, "set_value", path="a.b.c", value=[1])
@@ -58,7 +58,7 @@ async def test_set_value_sets_a_value_and_does_not_merge_its_argument() -> None:
     assert await state_of(resource) == {"a": {"updates": {"c": 2}}}
 
 
-async def test_append_and_delete() -> None:
+async def test_append_and_delete_change_the_state() -> None:
     resource = await make_resource()
     await call(resource, "append_value", path="orders", value={"id": 2})
     await call(resource, "delete_value", path="orders.0")
@@ -98,7 +98,7 @@ async def test_refused_call_gives_the_reason_and_changes_nothing(name, arguments
     assert await state_of(resource) == SHOP
 
 
-async def test_deeply_nested_values_are_refused_before_they_break_json() -> None:
+async def test_deeply_nested_values_are_rejected() -> None:
     value: list = []
     for _ in range(5_000):
         value = [value]
@@ -106,7 +106,7 @@ async def test_deeply_nested_values_are_refused_before_they_break_json() -> None
         await call(await make_resource(), "set_value", path="a", value=value)
 
 
-async def test_the_deepest_value_that_can_be_set_can_be_read_and_hashed() -> None:
+async def test_deepest_allowed_value_can_be_read_and_hashed() -> None:
     resource = await make_resource({})
     value: list = []
     for _ in range(31):
@@ -116,7 +116,7 @@ async def test_the_deepest_value_that_can_be_set_can_be_read_and_hashed() -> Non
     assert await resource.state_key()
 
 
-async def test_the_state_shares_nothing_with_arguments_or_observations() -> None:
+async def test_state_is_isolated_from_arguments_and_observations() -> None:
     resource, given = await make_resource(), {"tags": ["new"]}
     await call(resource, "set_value", path="user", value=given)
     await call(resource, "append_value", path="orders", value=given)
@@ -127,7 +127,7 @@ async def test_the_state_shares_nothing_with_arguments_or_observations() -> None
     assert state["user"] == state["orders"][-1] == {"tags": ["new"]}
 
 
-async def test_the_state_key_follows_the_state_and_only_the_state() -> None:
+async def test_state_key_depends_on_the_state_only() -> None:
     resource = await make_resource()
     first = await resource.state_key()
     await call(resource, "get_state")
@@ -138,14 +138,14 @@ async def test_the_state_key_follows_the_state_and_only_the_state() -> None:
     assert await resource.state_key() == first
 
 
-async def test_changes_through_the_state_property_are_seen_in_the_key() -> None:
+async def test_changes_through_the_state_property_change_the_key() -> None:
     resource = await make_resource()
     first = await resource.state_key()
     resource.state["note"] = "changed from outside"
     assert await resource.state_key() != first
 
 
-async def test_a_fork_and_its_origin_are_independent() -> None:
+async def test_fork_and_origin_are_independent() -> None:
     origin = await make_resource()
     fork = await origin.fork()
     await call(fork, "append_value", path="orders", value=1)
@@ -154,7 +154,7 @@ async def test_a_fork_and_its_origin_are_independent() -> None:
     assert (await state_of(fork))["user"]["name"] == "Ada"
 
 
-async def test_a_reset_goes_back_to_the_configured_state() -> None:
+async def test_reset_restores_the_configured_state() -> None:
     resource = await make_resource()
     first = await resource.state_key()
     await call(resource, "delete_value", path="orders")
@@ -162,7 +162,7 @@ async def test_a_reset_goes_back_to_the_configured_state() -> None:
     assert await resource.state_key() == first
 
 
-async def test_only_the_configured_tools_are_offered() -> None:
+async def test_only_configured_tools_are_offered() -> None:
     resource = await make_resource(tools=["get_state"])
     assert [spec["function"]["name"] for spec in await resource.get_tools_spec()] == ["get_state"]
     with pytest.raises(ToolError, match="unknown tool 'set_value'"):
@@ -178,7 +178,7 @@ async def test_only_the_configured_tools_are_offered() -> None:
         ({"tools": ["get_sate"]}, "did you mean 'get_state'"),
     ],
 )
-async def test_a_wrong_configuration_is_one_clear_error(config, message) -> None:
+async def test_invalid_configuration_is_one_clear_error(config, message) -> None:
     with pytest.raises(ConfigError, match=message):
         await PythonStateResource().setup(config)
 
@@ -196,7 +196,7 @@ def buy(shop: Shop, item: str, count: int = 1) -> str:
     return f"{count} {item}"
 
 
-async def test_a_subclass_brings_its_own_tools() -> None:
+async def test_subclass_defines_its_own_tools() -> None:
     shop = Shop()
     await shop.setup({"initial_state": {}})
     specs = await shop.get_tools_spec()
@@ -206,7 +206,7 @@ async def test_a_subclass_brings_its_own_tools() -> None:
     assert await shop.state_key() != before
 
 
-async def test_a_subclass_tool_that_raises_leaves_the_state_as_it_was() -> None:
+async def test_subclass_tool_that_raises_leaves_the_state_unchanged() -> None:
     shop = Shop()
     await shop.setup({"initial_state": {"bought": 1}})
     with pytest.raises(ToolError, match="sold out"):

@@ -1,4 +1,4 @@
-"""Forks by replay: a rebuilt world must answer as the first one did, and where it does not, say where."""
+"""Test forks by replay, and the report of the first difference."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def made(**config) -> Dice:
     return dice
 
 
-async def test_a_fork_takes_the_same_actions_again_and_goes_on_alone() -> None:
+async def test_fork_repeats_the_actions_and_continues_independently() -> None:
     dice = await made()
     for _ in range(3):
         await dice.step("throw", {})
@@ -74,7 +74,7 @@ async def test_a_fork_takes_the_same_actions_again_and_goes_on_alone() -> None:
     assert (await dice.step("throw", {})).observation == {"throws": fork.throws}
 
 
-async def test_a_fork_of_a_fork_knows_the_whole_history() -> None:
+async def test_fork_of_a_fork_has_the_whole_history() -> None:
     dice = await made()
     await dice.step("throw", {})
     fork = await dice.fork()
@@ -89,7 +89,7 @@ async def test_resource_reset_without_a_seed_can_be_forked() -> None:
     assert (await dice.fork()).throws == dice.throws
 
 
-async def test_new_noise_is_part_of_the_history() -> None:
+async def test_reseeded_noise_is_part_of_the_history() -> None:
     dice = await made()
     await dice.step("throw", {})
     await dice.reseed_noise(99)
@@ -97,7 +97,7 @@ async def test_new_noise_is_part_of_the_history() -> None:
     assert (await dice.fork()).throws == dice.throws
 
 
-async def test_a_checkpoint_is_restored_by_replay() -> None:
+async def test_checkpoint_is_restored_by_replay() -> None:
     dice = await made()
     await dice.step("throw", {})
     saved, before = await dice.checkpoint(), list(dice.throws)
@@ -107,7 +107,7 @@ async def test_a_checkpoint_is_restored_by_replay() -> None:
         assert dice.throws == before
 
 
-async def test_the_history_shares_nothing_with_what_the_caller_got() -> None:
+async def test_history_is_isolated_from_returned_observations() -> None:
     dice = await made()
     outcome = await dice.step("throw", {})
     outcome.observation["throws"].append("changed by the caller")
@@ -123,7 +123,7 @@ async def test_diverging_replay_reports_the_first_difference_and_closes_the_fork
     assert [dice] == OPEN
 
 
-async def test_a_hidden_difference_shows_in_the_state_key() -> None:
+async def test_hidden_difference_is_detected_by_the_state_key() -> None:
     dice = await made()
     await dice.step("throw", {})
     dice.throws.append(6)
@@ -144,5 +144,5 @@ async def test_a_hidden_difference_shows_in_the_state_key() -> None:
         ((1, 2), [1, 2], ""),
     ],
 )
-def test_the_first_difference_is_named_by_its_place(before, now, message) -> None:
+def test_first_difference_is_named_by_its_position(before, now, message) -> None:
     assert first_difference(before, now) == message

@@ -1,4 +1,4 @@
-"""Random arguments fit the schemas that pydantic writes, which are the schemas of tools."""
+"""Test that random arguments match the schemas pydantic writes for tools."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class Everything(BaseModel):
 
 
 @given(st.integers(0, 10_000))
-def test_a_sample_of_everything_is_valid(seed: int) -> None:
+def test_sample_of_every_type_is_valid(seed: int) -> None:
     Everything.model_validate(sample_arguments(Everything.model_json_schema(), random.Random(seed)))
 
 
-def test_one_seed_gives_one_sample() -> None:
+def test_equal_seeds_give_equal_samples() -> None:
     schema = Everything.model_json_schema()
     assert sample_arguments(schema, random.Random(3)) == sample_arguments(schema, random.Random(3))
 
 
-def test_optional_arguments_are_sometimes_there() -> None:
+def test_optional_arguments_are_sometimes_present() -> None:
     samples = [sample_arguments(Everything.model_json_schema(), random.Random(seed)) for seed in range(20)]
     assert len({"optional" in sample for sample in samples}) == 2
 
@@ -88,16 +88,16 @@ def test_optional_arguments_are_sometimes_there() -> None:
         (True, lambda value: value is None or isinstance(value, str | int)),
     ],
 )
-def test_the_parts_of_json_schema(schema, fits) -> None:
+def test_samples_match_each_json_schema_keyword(schema, fits) -> None:
     for seed in range(30):
         assert fits(sample_value(schema, random.Random(seed)))
 
 
-def test_references_that_lead_in_a_circle_or_nowhere_end() -> None:
+def test_circular_and_dangling_references_terminate() -> None:
     circle = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
     sample_value(circle, random.Random(0))
     sample_value({"$ref": "#/$defs/none"}, random.Random(0))
 
 
-def test_a_schema_without_properties_gives_no_arguments() -> None:
+def test_schema_without_properties_gives_no_arguments() -> None:
     assert sample_arguments({"type": "object", "properties": {}}, random.Random(0)) == {}

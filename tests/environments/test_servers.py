@@ -1,4 +1,4 @@
-"""Servers of resources: shared, healthy before they are used, started again after a death, and gone at the end."""
+"""Test servers of resources: sharing, health checks, restarts and shutdown."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def _impatient(end):
     return lambda: end(0.1)
 
 
-async def test_another_specification_is_another_server() -> None:
+async def test_different_specifications_start_different_servers() -> None:
     async with ServerPool() as pool:
         one, two = [await pool.lease(*spec(env={"NUMBER": number})) for number in "12"]
         assert one.address != two.address
         assert "NUMBER" in (await get(two, "/seen"))["variables"]
 
 
-async def test_a_number_is_the_text_of_a_variable_and_true_is_refused() -> None:
+async def test_numeric_variables_become_text_and_booleans_are_rejected() -> None:
     assert spec(env={"NUMBER": 0, "SHARE": 0.5})[0].env == {"NUMBER": "0", "SHARE": "0.5"}
     with pytest.raises(ValidationError, match="YAML reads this as true; put the text in quotes"):
         spec(env={"FLAG": True})
 
 
-async def test_the_python_that_runs_us_can_be_named() -> None:
+async def test_python_placeholder_is_the_running_interpreter() -> None:
     say = "import os, sys; sys.exit(f'{sys.executable} {os.environ[\"BY\"]}')"
     config = ResourceServerConfig(
         start_command=f"{{python}} -S -c {shlex.quote(say)} {{port}}",
@@ -93,7 +93,7 @@ async def test_large_output_does_not_block_and_its_end_is_quoted() -> None:
         assert server.process.log_tail(1) == "ready to serve"
 
 
-async def test_a_server_that_died_is_started_again() -> None:
+async def test_dead_server_is_restarted() -> None:
     async with ServerPool() as pool:
         first = await pool.lease(*spec())
         first.process._process.kill()
@@ -104,7 +104,7 @@ async def test_a_server_that_died_is_started_again() -> None:
         assert (await get(second, "/seen"))["open"] == 0
 
 
-async def test_variables_beyond_the_usual_ones_reach_a_server_only_by_name(monkeypatch) -> None:
+async def test_other_variables_reach_a_server_only_by_name(monkeypatch) -> None:
     for name in ("FIRST_API_KEY", "SECOND_API_KEY", "AN_INNOCENT_NAME"):
         monkeypatch.setenv(name, "x")
     async with ServerPool() as pool:
@@ -114,7 +114,7 @@ async def test_variables_beyond_the_usual_ones_reach_a_server_only_by_name(monke
     assert not {"FIRST_API_KEY", "AN_INNOCENT_NAME"} & {*seen}
 
 
-async def test_a_server_that_ends_at_once_is_quoted_and_given_up_after_three_times(tmp_path: Path) -> None:
+async def test_server_that_exits_at_start_is_quoted_and_tried_three_times(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     async with ServerPool() as pool:
         for _ in range(5):
@@ -123,7 +123,7 @@ async def test_a_server_that_ends_at_once_is_quoted_and_given_up_after_three_tim
     assert len(starts.read_text().splitlines()) == 3
 
 
-async def test_a_server_that_never_becomes_healthy_is_ended_without_blocking_others() -> None:
+async def test_unhealthy_server_is_killed_without_blocking_other_tasks() -> None:
     ticks = 0
 
     async def tick() -> None:
@@ -141,14 +141,14 @@ async def test_a_server_that_never_becomes_healthy_is_ended_without_blocking_oth
     assert ticks > 20
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+async def test_cancelled_start_leaves_nothing() -> None:
     async with ServerPool() as pool:
         with anyio.move_on_after(0.2):
             await pool.lease(*spec("--never-healthy"))
         assert ours() == []
 
 
-async def test_a_port_that_is_taken_in_between_is_exchanged_for_another(monkeypatch) -> None:
+async def test_port_taken_before_the_start_is_replaced(monkeypatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1], taken.getsockname()[1]])
         free = servers._free_port
@@ -159,7 +159,7 @@ async def test_a_port_that_is_taken_in_between_is_exchanged_for_another(monkeypa
             assert (await get(server, "/seen"))["pid"] == server.process.pid
 
 
-async def test_fixed_port_in_use_is_refused() -> None:
+async def test_fixed_port_in_use_is_rejected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         config = ResourceServerConfig(start_command="sleep 100", health_check_url=f"{address}/health")
@@ -169,7 +169,7 @@ async def test_fixed_port_in_use_is_refused() -> None:
     assert ours() == []
 
 
-async def test_a_fixed_port_that_is_free_is_used() -> None:
+async def test_free_fixed_port_is_used() -> None:
     port = servers._free_port()
     command = f"'{sys.executable}' -S counter_server.py --port {port}"
     config = ResourceServerConfig(start_command=command, health_check_url=HEALTH.replace("{port}", str(port)))
@@ -189,7 +189,7 @@ async def test_a_fixed_port_that_is_free_is_used() -> None:
         ("sleep {port}", "http://127.0.0.1:80", r"\{port\} must be in both health_check_url and start_command"),
     ],
 )
-async def test_a_wrong_configuration_is_named(command: str, health: str, problem: str) -> None:
+async def test_invalid_configuration_is_named(command: str, health: str, problem: str) -> None:
     from reward_kit.environments.config import read_config
 
     async with ServerPool() as pool:

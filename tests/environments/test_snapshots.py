@@ -1,4 +1,4 @@
-"""Final states as rewards open them: JSON, a read-only database, files."""
+"""Test final states as rewards open them: JSON, a read-only database, and files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def database(script: str) -> StateSnapshot:
     return StateSnapshot("sqlite", payload)
 
 
-def test_a_json_snapshot_is_its_value() -> None:
+def test_json_snapshot_opens_as_its_value() -> None:
     assert open_snapshot(StateSnapshot.from_json({"a": [1, "é\ud800"]})) == {"a": [1, "é\ud800"]}
 
 
-def test_equal_values_have_one_digest() -> None:
+def test_equal_values_have_equal_digests() -> None:
     assert StateSnapshot.from_json({"a": 1, "b": 2}).digest == StateSnapshot.from_json({"b": 2, "a": 1}).digest
 
 
@@ -39,7 +39,7 @@ def test_equal_values_have_one_digest() -> None:
         "VACUUM INTO '/tmp/never.db'",
     ],
 )
-def test_a_database_is_read_only(statement) -> None:
+def test_database_is_read_only(statement) -> None:
     with open_snapshot(database("CREATE TABLE t (a);")) as state:
         with pytest.raises(EnvironmentFailure, match="query on the final state"):
             state.query(statement)
@@ -47,7 +47,7 @@ def test_a_database_is_read_only(statement) -> None:
         assert state.query("PRAGMA table_info(t)")
 
 
-def test_opening_does_not_change_what_is_stored() -> None:
+def test_opening_does_not_change_the_snapshot() -> None:
     snapshot = database("CREATE TABLE t (a); INSERT INTO t VALUES (1);")
     with open_snapshot(snapshot) as one, open_snapshot(snapshot) as two:
         assert one.query("SELECT a FROM t") == two.query("SELECT a FROM t") == [(1,)]
@@ -73,7 +73,7 @@ def test_closed_state_raises() -> None:
         (StateSnapshot("files", b'{"files": {"a": {}}, "directories": []}'), "not a set of files"),
     ],
 )
-def test_a_damaged_or_unknown_snapshot_is_one_clear_error(snapshot, message) -> None:
+def test_damaged_or_unknown_snapshot_is_one_clear_error(snapshot, message) -> None:
     with pytest.raises(EnvironmentFailure, match=message):
         open_snapshot(snapshot)
 
@@ -86,7 +86,7 @@ def test_files_are_text_or_bytes() -> None:
     assert state.directories == ("d",)
 
 
-def test_damaged_part_closes_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_part_closes_the_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(SqliteState, "close", lambda state: closed.append(state))
     parts = {"db": database("CREATE TABLE t (a);"), "notes": StateSnapshot("json", b"{")}

@@ -1,4 +1,4 @@
-"""Sokoban: the rules, shortest solutions, boards that can all be solved, and the contract of a resource."""
+"""Test Sokoban: rules, shortest solutions, generated boards, and the resource."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def fewest_moves(level: Level) -> int | None:
     return None
 
 
-def test_a_level_is_read_and_shown_in_one_notation() -> None:
+def test_level_is_parsed_and_shown_in_one_notation() -> None:
     text = "#######\n#+ $ *#\n# .$  #\n#######"
     level = read_level(text)
     assert level.text(level.start) == text
@@ -84,7 +84,7 @@ def test_a_level_is_read_and_shown_in_one_notation() -> None:
     assert read_level(text.replace(" ", "-")) == level
 
 
-def test_what_is_out_of_reach_becomes_wall() -> None:
+def test_unreachable_cells_become_walls() -> None:
     level = read_level("  ####\n###  #\n#@ $.#\n######")
     assert level.text(level.start) == "######\n###  #\n#@ $.#\n######"
 
@@ -103,12 +103,12 @@ def test_what_is_out_of_reach_becomes_wall() -> None:
         ("########\n#@ #$.##\n########", "out of the player's reach"),
     ],
 )
-def test_invalid_level_is_refused(text, message) -> None:
+def test_invalid_level_is_rejected(text, message) -> None:
     with pytest.raises(ConfigError, match=message):
         read_level(text)
 
 
-def test_a_box_is_pushed_and_never_pulled() -> None:
+def test_boxes_are_pushed_and_never_pulled() -> None:
     level = read_level(CORRIDOR)
     position = play(level, ["right", "right", "left"])
     assert level.text(position) == "#######\n# @ $.#\n#######"
@@ -123,7 +123,7 @@ def test_walls_and_a_second_box_stop_the_player(text) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_solution_is_as_short_as_a_plain_search_finds_it(seed) -> None:
+def test_solution_is_as_short_as_breadth_first_search(seed) -> None:
     rng = random.Random(seed)
     cells = [rng.choice("  #") for _ in range(16)]
     for mark, place in zip("@$$..", rng.sample(range(16), 5), strict=True):
@@ -145,27 +145,27 @@ def test_a_solution_is_as_short_as_a_plain_search_finds_it(seed) -> None:
     assert pushes_left(level, level.start.boxes) <= pushes
 
 
-def test_a_box_in_a_corner_is_known_to_be_lost() -> None:
+def test_box_in_a_corner_is_detected_as_lost() -> None:
     level = read_level(LOST)
     assert pushes_left(level, level.start.boxes) == float("inf")
     assert solve(level, level.start, 1) is None
 
 
-def test_two_boxes_that_need_one_goal_are_known_to_be_lost() -> None:
+def test_two_boxes_that_need_one_goal_are_detected_as_lost() -> None:
     both_at_the_wall = read_level("#######\n#@   .#\n#     #\n#.$ $ #\n#######")
     assert pushes_left(both_at_the_wall, both_at_the_wall.start.boxes) == float("inf")
     one_at_the_wall = read_level("#######\n#@   .#\n#   $ #\n#.$   #\n#######")
     assert pushes_left(one_at_the_wall, one_at_the_wall.start.boxes) == 3
 
 
-def test_a_search_that_takes_too_long_is_given_up() -> None:
+def test_long_search_raises_a_limit_error() -> None:
     level = generate(board(8, 8, 3, 0.2, 15, 50), 0).level
     with pytest.raises(LimitError, match="within 3 positions"):
         solve(level, level.start, 3)
 
 
 @pytest.mark.parametrize("spec", [board(7, 7, 2, 0.2, 8, 30), board(6, 5, 1, 0.0, 3, 9), board(8, 8, 3, 0.3, 12, 40)])
-def test_every_board_is_as_asked_for_and_can_be_solved(spec) -> None:
+def test_generated_boards_match_their_specification_and_are_solvable(spec) -> None:
     boards = [generate(spec, index) for index in range(20)]
     for level, solution in boards:
         text = level.text(level.start)
@@ -177,7 +177,7 @@ def test_every_board_is_as_asked_for_and_can_be_solved(spec) -> None:
     assert len({level for level, _ in boards}) > 15
 
 
-def test_one_number_gives_one_board() -> None:
+def test_board_is_reproducible_by_its_number() -> None:
     spec = board(7, 7, 2, 0.2, 8, 30)
     first = generate(spec, 5)
     generate.cache_clear()
@@ -186,11 +186,11 @@ def test_one_number_gives_one_board() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"width": 8, "boxes": 3, "max_moves": 12}, {"level": TWO}])
-async def test_the_resource_keeps_the_contract(config) -> None:
+async def test_resource_passes_the_checker(config) -> None:
     assert await check_resource(SokobanResource, config, steps=40) == []
 
 
-async def test_the_expert_solves_fifty_boards_each_in_the_fewest_moves() -> None:
+async def test_expert_solves_fifty_boards_in_the_fewest_moves() -> None:
     for seed in range(50):
         resource = await made(seed)
         total, moves = await play_expert(resource)
@@ -199,14 +199,14 @@ async def test_the_expert_solves_fifty_boards_each_in_the_fewest_moves() -> None
         assert 0 < final["pushes"] <= moves
 
 
-async def test_the_expert_finds_its_way_back_from_a_detour() -> None:
+async def test_expert_recovers_from_a_detour() -> None:
     resource = await made(level="########\n#@     #\n#  $   #\n#     .#\n########")
     await move(resource, "right", "left", "down")
     total, moves = await play_expert(resource)
     assert (total, moves) == (1.0, 7)
 
 
-async def test_the_expert_of_a_lost_board_has_no_action_and_the_agent_is_not_stopped() -> None:
+async def test_expert_of_a_lost_board_has_no_action_and_the_episode_continues() -> None:
     resource = await made(level="#####\n#   #\n# $.#\n# @ #\n#####")
     outcome = await move(resource, "up")
     assert (outcome.terminated, outcome.reward, outcome.info["deadlocked"]) == (False, 0.0, True)
@@ -214,7 +214,7 @@ async def test_the_expert_of_a_lost_board_has_no_action_and_the_agent_is_not_sto
     assert await resource.admissible_actions()
 
 
-async def test_chance_rarely_solves_a_board() -> None:
+async def test_random_moves_rarely_solve_a_board() -> None:
     solved = 0
     for seed in range(30):
         resource, rng = await made(seed, max_moves=40), random.Random(seed)
@@ -224,7 +224,7 @@ async def test_chance_rarely_solves_a_board() -> None:
     assert solved <= 5
 
 
-async def test_the_last_push_ends_the_episode_and_earns_its_reward() -> None:
+async def test_last_push_ends_the_episode_with_its_reward() -> None:
     resource = await made(level=CORRIDOR)
     outcome = await move(resource, "right", "right")
     assert (outcome.reward, outcome.terminated, outcome.info["solved"], outcome.info["boxes_on_goals"]) == (
@@ -242,7 +242,7 @@ async def test_the_last_push_ends_the_episode_and_earns_its_reward() -> None:
         await move(resource, "left")
 
 
-async def test_a_move_into_a_wall_changes_nothing_and_is_marked() -> None:
+async def test_move_into_a_wall_changes_nothing_and_is_invalid() -> None:
     resource = await made(level=CORRIDOR)
     key = await resource.state_key()
     outcome = await move(resource, "up")
@@ -253,7 +253,7 @@ async def test_a_move_into_a_wall_changes_nothing_and_is_marked() -> None:
     assert {call["arguments"]["direction"] for call in await resource.admissible_actions()} == {"left", "right"}
 
 
-async def test_the_limit_on_moves_truncates() -> None:
+async def test_move_limit_truncates() -> None:
     resource = await made(level=CORRIDOR, max_moves=2)
     assert not (await move(resource, "up")).truncated
     outcome = await move(resource, "up")
@@ -262,12 +262,12 @@ async def test_the_limit_on_moves_truncates() -> None:
     assert await resource.expert_action() is None
 
 
-async def test_a_solution_with_the_last_move_is_no_truncation() -> None:
+async def test_solution_with_the_last_move_is_not_a_truncation() -> None:
     outcome = await move(await made(level=CORRIDOR, max_moves=3), "right", "right", "right")
     assert (outcome.truncated, outcome.terminated) == (False, True)
 
 
-async def test_the_state_key_knows_the_board_and_not_the_way_or_the_time() -> None:
+async def test_state_key_depends_on_the_board_only() -> None:
     resource = await made(level=CORRIDOR, max_moves=50)
     first = await resource.state_key()
     await move(resource, "right")
@@ -278,14 +278,14 @@ async def test_the_state_key_knows_the_board_and_not_the_way_or_the_time() -> No
     assert await (await made(level=CORRIDOR.replace("#@ $ .#", "#@ $ .##"))).state_key() != first
 
 
-async def test_a_board_follows_the_seed_unless_its_number_is_given() -> None:
+async def test_board_follows_the_seed_unless_an_index_is_given() -> None:
     one, same, other = [await (await made(seed)).get_observation() for seed in (1, 1, 2)]
     assert one == same != other
     numbered = [await (await made(seed, index=7)).get_observation() for seed in (1, 2)]
     assert numbered[0] == numbered[1]
 
 
-async def test_a_fork_and_a_checkpoint_keep_the_moves_that_are_left() -> None:
+async def test_fork_and_checkpoint_keep_the_remaining_moves() -> None:
     resource = await made(level=CORRIDOR, max_moves=2)
     await move(resource, "right")
     saved, fork = await resource.checkpoint(), await resource.fork()
@@ -296,7 +296,7 @@ async def test_a_fork_and_a_checkpoint_keep_the_moves_that_are_left() -> None:
     assert await resource.state_key() == await fork.state_key()
 
 
-async def test_the_first_observation_explains_the_marks_and_the_task() -> None:
+async def test_first_observation_explains_the_symbols_and_the_task() -> None:
     text = await (await made(level=CORRIDOR)).get_observation()
     assert text.startswith(CORRIDOR)
     assert "$ box" in text and "Push every box onto a goal" in text
@@ -314,7 +314,7 @@ async def test_the_first_observation_explains_the_marks_and_the_task() -> None:
         ("move", {"direction": "up", "times": 2}, "unknown argument 'times'"),
     ],
 )
-async def test_a_wrong_call_is_refused_and_changes_nothing(tool, arguments, message) -> None:
+async def test_invalid_call_is_rejected_and_changes_nothing(tool, arguments, message) -> None:
     resource = await made()
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
@@ -336,6 +336,6 @@ async def test_a_wrong_call_is_refused_and_changes_nothing(tool, arguments, mess
         ({"level": LOST}, "no solution"),
     ],
 )
-async def test_a_wrong_configuration_is_one_clear_error(config, message) -> None:
+async def test_invalid_configuration_is_one_clear_error(config, message) -> None:
     with pytest.raises(ConfigError, match=message):
         await SokobanResource().setup(config)

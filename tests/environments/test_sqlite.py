@@ -1,4 +1,4 @@
-"""The SQL world: an agent's statements reach nothing but its own database, and end."""
+"""Test the SQL resource: statements are confined to its own database and limited in time and memory."""
 
 from __future__ import annotations
 
@@ -39,45 +39,45 @@ async def sql(resource, query):
     return (await resource.step("execute_sql", {"query": query})).observation
 
 
-async def test_the_observation_at_the_start_is_the_schema(resource) -> None:
+async def test_initial_observation_is_the_schema(resource) -> None:
     text = await resource.get_observation()
     assert "CREATE TABLE customers" in text
     assert "INSERT" not in text
 
 
-async def test_a_query_gives_columns_and_rows(resource) -> None:
+async def test_query_returns_columns_and_rows(resource) -> None:
     assert await sql(resource, "SELECT id, name FROM customers") == {
         "columns": ["id", "name"],
         "rows": [[1, "Ada"], [2, "Bob"]],
     }
 
 
-async def test_a_long_result_is_cut_visibly(resource) -> None:
+async def test_long_result_is_cut_with_a_notice(resource) -> None:
     result = await sql(resource, "VALUES (1), (2), (3), (4)")
     assert len(result["rows"]) == 3
     assert result["cut"] == "only the first 3 rows are shown; there are more"
     assert "cut" not in await sql(resource, "VALUES (1), (2), (3)")
 
 
-async def test_values_that_json_does_not_have_are_shown_as_text(resource) -> None:
+async def test_values_without_json_form_are_shown_as_text(resource) -> None:
     result = await sql(resource, "SELECT 9e999, x'00ff', CAST(x'ff' AS TEXT), NULL")
     assert result["rows"] == [["inf", "x'00ff'", "\ufffd", None]]
 
 
-async def test_a_write_gives_the_number_of_changed_rows(resource) -> None:
+async def test_write_returns_the_number_of_changed_rows(resource) -> None:
     assert await sql(resource, "UPDATE orders SET total = 0") == {"changed_rows": 2}
     result = await sql(resource, "INSERT INTO customers (name) VALUES ('Eve') RETURNING id")
     assert result == {"columns": ["id"], "rows": [[3]], "changed_rows": 1}
 
 
-async def test_a_script_gives_the_rows_of_its_last_query(resource) -> None:
+async def test_script_returns_the_rows_of_its_last_query(resource) -> None:
     result = await sql(
         resource, "INSERT INTO customers (name) VALUES (';'); SELECT count(*) AS n FROM customers; -- end"
     )
     assert result == {"columns": ["n"], "rows": [[3]], "changed_rows": 1}
 
 
-async def test_the_tables_can_be_listed_and_described(resource) -> None:
+async def test_tables_can_be_listed_and_described(resource) -> None:
     await sql(resource, "CREATE VIEW rich AS SELECT * FROM orders WHERE total > 3")
     listed = (await resource.step("list_tables", {})).observation
     assert listed == [
@@ -90,7 +90,7 @@ async def test_the_tables_can_be_listed_and_described(resource) -> None:
     assert described["foreign_keys"] == [{"column": "customer", "table": "customers", "references": "id"}]
 
 
-def test_a_script_is_split_at_its_own_semicolons_only() -> None:
+def test_script_is_split_only_at_top_level_semicolons() -> None:
     trigger = "CREATE TRIGGER t AFTER INSERT ON a BEGIN DELETE FROM b; SELECT ';'; END;"
     script = f"-- a; comment\nSELECT ';' ; /* ; */ {trigger} ; ; SELECT \"x;y\""
     statements = split_statements(script)
@@ -130,7 +130,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize(("query", "message"), ESCAPES)
-async def test_statements_that_leave_the_database_are_refused(resource, tmp_path, query, message) -> None:
+async def test_statements_that_leave_the_database_are_rejected(resource, tmp_path, query, message) -> None:
     before, file = await resource.state_key(), tmp_path / "other.db"
     with pytest.raises(ToolError, match=message):
         await sql(resource, query.format(file=file))
@@ -166,16 +166,16 @@ async def test_endless_statement_times_out_without_changes(resource, query) -> N
         "SELECT group_concat(hex(zeroblob(100000))) FROM (VALUES (1), (2), (3))",
     ],
 )
-async def test_a_value_cannot_become_a_memory_bomb(resource, query) -> None:
+async def test_huge_values_are_rejected(resource, query) -> None:
     with pytest.raises(ToolError, match=r"larger than 262144 bytes"):
         await sql(resource, query)
 
 
-async def test_printf_cannot_become_a_memory_bomb(resource) -> None:
+async def test_huge_printf_width_returns_null(resource) -> None:
     assert (await sql(resource, "SELECT printf('%1000000000d', 1)"))["rows"] == [[None]]
 
 
-async def test_the_database_cannot_grow_beyond_its_limit(resource) -> None:
+async def test_database_cannot_grow_beyond_its_limit(resource) -> None:
     before = await resource.state_key()
     bomb = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) INSERT INTO customers (name) "
     with pytest.raises(ToolError, match="larger than 500000 bytes"):
@@ -203,7 +203,7 @@ async def test_the_database_cannot_grow_beyond_its_limit(resource) -> None:
         ("SELECT '\ud800'", "Unicode"),
     ],
 )
-async def test_a_failing_call_is_undone_as_a_whole(resource, query, message) -> None:
+async def test_failed_call_is_rolled_back_as_a_whole(resource, query, message) -> None:
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
         await sql(resource, query)
@@ -221,12 +221,12 @@ async def test_a_failing_call_is_undone_as_a_whole(resource, query, message) -> 
         ("describe_table", {"name": "order"}, "did you mean 'orders'"),
     ],
 )
-async def test_a_wrong_call_is_refused(resource, tool, arguments, message) -> None:
+async def test_invalid_call_is_rejected(resource, tool, arguments, message) -> None:
     with pytest.raises(ToolError, match=message):
         await resource.step(tool, arguments)
 
 
-async def test_a_read_only_database_cannot_be_changed() -> None:
+async def test_read_only_database_cannot_be_changed() -> None:
     resource = await made(read_only=True)
     for query in ("DELETE FROM orders", "CREATE TABLE t (a)", "DROP TABLE orders"):
         with pytest.raises(ToolError, match="read-only"):
@@ -235,7 +235,7 @@ async def test_a_read_only_database_cannot_be_changed() -> None:
     await resource.close()
 
 
-async def test_time_stands_still(resource) -> None:
+async def test_current_time_is_fixed(resource) -> None:
     result = await sql(
         resource, "SELECT datetime('now'), date(), CURRENT_TIMESTAMP, strftime('%Y'), date('now', '+1 day')"
     )
@@ -245,7 +245,7 @@ async def test_time_stands_still(resource) -> None:
     await other.close()
 
 
-async def test_random_follows_the_seed_and_nothing_before_it(resource) -> None:
+async def test_random_depends_only_on_the_seed(resource) -> None:
     query = "SELECT random(), hex(randomblob(4)), random()"
     first = await sql(resource, query)
     await sql(resource, "SELECT random()")
@@ -258,7 +258,7 @@ async def test_random_follows_the_seed_and_nothing_before_it(resource) -> None:
     await fork.close()
 
 
-async def test_two_resources_of_one_configuration_are_independent() -> None:
+async def test_resources_of_one_configuration_are_independent() -> None:
     # In the predecessor, two tasks with the same db_name overwrote each other's database.
     one, two = await made(), await made()
     await sql(one, "DROP TABLE orders")
@@ -267,7 +267,7 @@ async def test_two_resources_of_one_configuration_are_independent() -> None:
     await two.close()
 
 
-async def test_a_fork_is_equal_and_independent_and_keeps_the_guards(resource, tmp_path) -> None:
+async def test_fork_is_equal_independent_and_guarded(resource, tmp_path) -> None:
     await sql(resource, "INSERT INTO customers (name) VALUES ('Eve')")
     fork = await resource.fork()
     key = await resource.state_key()
@@ -285,7 +285,7 @@ async def test_a_fork_is_equal_and_independent_and_keeps_the_guards(resource, tm
     await fork.close()
 
 
-async def test_checkpoint_restore_and_reset(resource) -> None:
+async def test_checkpoint_restore_and_reset_keep_the_state(resource) -> None:
     first = await resource.state_key()
     await sql(resource, "DELETE FROM orders")
     saved, key = await resource.checkpoint(), await resource.state_key()
@@ -301,7 +301,7 @@ async def test_checkpoint_restore_and_reset(resource) -> None:
     assert await resource.state_key() == first
 
 
-async def test_the_state_key_covers_schema_rows_and_types_and_not_the_way_there(resource) -> None:
+async def test_state_key_covers_schema_rows_and_types_only(resource) -> None:
     first, keys = await resource.state_key(), []
     for query in (
         "UPDATE customers SET name = 'Adam' WHERE id = 1",
@@ -322,7 +322,7 @@ async def test_the_state_key_covers_schema_rows_and_types_and_not_the_way_there(
     assert await resource.state_key() == first
 
 
-async def test_changes_by_a_trigger_are_in_the_key(resource) -> None:
+async def test_trigger_changes_are_visible(resource) -> None:
     await sql(
         resource,
         "CREATE TRIGGER log AFTER INSERT ON orders BEGIN UPDATE customers SET name = name || '!'; END;"
@@ -343,7 +343,7 @@ async def test_equal_histories_leave_equal_bytes() -> None:
     await two.close()
 
 
-async def test_the_final_state_can_be_queried_after_close() -> None:
+async def test_final_state_can_be_queried_after_close() -> None:
     resource = await made()
     await sql(resource, "UPDATE orders SET total = 10")
     snapshot = await resource.final_state()
@@ -356,7 +356,7 @@ async def test_the_final_state_can_be_queried_after_close() -> None:
         await resource.state_key()
 
 
-async def test_a_seed_file_lies_in_the_task_folder(tmp_path) -> None:
+async def test_seed_file_must_be_in_the_task_folder(tmp_path) -> None:
     folder = tmp_path / "task"
     folder.mkdir()
     (folder / "seed.sql").write_text(SEED)
@@ -371,7 +371,7 @@ async def test_a_seed_file_lies_in_the_task_folder(tmp_path) -> None:
             await SqliteResource().setup({"seed_sql_file": path, "task_folder": str(folder)})
 
 
-async def test_a_seed_cannot_attach_other_files(tmp_path) -> None:
+async def test_seed_cannot_attach_other_files(tmp_path) -> None:
     file = tmp_path / "other.db"
     for script in (f"ATTACH '{file}' AS other", f"CREATE TABLE t (x); VACUUM INTO '{file}'"):
         with pytest.raises(ConfigError, match="seed_sql: ATTACH, DETACH and VACUUM are refused"):
@@ -389,7 +389,7 @@ async def test_a_seed_cannot_attach_other_files(tmp_path) -> None:
         ("PRAGMA temp_store_directory = '/tmp'", "PRAGMA temp_store_directory"),
     ],
 )
-async def test_no_seed_loads_code_or_changes_the_process(script: str, problem: str, tmp_path) -> None:
+async def test_seed_cannot_load_code_or_change_the_process(script: str, problem: str, tmp_path) -> None:
     with pytest.raises(ConfigError, match=rf"seed_sql: .*{problem}\w*(\(\))? is refused"):
         await made(seed_sql=script)
     (tmp_path / "seed.sql").write_text(script)
@@ -397,7 +397,7 @@ async def test_no_seed_loads_code_or_changes_the_process(script: str, problem: s
         await SqliteResource().setup({"seed_sql_file": "seed.sql", "task_folder": str(tmp_path)})
 
 
-async def test_only_a_seed_file_makes_virtual_tables_and_writes_the_schema(tmp_path) -> None:
+async def test_only_seed_files_may_create_virtual_tables_and_write_the_schema(tmp_path) -> None:
     for script in ("CREATE VIRTUAL TABLE f USING fts5 (a)", "PRAGMA writable_schema = ON"):
         with pytest.raises(ConfigError, match=r"seed_sql: .* refused"):
             await made(seed_sql=script)
@@ -407,14 +407,14 @@ async def test_only_a_seed_file_makes_virtual_tables_and_writes_the_schema(tmp_p
         await resource.close()
 
 
-async def test_a_seed_may_set_what_dumps_set() -> None:
+async def test_seed_may_contain_settings_of_dumps() -> None:
     dump = "PRAGMA foreign_keys=OFF; PRAGMA journal_mode=MEMORY; BEGIN TRANSACTION; CREATE TABLE t (a); "
     resource = await made(seed_sql=f"{dump} INSERT INTO t VALUES (last_insert_rowid()); COMMIT; PRAGMA user_version=3;")
     assert (await sql(resource, "PRAGMA user_version"))["rows"] == [[3]]
     await resource.close()
 
 
-async def test_a_seed_may_be_a_long_dump() -> None:
+async def test_seed_may_be_a_long_dump() -> None:
     rows = ", ".join(f"({number}, '{'x' * 20}')" for number in range(20_000))
     resource = await made(seed_sql=f"CREATE TABLE t (a, b); INSERT INTO t VALUES {rows};")
     assert (await sql(resource, "SELECT count(*) FROM t"))["rows"] == [[20_000]]
@@ -424,7 +424,7 @@ async def test_a_seed_may_be_a_long_dump() -> None:
 @pytest.mark.parametrize(
     "seed", ["", "PRAGMA page_size = 512; CREATE TABLE t (a);", "PRAGMA encoding = 'UTF-16le'; " + SEED]
 )
-async def test_odd_databases_can_be_forked_and_reset(seed) -> None:
+async def test_unusual_databases_can_be_forked_and_reset(seed) -> None:
     resource = await made(seed_sql=seed)
     fork = await resource.fork()
     await sql(fork, "CREATE TABLE u (a); INSERT INTO u VALUES ('é')")
@@ -446,12 +446,12 @@ async def test_odd_databases_can_be_forked_and_reset(seed) -> None:
         ({"db_name": "shared"}, "db_name: unknown key"),
     ],
 )
-async def test_a_wrong_configuration_is_one_clear_error(config, message) -> None:
+async def test_invalid_configuration_is_one_clear_error(config, message) -> None:
     with pytest.raises(ConfigError, match=message):
         await SqliteResource().setup(config)
 
 
-async def test_an_agent_cannot_use_statements_that_we_prepared_before(resource) -> None:
+async def test_internal_statements_are_rejected_after_use(resource) -> None:
     for _ in range(3):
         await sql(resource, "SELECT 1")
         for query in ("SAVEPOINT tool_call", "RELEASE tool_call", "PRAGMA schema_version"):
@@ -459,7 +459,7 @@ async def test_an_agent_cannot_use_statements_that_we_prepared_before(resource) 
                 await sql(resource, query)
 
 
-def test_a_statement_that_grows_while_it_is_parsed_ends_at_the_heap_limit() -> None:
+def test_statement_that_exhausts_memory_while_parsing_is_rejected() -> None:
     # In a process of its own, with a lower limit than ours, because the limit is the process's.
     code = """
 import asyncio, sqlite3
@@ -483,7 +483,7 @@ asyncio.run(main())
     assert output == "the statement needs too much memory; nothing was changed\n[[1]]\n"
 
 
-async def test_the_expert_executes_the_configured_queries_in_order() -> None:
+async def test_expert_executes_the_configured_queries_in_order() -> None:
     resource = SqliteResource()
     queries = ["INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2)"]
     await resource.setup({"seed_sql": "CREATE TABLE t (x);", "expert_queries": queries})

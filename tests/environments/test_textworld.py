@@ -1,4 +1,4 @@
-"""TextWorld's games: what a task may say of one, what an agent may say to one, and how it is played and forked."""
+"""Test TextWorld games: configuration, commands, play and forks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def play_the_expert(resource: Any, most: int = 100) -> tuple[float, Any]:
         ({"game": "../none.z8", "task_folder": "/tmp"}, "outside the task's directory"),
     ],
 )
-async def test_a_wrong_configuration_is_named(config: dict[str, Any], message: str) -> None:
+async def test_invalid_configuration_is_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await TextworldResource().setup(config)
 
@@ -106,7 +106,7 @@ async def test_missing_textworld_names_the_extra() -> None:
     ["quit", "QUIT now", "look. restart", "take coin then undo", "look;save", "superbriefly", "transcription", "o",
      "tw-print version", "tw", "print_state", "enable print state option", "oops save"],
 )  # fmt: skip
-def test_what_is_meant_for_the_interpreter_is_refused(text: str) -> None:
+def test_interpreter_commands_are_rejected(text: str) -> None:
     with pytest.raises(ToolError, match="a command to the interpreter"):
         command_line(text)
 
@@ -116,17 +116,17 @@ def test_what_is_meant_for_the_interpreter_is_refused(text: str) -> None:
     [("  go \n north ", "go north"), ("", ""), ("open oven", "open oven"), ("take all. look", "take all. look"),
      ("put lettuce on shelf", "put lettuce on shelf"), ("examine short bread", "examine short bread")],
 )  # fmt: skip
-def test_a_command_is_one_line(text: str, command: str) -> None:
+def test_command_is_normalized_to_one_line(text: str, command: str) -> None:
     assert command_line(text) == command
 
 
 @pytest.mark.parametrize("text", ["a" * 181, "é", "look\x00", "look\x1b", "\ud800"])
-def test_unreadable_command_is_refused(text: str) -> None:
+def test_unreadable_command_is_rejected(text: str) -> None:
     with pytest.raises(ToolError, match=r"181|ASCII"):
         command_line(text)
 
 
-def test_an_answer_is_what_the_game_says() -> None:
+def test_answer_text_keeps_only_the_game_output() -> None:
     logo, space = "\n\n    ____  $$\\\n   |    \\ $$\n\n", 60 * " "
     start = f"{logo}Cook!\n\n\n\n-= Kitchen =-\nA kitchen.\n\n>{space}-= Kitchen =-0/1"
     assert answer_text(start) == "Cook!\n\n-= Kitchen =-\nA kitchen."
@@ -145,7 +145,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: name)
 
 
-async def test_a_game_is_played_to_its_end(tiny: None) -> None:
+async def test_game_is_played_to_its_end(tiny: None) -> None:
     resource = await made(0, maker="simple", show=["inventory", "admissible_commands"])
     start = "Find the coin.\n\n-= Hall =-\n\nInventory: Nothing.\n\nCommands: go east"
     assert await resource.get_observation() == start
@@ -171,7 +171,7 @@ async def test_a_game_is_played_to_its_end(tiny: None) -> None:
         await resource.reset(0)
 
 
-async def test_losing_ends_a_game_and_so_do_its_moves(tiny: None) -> None:
+async def test_loss_and_move_limit_end_a_game(tiny: None) -> None:
     resource = await made(1, maker="simple", max_moves=2)
     assert not (await act(resource, "go east")).truncated
     outcome = await act(resource, "eat coin")
@@ -195,7 +195,7 @@ async def test_fork_replays_commands_without_making_the_game_again(tiny: None, t
     await resource.close()
 
 
-async def test_the_key_names_the_state_and_an_open_question(tiny: None) -> None:
+async def test_state_key_includes_the_state_and_an_open_question(tiny: None) -> None:
     resource = await made(0, maker="simple")
     start = await resource.state_key()
     await act(resource, "dance", "go east", "go west")
@@ -208,7 +208,7 @@ async def test_the_key_names_the_state_and_an_open_question(tiny: None) -> None:
         await opened.close()
 
 
-async def test_a_game_that_is_not_tracked_is_known_by_its_history(tiny: None, tmp_path: Path) -> None:
+async def test_untracked_game_is_identified_by_its_history(tiny: None, tmp_path: Path) -> None:
     (tmp_path / "game.z8").write_text('{"room": 0}')
     resource = await made(0, game="game.z8", task_folder=str(tmp_path))
     start = await resource.state_key()
@@ -234,13 +234,13 @@ async def test_a_game_that_is_not_tracked_is_known_by_its_history(tiny: None, tm
         ("act", {"command": "restart"}, "interpreter"),
     ],
 )
-async def test_a_wrong_call_is_refused(name: str, arguments: Mapping[str, Any], message: str) -> None:
+async def test_invalid_call_is_rejected(name: str, arguments: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ToolError, match=message):
         await TextworldResource().step(name, arguments)
 
 
 @needs_textworld
-def test_the_options_are_the_makers_own() -> None:
+def test_options_match_those_of_the_makers() -> None:
     challenges = import_module("textworld.challenges").CHALLENGES
     for maker, model in OPTIONS.items():
         if maker != "custom":
@@ -251,7 +251,7 @@ def test_the_options_are_the_makers_own() -> None:
 
 
 @needs_textworld
-async def test_one_seed_makes_one_game_in_every_process(tmp_path: Path) -> None:
+async def test_equal_seeds_make_equal_games_in_every_process(tmp_path: Path) -> None:
     games = []
     for number, seed in enumerate((3, 3, 4)):
         worker = EngineProcess("textworld", worker_command(module._WORKER), environment={"PYTHONHASHSEED": "0"})
@@ -265,7 +265,7 @@ async def test_one_seed_makes_one_game_in_every_process(tmp_path: Path) -> None:
 
 
 @needs_textworld
-async def test_a_game_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_impossible_game_is_rejected_and_leaves_nothing(tmp_path: Path) -> None:
     worker = EngineProcess("textworld", worker_command(module._WORKER))
     await worker.start()
     request = {"op": "make", "maker": "coin_collector", "options": {"level": 400}, "seed": 5}
@@ -285,7 +285,7 @@ async def test_a_game_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path
 
 
 @needs_textworld
-async def test_a_game_file_is_played_with_and_without_its_json(tmp_path: Path) -> None:
+async def test_game_file_is_played_with_and_without_its_json(tmp_path: Path) -> None:
     maker = await made(2, maker="treasure_hunter", options={"level": 2})
     folder = shared_folder("textworld-games") / maker._game_id
     await maker.close()
@@ -307,7 +307,7 @@ async def test_a_game_file_is_played_with_and_without_its_json(tmp_path: Path) -
 
 
 @needs_textworld
-async def test_a_fork_of_a_real_game_goes_on_alone() -> None:
+async def test_fork_of_a_real_game_is_independent() -> None:
     resource = await made(1, maker="cooking", options=COOKING)
     for _ in range(4):
         await act(resource, (await resource.expert_action())["arguments"]["command"])
@@ -332,7 +332,7 @@ async def test_a_fork_of_a_real_game_goes_on_alone() -> None:
         {"maker": "custom", "options": {"quest_length": 3}, "show": ["objective", "description"]},
     ],
 )
-async def test_the_checker_finds_nothing(config: dict[str, Any]) -> None:
+async def test_resource_passes_the_checker(config: dict[str, Any]) -> None:
     assert await check_resource(resource_class("textworld"), config) == []
 
 
@@ -350,7 +350,7 @@ async def test_the_checker_finds_nothing(config: dict[str, Any]) -> None:
         ("custom", {"quest_length": 4}),
     ],
 )
-async def test_the_expert_wins_every_game_and_the_rewards_add_up_to_one(maker: str, options: dict[str, Any]) -> None:
+async def test_expert_wins_and_rewards_sum_to_one(maker: str, options: dict[str, Any]) -> None:
     resource = await made(0, maker=maker, options=options)
     won, games = 0, 10 if maker == "cooking" else 4
     for seed in range(games):
@@ -387,7 +387,7 @@ async def test_equal_keys_have_equal_futures(maker: str) -> None:
 
 @needs_textworld
 @pytest.mark.campaign
-def test_the_expert_solves_the_example_and_chance_does_not(tmp_path: Path) -> None:
+def test_expert_solves_the_example_and_random_does_not(tmp_path: Path) -> None:
     task = str(Path(__file__).parents[2] / "examples" / "textworld_cooking" / "task.yaml")
     command = [sys.executable, "-m", "reward_kit.cli.main", "run", task, "--policy", "expert", "--policy", "random"]
     done = subprocess.run([*command, "-n", "1", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=300)

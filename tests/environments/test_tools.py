@@ -1,4 +1,4 @@
-"""Tools from typed functions: what the model is shown, and what reaches the function."""
+"""Test tools from typed functions: their specifications and argument validation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def registry() -> ToolRegistry:
     return tools
 
 
-def test_the_specification_is_openai_form_and_requires_only_what_has_no_default(registry) -> None:
+def test_specification_has_openai_form_and_requires_parameters_without_defaults(registry) -> None:
     spec = registry.get_openai_tools()[0]
     assert spec["type"] == "function"
     assert spec["function"]["name"] == "book"
@@ -72,12 +72,12 @@ async def test_arguments_reach_the_function_with_their_types(registry) -> None:
         ("look_up", {"address": {"street": "x"}, "limit": 0}, "limit: must be 1 or more"),
     ],
 )
-async def test_wrong_arguments_never_reach_the_function(registry, tool, arguments, message) -> None:
+async def test_invalid_arguments_never_reach_the_function(registry, tool, arguments, message) -> None:
     with pytest.raises(ToolError, match=message):
         await registry.get_tool(tool).call(arguments)
 
 
-async def test_an_exception_of_a_tool_is_a_tool_error_with_its_cause() -> None:
+async def test_exception_in_a_tool_is_a_tool_error_with_its_cause() -> None:
     tools = ToolRegistry("broken")
 
     @tools.tool
@@ -89,12 +89,12 @@ async def test_an_exception_of_a_tool_is_a_tool_error_with_its_cause() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_an_unknown_tool_offers_the_nearest(registry) -> None:
+def test_unknown_tool_suggests_the_nearest(registry) -> None:
     with pytest.raises(ToolError, match="did you mean 'book'"):
         registry.get_tool("bok")
 
 
-async def test_the_resource_is_handed_in_and_not_shown() -> None:
+async def test_resource_parameter_is_injected_and_not_in_the_schema() -> None:
     tools = ToolRegistry("world")
 
     @tools.tool
@@ -110,7 +110,7 @@ async def test_the_resource_is_handed_in_and_not_shown() -> None:
     assert resource.state == {"name": "Eve"}
 
 
-def test_a_tool_that_cannot_be_described_is_refused_when_it_is_registered() -> None:
+def test_invalid_tool_is_rejected_at_registration() -> None:
     tools = ToolRegistry("bad")
     for function, message in [
         (lambda x: x, "needs a type annotation"),
@@ -129,5 +129,5 @@ def variadic(*words: str) -> None: ...
 def plain(x: int) -> None: ...
 
 
-def test_a_docstring_without_sections_is_its_first_paragraph() -> None:
+def test_docstring_without_sections_is_its_first_paragraph() -> None:
     assert parse_docstring("One\nline.\n\nMore.") == ("One line.", {})

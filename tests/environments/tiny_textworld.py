@@ -1,4 +1,4 @@
-"""A worker that speaks as TextWorld's does and plays a corridor of three rooms, where TextWorld is not installed.
+"""A worker with TextWorld's protocol that plays a corridor of three rooms without TextWorld.
 
 A coin lies in the last room. Entering that room gives a point, taking the coin another and wins; eating it loses.
 """

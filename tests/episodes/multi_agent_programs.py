@@ -1,4 +1,4 @@
-"""A random program for any class with RLlib's `MultiAgentEpisode` interface, and what can be read of its result.
+"""A random program for any class with RLlib's `MultiAgentEpisode` interface, and a summary of its result.
 
 Run with RLlib's Python, it plays the same programs against RLlib's class and ours and prints the differences.
 """

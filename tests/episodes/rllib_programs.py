@@ -1,4 +1,4 @@
-"""Programs written for RLlib's `SingleAgentEpisode`, run on its class and on ours with nothing but the import changed.
+"""Programs written for RLlib's `SingleAgentEpisode`, run on both classes with only the import changed.
 
     python rllib_programs.py MODULE    prints what the class of that module gave, as JSON
 

@@ -1,4 +1,4 @@
-"""What a token was chosen from is kept once, and comes back as it was: through JSON, parts, and parts put together."""
+"""Test the storage of allowed token ids: shared sets, JSON, slices and concatenation."""
 
 import json
 
@@ -40,23 +40,23 @@ def said(made):
 
 
 @given(turns())
-def test_every_turn_says_what_was_allowed_at_its_tokens(made):
+def test_every_turn_returns_its_allowed_ids(made):
     read = stored(made).turns()
     assert [read[step].allowed_ids for step in range(len(made))] == said(made)
 
 
 @given(turns())
-def test_json_gives_back_the_same_tokens(made):
+def test_tokens_survive_json(made):
     tokens = stored(made)
     assert EpisodeTokens.from_state(json.loads(json.dumps(tokens.get_state()))) == tokens
 
 
-def test_where_nothing_was_restricted_nothing_is_written():
+def test_unrestricted_turns_write_no_allowed_ids():
     assert "allowed_ids" not in stored([([1], [2], [None])]).get_state()
 
 
 @given(turns(), st.data())
-def test_a_part_has_what_its_steps_have_and_parts_make_the_whole(made, data):
+def test_parts_keep_their_allowed_ids_and_concatenate_to_the_whole(made, data):
     tokens = stored(made)
     cut = data.draw(st.integers(0, len(made)))
     first, second = tokens.part(0, cut), tokens.part(cut, None)
@@ -65,7 +65,7 @@ def test_a_part_has_what_its_steps_have_and_parts_make_the_whole(made, data):
     assert [turn.allowed_ids for turn in first.continued(second, cut).turns().values()] == said(made)
 
 
-def test_a_set_that_stands_at_many_tokens_is_kept_once_and_written_in_runs():
+def test_repeated_set_is_stored_once_and_written_as_runs():
     nearly_all = [token for token in range(50_000) if token % 1000]
     tokens = stored([([0], [5] * 100, [nearly_all] * 100)])
     assert len(tokens.allowed.sets) == 1
@@ -74,7 +74,7 @@ def test_a_set_that_stands_at_many_tokens_is_kept_once_and_written_in_runs():
     np.testing.assert_array_equal(again.allowed.sets[0], nearly_all)
 
 
-def test_a_token_that_was_not_allowed_and_a_missing_entry_are_refused_and_change_nothing():
+def test_sampled_token_outside_its_set_and_missing_entries_are_rejected():
     tokens = stored([([1], [2], [[2, 3]])])
     before = tokens.get_state()
     with pytest.raises(EpisodeError, match="sampled token 4 is not among the 2 allowed ids"):
@@ -84,7 +84,7 @@ def test_a_token_that_was_not_allowed_and_a_missing_entry_are_refused_and_change
     assert tokens.get_state() == before
 
 
-def test_places_offsets_and_ids_say_the_same_as_shared_sets():
+def test_flat_and_shared_allowed_ids_are_equal():
     shared = AllowedIds.shared([1, 4, 6], [1, 0, 1], [np.array([7], np.int32), np.array([2, 3], np.int32)])
     flat = AllowedIds(shared.places, shared.offsets, shared.ids)
     assert flat == shared
@@ -95,11 +95,11 @@ def test_places_offsets_and_ids_say_the_same_as_shared_sets():
     assert flat != AllowedIds(shared.places, shared.offsets, [2, 4, 7, 2, 3])
 
 
-def test_offsets_of_other_places_are_refused():
+def test_mismatched_offsets_are_rejected():
     with pytest.raises(EpisodeError, match="2 places and 1 ids do not match the offsets"):
         AllowedIds([0, 1], [0, 1], [5])
 
 
-def test_a_state_without_the_set_of_a_place_is_refused():
+def test_state_with_a_missing_set_is_rejected():
     with pytest.raises(EpisodeError, match="a position refers to a missing set"):
         AllowedTrack.from_state({"places": [0], "which": [1], "sets": [[1]]})

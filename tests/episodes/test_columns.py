@@ -1,4 +1,4 @@
-"""The index grammar of every track against a plain-list model, and compact storage that loses nothing."""
+"""Test the index grammar of tracks against a list model, and lossless compact storage."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ fills = st.none() | st.just(-1)
 
 
 @given(columns, st.integers(-12, 12), st.booleans(), fills)
-def test_an_int_means_what_the_model_says(column, index, as_lookback, fill):
+def test_int_index_matches_the_model(column, index, as_lookback, fill):
     data, lookback = column
     expected = model_item(data, lookback, index, as_lookback, fill)
     track = InfiniteLookbackBuffer(data, lookback)
@@ -60,14 +60,14 @@ def test_an_int_means_what_the_model_says(column, index, as_lookback, fill):
 
 
 @given(columns, st.lists(st.integers(-12, 12), max_size=5), st.booleans())
-def test_a_list_of_ints_is_the_list_of_its_items(column, indices, as_lookback):
+def test_list_index_returns_the_list_of_items(column, indices, as_lookback):
     data, lookback = column
     expected = [model_item(data, lookback, index, as_lookback, -1) for index in indices]
     assert InfiniteLookbackBuffer(data, lookback).get(indices, neg_index_as_lookback=as_lookback, fill=-1) == expected
 
 
 @given(columns, bounds, bounds, steps, st.booleans(), fills)
-def test_a_slice_is_clipped_or_padded(column, start, stop, step, as_lookback, fill):
+def test_slice_is_clipped_or_padded(column, start, stop, step, as_lookback, fill):
     data, lookback = column
     part = slice(start, stop, step)
     expected = model_slice(data, lookback, part, as_lookback, fill)
@@ -75,12 +75,12 @@ def test_a_slice_is_clipped_or_padded(column, start, stop, step, as_lookback, fi
 
 
 @given(st.lists(st.integers(), max_size=6), bounds, bounds, steps)
-def test_without_lookback_and_fill_a_slice_is_pythons(data, start, stop, step):
+def test_slice_without_lookback_and_fill_equals_a_list_slice(data, start, stop, step):
     assert InfiniteLookbackBuffer(data, 0).get(slice(start, stop, step)) == data[start:stop:step]
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), st.integers(0, 6), st.integers(-9, 9), st.booleans())
-def test_both_states_of_a_track_answer_alike(data, lookback, index, as_lookback):
+def test_both_states_of_a_track_are_equal(data, lookback, index, as_lookback):
     # RLlib's array state wraps round where its list state raises.
     plain, packed = InfiniteLookbackBuffer(list(data), lookback), InfiniteLookbackBuffer(compact(data), lookback)
     kwargs = {"neg_index_as_lookback": as_lookback, "fill": -7.0}
@@ -98,31 +98,31 @@ class TestColumn:
         assert self.track.get(-1) == 13
         assert self.track.get(-1, neg_index_as_lookback=True) == 11
 
-    def test_one_before_the_lookback_is_an_error_and_never_wraps(self):
+    def test_index_before_the_lookback_is_an_error(self):
         with pytest.raises(IndexError, match="2 items and a lookback of 2; give fill="):
             self.track.get(-3, neg_index_as_lookback=True)
 
-    def test_backwards_is_the_reverse(self):
+    def test_negative_step_reverses(self):
         assert self.track.get(slice(None, None, -1)) == [13, 12]
 
-    def test_a_huge_slice_costs_only_what_is_there(self):
+    def test_huge_slice_is_clipped_without_cost(self):
         assert self.track.get(slice(-(10**15), 10**15)) == [10, 11, 12, 13]
         assert self.track.get(slice(10**15, -(10**15), -1)) == [13, 12, 11, 10]
 
     @pytest.mark.parametrize("index", [np.int64(1), np.array([0, 1]), (0, 1), range(2)])
-    def test_integers_of_all_kinds_are_indices(self, index):
+    def test_integer_types_are_valid_indices(self, index):
         assert self.track.get(index) == ([12, 13] if np.ndim(index) else 13)
 
     @pytest.mark.parametrize("index", [True, "1", 1.0, [True], ["a"], b"1", np.array([True])])
-    def test_what_is_no_integer_is_a_type_error(self, index):
+    def test_non_integer_index_is_a_type_error(self, index):
         with pytest.raises(TypeError):
             self.track.get(index)
 
-    def test_a_step_of_zero_is_refused(self):
+    def test_zero_step_is_rejected(self):
         with pytest.raises(ValueError, match="step of a slice must not be 0"):
             self.track.get(slice(0, 2, 0))
 
-    def test_a_lookback_is_at_most_what_is_there(self):
+    def test_lookback_is_at_most_the_length(self):
         assert InfiniteLookbackBuffer([1, 2], 9).lookback == 2
 
 
@@ -131,13 +131,13 @@ ragged_rows = st.lists(st.lists(floats, max_size=4), max_size=5)
 
 
 @given(st.lists(st.text(st.characters()), max_size=6))
-def test_ragged_text_gives_every_text_back(texts):
+def test_ragged_text_returns_every_text(texts):
     column = RaggedText(texts)
     assert [column[i] for i in range(len(column))] == column[:] == texts
     assert column == RaggedText(texts)
 
 
-def test_ragged_text_keeps_what_unicode_arrays_lose():
+def test_ragged_text_keeps_nul_surrogates_and_length():
     texts = ["trailing\0", "\ud800 alone", "", "é" * 1000]
     assert RaggedText(texts)[::-1] == texts[::-1]
     assert RaggedText(texts)[-1] == texts[-1]
@@ -146,21 +146,21 @@ def test_ragged_text_keeps_what_unicode_arrays_lose():
 
 
 @given(ragged_rows)
-def test_ragged_numbers_give_every_row_back(rows):
+def test_ragged_numbers_return_every_row(rows):
     column = RaggedNumbers("d", rows)
     assert same_value([column[i] for i in range(len(rows))], rows)
     assert column.lengths().tolist() == [len(row) for row in rows]
     assert same_value(column.flat().tolist(), [x for row in rows for x in row])
 
 
-def test_a_number_that_does_not_fit_is_refused():
+def test_number_out_of_range_is_rejected():
     with pytest.raises(OverflowError):
         RaggedNumbers("i", [[1, 2], [3, 2**40]])
 
 
 @pytest.mark.parametrize("column", [RaggedText(["a"]), RaggedNumbers("i", [[1]])])
 @pytest.mark.parametrize("index", [1, -2])
-def test_a_row_out_of_range_is_an_index_error(column, index):
+def test_row_out_of_range_is_an_index_error(column, index):
     with pytest.raises(IndexError, match=f"row {index} is out of range: there are 1"):
         column[index]
 
@@ -178,7 +178,7 @@ def test_compact_storage_changes_no_value(items):
 
 
 class TestCompact:
-    def test_each_kind_has_its_storage(self):
+    def test_each_type_has_its_storage(self):
         assert isinstance(compact(["a", "bb"]), RaggedText)
         assert isinstance(compact([[1], [2, 3]]), RaggedNumbers)
         assert compact([1, 2]).dtype == np.int64
@@ -199,7 +199,7 @@ class TestCompact:
             [np.zeros(2), np.zeros(3)],
         ],
     )
-    def test_what_no_array_holds_exactly_stays_a_list(self, items):
+    def test_values_without_an_exact_array_form_stay_a_list(self, items):
         assert compact(items) is items
 
 
@@ -209,7 +209,7 @@ class TestSameValue:
         assert same_value({"a": [nan, (nan,)]}, {"a": [float("nan"), (float("nan"),)]})
         assert same_value(np.array([nan]), np.array([nan]))
 
-    def test_arrays_of_objects_are_compared_item_by_item(self):
+    def test_object_arrays_are_compared_item_by_item(self):
         left, right = (np.array([1, "x", float("nan"), None], dtype=object) for _ in range(2))
         left[3], right[3] = np.zeros(2), np.zeros(2)
         assert same_value(left, right)
@@ -229,6 +229,6 @@ class TestSameValue:
             (float("nan"), 1.0),
         ],
     )
-    def test_differences_are_seen_and_nothing_raises(self, left, right):
+    def test_different_values_are_unequal_without_errors(self, left, right):
         assert not same_value(left, right)
         assert not same_value(right, left)

@@ -1,4 +1,4 @@
-"""An episode in a notebook: its end, its conversation with the rewards of its steps, and never more than fits."""
+"""Test the HTML representation of an episode in notebooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def talked(steps: int, text: str = "go") -> SingleAgentEpisode:
     return episode
 
 
-def test_it_says_how_it_ended_and_what_each_step_earned() -> None:
+def test_html_shows_the_end_and_the_reward_of_each_step() -> None:
     episode = talked(3)
     episode.custom_data["stop_reason"] = "answered"
     seen = harmless(episode._repr_html_())
@@ -32,19 +32,19 @@ def test_it_says_how_it_ended_and_what_each_step_earned() -> None:
     assert "go(go)" in seen.text and "and 2 more calls" in seen.text and "[image_url]" in seen.text
 
 
-def test_hostile_texts_stay_texts_and_a_failure_is_told() -> None:
+def test_hostile_text_is_escaped_and_failures_shown() -> None:
     episode = talked(2, HOSTILE)
     episode.custom_data |= {"failure": {"class": "crash", "message": HOSTILE}, "stop_reason": HOSTILE}
     assert "broke: crash" in harmless(episode._repr_html_()).text
 
 
-def test_of_a_long_one_the_beginning_and_the_end_are_shown() -> None:
+def test_long_episode_shows_its_beginning_and_end() -> None:
     told = talked(2_000, "<&" * 5_000)._repr_html_()
     seen = harmless(told)
     assert len(told) < 900_000 and "3,982 messages omitted" in seen.text and "step 1999" in seen.text
 
 
-def test_one_without_a_conversation_shows_its_steps() -> None:
+def test_episode_without_a_conversation_shows_its_steps() -> None:
     episode = SingleAgentEpisode(observations=[np.zeros(2)] * 4, actions=[0, {"a": "<b>"}, 2], rewards=[1.0, 2.0, 3.0],
                                  len_lookback_buffer=0)  # fmt: skip
     seen = harmless(episode.to_numpy()._repr_html_())
@@ -57,7 +57,7 @@ class Unspeakable:
         raise RuntimeError("no")
 
 
-def test_a_value_that_cannot_be_written_costs_its_cell_alone() -> None:
+def test_unprintable_value_affects_only_its_cell() -> None:
     nested: list[object] = []
     for _ in range(5_000):
         nested = [nested]
@@ -68,7 +68,7 @@ def test_a_value_that_cannot_be_written_costs_its_cell_alone() -> None:
     assert "list whose text cannot be read: RecursionError" in harmless(actions._repr_html_()).text
 
 
-def test_a_chunk_shows_its_own_steps() -> None:
+def test_chunk_shows_its_own_steps() -> None:
     whole = talked(6)
     chunk = whole[2:4]
     assert "2 steps" in harmless(chunk._repr_html_()).text

@@ -1,4 +1,4 @@
-"""`InfiniteLookbackBuffer` by itself and as an episode's track, as programs for RLlib use it."""
+"""Test `InfiniteLookbackBuffer` alone and as an episode's track, as RLlib programs use it."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def counted(steps: int = 3, **outputs: float) -> SingleAgentEpisode:
     return episode
 
 
-def test_items_are_added_joined_and_removed():
+def test_items_are_appended_concatenated_and_removed():
     buffer = InfiniteLookbackBuffer([0, 1, 2, 3], lookback=2)
     buffer.append(4)
     buffer.extend([5, 6])
@@ -28,14 +28,14 @@ def test_items_are_added_joined_and_removed():
     assert buffer[0] == 2, "an addition leaves the buffer as it is"
 
 
-def test_an_empty_buffer_is_shared_with_no_other():
+def test_empty_buffers_are_independent():
     first, second = InfiniteLookbackBuffer(), InfiniteLookbackBuffer()
     first.append(1)
     assert (len(first), len(second)) == (1, 0)
 
 
 @pytest.mark.parametrize("finalized", [False, True])
-def test_a_state_gives_the_buffer_back(finalized):
+def test_state_restores_the_buffer(finalized):
     buffer = InfiniteLookbackBuffer([1.0, 2.0, 3.0], lookback=1, space="any")
     if finalized:
         buffer.finalize()
@@ -46,7 +46,7 @@ def test_a_state_gives_the_buffer_back(finalized):
     assert len(buffer) == 2
 
 
-def test_a_finalized_buffer_gives_arrays_and_still_takes_items():
+def test_finalized_buffer_returns_arrays_and_accepts_items():
     buffer = InfiniteLookbackBuffer([{"n": 1}, {"n": 2}], lookback=1)
     buffer.finalize()
     assert isinstance(buffer.get([0, -1])["n"], np.ndarray)
@@ -56,7 +56,7 @@ def test_a_finalized_buffer_gives_arrays_and_still_takes_items():
 
 
 @pytest.mark.parametrize("track", ["observations", "infos", "actions", "rewards", "logp"])
-def test_an_episode_with_one_finalized_track_reads_cuts_and_goes_on(track):
+def test_episode_with_one_finalized_track_reads_cuts_and_continues(track):
     plain, episode = counted(logp=-0.5), counted(logp=-0.5)
     buffer = episode.extra_model_outputs[track] if track == "logp" else getattr(episode, track)
     buffer.finalize()
@@ -71,7 +71,7 @@ def test_an_episode_with_one_finalized_track_reads_cuts_and_goes_on(track):
     assert episode == plain
 
 
-def test_finalize_is_seen_by_is_finalized():
+def test_finalize_sets_is_finalized():
     episode = counted()
     assert not episode.is_finalized
     assert episode.finalize() is episode
@@ -90,7 +90,7 @@ def waiting() -> MultiAgentEpisode:
 
 
 @pytest.mark.parametrize("numpy", [False, True])
-def test_all_of_an_agents_own_steps_are_its_complete_ones(numpy):
+def test_agent_steps_contain_only_complete_steps(numpy):
     episode = waiting()
     if numpy:
         episode.to_numpy()
@@ -107,7 +107,7 @@ def test_all_of_an_agents_own_steps_are_its_complete_ones(numpy):
     assert list(episode.get_rewards()["a"]) == [0.5, 0.25]
 
 
-def test_an_agent_whose_only_step_hangs_is_left_out():
+def test_agent_with_only_a_hanging_step_is_left_out():
     episode = MultiAgentEpisode()
     episode.add_env_reset(observations={"a": 0, "b": 0})
     episode.add_env_step({"b": 1}, {"a": 7, "b": 8}, {"b": 1.0})

@@ -1,4 +1,4 @@
-"""Decoding is the exact inverse of encoding, through text that any JSON reader and any UTF-8 file accepts."""
+"""Test that JSON decoding is the exact inverse of encoding."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def same_types(left, right):
 
 
 @given(values)
-def test_every_value_comes_back_equal_and_of_its_type(value):
+def test_every_value_survives_with_its_type(value):
     again = through_a_file(value)
     assert same_value(again, value)
     assert same_types(again, value)
@@ -73,29 +73,29 @@ def test_every_value_comes_back_equal_and_of_its_type(value):
         b"",
     ],
 )
-def test_awkward_values_come_back(value):
+def test_unusual_values_survive(value):
     again = through_a_file(value)
     assert repr(again) == repr(value)
 
 
 @pytest.mark.parametrize("value", [None, True, 3, 0.5, "é", [1, [2]], {"a": {"b": []}}])
-def test_plain_values_stand_as_they_are(value):
+def test_plain_json_values_are_unchanged(value):
     assert to_json_value(value) == value
 
 
 @pytest.mark.parametrize("value", [np.float64(0.5), np.float64("nan"), np.float64("inf")])
-def test_a_numpy_double_is_written_as_the_number_it_is(value):
+def test_numpy_float64_is_written_as_a_number(value):
     assert same_value(through_a_file(value), float(value))
     assert to_json_value(np.float64(0.5)) == 0.5
 
 
-def test_arrays_keep_dtype_shape_and_are_writable():
+def test_arrays_keep_dtype_and_shape_and_are_writable():
     again = through_a_file(np.arange(6, dtype=">i2").reshape(2, 3).T)
     assert (again.dtype, again.shape) == (np.dtype(">i2"), (3, 2))
     again[0, 0] = 9
 
 
-def test_messages_come_back():
+def test_messages_survive():
     message = Message(role="assistant", content=None, tool_calls=[{"id": "1", "function": {"name": "f"}}])
     assert through_a_file([message]) == [message]
 
@@ -107,22 +107,22 @@ def test_messages_come_back():
         *(np.complex128(1), np.longdouble(1), np.timedelta64(1, "ns")),
     ],
 )
-def test_what_has_no_json_form_is_named(value):
+def test_value_without_json_form_is_named(value):
     with pytest.raises(EpisodeError, match="has no JSON form"):
         to_json_value({"deep": [value]})
 
 
-def test_an_unknown_kind_is_refused():
+def test_unknown_type_tag_is_rejected():
     with pytest.raises(EpisodeError, match="unknown value type 'set'"):
         from_json_value({TAG: "set", "value": []})
 
 
 @pytest.mark.parametrize("dtype", ["V1", "|S1", "<U1", "<m8[ns]", "O", "<c16"])
-def test_a_scalar_is_a_number_and_no_order_for_memory(dtype):
+def test_scalar_of_a_non_numeric_dtype_is_rejected(dtype):
     with pytest.raises(EpisodeError, match="expected a number"):
         from_json_value({TAG: "scalar", "dtype": dtype, "value": 1_000_000})  # so many bytes of NumPy's np.void
 
 
-def test_a_scalars_value_is_a_number():
+def test_scalar_with_a_non_numeric_value_is_rejected():
     with pytest.raises(EpisodeError, match=r"a scalar of type '<f8' and value \[1, 2\]: expected a number"):
         from_json_value({TAG: "scalar", "dtype": "<f8", "value": [1, 2]})

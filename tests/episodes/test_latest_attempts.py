@@ -1,11 +1,11 @@
-"""Of several lines about one episode the latest attempt's counts, where it stands."""
+"""Test that the latest attempt of an episode counts among several lines."""
 
 from __future__ import annotations
 
 from reward_kit.episodes.record import LatestAttempts
 
 
-def test_the_latest_attempt_counts_and_stands_where_its_line_does() -> None:
+def test_latest_attempt_counts_at_the_position_of_its_line() -> None:
     latest = LatestAttempts[str]()
     for place, (rollout_id, attempt) in enumerate([("a", 0), ("b", 1), ("a", 1), ("b", 0), ("c", 0), ("c", 0)]):
         latest.put(rollout_id, attempt, f"line {place}")
@@ -14,7 +14,7 @@ def test_the_latest_attempt_counts_and_stands_where_its_line_does() -> None:
     assert latest.earlier == 3
 
 
-def test_whether_a_line_counts_is_known_before_it_is_read() -> None:
+def test_outdated_attempt_is_detected_before_the_line_is_read() -> None:
     latest = LatestAttempts[None]()
     assert latest.attempt("a") is None and not latest.is_outdated("a", 0)
     latest.put("a", 2, None)

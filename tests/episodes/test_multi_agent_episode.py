@@ -1,4 +1,4 @@
-"""`MultiAgentEpisode`: RLlib's names and meanings, nothing that hangs is ever lost, and chunks make the whole again."""
+"""Test `MultiAgentEpisode`: RLlib's names and meanings, hanging steps, and chunks."""
 
 import json
 import pickle
@@ -43,7 +43,7 @@ def begun(**observations):
 
 
 class TestReading:
-    def test_by_the_environments_steps(self):
+    def test_getters_index_by_environment_steps(self):
         episode = chunk()
         assert (len(episode), episode.env_t, episode.agent_steps()) == (4, 4, 5)
         assert episode.get_observations() == {"a": [0, 1, 2], "b": [10, 11, 12, 13]}
@@ -55,7 +55,7 @@ class TestReading:
         assert episode.get_extra_model_outputs("v", 3) == {"a": 2, "b": 26}
         assert episode.get_extra_model_outputs(None, 3) == {"a": {"v": 2}, "b": {"v": 26}}
 
-    def test_filled(self):
+    def test_fill_pads_missing_values(self):
         episode = chunk()
         assert episode.get_observations(slice(3, 7), fill=-1) == {"a": [1, 2, -1, -1], "b": [13, -1, -1, -1]}
         assert episode.get_actions(1, fill=-1) == {"a": -1, "b": 22}
@@ -63,7 +63,7 @@ class TestReading:
         with pytest.raises(IndexError, match="index 9 is out of range"):
             episode.get_rewards(9)
 
-    def test_as_a_list_of_dicts(self):
+    def test_return_list_gives_a_list_of_dicts(self):
         assert chunk().get_observations(return_list=True) == OBSERVATIONS
         assert chunk().get_observations(slice(1, 3), return_list=True, fill=-1) == [
             {"a": -1, "b": 11},
@@ -72,13 +72,13 @@ class TestReading:
         with pytest.raises(EpisodeError, match="remove return_list=True or env_steps=False"):
             chunk().get_observations(return_list=True, env_steps=False)
 
-    def test_in_each_agents_own_steps(self):
+    def test_env_steps_false_indexes_by_agent_steps(self):
         episode = chunk()
         assert episode.get_observations(1, env_steps=False) == {"a": 1, "b": 11}
         assert episode.get_actions(-1, env_steps=False) == {"a": 2, "b": 26}
         assert episode.get_actions(slice(-2, None), env_steps=False) == {"a": [0, 2], "b": [24, 26]}
 
-    def test_a_lookback_is_before_index_0(self):
+    def test_lookback_is_before_index_0(self):
         episode = chunk(len_lookback_buffer=3)
         assert (len(episode), episode.env_t) == (1, 1)
         assert episode.get_observations() == {"a": [1, 2], "b": [13]}
@@ -89,7 +89,7 @@ class TestReading:
         }
         assert episode.env_t_to_agent_t["a"].data == [-1, "S", "S", 0, 1]
 
-    def test_an_unknown_output_is_refused_and_an_agent_that_is_not_here_is_left_out(self):
+    def test_unknown_output_is_rejected_and_absent_agents_left_out(self):
         with pytest.raises(KeyError, match="no extra model output 'w'"):
             chunk().get_extra_model_outputs("w")
         agents = {"alice": 0, "bob": 1}
@@ -99,7 +99,7 @@ class TestReading:
         assert episode.get_observations(-1, agent_ids=["alice", "bob", "carol"]) == {"alice": 1}
         assert MultiAgentEpisode(observation_space={"dave": None}).get_observations(0, "dave", fill=0) == {}
 
-    def test_one_hot_where_there_is_a_space(self):
+    def test_one_hot_discrete_uses_the_space_of_the_agent(self):
         space = {"a": SimpleNamespace(n=3, shape=(), dtype=np.int64, start=0)}
         episode = MultiAgentEpisode(action_space=space)
         episode.add_env_reset(observations={"a": 0})
@@ -108,7 +108,7 @@ class TestReading:
         one, hanging = episode.get_actions(one_hot_discrete=True)["a"]
         assert (one.tolist(), hanging.tolist()) == ([0, 0, 1], [0, 1, 0])
 
-    def test_the_timeline(self):
+    def test_timeline_marks_the_steps_of_each_agent(self):
         assert chunk(len_lookback_buffer=1).timeline().splitlines() == [
             "env_t  -1   0   1   2   3",
             "a       x   .   .   x   x",
@@ -117,7 +117,7 @@ class TestReading:
 
 
 class TestHanging:
-    def test_an_action_hangs_until_its_agent_sees_again(self):
+    def test_action_hangs_until_the_next_observation_of_its_agent(self):
         episode = begun()
         episode.add_env_step({"b": 1}, {"a": 5, "b": 6}, {"a": 1.0, "b": 2.0}, extra_model_outputs={"a": {"v": 7}})
         episode.add_env_step({"b": 2}, {"b": 8}, {"a": 0.5, "b": 0.0})
@@ -140,7 +140,7 @@ class TestHanging:
         assert episode.env_t_to_agent_t["b"].data == ["S", "S", 0]
         assert episode.get_return(include_hanging_rewards=True) == 4.0
 
-    def test_what_was_given_before_the_first_observation_goes_with_the_first_steps(self):
+    def test_rewards_before_the_first_observation_go_with_the_first_chunk(self):
         episode = begun(a=0)
         episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0.0, "b": 3.0})
         episode.add_env_step({"b": 1}, {"a": 0}, {"b": 1.0})
@@ -151,26 +151,26 @@ class TestHanging:
         assert parts[0].hanging_rewards_begin == {"b": 4.0}
         assert parts[0].get_return(include_hanging_rewards=True) == episode.get_return(include_hanging_rewards=True)
 
-    def test_a_reward_that_nobody_gave_is_unknown_and_not_zero(self):
+    def test_missing_reward_is_unknown_and_not_zero(self):
         episode = begun(a=0)
         episode.add_env_step({}, {"a": 5}, {})
         episode.add_env_step({"a": 1}, {}, {})
         assert episode.agent_episodes["a"].environment_rewards() == [None]
 
-    def test_an_agent_that_ends_without_a_last_observation_keeps_the_one_before(self):
+    def test_agent_without_a_last_observation_repeats_the_one_before(self):
         episode = begun()
         episode.add_env_step({"b": 1}, {"a": 5, "b": 6}, {"a": 1.0, "b": 0.0}, terminateds={"a": True})
         assert episode.agent_episodes["a"].get_observations() == [0, 0]
         assert episode.get_terminateds() == {"a": True, "b": False, "__all__": False}
         assert episode.env_t_to_agent_t["a"].data == [0, 1]  # In RLlib the times get out of step.
 
-    def test_an_agent_that_was_waiting_for_its_turn_ends_with_the_episode(self):
+    def test_waiting_agent_ends_with_the_episode(self):
         episode = begun()
         episode.add_env_step({"a": 1, "b": 1}, {"a": 5}, {"a": 1.0}, terminateds={"__all__": True})
         assert episode.get_terminateds() == {"a": True, "b": True, "__all__": True}
 
 
-class TestRefused:
+class TestValidation:
     @pytest.mark.parametrize(
         ("step", "problem"),
         [
@@ -196,7 +196,7 @@ class TestRefused:
             )
         assert episode.get_state()["env_t"] == 0 and episode.get_observations() == untouched.get_observations()
 
-    def test_acting_twice_acting_after_the_end_and_beginning_twice(self):
+    def test_repeated_action_step_after_the_end_and_second_reset_are_rejected(self):
         episode = begun()
         episode.add_env_step({"b": 1}, {"a": 1, "b": 1}, {"b": 0.0}, terminateds={"b": True})
         with pytest.raises(EpisodeError, match="agent 'a' acts again before it has observed"):
@@ -231,14 +231,14 @@ class TestRefused:
         with pytest.raises(EpisodeError, match=problem):
             chunk(**lists)
 
-    def test_a_chunk_that_begins_with_something_else_changes_nothing(self):
+    def test_chunk_with_another_first_observation_changes_nothing(self):
         first, other = chunk()[:3], chunk(observations=[*OBSERVATIONS[:3], {"a": 1, "b": 99}, {"a": 2}])[3:]
         before = pickle.dumps(first)
         with pytest.raises(EpisodeError, match="agent 'b': its last observation in the first chunk is not its first"):
             first.concat_episode(other)
         assert pickle.loads(before) == first
 
-    def test_chunks_that_do_not_follow_are_rejected(self):
+    def test_non_adjacent_chunks_are_rejected(self):
         whole = chunk()
         for first, second in ((whole[:2], whole[3:]), (whole[:2], MultiAgentEpisode("f"))):
             before = pickle.dumps(first)
@@ -251,8 +251,8 @@ class TestRefused:
             whole[1]
 
 
-class TestRllibsDefects:
-    def test_cut_without_lookback_keeps_what_hangs(self):
+class TestRllibDefects:
+    def test_cut_without_lookback_keeps_hanging_actions(self):
         episode = chunk()
         successor = episode.cut()
         assert (len(successor), successor.hanging_actions, successor.hanging_rewards) == (0, {"b": 26}, {"b": 6.5})
@@ -262,22 +262,22 @@ class TestRllibsDefects:
         assert episode.agent_episodes["b"].get_actions() == [20, 22, 24, 26]
         assert episode.hanging_actions == {"a": 3}
 
-    def test_a_slice_keeps_its_infos(self):
+    def test_slice_keeps_its_infos(self):
         assert chunk()[1:3].get_infos() == {"a": [{"seen": 1}], "b": [{"seen": 11}, {"seen": 12}, {"seen": 13}]}
 
-    def test_truncateds_speak_of_truncation(self):
+    def test_get_truncateds_reports_truncation(self):
         episode = begun(a=0)
         episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0.0}, truncateds={"__all__": True})
         assert episode.get_truncateds() == {"a": True, "__all__": True}
         assert episode.get_terminateds() == {"a": False, "__all__": False}
 
-    def test_agents_that_were_all_truncated_are_not_terminated(self):
+    def test_truncated_agents_are_not_terminated(self):
         episode = begun(a=0)
         episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0.0}, truncateds={"a": True})
         assert (episode.is_terminated, episode.is_truncated) == (False, True)
         assert not episode.agent_episodes["a"].is_terminated
 
-    def test_an_empty_episode_knows_whether_it_is_numpy(self):
+    def test_empty_episode_reports_is_numpy(self):
         assert not MultiAgentEpisode().is_numpy
         assert MultiAgentEpisode().to_numpy().is_numpy
 
@@ -285,16 +285,16 @@ class TestRllibsDefects:
         assert chunk().cut().to_numpy().is_numpy
         assert chunk().to_numpy()[1:3].is_numpy
 
-    def test_a_chunk_shows_all_of_its_actions_by_the_environments_steps(self):
+    def test_chunk_returns_all_of_its_actions_by_environment_steps(self):
         # RLlib compares a time of the whole episode with the length of the chunk.
         assert chunk()[2:].get_actions(return_list=True) == [{"b": 24}, {"a": 2, "b": 26}]
 
-    def test_an_agent_that_enters_in_a_later_chunk_has_that_chunks_time(self):
+    def test_agent_that_enters_in_a_later_chunk_has_the_time_of_the_chunk(self):
         successor = chunk().cut()
         successor.add_env_step({"c": 5, "a": 3}, {"a": 0}, {"a": 0.0})
         assert successor.get_observations(-1) == {"a": 3, "c": 5}
 
-    def test_an_agent_may_enter_when_the_last_one_ends(self):
+    def test_agent_may_enter_when_the_last_agent_ends(self):
         episode = begun(a=0)
         episode.add_env_step({"a": 1, "b": 0}, {"a": 0}, {"a": 0.0}, terminateds={"a": True})
         assert not episode.is_done and episode.get_agents_to_act() == {"b"}
@@ -319,7 +319,7 @@ def oracle(stage_seed, steps, *, ends_early):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(SEEDS, st.integers(1, 12), st.booleans(), st.booleans(), st.data())
-def test_every_chunk_reads_as_a_loop_over_dicts_does(seed, steps, ends_early, numpy, data):
+def test_every_chunk_agrees_with_a_loop_over_dicts(seed, steps, ends_early, numpy, data):
     episode, rows = (
         built(MultiAgentEpisode, seed, steps, ends_early=ends_early),
         oracle(seed, steps, ends_early=ends_early),
@@ -345,7 +345,7 @@ def test_every_chunk_reads_as_a_loop_over_dicts_does(seed, steps, ends_early, nu
 
 @settings(max_examples=examples(60), deadline=None)
 @given(SEEDS, st.integers(1, 12), st.booleans(), st.booleans(), st.booleans(), st.data())
-def test_slices_make_the_episode_again(seed, steps, ends, ends_early, numpy, data):
+def test_slices_concatenate_to_the_episode(seed, steps, ends, ends_early, numpy, data):
     episode = built(MultiAgentEpisode, seed, steps, ends=ends, ends_early=ends_early)
     cuts = sorted(data.draw(st.lists(st.integers(0, steps - 1), max_size=3)))
     parts = [episode[low:high] for low, high in zip([0, *cuts], [*cuts, steps], strict=True)]
@@ -362,7 +362,7 @@ def test_slices_make_the_episode_again(seed, steps, ends, ends_early, numpy, dat
 
 @settings(max_examples=examples(60), deadline=None)
 @given(SEEDS, st.integers(2, 12), st.booleans())
-def test_a_cut_loses_nothing_and_changes_nothing(seed, steps, ends_early):
+def test_cut_loses_nothing_and_concatenation_keeps_its_argument(seed, steps, ends_early):
     first, second = built(MultiAgentEpisode, seed, steps, chunked=True, ends_early=ends_early, enters_late=True)
     whole = built(MultiAgentEpisode, seed, steps, ends_early=ends_early)
     before = json.dumps(second.get_state()["agents"])
@@ -380,7 +380,7 @@ def test_a_cut_loses_nothing_and_changes_nothing(seed, steps, ends_early):
 
 @settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.integers(0, 9), st.booleans())
-def test_a_state_survives_json_and_pickle(seed, steps, numpy):
+def test_state_survives_json_and_pickle(seed, steps, numpy):
     episode = built(MultiAgentEpisode, seed, steps)
     episode.custom_data["note"] = {"n": 1}
     part = episode.to_numpy()[: steps // 2] if numpy else episode[: steps // 2]
@@ -389,7 +389,7 @@ def test_a_state_survives_json_and_pickle(seed, steps, numpy):
         assert pickle.loads(pickle.dumps(each)) == each
 
 
-def test_a_pickle_stops_the_clock():
+def test_pickling_stops_the_clock():
     episode = begun(a=0)
     episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0.0})
     episode._start_time += 1e6  # of another machine
@@ -399,7 +399,7 @@ def test_a_pickle_stops_the_clock():
     assert again.get_duration_s() == episode.get_duration_s() > 0.0
 
 
-def test_a_state_of_another_version_or_without_a_field_is_refused():
+def test_state_of_another_version_or_without_a_field_is_rejected():
     state = chunk().get_state()
     with pytest.raises(EpisodeError, match="version 9; this release reads version 1"):
         MultiAgentEpisode.from_state({**state, "schema_version": 9})
@@ -408,14 +408,14 @@ def test_a_state_of_another_version_or_without_a_field_is_refused():
         MultiAgentEpisode.from_state(state)
 
 
-def test_agents_may_be_named_by_anything_hashable():
+def test_agent_ids_may_be_any_hashable():
     episode = MultiAgentEpisode()
     episode.add_env_reset(observations={1: "x", ("team", 2): "y"})
     assert episode.get_observations(0, agent_ids=("team", 2)) == {("team", 2): "y"}
     assert MultiAgentEpisode.from_state(json.loads(json.dumps(episode.get_state()))) == episode
 
 
-def test_the_module_of_an_agent_is_asked_for_once():
+def test_module_mapping_is_called_once_per_agent():
     asked = []
     episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, episode: asked.append(agent) or f"m_{agent}")
     assert episode.module_for("a") == "m_a"
@@ -426,7 +426,7 @@ def test_the_module_of_an_agent_is_asked_for_once():
     assert MultiAgentEpisode().module_for("a") == "default_policy"
 
 
-def test_setters_go_to_the_agents_episodes():
+def test_setters_change_the_agent_episodes():
     episode = chunk()
     episode.set_rewards(new_data={"a": 9.0}, at_indices=0)
     episode.set_actions(new_data={"b": [7, 8]}, at_indices=slice(0, 2))
@@ -436,7 +436,7 @@ def test_setters_go_to_the_agents_episodes():
         episode.set_observations(new_data={"c": 1}, at_indices=0)
 
 
-def test_an_agent_that_did_not_act_while_others_went_on_counts_as_terminated():
+def test_agent_that_stops_acting_counts_as_terminated():
     episode = MultiAgentEpisode(
         observations=[{"a": 0, "b": 0}, {"a": 1, "b": 1}, {"b": 2}],
         actions=[{"a": 0, "b": 0}, {"b": 1}],
@@ -449,7 +449,7 @@ def test_an_agent_that_did_not_act_while_others_went_on_counts_as_terminated():
 
 @pytest.mark.campaign
 @pytest.mark.skipif(not RLLIB.exists(), reason="RLlib is not installed; benchmarks/episodes.py installs it")
-def test_the_same_programs_on_rllibs_class():
+def test_programs_give_the_results_of_the_rllib_class():
     script = Path(__file__).with_name("multi_agent_programs.py")
     root = str(Path(__file__).parents[2])
     done = subprocess.run(

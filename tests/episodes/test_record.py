@@ -1,4 +1,4 @@
-"""The line of an episode: who it is comes first, and nobody who makes an episode leaves a fact out."""
+"""Test the record of an episode: the identity comes first, and no field is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(folder: Path) -> SingleAgentEpisode:
     return episode
 
 
-async def test_a_worker_and_a_transcript_give_the_same_facts(tmp_path: Path) -> None:
+async def test_worker_and_transcript_record_the_same_fields(tmp_path: Path) -> None:
     worked, given = await collected([call(), {"type": "terminate"}], resource_type=WORLD), read(tmp_path)
     always = Identity.__annotations__.keys() | SampleFacts.__annotations__.keys()
     assert get_facts(given).keys() == always
@@ -38,13 +38,13 @@ async def test_a_worker_and_a_transcript_give_the_same_facts(tmp_path: Path) -> 
         assert list(episode_to_record(episode))[: 2 + len(IDENTITY)] == ["schema_version", "rollout_id", *IDENTITY]
 
 
-async def test_the_return_is_none_where_no_step_had_a_reward(tmp_path: Path) -> None:
+async def test_environment_return_is_none_without_rewards(tmp_path: Path) -> None:
     assert environment_return(read(tmp_path)) is None
     assert environment_return(await collected([call("cut")], resource_type=WORLD)) is None
     assert environment_return(await collected([call(by=0), call("cut")], resource_type=WORLD)) == 0.0
 
 
-def test_a_return_that_is_not_finite_is_refused() -> None:
+def test_non_finite_return_is_rejected() -> None:
     episode = SingleAgentEpisode("r-1")
     episode.add_env_reset("")
     for _ in range(2):

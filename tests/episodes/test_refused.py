@@ -1,4 +1,4 @@
-"""What both episode classes refuse, and that nothing of a step that was refused is kept."""
+"""Test that both episode classes reject invalid input and keep nothing of a rejected step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refused(episode: Any, add: Callable[[Any], None], match: str) -> None:
 
 
 @pytest.mark.parametrize("reward", NO_NUMBERS, ids=repr)
-def test_a_reward_that_is_no_number(reward: Any) -> None:
+def test_non_numeric_reward_is_rejected(reward: Any) -> None:
     refused(single(), lambda e: e.add_env_step("o", "a", reward), "episode e, step 1: the reward must be a number, got")
     data = {"observations": {"bob": 2}, "actions": {"bob": 1}}
     match = "episode m, step 1: the reward of agent 'bob' must be a number, got"
@@ -55,7 +55,7 @@ def test_a_reward_that_is_no_number(reward: Any) -> None:
 
 
 @pytest.mark.parametrize("reward", NUMBERS, ids=repr)
-def test_a_reward_of_any_kind_of_number(reward: Any) -> None:
+def test_reward_may_be_any_numeric_type(reward: Any) -> None:
     one, many = single(), several()
     one.add_env_step("o", "a", reward)
     many.add_env_step({"bob": 2}, {"bob": 1}, {"bob": reward})
@@ -63,7 +63,7 @@ def test_a_reward_of_any_kind_of_number(reward: Any) -> None:
     assert (one.get_return(), many.get_return(), given.get_return()) == (2.0, 4.0, 1.0)
 
 
-def test_infos_of_a_reset_that_are_no_dict() -> None:
+def test_reset_infos_that_are_not_a_dict_are_rejected() -> None:
     # RLlib's documentation begins an episode so; its class keeps whatever it is given.
     episode = SingleAgentEpisode("e")
     with pytest.raises(EpisodeError, match="episode e, step 0: infos must be a dict, got 'info_0'"):
@@ -74,7 +74,7 @@ def test_infos_of_a_reset_that_are_no_dict() -> None:
 
 
 @pytest.mark.parametrize("infos", [{"bob": "info_1"}, "info_1"])
-def test_infos_of_several_that_are_no_dicts(infos: Any) -> None:
+def test_multi_agent_infos_that_are_not_dicts_are_rejected(infos: Any) -> None:
     match = "episode m, step 1: .*infos.* are a dict.*; got 'info_1'"
     refused(several(), lambda e: e.add_env_step({"bob": 2}, {"bob": 1}, {"bob": 0.0}, infos), match)
     episode = MultiAgentEpisode("m")
@@ -92,11 +92,11 @@ def test_infos_of_several_that_are_no_dicts(infos: Any) -> None:
         ({"extra_model_outputs": [1]}, "extra_model_outputs are a dict"),
     ],
 )
-def test_infos_and_outputs_that_are_no_dict(part: dict[str, Any], match: str) -> None:
+def test_infos_and_outputs_that_are_not_a_dict_are_rejected(part: dict[str, Any], match: str) -> None:
     refused(single(), lambda episode: episode.add_env_step("o", "a", 1.0, **part), match)
 
 
-def test_a_step_before_the_reset() -> None:
+def test_step_before_the_reset_is_rejected() -> None:
     with pytest.raises(EpisodeError, match="episode m: call add_env_reset before add_env_step"):
         MultiAgentEpisode("m").add_env_step({}, {}, {})
     # An environment may show nothing to anybody at first.
@@ -116,11 +116,11 @@ def test_a_step_before_the_reset() -> None:
         ({"truncateds": {"bbo": True}}, "truncateds ends unknown agent 'bbo'; did you mean 'bob'"),
     ],
 )
-def test_a_flag_of_nobody(flags: dict[str, Any], match: str) -> None:
+def test_flag_of_an_unknown_agent_is_rejected(flags: dict[str, Any], match: str) -> None:
     refused(several(), lambda e: e.add_env_step({"bob": 2}, {"bob": 1}, {"bob": 0.0}, **flags), f"step 1: {match}")
 
 
-def test_an_environment_names_agents_that_never_entered() -> None:
+def test_flags_of_agents_that_never_entered_are_accepted() -> None:
     episode = several()
     part: Any = ({"bob": 2}, {"bob": 1}, {"bob": 0.0})
     episode.add_env_step(*part, terminateds={"carol": False, "__all__": False})
@@ -162,12 +162,12 @@ def test_state_with_a_wrong_field_type_is_rejected(field: str, value: Any, match
 
 
 @pytest.mark.parametrize(("field", "value"), [("env_t", "x"), ("agents", {}), ("agents", [["a", {}]])])
-def test_a_state_of_several_with_something_else_in_a_field(field: str, value: Any) -> None:
+def test_multi_agent_state_with_a_wrong_field_type_is_rejected(field: str, value: Any) -> None:
     with pytest.raises(EpisodeError, match="episode state"):
         MultiAgentEpisode.from_state({**several().get_state(), field: value})
 
 
 @pytest.mark.parametrize("kind", [SingleAgentEpisode, MultiAgentEpisode])
-def test_a_state_that_is_none(kind: Any) -> None:
+def test_state_that_is_not_a_dict_is_rejected(kind: Any) -> None:
     with pytest.raises(EpisodeError, match="an episode state must be a dict as returned by get_state, got 'x'"):
         kind.from_state("x")

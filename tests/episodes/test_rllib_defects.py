@@ -1,4 +1,4 @@
-"""What is wrong in RLlib's class of release 2.60, or was complained of by its users, and is not so here."""
+"""Test that defects of RLlib 2.60's class and complaints of its users do not occur here."""
 
 import json
 import pickle
@@ -41,23 +41,23 @@ def assert_fits_msgpack(value):
         assert type(value) is not int or -(2**63) <= value < 2**64
 
 
-class TestDefectsOfTheClass:
+class TestClassDefects:
     @pytest.mark.parametrize("packed", [False, True])
-    def test_1_an_index_before_the_lookback_never_wraps_round(self, packed):
+    def test_1_index_before_the_lookback_never_wraps_around(self, packed):
         episode = chunk().to_numpy() if packed else chunk()
         for read in (episode.get_observations, episode.get_actions, episode.get_rewards):
             with pytest.raises(IndexError, match=r"index -3 is out of range: [23] items and a lookback of 2"):
                 read(-3, neg_index_as_lookback=True)
 
     @pytest.mark.parametrize("names", ["a", "abc"])
-    def test_2_a_lookback_longer_than_a_dict_has_keys_works(self, names):
+    def test_2_lookback_may_exceed_the_number_of_dict_keys(self, names):
         episode = built([dict.fromkeys(names, float(t)) for t in range(8)]).to_numpy()
         for part in (episode.cut(5), episode.slice(slice(5, 7), len_lookback_buffer=5)):
             assert part.lookback == 5
             back = part.get_observations(slice(-5, 0), neg_index_as_lookback=True)
             assert back["a"].tolist() == [t - 5.0 for t in range(part.t_started, part.t_started + 5)]
 
-    def test_3_a_slice_that_reaches_too_far_has_the_right_times(self):
+    def test_3_slice_out_of_range_has_the_right_times(self):
         episode = built(list(range(11)))
         assert [(part.t_started, part.t) for part in (episode[-100:], episode[20:30])] == [(0, 10), (10, 10)]
         with pytest.raises(EpisodeError, match="must not have a step, got 2"):
@@ -71,7 +71,7 @@ class TestDefectsOfTheClass:
         assert part.get_actions(9, fill=4.0) == np.float32(4.0)
         assert isinstance(part.get_observations(9, fill=4.0), np.ndarray)
 
-    def test_5_errors_speak_and_survive_optimised_python(self):
+    def test_5_errors_have_messages_even_in_optimized_python(self):
         code = (
             "from reward_kit.episodes import SingleAgentEpisode as E\n"
             "try: E(observations=[1], rewards=[1.0])\nexcept Exception as e: print(type(e).__name__, e)"
@@ -80,7 +80,7 @@ class TestDefectsOfTheClass:
         assert done.stdout.startswith("EpisodeError")
         assert "1 rewards need 1 actions and outputs, and 2 observations and infos, got" in done.stdout
 
-    def test_6_text_stays_small_and_whole(self):
+    def test_6_text_stays_compact_and_complete(self):
         texts = ["trailing\0", "x" * 5_000, "", "é", "\ud800"]
         episode = built(texts).to_numpy()
         assert episode.get_observations() == texts
@@ -88,7 +88,7 @@ class TestDefectsOfTheClass:
         # NumPy takes 4 bytes for each of 5,000 characters, five times.
         assert len(pickle.dumps(episode)) < 7_000
 
-    def test_6_dicts_whose_keys_vary_and_ragged_tokens_are_stored(self):
+    def test_6_dicts_with_varying_keys_and_ragged_tokens_are_stored(self):
         calls = [{"name": "f", "arguments": {"x": t}} if t % 3 else {"content": "say " * t} for t in range(9)]
         tokens = [list(range(t)) for t in range(10)]
         arrays = [np.arange(t) for t in range(10)]
@@ -99,7 +99,7 @@ class TestDefectsOfTheClass:
             assert episode.get_actions([1, -1]) == [calls[1], calls[-1]]
             assert episode[2:5] == plain[2:5]
 
-    def test_6_a_space_of_texts_takes_a_fill(self):
+    def test_6_text_space_accepts_a_fill(self):
         spaces = pytest.importorskip("gymnasium.spaces")
         episode = SingleAgentEpisode("e", observation_space=spaces.Text(10))
         episode.add_env_reset("a")
@@ -117,7 +117,7 @@ class TestComplaints:
             parts[0].concat_episode(parts[1])
             assert parts[0] == episode
 
-    def test_is_numpy_is_the_same_after_every_index(self):  # 56614
+    def test_is_numpy_is_kept_by_every_slice(self):  # 56614
         episode = built(list(range(5))).to_numpy()
         parts = [episode[1:3], episode[2:2], episode[:], episode.cut(), episode.cut(2)]
         assert all(part.is_numpy and part.is_finalized for part in parts)
@@ -127,7 +127,9 @@ class TestComplaints:
         rows = [[np.zeros(2)] * t for t in range(4)]
         assert built(rows).to_numpy() == built(rows)
 
-    def test_a_step_is_not_validated_again(self):  # 61144: a check of the whole at each step was 13.9 % of sampling
+    def test_adding_a_step_does_not_validate_the_episode(
+        self,
+    ):  # 61144: a check of the whole at each step was 13.9 % of sampling
         class Counted(SingleAgentEpisode):
             __slots__ = ()
             checks = 0
@@ -142,7 +144,7 @@ class TestComplaints:
             episode.add_env_step(1, 0, 1.0)
         assert Counted.checks == 0
 
-    def test_a_state_needs_no_pickle(self):  # 47294: pickles are not portable over Python's versions
+    def test_state_needs_no_pickle(self):  # 47294: pickles are not portable over Python's versions
         episode = built([np.full(3, t, np.float32) for t in range(4)], [{"n": 2**70, "b": b"\0"}] * 3)
         episode.custom_data["tuple"] = (1, None)
         episode.custom_data["lone"] = "\ud800"

@@ -1,4 +1,4 @@
-"""Programs written for RLlib's class give the same on ours; what RLlib gave stands in `rllib_outputs.json`."""
+"""Test that programs written for RLlib's class give equal results on ours, as recorded in `rllib_outputs.json`."""
 
 import json
 import subprocess
@@ -18,13 +18,13 @@ RECORDED = json.loads((HERE / "rllib_outputs.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("kind", rllib_programs.SPACES)
 @pytest.mark.parametrize("program", ["getters", "one_hot", "runner", "slices", "learner"])
-def test_a_program_gives_what_it_gives_on_rllibs_class(program, kind):
+def test_program_gives_the_result_of_the_rllib_class(program, kind):
     given = getattr(rllib_programs, program)(SingleAgentEpisode, kind)
     assert json.loads(json.dumps(given)) == RECORDED[f"{program} {kind}"]
 
 
 @pytest.mark.campaign
-def test_rllib_still_gives_what_is_recorded():
+def test_rllib_still_gives_the_recorded_results():
     if not RLLIB.exists():
         pytest.skip("benchmarks/episodes.py installs RLlib")
     command = [str(RLLIB), rllib_programs.__file__, "ray.rllib.env.single_agent_episode"]

@@ -1,4 +1,4 @@
-"""Tokens concatenate: whatever is stored, in segments or not, gives back exactly what each model saw and sampled."""
+"""Test token segments: every turn returns exactly what its model saw and sampled."""
 
 import json
 
@@ -34,7 +34,7 @@ def stored(turns):
 
 
 @given(conversations())
-def test_every_turn_gives_back_what_its_model_saw_and_sampled(turns):
+def test_every_turn_returns_its_prompt_and_samples(turns):
     read = stored(turns).turns()
     for step, (prompt, sampled, logprobs, version) in enumerate(turns):
         turn = read[step]
@@ -48,7 +48,7 @@ def test_every_turn_gives_back_what_its_model_saw_and_sampled(turns):
 
 
 @given(conversations())
-def test_a_turn_says_why_it_rewrote_the_context_where_it_did(turns):
+def test_turn_reports_the_reason_of_a_rewritten_context(turns):
     read, context = stored(turns).turns(), turns[0][0]
     for step, (prompt, sampled, *_) in enumerate(turns):
         extends = prompt[: len(context)] == context
@@ -56,14 +56,14 @@ def test_a_turn_says_why_it_rewrote_the_context_where_it_did(turns):
         context = prompt + sampled
 
 
-def test_an_unknown_version_is_none():
+def test_unknown_version_is_none():
     tokens = EpisodeTokens()
     tokens.add_turn(0, [1], [2])
     assert tokens.turns()[0].policy_version is None
 
 
 @given(conversations())
-def test_the_last_turn_of_a_row_saw_exactly_the_row(turns):
+def test_row_equals_the_context_of_its_last_turn(turns):
     tokens = stored(turns)
     last = {span.segment: span.step for span in tokens.spans}
     for segment, row in enumerate(tokens.rows()):
@@ -72,7 +72,7 @@ def test_the_last_turn_of_a_row_saw_exactly_the_row(turns):
 
 
 @given(conversations())
-def test_masks_steps_and_versions_mark_what_was_sampled_and_nothing_else(turns):
+def test_masks_steps_and_versions_mark_only_sampled_tokens(turns):
     rows = list(stored(turns).rows())
     for row in rows:
         sampled = row.action_mask == 1
@@ -88,7 +88,7 @@ def test_masks_steps_and_versions_mark_what_was_sampled_and_nothing_else(turns):
 
 
 @given(conversations())
-def test_only_new_tokens_are_kept(turns):
+def test_only_new_tokens_are_stored(turns):
     tokens = stored(turns)
     expected, seen = 0, None
     for prompt, sampled, *_ in turns:
@@ -99,7 +99,7 @@ def test_only_new_tokens_are_kept(turns):
 
 
 @given(conversations())
-def test_the_state_survives_strict_json(turns):
+def test_state_survives_strict_json(turns):
     tokens = stored(turns)
     state = json.loads(json.dumps(tokens.get_state(), allow_nan=False))
     again = EpisodeTokens.from_state(state)
@@ -108,7 +108,7 @@ def test_the_state_survives_strict_json(turns):
 
 
 class TestSegments:
-    def test_the_usual_episode_is_one(self):
+    def test_usual_episode_has_one_segment(self):
         tokens = stored([([1, 2], [3], [-0.1], 0), ([1, 2, 3, 4], [5], [-0.2], 0)])
         (row,) = tokens.rows()
         assert [segment.reason for segment in tokens.segments] == [FIRST_SEGMENT]
@@ -118,32 +118,32 @@ class TestSegments:
         assert row.logprobs.tolist() == [-0.1, 0.0, -0.2]
         assert row.steps.tolist() == [0, -1, 1]
 
-    def test_a_rewritten_context_opens_one_with_its_reason(self):
+    def test_rewritten_context_opens_a_segment_with_its_reason(self):
         tokens = stored([([1, 2], [3], None, 0)])
         tokens.add_turn(1, [1, 9], [4], reason="reasoning stripped")
         tokens.add_turn(2, [7], [8])
         assert [segment.reason for segment in tokens.segments] == [FIRST_SEGMENT, "reasoning stripped", REWRITTEN]
         assert [row.completion_ids.tolist() for row in tokens.rows()] == [[3], [4], [8]]
 
-    def test_a_prompt_cut_short_does_not_extend(self):
+    def test_shortened_prompt_opens_a_segment(self):
         tokens = stored([([1, 2], [3], None, 0), ([1, 2], [4], None, 0)])
         assert len(tokens.segments) == 2
 
 
 class TestRefusals:
-    def test_lengths_must_agree(self):
+    def test_mismatched_lengths_are_rejected(self):
         with pytest.raises(EpisodeError, match="step 0: 2 token ids but 1 log-probabilities"):
             EpisodeTokens().add_turn(0, [1], [2, 3], [-1.0])
 
     @pytest.mark.parametrize("step", [0, 1])
-    def test_steps_ascend(self, step):
+    def test_steps_must_ascend(self, step):
         tokens = EpisodeTokens()
         tokens.add_turn(1, [1], [2])
         with pytest.raises(EpisodeError, match=f"step {step} must be greater than the last step 1"):
             tokens.add_turn(step, [1, 2], [3])
 
     @pytest.mark.parametrize("arguments", [([1, "x"], [2], None), ([1], [2, 2**40], None), ([1], [2], [None])])
-    def test_what_is_no_token_leaves_everything_as_it_was(self, arguments):
+    def test_invalid_token_is_rejected_and_nothing_changes(self, arguments):
         tokens = stored([([1], [2], [-0.5], 0)])
         before = tokens.get_state()
         with pytest.raises((TypeError, OverflowError)):

@@ -1,4 +1,4 @@
-"""`SingleAgentEpisode`: RLlib's names and meanings, with errors that speak, and a state that survives JSON."""
+"""Test `SingleAgentEpisode`: RLlib's names and meanings, error messages, and a state that survives JSON."""
 
 import copy
 import json
@@ -41,10 +41,10 @@ class TestBuilding:
         assert episode.get_extra_model_outputs("value") == [0.0, 0.5, 1.0]
         assert episode.get_return() == 3.0
 
-    def test_an_episode_has_an_id_of_its_own_by_default(self):
+    def test_default_ids_are_unique(self):
         assert SingleAgentEpisode().id_ != SingleAgentEpisode().id_
 
-    def test_infos_are_empty_where_none_are_given_and_never_shared(self):
+    def test_missing_infos_are_empty_and_never_shared(self):
         given = {"x": 1}
         episode = SingleAgentEpisode()
         episode.add_env_reset(0, given)
@@ -52,7 +52,7 @@ class TestBuilding:
         given["x"] = 2
         assert episode.get_infos() == [{"x": 1}, {}]
 
-    def test_reset_comes_first_and_once(self):
+    def test_reset_comes_first_and_only_once(self):
         with pytest.raises(EpisodeError, match="call add_env_reset before add_env_step"):
             SingleAgentEpisode().add_env_step(0, 0, 0.0)
         with pytest.raises(
@@ -61,7 +61,7 @@ class TestBuilding:
             built(2).add_env_reset(0)
 
     @pytest.mark.parametrize("flag", ["terminated", "truncated"])
-    def test_nothing_follows_the_end(self, flag):
+    def test_step_after_the_end_is_rejected(self, flag):
         episode = built(1)
         episode.add_env_step("end", {}, 0.0, **{flag: True})
         assert (episode.is_done, getattr(episode, flag), getattr(episode, f"is_{flag}")) == (True, True, True)
@@ -69,7 +69,7 @@ class TestBuilding:
             episode.add_env_step("more", {}, 0.0)
         assert len(episode) == 2
 
-    def test_an_output_may_begin_late_and_be_missing_later(self):
+    def test_output_may_begin_late_and_be_missing_later(self):
         # In RLlib either makes a later validate() fail.
         episode = built(1)
         episode.add_env_step("o2", {}, 0.0, extra_model_outputs={"logp": -1.0})
@@ -77,11 +77,11 @@ class TestBuilding:
         assert episode.get_extra_model_outputs("value") == [0.0, None]
         episode.validate()
 
-    def test_an_unknown_output_offers_the_nearest(self):
+    def test_unknown_output_suggests_the_nearest(self):
         with pytest.raises(KeyError, match="did you mean 'value'"):
             built().get_extra_model_outputs("valeu")
 
-    def test_columns_of_outputs_stand_in_the_order_in_which_they_came(self):
+    def test_outputs_keep_their_insertion_order(self):
         code = (
             "from reward_kit.episodes import SingleAgentEpisode as E; e = E('x'); e.add_env_reset(0); "
             "e.add_env_step(0, 0, 0.0, extra_model_outputs=dict.fromkeys('hgfedcba', 1)); print(*e.extra_model_outputs)"
@@ -94,7 +94,7 @@ class TestBuilding:
 
 
 class TestEnvironmentRewards:
-    def test_a_step_without_one_is_told_apart_from_one_of_zero(self):
+    def test_missing_reward_differs_from_zero(self):
         episode = SingleAgentEpisode("e")
         episode.add_env_reset("o0")
         for reward in (None, 0.0, 2.5):
@@ -104,18 +104,18 @@ class TestEnvironmentRewards:
         assert SingleAgentEpisode.from_state(episode.get_state()).environment_rewards() == [None, 0.0, 2.5]
         assert episode.to_numpy().environment_rewards() == [None, 0.0, 2.5]
 
-    def test_the_facts_that_are_given_stay_as_they_are(self):
+    def test_given_infos_are_not_modified(self):
         episode, facts = SingleAgentEpisode("e"), {"x": 1}
         episode.add_env_reset("o0")
         episode.add_env_step("o", {}, None, facts)
         assert facts == {"x": 1} and episode.get_infos(1)["x"] == 1
 
-    def test_the_lookback_is_left_out(self):
+    def test_lookback_is_left_out(self):
         assert chunk(len_lookback_buffer=1).environment_rewards() == [1.0, 2.0]
 
 
 class TestAnswers:
-    def test_they_are_the_messages_between_an_action_and_the_next(self):
+    def test_answers_are_the_messages_between_two_actions(self):
         episode = SingleAgentEpisode("e")
         said = [Message(role="assistant", content=c) for c in "ab"]
         others = [Message(role="user", content=c) for c in "123"]
@@ -130,14 +130,14 @@ class TestAnswers:
 
 
 class TestChunks:
-    def test_by_default_all_that_is_given_is_lookback(self):
+    def test_all_given_steps_are_lookback_by_default(self):
         episode = chunk()
         assert len(episode) == 0
         assert episode.get_observations() == [3]
         assert episode.get_rewards(-1) == 2.0
         assert episode.get_return() == 0.0
 
-    def test_a_lookback_of_two_leaves_one_step(self):
+    def test_lookback_of_two_leaves_one_step(self):
         episode = chunk(len_lookback_buffer=2, t_started=7)
         assert (len(episode), episode.t_started, episode.t) == (1, 7, 8)
         assert episode.get_rewards() == [2.0]
@@ -153,11 +153,11 @@ class TestChunks:
         assert episode.get_infos(-1, **read) == {"n": 0}
         assert episode.get_extra_model_outputs("v", [-1, 1], **read) == [7, 9]
 
-    def test_arrays_are_tracks_too(self):
+    def test_tracks_may_be_arrays(self):
         episode = chunk(observations=np.zeros((4, 2)), rewards=np.ones(3), actions=np.arange(3), len_lookback_buffer=0)
         assert (len(episode), episode.get_return()) == (3, 3.0)
 
-    def test_tracks_that_do_not_fit_are_named(self):
+    def test_tracks_of_mismatched_length_are_named(self):
         with pytest.raises(EpisodeError, match=r"3 rewards need 3 actions and outputs, and 4 observations.*actions 1"):
             chunk(actions=[10])
         with pytest.raises(EpisodeError, match=r"got observations 2, infos 2"):
@@ -165,13 +165,13 @@ class TestChunks:
         with pytest.raises(EpisodeError, match=r"got extra_model_outputs\['v'\] 1"):
             chunk(extra_model_outputs={"v": [1]})
 
-    def test_a_negative_lookback_is_refused(self):
+    def test_negative_lookback_is_rejected(self):
         with pytest.raises(EpisodeError, match="the lookback must not be negative, got -1"):
             chunk(len_lookback_buffer=-1)
 
 
 class TestConversation:
-    def test_each_action_has_the_place_of_its_message(self):
+    def test_assistant_turns_are_the_positions_of_the_action_messages(self):
         episode = built(0)
         episode.add_messages([Message(role="system"), Message(role="user", content="q")])
         episode.add_assistant_message(Message(role="assistant", content="a"))
@@ -182,7 +182,7 @@ class TestConversation:
 
 
 class TestCompactState:
-    def test_reading_and_adding_go_on_as_before(self):
+    def test_compact_episode_reads_and_grows_like_a_plain_episode(self):
         episode, plain = built(3), built(3)
         assert episode.to_numpy() is episode
         assert episode.is_numpy
@@ -193,7 +193,7 @@ class TestCompactState:
         assert not episode.is_numpy
         assert episode.get_state() | {"duration_s": 0} == plain.get_state() | {"duration_s": 0}
 
-    def test_ragged_text_stays_small(self):
+    def test_ragged_text_stays_compact(self):
         episode = SingleAgentEpisode()
         episode.add_env_reset("x" * 20_000)
         for t in range(100):
@@ -203,11 +203,11 @@ class TestCompactState:
 
 
 class TestClock:
-    def test_it_runs_from_the_reset_to_the_last_step(self):
+    def test_clock_runs_from_the_reset_to_the_last_step(self):
         assert SingleAgentEpisode().get_duration_s() == built(0).get_duration_s() == 0.0
         assert built(3).get_duration_s() > 0.0
 
-    def test_a_restored_episode_that_goes_on_does_not_count_the_pause(self):
+    def test_restored_episode_does_not_count_the_pause(self):
         episode = built(3)
         state = episode.get_state() | {"duration_s": 2.0}
         again = SingleAgentEpisode.from_state(state=state)  # RLlib's name of it
@@ -218,7 +218,7 @@ class TestClock:
         assert 2.0 < again.get_duration_s() < 1_000.0
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda episode: pickle.loads(pickle.dumps(episode))])
-    def test_a_copy_and_a_pickle_stop_the_clock_too(self, copied):
+    def test_copying_and_pickling_stop_the_clock(self, copied):
         episode = built(3)
         # Of another machine, whose clock is far ahead.
         episode._start_time += 1e6
@@ -229,7 +229,7 @@ class TestClock:
         assert again.get_duration_s() == episode.get_duration_s()
 
 
-def test_equality_is_of_the_record_and_not_of_the_clock():
+def test_equality_ignores_the_clock():
     assert built() == built()
     assert built() != built(2)
     assert built() != "episode"
@@ -237,7 +237,7 @@ def test_equality_is_of_the_record_and_not_of_the_clock():
         hash(built())
 
 
-def test_equality_goes_into_arrays_and_nan():
+def test_equality_compares_arrays_and_nan():
     def with_arrays(value):
         episode = SingleAgentEpisode("a")
         episode.add_env_reset({"image": np.full(2, value)})
@@ -249,7 +249,7 @@ def test_equality_goes_into_arrays_and_nan():
     assert with_arrays(1.0) != with_arrays(2.0)
 
 
-def test_a_copy_and_a_pickle_are_equal_and_independent():
+def test_copies_and_pickles_are_equal_and_independent():
     episode = built()
     for again in (copy.deepcopy(episode), pickle.loads(pickle.dumps(episode))):
         assert again == episode
@@ -257,7 +257,7 @@ def test_a_copy_and_a_pickle_are_equal_and_independent():
         assert len(episode) == 3
 
 
-def test_the_representation_says_how_it_stands():
+def test_repr_shows_the_progress():
     assert repr(built(2)) == "SingleAgentEpisode('e', 2 steps, not over, return 1)"
 
 
@@ -297,7 +297,7 @@ def episodes(draw):
 
 
 @given(episodes(), st.booleans())
-def test_the_state_survives_json_whole(episode, packed):
+def test_state_survives_json(episode, packed):
     state = episode.get_state()
     if packed:
         assert episode.to_numpy().get_state() | {"is_numpy": False} == state
@@ -308,7 +308,7 @@ def test_the_state_survives_json_whole(episode, packed):
 
 
 class TestState:
-    def test_it_shares_nothing_with_the_episode(self):
+    def test_state_is_isolated_from_the_episode(self):
         episode = built()
         episode.custom_data["list"] = [1]
         state = episode.get_state()
@@ -317,31 +317,31 @@ class TestState:
         assert episode.custom_data == {"list": [1]}
         assert episode.get_infos(0) == {"i": 0}
 
-    def test_a_lookback_is_kept(self):
+    def test_lookback_is_kept(self):
         episode = chunk(len_lookback_buffer=2, extra_model_outputs={"v": [1, 2, 3]})
         again = SingleAgentEpisode.from_state(episode.get_state())
         assert again == episode
         assert again.get_extra_model_outputs("v") == [3]
 
-    def test_another_version_is_refused(self):
+    def test_another_version_is_rejected(self):
         with pytest.raises(EpisodeError, match="version 99; this release reads versions 1 and 2"):
             SingleAgentEpisode.from_state({**built().get_state(), "schema_version": 99})
 
     @pytest.mark.parametrize("name", [name for name in built().get_state() if name != "schema_version"])
-    def test_a_missing_field_is_named(self, name):
+    def test_missing_field_is_named(self, name):
         state = built().get_state()
         del state[name]
         with pytest.raises(EpisodeError, match=f"episode state: missing {name}"):
             SingleAgentEpisode.from_state(state)
 
-    def test_version_1_is_still_read(self):
+    def test_version_1_can_be_loaded(self):
         episode = chunk(len_lookback_buffer=1, extra_model_outputs={"v": [1, 2, 3]})
         state = episode.get_state()
         del state["is_numpy"]
         old = state | {"schema_version": 1, "extra_model_outputs": {"v": [1, 2, 3]}}
         assert SingleAgentEpisode.from_state(old) == episode
 
-    def test_what_is_stored_as_arrays_comes_back_so(self):
+    def test_numpy_state_is_restored_as_arrays(self):
         episode = SingleAgentEpisode("a")
         episode.add_env_reset(np.zeros(2, np.float32))
         episode.add_env_step(np.ones(2, np.float32), np.float32(0.5), 1.0, extra_model_outputs={"v": [1, 2]})
@@ -353,7 +353,7 @@ class TestState:
 
 class TestSetters:
     @pytest.mark.parametrize("packed", [False, True])
-    def test_they_take_ints_slices_lists_and_all(self, packed):
+    def test_setters_accept_ints_slices_lists_and_all(self, packed):
         episode = chunk(len_lookback_buffer=1, extra_model_outputs={"v": [7, 8, 9]})
         if packed:
             episode.to_numpy()
@@ -369,7 +369,7 @@ class TestSetters:
         assert episode.is_numpy == packed
 
     @pytest.mark.parametrize("packed", [False, True])
-    def test_another_size_or_place_is_an_index_error(self, packed):
+    def test_mismatched_size_or_position_is_an_index_error(self, packed):
         episode = built(3).to_numpy() if packed else built(3)
         with pytest.raises(IndexError, match="2 new items for the 3 positions"):
             episode.set_rewards(new_data=[1.0, 2.0])
@@ -379,12 +379,12 @@ class TestSetters:
             episode.set_extra_model_outputs(key="valeu", new_data=1, at_indices=0)
         assert episode == built(3)
 
-    def test_what_an_array_would_round_is_kept_whole(self):
+    def test_value_that_an_array_would_round_is_kept(self):
         episode = chunk(len_lookback_buffer=0).to_numpy()
         episode.set_actions(new_data=0.5, at_indices=0)
         assert list(episode.get_actions()) == [0.5, 11, 12]
 
-    def test_dicts_of_arrays_are_set_as_they_are_read(self):
+    def test_dicts_of_arrays_can_be_set(self):
         episode = SingleAgentEpisode("e", observations=[{"n": t} for t in range(3)], actions=[0, 0], rewards=[0, 0])
         episode.to_numpy().set_observations(new_data={"n": np.array([9])}, at_indices=slice(-1, None))
         assert episode.get_observations(-1) == {"n": 9}
@@ -394,7 +394,7 @@ class TestColumns:
     """Programs reach into the tracks as well: `episode.observations` and its siblings."""
 
     @pytest.mark.parametrize("packed", [False, True])
-    def test_what_is_appended_to_a_track_is_the_episodes(self, packed):
+    def test_items_appended_to_a_track_belong_to_the_episode(self, packed):
         episode = chunk(len_lookback_buffer=1, infos=[{"n": n} for n in range(4)])
         if packed:
             episode.to_numpy()
@@ -408,7 +408,7 @@ class TestColumns:
         assert (list(episode.get_observations()), episode.get_rewards(0)) == ([1, 2, 3], 8.0)
         assert (episode.rewards.len_incl_lookback(), episode.rewards.finalized) == (4, packed)
 
-    def test_a_track_can_be_replaced(self):
+    def test_track_can_be_replaced(self):
         episode = chunk(len_lookback_buffer=1)
         episode.rewards = [3.0, 4.0, 5.0]
         episode.observations = episode.observations
@@ -417,7 +417,7 @@ class TestColumns:
 
 
 class TestData:
-    def test_columns_of_one_length(self):
+    def test_data_columns_have_equal_length(self):
         episode = built(2)
         columns = episode.get_data_dict()
         assert columns == {
@@ -433,7 +433,7 @@ class TestData:
         }
         assert {len(column) for column in built(0).get_data_dict().values()} == {0}
 
-    def test_an_info_that_was_empty_can_be_written_to(self):
+    def test_empty_info_can_be_written_to(self):
         episode = SingleAgentEpisode()
         episode.add_env_reset(0)
         episode.get_infos(-1)["x"] = 1
@@ -441,7 +441,7 @@ class TestData:
         assert episode.get_infos() == [{"x": 1, "y": 2}]
 
 
-def test_a_forked_child_makes_ids_of_its_own():
+def test_forked_child_generates_its_own_ids():
     code = (
         "import os, sys\nfrom reward_kit.episodes import SingleAgentEpisode as E\n"
         "child = os.fork()\nif child: os.wait()\nprint(E().id_, flush=True)"
@@ -452,7 +452,7 @@ def test_a_forked_child_makes_ids_of_its_own():
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_pickle_keeps_the_state_and_the_types(packed):
+def test_pickle_keeps_the_state_and_the_types(packed):
     episode = SingleAgentEpisode("e")
     episode.add_env_reset(np.zeros(2))
     episode.add_env_step(np.ones(2), {"a": 1, "b": [1]}, 1, extra_model_outputs={"v": np.float32(1)})

@@ -1,4 +1,4 @@
-"""Compact storage: whatever it is given comes back, from the whole, from any part, and through a pickle."""
+"""Test that compact storage returns its items, from the whole, from parts, and through pickle."""
 
 import pickle
 
@@ -48,7 +48,7 @@ def written(items):
 
 
 @given(columns, st.integers(0, 12), st.integers(0, 12))
-def test_parts_and_pickles_give_the_items_back(items, start, length):
+def test_parts_and_pickles_return_the_items(items, start, length):
     stored = compact(list(items), exact=True)
     assert written(read_list(stored)) == written(items)
     start = min(start, len(items))
@@ -63,61 +63,61 @@ def test_parts_and_pickles_give_the_items_back(items, start, length):
 
 
 @given(columns, columns)
-def test_joined_columns_are_one_after_the_other(left, right):
+def test_joined_columns_are_concatenated(left, right):
     assert same_value(read_list(concat_columns(compact(list(left)), compact(list(right)))), [*left, *right])
 
 
 class TestKinds:
-    def test_dicts_of_one_shape_are_columns(self):
+    def test_dicts_of_one_shape_are_stored_as_columns(self):
         stored = compact([{"role": "tool", "text": f"item {n}", "n": n} for n in range(3)])
         assert isinstance(stored, Records) and not stored.stacks
         assert isinstance(stored.columns["role"], CategoricalText)
         assert isinstance(stored.columns["text"], RaggedText)
         assert stored.columns["n"].dtype == np.int64
 
-    def test_texts_of_which_few_differ_stand_once(self):
+    def test_repeated_texts_are_stored_once(self):
         stored = compact(["user", "tool"] * 500)
         assert isinstance(stored, CategoricalText)
         assert (stored.values, stored.codes) == (["user", "tool"], b"\0\1" * 500)
         assert isinstance(compact([f"item {n % 300}" for n in range(2_000)]), RaggedText)
         assert isinstance(compact(["same"] * 40 + [str(n) for n in range(40)]), RaggedText)
 
-    def test_a_kind_of_text_stays_what_it_is(self):
+    def test_text_subclass_is_not_converted(self):
         items = [np.str_("tool")] * 8
         assert compact(items) is items
 
     @pytest.mark.parametrize("length", [3, 31, 32, 255, 256, 70_000])
-    def test_texts_of_every_length_come_back(self, length):
+    def test_texts_of_every_length_are_restored(self, length):
         items = [f"{n}é" if n % 3 else f"{n}".ljust(length, "x") for n in range(40)]
         assert compact(items)[:] == items
 
-    def test_keys_in_another_order_or_number_are_another_shape(self):
+    def test_dicts_with_other_key_order_or_keys_are_another_shape(self):
         for other in ({"b": 1, "a": 2}, {"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 2}):
             items = [{"a": 1, "b": 2}] * 5 + [other] * 5
             assert written(read_list(compact(items))) == written(items)
             assert isinstance(compact(items), MixedRecords)
 
-    def test_keys_that_only_seem_to_repeat_are_seen(self):
+    def test_shapes_that_only_seem_to_repeat_are_detected(self):
         items = [{"a": 1, "b": 2}, {"a": 3}, {"b": 4, "a": 5}, {"b": 6}] * 2
         assert written(read_list(compact(items))) == written(items)
 
-    def test_dicts_of_several_shapes_are_one_set_for_each(self):
+    def test_dicts_of_several_shapes_are_stored_in_one_block_each(self):
         stored = compact([{"x": n} if n % 2 else {"y": "a"} for n in range(6)])
         assert isinstance(stored, MixedRecords)
         assert [len(block) for block in stored.blocks] == [3, 3]
 
-    def test_dicts_that_all_differ_stay_as_they_are(self):
+    def test_dicts_that_all_differ_stay_a_list(self):
         items = [{str(n): n} for n in range(6)]
         assert compact(items) is items
 
-    def test_numbers_keep_their_kind(self):
+    def test_numbers_keep_their_type(self):
         assert compact([True, False]).dtype == np.bool_
         assert compact([np.float32(1)] * 2).dtype == np.float32
         assert compact([[1], [2, 3]]).values.dtype == np.int32
         assert compact([[2**40]]).values.dtype == np.int64
 
     @pytest.mark.parametrize("items", [[1, 0.5], [np.float32(1)], [[1, 0.5]], [np.array(1)]])
-    def test_exact_leaves_alone_what_would_change_its_type(self, items):
+    def test_exact_storage_keeps_items_whose_type_would_change(self, items):
         assert compact(items, exact=True) is items
         assert compact(items) is not items
 
@@ -125,12 +125,12 @@ class TestKinds:
         items = [np.ones(2), np.array(0.5)]
         assert same_value(compact(items), items)
 
-    def test_arrays_of_another_kind_are_not_converted(self):
+    def test_arrays_of_another_dtype_are_not_converted(self):
         items = [np.zeros(2), np.zeros(2, np.float32)]
         assert compact(items) is items
 
 
-def test_a_pickled_part_carries_only_itself():
+def test_pickled_part_contains_only_itself():
     long = [{"text": "x" * 1_000, "ids": [7] * 100} if n % 2 else {"other": "y" * 1_000} for n in range(1_000)]
     for stored in (
         compact(long),
@@ -144,12 +144,12 @@ def test_a_pickled_part_carries_only_itself():
 ITEMS = [{"role": "tool", "content": f"item {n}", "n": n} for n in range(20)]
 
 
-class TestDictsAsAView:
+class TestRecordsView:
     @pytest.fixture
     def view(self):
         return slice_column(compact([*ITEMS]), 5, 15)
 
-    def test_it_reads_as_the_list(self, view):
+    def test_view_equals_the_list(self, view):
         items = ITEMS[5:15]
         assert view == items and items == view and view == slice_column(compact(ITEMS), 5, 15)
         assert view != items[:-1] and view != "text"
@@ -158,22 +158,22 @@ class TestDictsAsAView:
         assert view[2:4] == items[2:4] and view[::-3] == items[::-3] and view[4:2] == []
         assert repr(view) == f"Records({items!r})"
 
-    def test_a_row_out_of_range_is_an_index_error(self, view):
+    def test_row_out_of_range_is_an_index_error(self, view):
         for row in (10, -11):
             with pytest.raises(IndexError, match=f"row {row} is out of range: there are 10"):
                 view[row]
 
-    def test_a_field_of_all_rows_is_its_column(self, view):
+    def test_field_of_all_rows_is_its_column(self, view):
         assert view["content"] == [f"item {n}" for n in range(5, 15)]
         assert view["n"].tolist() == list(range(5, 15))
         with pytest.raises(KeyError, match="other"):
             view["other"]
 
-    def test_what_is_read_is_not_shared(self, view):
+    def test_returned_items_are_independent(self, view):
         view[0]["content"] = "changed"
         assert view[0]["content"] == "item 5"
 
-    def test_a_getter_gives_one(self):
+    def test_getter_returns_a_view(self):
         episode = SingleAgentEpisode(observations=ITEMS, actions=[0] * 19, rewards=[0.0] * 19)
         listed = episode.get_observations(slice(-15, -5))
         assert listed == ITEMS[5:15]

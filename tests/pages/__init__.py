@@ -1,1 +1,1 @@
-"""The pages of the docs, run as a reader would run them."""
+"""Tests that run the pages of the docs as a reader would."""

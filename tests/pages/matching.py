@@ -1,4 +1,4 @@
-"""Whether output is what a page shows: `…` is anything within a line, and alone on a line any number of lines."""
+"""Comparison of output with what a page shows: `…` matches within a line, alone on a line any number of lines."""
 
 from __future__ import annotations
 

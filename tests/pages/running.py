@@ -1,4 +1,4 @@
-"""Runs a page from top to bottom in a folder of its own, and says where it does not keep its word."""
+"""Run a page from top to bottom in a folder of its own and report differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page's blocks run in: a bash and a Python for each page, processes that keep their state between blocks."""
+"""A bash and a Python process for each page, which keep their state between blocks."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Bash:
         self._shell.stdin.write(f"mv {status}.part {status}\n")
         self._shell.stdin.flush()
         deadline = time.monotonic() + timeout_s
-        while not status.exists() or (until is not None and until not in _told(out) + _told(err)):
+        while not status.exists() or (until is not None and until not in _output(out) + _output(err)):
             if time.monotonic() > deadline or self._shell.poll() is not None:
                 waited = f"to say {until!r}" if until and status.exists() else "to end"
-                raise TimeoutError(f"waited {timeout_s:.0f} s for `{command}` {waited}\n{_told(out)}\n{_told(err)}")
+                raise TimeoutError(f"waited {timeout_s:.0f} s for `{command}` {waited}\n{_output(out)}\n{_output(err)}")
             time.sleep(_LOOK_S)
-        return Output(_told(out), _told(err), int(status.read_text()))
+        return Output(_output(out), _output(err), int(status.read_text()))
 
     def close(self) -> None:
         """Kill it, and what it started."""
@@ -123,5 +123,5 @@ class Python:
         self._process.communicate()
 
 
-def _told(path: Path) -> str:
+def _output(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,4 +1,4 @@
-"""The figures of the docs are what their script draws, and each can be read: text as text, in light and in dark."""
+"""Committed figures match their script and are readable in light and dark mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir())}
 
 
-def test_the_committed_figures_are_those_that_the_script_draws(drawn: dict[str, Path]) -> None:
+def test_committed_figures_match_the_drawing_script(drawn: dict[str, Path]) -> None:
     stale = [
         name
         for name, path in drawn.items()
@@ -32,7 +32,7 @@ def test_the_committed_figures_are_those_that_the_script_draws(drawn: dict[str, 
     assert not stale, f"{', '.join(stale)}: draw them anew with `python docs/draw_figures.py`"
 
 
-def test_every_figure_stands_on_a_page_and_says_in_words_what_it_shows(drawn: dict[str, Path]) -> None:
+def test_every_figure_is_on_a_page_and_has_a_text_description(drawn: dict[str, Path]) -> None:
     pages = "\n".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
     for name, path in drawn.items():
         described = re.findall(rf"!\[([^\]]+)\]\([./]*pictures/{re.escape(name)}\)", pages)
@@ -43,7 +43,7 @@ def test_every_figure_stands_on_a_page_and_says_in_words_what_it_shows(drawn: di
         )
 
 
-def test_a_figure_is_as_narrow_as_a_phone_and_nothing_stands_beyond_its_edges(drawn: dict[str, Path]) -> None:
+def test_figures_fit_a_phone_screen_and_nothing_crosses_their_edges(drawn: dict[str, Path]) -> None:
     for name, path in drawn.items():
         root = ElementTree.parse(path).getroot()
         _, _, width, height = map(float, root.get("viewBox", "").split())
@@ -59,7 +59,7 @@ def test_a_figure_is_as_narrow_as_a_phone_and_nothing_stands_beyond_its_edges(dr
             assert right <= width and foot <= height, f"{name}: a box ends at {right}, {foot}"
 
 
-def test_a_figure_has_a_ground_of_its_own_and_colours_for_the_dark(drawn: dict[str, Path]) -> None:
+def test_figures_have_a_background_and_colors_for_dark_mode(drawn: dict[str, Path]) -> None:
     for path in drawn.values():
         text = path.read_text(encoding="utf-8")
         assert '<rect class="ground"' in text and "prefers-color-scheme:dark" in text

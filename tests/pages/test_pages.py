@@ -1,4 +1,4 @@
-"""Every page runs: its files are written, its Python executed, its commands typed, and what they print is as shown."""
+"""Every page of the docs runs as written: files, Python blocks, commands and their output."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def confines() -> bool:
 
 
 @pytest.mark.parametrize("page", [parameter(page, name) for page, name in zip(PAGES, NAMES, strict=True)])
-def test_a_page_runs(page: Page, tmp_path: Path) -> None:
+def test_page_runs_as_written(page: Page, tmp_path: Path) -> None:
     programs = None
     if page.environment:
         programs = ROOT / ".integrations" / page.environment / "bin"
@@ -65,7 +65,7 @@ def test_a_page_runs(page: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_a_page_says_of_each_block_what_it_is(page: Page) -> None:
+def test_page_declares_how_each_block_is_run(page: Page) -> None:
     is_tutorial = page.path.parent.name == "tutorials"
     assert not (is_tutorial and page.before), f"{page.path}: a tutorial begins with nothing"
     for block in page.blocks:

@@ -1,4 +1,4 @@
-"""A page that does not keep its word fails, and one that does passes."""
+"""The page runner accepts correct pages and rejects incorrect ones."""
 
 from __future__ import annotations
 
@@ -129,12 +129,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", KEPT.values(), ids=KEPT.keys())
-def test_a_page_that_keeps_its_word_passes(tmp_path: Path, text: str) -> None:
+def test_correct_page_passes(tmp_path: Path, text: str) -> None:
     run(tmp_path, text)
 
 
 @pytest.mark.parametrize(("told", "text"), BROKEN.items(), ids=BROKEN.keys())
-def test_a_page_that_does_not_is_told_of(tmp_path: Path, told: str, text: str) -> None:
+def test_incorrect_page_fails_with_the_reason(tmp_path: Path, told: str, text: str) -> None:
     with pytest.raises(PageError, match=r"a_page\.md") as failed:
         run(tmp_path, text)
     assert told in str(failed.value)
@@ -154,5 +154,5 @@ def test_a_page_that_does_not_is_told_of(tmp_path: Path, told: str, text: str) -
         ("", "a", False),
     ],
 )
-def test_an_ellipsis_is_anything_within_a_line_or_any_lines(expected: str, got: str, agree: bool) -> None:
+def test_ellipsis_matches_text_within_a_line_or_whole_lines(expected: str, got: str, agree: bool) -> None:
     assert (difference(expected, got) is None) == agree

@@ -1,4 +1,4 @@
-"""Time that passes only when a test says so, so that minutes of pacing are exact and take no time."""
+"""A clock that advances only on request, so that tests of pacing are exact and instant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording replays without a network, survives a kill, and says what it lacks."""
+"""Cassettes record provider exchanges, replay them offline and report missing ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def misbehave(body):
 misbehave.count = 0
 
 
-async def test_a_replay_gives_the_same_answers_and_errors_without_any_connection(tmp_path):
+async def test_replay_returns_recorded_answers_and_errors_without_a_connection(tmp_path):
     path = tmp_path / "tape" / "c.jsonl"
     recorded = await record(path, misbehave, QUESTIONS)
     assert (
@@ -101,7 +101,7 @@ async def test_a_replay_gives_the_same_answers_and_errors_without_any_connection
     assert await replay(path, QUESTIONS) == recorded
 
 
-async def test_each_episode_gets_its_own_answers_in_whatever_order_they_ask(tmp_path):
+async def test_each_episode_gets_its_own_answers_in_any_request_order(tmp_path):
     path = tmp_path / "c.jsonl"
     questions = [(request("a"), f"e{n % 5}") for n in range(20)]
     recorded = await record(path, misbehave, questions)
@@ -110,7 +110,7 @@ async def test_each_episode_gets_its_own_answers_in_whatever_order_they_ask(tmp_
     assert replayed == [recorded[n] for n in order]
 
 
-async def test_what_is_written(tmp_path):
+async def test_recorded_lines_hold_requests_outcomes_and_no_api_key(tmp_path):
     path = tmp_path / "c.jsonl"
     await record(path, [status(500), answer("x"), status(400, text="no")], [(request("a"),), (request("b"),)])
     header, first, second = lines(path)
@@ -122,7 +122,7 @@ async def test_what_is_written(tmp_path):
     assert "key-1" not in path.read_text()
 
 
-async def test_the_order_of_fields_does_not_matter_and_every_option_does(tmp_path):
+async def test_request_matching_ignores_field_order_but_not_option_values(tmp_path):
     path = tmp_path / "c.jsonl"
     await record(path, misbehave, [(request("a", seed=1, top_p=0.5),)])
     turned = dict(reversed(request("a", seed=1, top_p=0.5).items()))
@@ -131,7 +131,7 @@ async def test_the_order_of_fields_does_not_matter_and_every_option_does(tmp_pat
     assert other[1].endswith("they differ at seed: 1 became 2")
 
 
-async def test_unused_answer_serves_another_episode(tmp_path):
+async def test_unused_recorded_answer_is_used_for_another_episode(tmp_path):
     path = tmp_path / "c.jsonl"
     recorded = await record(path, misbehave, [(request("a"), "e1"), (request("a"), "e2")])
     replayed = await replay(path, [(request("a"), "new"), (request("a"), "e2"), (request("a"), "e3")])
@@ -139,7 +139,7 @@ async def test_unused_answer_serves_another_episode(tmp_path):
     assert "it was recorded 2 times, and all recordings are used" in replayed[2][1]
 
 
-async def test_a_miss_names_the_request_and_the_nearest_one(tmp_path):
+async def test_unrecorded_request_error_names_the_nearest_recorded_request(tmp_path):
     path = tmp_path / "c.jsonl"
     await record(path, misbehave, [(request("a"),), (request("a", "b", "c"),), (request("x", "y", "z"),)])
     ((kind, message),) = await replay(path, [(request("a", "b", "other"),)])
@@ -151,7 +151,7 @@ async def test_a_miss_names_the_request_and_the_nearest_one(tmp_path):
     )
 
 
-async def test_a_miss_in_length_or_in_an_empty_recording_says_so(tmp_path):
+async def test_unrecorded_request_error_reports_length_difference_or_empty_recording(tmp_path):
     path, empty = tmp_path / "c.jsonl", tmp_path / "empty.jsonl"
     await record(path, misbehave, [(request("a"),)])
     await record(empty, misbehave, [])
@@ -161,7 +161,7 @@ async def test_a_miss_in_length_or_in_an_empty_recording_says_so(tmp_path):
     assert message.endswith("the recording is empty")
 
 
-async def test_recording_goes_on_after_a_kill_and_an_episode_begun_anew_replaces_its_earlier_exchanges(tmp_path):
+async def test_recording_resumes_after_a_kill_and_replaces_restarted_episodes(tmp_path):
     path = tmp_path / "c.jsonl"
     first = await record(path, misbehave, [(request("a"), "done"), (request("a"), "cut"), (request("b"), "cut")])
     path.write_bytes(path.read_bytes()[:-20])  # killed in the middle of a line
@@ -171,7 +171,7 @@ async def test_recording_goes_on_after_a_kill_and_an_episode_begun_anew_replaces
     assert replayed == [*second, first[0]]
 
 
-async def test_a_torn_last_line_is_not_replayed(tmp_path):
+async def test_incomplete_last_line_is_not_replayed(tmp_path):
     path = tmp_path / "c.jsonl"
     recorded = await record(path, misbehave, [(request("a"),), (request("b"),)])
     path.write_bytes(path.read_bytes()[:-1])
@@ -181,7 +181,7 @@ async def test_a_torn_last_line_is_not_replayed(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["important notes\n", "important", '{"a": 1}\n', '{"schema_version": "x"}\n', "[1]\n"])
-def test_a_file_that_is_no_cassette_is_neither_replayed_nor_overwritten(tmp_path, text):
+def test_other_files_are_neither_replayed_nor_overwritten(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_text(text)
     for use in (Cassette.record, Cassette.replay):
@@ -190,14 +190,14 @@ def test_a_file_that_is_no_cassette_is_neither_replayed_nor_overwritten(tmp_path
     assert path.read_text() == text
 
 
-def test_a_torn_header_is_written_again(tmp_path):
+def test_incomplete_header_is_rewritten(tmp_path):
     path = tmp_path / "c.jsonl"
     path.write_text('{"schema_ver')
     Cassette.record(path).close()
     assert len(lines(path)) == 1
 
 
-def test_a_damaged_line_a_later_version_and_a_missing_file_are_config_errors(tmp_path):
+def test_damaged_line_newer_version_and_missing_file_are_config_errors(tmp_path):
     path = tmp_path / "c.jsonl"
     Cassette.record(path).close()
     header = path.read_text()
@@ -213,7 +213,7 @@ def test_a_damaged_line_a_later_version_and_a_missing_file_are_config_errors(tmp
         Cassette.record(tmp_path)
 
 
-def test_one_process_records_at_a_time(tmp_path):
+def test_recording_locks_out_a_second_recorder(tmp_path):
     first = Cassette.record(tmp_path / "c.jsonl")
     with pytest.raises(ConfigError, match="is being recorded by another process"):
         Cassette.record(tmp_path / "c.jsonl")
@@ -221,7 +221,7 @@ def test_one_process_records_at_a_time(tmp_path):
     Cassette.record(tmp_path / "c.jsonl").close()
 
 
-async def test_a_replay_is_not_paced(tmp_path):
+async def test_replay_ignores_rate_limits(tmp_path):
     path = tmp_path / "c.jsonl"
     await record(path, misbehave, [(request("a"),)] * 20)
     shared = ProviderSession(cassette=Cassette.replay(path))
@@ -231,7 +231,7 @@ async def test_a_replay_is_not_paced(tmp_path):
     shared.close()
 
 
-async def test_a_cancelled_request_is_not_recorded(tmp_path):
+async def test_cancelled_request_is_not_recorded(tmp_path):
     path = tmp_path / "c.jsonl"
     async with ChatServer(lambda _: silent()) as server, Asked(server.base_url, Cassette.record(path)) as ask:
         task = asyncio.create_task(ask(request("a")))
@@ -241,7 +241,7 @@ async def test_a_cancelled_request_is_not_recorded(tmp_path):
     assert len(lines(path)) == 1
 
 
-async def test_what_is_redacted_is_found_again_all_the_same(tmp_path):
+async def test_redacted_request_is_still_matched_on_replay(tmp_path):
     async with ChatServer([answer("fine")]) as server:
         cassette = Cassette.record(tmp_path / "c.jsonl")
         cassette.redact = lambda line: line.replace(b"hunter2", b"(hidden)")
@@ -257,7 +257,7 @@ async def test_what_is_redacted_is_found_again_all_the_same(tmp_path):
     replay.close()
 
 
-def test_a_hostile_line_is_refused_with_its_number(tmp_path, monkeypatch) -> None:
+def test_oversized_or_deeply_nested_line_is_rejected_with_its_number(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("reward_kit.providers.cassette.RECORDED_LINE_BYTES", 20_000)
     path = tmp_path / "answers.jsonl"
     header = '{"schema_version": 1}\n'

@@ -1,4 +1,4 @@
-"""What a completion says is read faithfully, and the same whether it was streamed or not."""
+"""Chat completions are parsed identically whether streamed or not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("behaviour", ANSWERS.values(), ids=ANSWERS)
-async def test_streaming_equals_not_streaming(behaviour):
+async def test_streamed_completion_equals_whole_completion(behaviour):
     whole, streamed = await ask(behaviour), await ask(behaviour, stream=True)
     assert streamed.message.text == whole.message.text
     assert streamed.message.tool_calls == whole.message.tool_calls
@@ -55,7 +55,7 @@ async def test_streaming_equals_not_streaming(behaviour):
         assert getattr(streamed, name) == getattr(whole, name), name
 
 
-async def test_usage_is_asked_for_when_streaming():
+async def test_streaming_request_asks_for_usage():
     async with ChatServer([answer()]) as server:
         chat = ChatEndpoint(server.base_url)
         await chat.complete({**REQUEST, "stream": True})
@@ -64,12 +64,12 @@ async def test_usage_is_asked_for_when_streaming():
         assert "Authorization" not in server.requests[0].headers
 
 
-async def test_a_server_that_ignores_stream_is_understood():
+async def test_whole_answer_to_a_streaming_request_is_read():
     body = {"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}]}
     assert (await ask(raw(json.dumps(body)), stream=True)).message.content == "whole"
 
 
-async def test_token_ids_logprobs_and_usage():
+async def test_token_ids_logprobs_and_usage_are_read():
     completion = await ask(ANSWERS["tokens"])
     assert completion.prompt_ids == [1, 2, 3]
     assert completion.token_ids == [4, 8]
@@ -77,7 +77,7 @@ async def test_token_ids_logprobs_and_usage():
     assert completion.usage == Usage(11, 7)
 
 
-async def test_token_ids_spelled_in_the_logprobs():
+async def test_token_ids_are_read_from_logprob_entries():
     entries = [{"token": "token_id:123", "logprob": -0.1}, {"token": "token_id:7", "logprob": -0.2}]
     completion = await ask(answer("x", choice={"logprobs": {"content": entries}}))
     assert completion.token_ids == [123, 7]
@@ -85,17 +85,17 @@ async def test_token_ids_spelled_in_the_logprobs():
 
 
 @pytest.mark.parametrize("logprobs", [None, {}, {"content": None}, {"content": [{"token": "a"}]}, {"content": [3]}, []])
-async def test_logprobs_that_are_not_there_are_none(logprobs):
+async def test_missing_logprobs_are_none(logprobs):
     completion = await ask(answer("x", choice={"logprobs": logprobs}))
     assert completion.logprobs is completion.token_ids is None
 
 
-async def test_usage_that_is_not_there_is_none():
+async def test_missing_usage_is_none():
     assert (await ask(answer(usage=None))).usage is None
     assert (await ask(answer(usage={"prompt_tokens": None}))).usage is None
 
 
-async def test_cached_tokens_in_both_spellings_and_the_cost():
+async def test_cached_tokens_are_read_in_both_spellings_and_priced():
     prices = PriceTable({"m": Price(2.0, 10.0, 0.5)})
     openai = {**USAGE, "prompt_tokens_details": {"cached_tokens": 4}}
     deepseek = {**USAGE, "prompt_cache_hit_tokens": 4}
@@ -104,21 +104,21 @@ async def test_cached_tokens_in_both_spellings_and_the_cost():
         assert completion.usage == Usage(11, 7, 4, pytest.approx((7 * 2.0 + 4 * 0.5 + 7 * 10.0) / 1e6))
 
 
-async def test_a_model_without_a_price_has_no_cost():
+async def test_model_without_a_price_has_no_cost():
     usage = (await ask(answer(), prices=PriceTable({"other": Price(1, 1, 1)}))).usage
     assert usage is not None
     assert usage.cost is None
 
 
 @pytest.mark.parametrize("cost, read", [(0.25, 0.25), (0, 0.0), (None, None), ("free", None), (True, None), (-1, None)])
-async def test_a_cost_that_the_provider_reports_stands_where_no_price_does(cost, read):
+async def test_provider_reported_cost_is_used_without_a_price(cost, read):
     usage = {**USAGE, "cost": cost}
     assert (await ask(answer(usage=usage))).usage.cost == read
     priced = (await ask(answer(usage=usage), prices=PriceTable({"m": Price(1e6, 0, 0)}))).usage
     assert priced.cost == 11.0
 
 
-async def test_null_content_and_missing_ids():
+async def test_missing_call_ids_are_generated_and_null_content_is_kept():
     request = {"model": "m", "messages": [{"role": "user", "content": str(n)} for n in range(3)]}
     behaviour = tool_calls([("a", {}), ("b", {})], call_ids=False)
     completions = [await ask(behaviour, request=request) for _ in range(2)]
@@ -127,22 +127,22 @@ async def test_null_content_and_missing_ids():
         assert [call.id for call in completion.message.tool_calls] == ["call_3_0", "call_3_1"]
 
 
-async def test_arguments_that_are_an_object_or_missing_become_text():
+async def test_object_or_missing_arguments_become_json_text():
     calls = [{"function": {"name": "a", "arguments": {"x": 1}}}, {"function": {"name": "b"}}]
     completion = await ask(answer(None, message={"tool_calls": calls}))
     assert [call.function.arguments for call in completion.message.tool_calls] == ['{"x": 1}', "{}"]
 
 
-async def test_a_refusal_is_what_the_model_said():
+async def test_refusal_becomes_message_text():
     completion = await ask(answer(None, message={"refusal": "I will not."}))
     assert completion.message.text == "I will not."
 
 
-async def test_reasoning_in_its_other_spelling():
+async def test_reasoning_field_is_read_as_reasoning_content():
     assert (await ask(answer(message={"reasoning": "hm"}))).message.reasoning_content == "hm"
 
 
-async def test_calls_streamed_without_an_index_are_kept_apart_by_id():
+async def test_streamed_calls_without_an_index_are_separated_by_id():
     def chunk(call):
         return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
 
@@ -156,7 +156,7 @@ async def test_calls_streamed_without_an_index_are_kept_apart_by_id():
     assert [(c.id, c.function.name, c.function.arguments) for c in calls] == [("1", "a", '{"x":1}'), ("2", "b", "{}")]
 
 
-async def test_a_finish_reason_ends_a_stream_without_the_marker():
+async def test_finish_reason_ends_a_stream_without_done_marker():
     stream = events({"choices": [{"delta": {"content": "all"}, "finish_reason": "stop"}]}, done=False)
     assert (await ask(stream, stream=True)).message.content == "all"
 
@@ -165,21 +165,21 @@ async def test_a_finish_reason_ends_a_stream_without_the_marker():
     "delta",
     [3, {"content": 3}, {"tool_calls": [None]}, {"tool_calls": 3}, {"tool_calls": [{"function": {"name": 3}}]}],
 )
-async def test_a_stream_event_in_no_known_form_is_a_provider_error(delta):
+async def test_malformed_stream_event_is_a_provider_error(delta):
     with pytest.raises(ProviderError, match="sent a stream event in no known form"):
         await ask(events({"choices": [{"delta": delta}]}), stream=True)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text, read", [("\ud83d\ude42", "\N{SLIGHTLY SMILING FACE}"), ("a\ud83d", "a\ufffd")])
-async def test_torn_surrogates_are_mended(text, read, stream):
+async def test_split_surrogate_pairs_are_joined(text, read, stream):
     pieces = [{"choices": [{"delta": {"content": piece}}]} for piece in text]
     whole = raw(json.dumps({"choices": [{"message": {"content": text}}]}))
     completion = await ask(events(*pieces) if stream else whole, stream=stream)
     assert completion.message.content == read
 
 
-async def test_a_request_that_is_no_json_is_not_sent():
+async def test_request_that_is_not_json_is_not_sent():
     with pytest.raises(ProviderError, match="it is not JSON"):
         await ask(answer(), request={**REQUEST, "temperature": float("nan")})
 
@@ -188,7 +188,7 @@ EVENT_TEXTS = st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_
 
 
 @given(EVENT_TEXTS, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(1, 7), min_size=1))
-def test_events_do_not_depend_on_where_the_network_cuts(texts, newline, sizes):
+def test_events_do_not_depend_on_network_chunking(texts, newline, sizes):
     wire = "".join(f": ping{newline}data: {text}{newline}id: 3{newline}{newline}" for text in texts).encode()
     reader, seen, start, turn = EventReader(), [], 0, 0
     while start < len(wire):
@@ -211,7 +211,7 @@ def test_a_second_choice_is_ignored():
 
 
 @given(st.lists(st.text(st.characters()), max_size=5))
-def test_encoded_messages_are_the_same_json(texts):
+def test_encoded_messages_equal_json_dump(texts):
     conversation = [Message(role="user", content=text) for text in texts]
     encoded = EncodedMessages()
     for end in range(len(conversation) + 1):
@@ -222,7 +222,7 @@ def test_encoded_messages_are_the_same_json(texts):
     assert json.loads(encode_request({"messages": encoded})) == {"messages": expected["messages"]}
 
 
-def test_only_new_messages_are_encoded_and_a_rewritten_one_is_noticed():
+def test_only_new_and_rewritten_messages_are_encoded():
     seen = []
 
     def to_chat(message: Message):

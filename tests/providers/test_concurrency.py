@@ -1,4 +1,4 @@
-"""The limit on requests in flight: one cut for a burst of refusals, and growth while answers come."""
+"""The limit on requests in flight falls on refusals and grows with answers."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ def burst(limit: Concurrency, in_flight: int, refused: int, first: int = 0) -> l
     return [limit.refused(first + n, first + in_flight - 1, in_flight - n) for n in range(refused)]
 
 
-def test_there_is_no_limit_before_a_refusal():
+def test_limit_is_infinite_before_the_first_refusal():
     limit = Concurrency()
     limit.answered(is_scarce=True)
     assert limit.limit == math.inf
     assert Concurrency(8).limit == 8.0
 
 
-def test_a_burst_is_one_cut_to_seventy_percent():
+def test_burst_of_refusals_cuts_the_limit_once_to_seventy_percent():
     limit = Concurrency()
     assert burst(limit, 100, 20) == [True] + [False] * 19
     assert limit.limit == 70.0
 
 
-def test_a_burst_that_refuses_most_leaves_those_it_did_not_refuse():
+def test_burst_refusing_most_requests_sets_limit_to_accepted_count():
     limit = Concurrency()
     burst(limit, 1_000, 990)
     assert limit.limit == 10.0
 
 
-def test_a_refusal_of_what_was_sent_after_the_cut_cuts_again():
+def test_refusal_of_a_request_sent_after_the_cut_cuts_again():
     limit = Concurrency()
     burst(limit, 100, 1)
     assert limit.refused(100, 140, 70)
@@ -43,7 +43,7 @@ def test_a_refusal_of_what_was_sent_after_the_cut_cuts_again():
 
 
 @given(st.integers(1, 500), st.data())
-def test_the_limit_never_falls_below_one_nor_exceeds_what_is_allowed(in_flight, data):
+def test_limit_stays_between_one_and_the_maximum(in_flight, data):
     limit = Concurrency(300)
     number = 0
     for _ in range(data.draw(st.integers(0, 6))):
@@ -54,7 +54,7 @@ def test_the_limit_never_falls_below_one_nor_exceeds_what_is_allowed(in_flight, 
         assert 1.0 <= limit.limit <= 300.0
 
 
-def test_it_doubles_per_round_up_to_the_last_cut_and_then_adds_one_per_round():
+def test_limit_doubles_per_round_up_to_the_last_cut_then_grows_by_one():
     limit = Concurrency()
     burst(limit, 100, 99)
     sizes = []
@@ -65,14 +65,14 @@ def test_it_doubles_per_round_up_to_the_last_cut_and_then_adds_one_per_round():
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 70, 71]
 
 
-def test_it_does_not_grow_while_nobody_waits():
+def test_limit_does_not_grow_without_waiting_requests():
     limit = Concurrency()
     burst(limit, 10, 1)
     limit.answered(is_scarce=False)
     assert limit.limit == 7.0
 
 
-def test_pauses_double_from_cut_to_cut_until_an_answer_comes():
+def test_pauses_double_with_each_cut_until_an_answer_arrives():
     limit = Concurrency()
     pauses = []
     for number in range(9):

@@ -1,4 +1,4 @@
-"""Endpoints that never stop sending: the answer is cut at a documented size, with one error and little memory."""
+"""Answers without an end are cut at a documented size with one error and little memory."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_an_endless_stream_of_small_events_is_cut(kind: str, limit: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["error", "refusal", "header", "headers", "trailers"])
-def test_an_endless_error_or_head_is_cut_too(kind: str) -> None:
+def test_an_endless_error_body_or_header_is_cut(kind: str) -> None:
     cost = call(kind, stream=False)
     assert (cost.kind, cost.mb < 200) == ("ProviderError", True), cost
     assert len(cost.message) < 2_000 and "\n" not in cost.message
 
 
-def test_what_comes_after_the_end_of_a_stream_is_not_read() -> None:
+def test_data_after_the_end_of_a_stream_is_not_read() -> None:
     cost = call("after-done", stream=True)
     assert (cost.kind, cost.mb < 50) == ("", True), cost

@@ -1,4 +1,4 @@
-"""Every way an endpoint can fail is told apart, shown without secrets, and retried exactly where that can help."""
+"""Endpoint failures are classified, reported without secrets and retried only if a retry can help."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_a_permanent_fault_fails_at_once_with_the_providers_text(behaviour
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_conversation_that_does_not_fit_is_a_limit_and_is_not_retried(code, text, stream):
+async def test_context_length_error_is_a_limit_error_and_is_not_retried(code, text, stream):
     refusal = status(400, error={"message": text, "code": code})
     async with ChatServer([refusal] * 3) as server, endpoint(server) as chat:
         with pytest.raises(LimitError, match=re.escape(text[:20])):
@@ -136,13 +136,13 @@ async def test_a_conversation_that_does_not_fit_is_a_limit_and_is_not_retried(co
         assert len(server.requests) == 1
 
 
-async def test_a_stream_of_no_chunks_has_no_choices():
+async def test_stream_without_chunks_is_a_provider_error():
     async with ChatServer([events()]) as server, endpoint(server) as chat:
         with pytest.raises(ProviderError, match="without choices"):
             await chat.complete(STREAMED)
 
 
-async def test_a_refused_connection_says_so():
+async def test_refused_connection_is_reported():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: nobody else gets the port either
         chat = ChatEndpoint(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", retry=FAST)
@@ -158,7 +158,7 @@ async def test_an_unknown_host_fails_without_retries():
     await chat.aclose()
 
 
-async def test_an_idle_endpoint_is_asked_again():
+async def test_request_to_an_idle_endpoint_is_retried():
     script = ChatServer(lambda _: silent() if len(script.requests) == 1 else answer("awake"))
     async with script as server, endpoint(server, idle_timeout_s=0.1) as chat:
         completion = await chat.complete(REQUEST)
@@ -166,13 +166,13 @@ async def test_an_idle_endpoint_is_asked_again():
         assert completion.retries >= 1
 
 
-async def test_an_endpoint_that_stays_idle_is_named():
+async def test_idle_timeout_is_a_deadline_error():
     async with ChatServer([silent()]) as server, endpoint(server, idle_timeout_s=0.05, retry=ONCE) as chat:
         with pytest.raises(DeadlineError, match=r"sent nothing for idle_timeout_s=0.05; raise idle_timeout_s"):
             await chat.complete(REQUEST)
 
 
-async def test_an_endless_stream_meets_the_total_timeout_and_is_not_retried():
+async def test_endless_stream_hits_the_total_timeout_and_is_not_retried():
     server = ChatServer(lambda _: trickle())
     async with server, endpoint(server, total_timeout_s=0.1, idle_timeout_s=30.0) as chat:
         with pytest.raises(DeadlineError, match=r"within total_timeout_s=0.1; raise total_timeout_s"):
@@ -180,19 +180,19 @@ async def test_an_endless_stream_meets_the_total_timeout_and_is_not_retried():
         assert len(server.requests) <= 1
 
 
-async def test_slow_but_within_the_limits_is_an_answer():
+async def test_slow_answer_within_the_timeouts_is_accepted():
     async with ChatServer([slow(0.02, answer("patience"))]) as server, endpoint(server) as chat:
         assert (await chat.complete(REQUEST)).message.content == "patience"
 
 
-async def test_the_attempts_end():
+async def test_retries_stop_after_max_attempts():
     async with ChatServer(lambda _: status(503)) as server, endpoint(server) as chat:
         with pytest.raises(ProviderError, match=r"HTTP 503.*gave up after 5 attempts \(max_attempts\)"):
             await chat.complete(REQUEST)
         assert len(server.requests) == 5
 
 
-async def test_a_retry_after_beyond_the_budget_fails_at_once_and_says_so():
+async def test_retry_after_beyond_the_budget_fails_immediately():
     script = [status(429, {"Retry-After": "120"})]
     async with ChatServer(script) as server, endpoint(server, retry=RetryPolicy(budget_s=60.0)) as chat:
         with pytest.raises(ProviderError, match=r"Retry-After of 120 s is more than .* retry_budget_s=60"):
@@ -200,7 +200,7 @@ async def test_a_retry_after_beyond_the_budget_fails_at_once_and_says_so():
         assert len(server.requests) == 1
 
 
-async def test_a_retry_after_within_the_budget_is_waited_for():
+async def test_retry_after_within_the_budget_is_respected():
     waits: list[float] = []
 
     class Recorded(RetryPolicy):
@@ -216,7 +216,7 @@ async def test_a_retry_after_within_the_budget_is_waited_for():
 
 
 @pytest.mark.parametrize("request_", [REQUEST, STREAMED], ids=["whole", "streamed"])
-async def test_a_key_that_the_provider_echoes_stays_out_of_the_message(request_):
+async def test_api_key_echoed_by_the_provider_is_not_in_the_error(request_):
     echo = [status(401, text=f"Incorrect key: {SECRET}"), raw(f"<html>{SECRET}", "text/html"), raw(f"x{SECRET}")]
     async with ChatServer([*echo, raw(f'{{"a": "{SECRET}"}}')]) as server, endpoint(server, retry=ONCE) as chat:
         for _ in range(4):
@@ -228,12 +228,12 @@ async def test_a_key_that_the_provider_echoes_stays_out_of_the_message(request_)
         assert SECRET not in repr(chat)
 
 
-def test_an_excerpt_has_200_characters_and_no_half_of_a_secret():
+def test_excerpt_has_200_characters_and_no_partial_secret():
     text = "a" * (EXCERPT_CHARS - 3) + SECRET + "b" * 1_000
     assert excerpt(text, [SECRET]) == "a" * (EXCERPT_CHARS - 3) + "***…"
 
 
-async def test_cancellation_passes_and_leaves_the_endpoint_usable():
+async def test_cancellation_propagates_and_leaves_the_endpoint_usable():
     arrived = asyncio.Event()
 
     async def announced(request, body):

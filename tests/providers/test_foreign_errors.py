@@ -1,4 +1,4 @@
-"""Errors of other people's clients, raised by these clients at a real endpoint: which of them may pass, and when."""
+"""Recognition of transient errors raised by other HTTP clients."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def raised(client: Client, url: str) -> BaseException:
     ],
     ids=["limited", "down", "dropped", "stalled", "wrong", "refused"],
 )
-async def test_what_may_pass_is_told_from_what_will_not(
+async def test_transient_failures_of_other_clients_are_recognized(
     client: Client, behaviour: Behaviour, expected: TransientFailure | None
 ) -> None:
     async with ChatServer(lambda body: behaviour) as server:
@@ -77,18 +77,18 @@ async def test_what_may_pass_is_told_from_what_will_not(
 
 
 @pytest.mark.parametrize("client", [by_openai, by_urllib, by_aiohttp])
-def test_an_address_where_nobody_listens_may_be_listened_at_later(client: Client) -> None:
+def test_refused_connection_is_transient(client: Client) -> None:
     assert find_transient_failure(raised(client, "http://127.0.0.1:9/v1")) == TransientFailure(None)
 
 
-def test_our_own_errors_tell_it_too_and_mistakes_tell_nothing() -> None:
+def test_transient_cause_of_a_reward_error_is_found_and_a_bug_is_not_transient() -> None:
     error = RewardError("the judge gave up")
     error.__cause__ = TransientError("429", 3.0, 429)
     assert find_transient_failure(error) == TransientFailure(3.0)
     assert find_transient_failure(KeyError("grade")) is None
 
 
-def test_what_an_error_hides_is_hidden_and_a_circle_has_an_end() -> None:
+def test_suppressed_context_is_ignored_and_cyclic_causes_terminate() -> None:
     hiding = ValueError("no grade")
     hiding.__context__, hiding.__suppress_context__ = ConnectionResetError(), True
     assert find_transient_failure(hiding) is None

@@ -1,4 +1,4 @@
-"""Which key may go where: the table of providers, what the shell says, and what it does not."""
+"""Which API key may be sent to which origin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def variable(folder: Path, *args: Any, environ: dict[str, str] | None = None, **
         ("http://api.openai.com", "http://api.openai.com"),
     ],
 )
-def test_an_origin_is_scheme_host_and_port(url: str, origin: str) -> None:
+def test_url_origin_is_scheme_host_and_port(url: str, origin: str) -> None:
     assert url_origin(url) == origin
 
 
@@ -56,16 +56,16 @@ def test_an_origin_is_scheme_host_and_port(url: str, origin: str) -> None:
         "https://öpenai.example",
     ],
 )
-def test_what_is_not_an_http_url_has_no_origin(url: str) -> None:
+def test_non_http_url_has_no_origin(url: str) -> None:
     with pytest.raises(ValueError):
         url_origin(url)
 
 
-def test_the_table_holds_origins() -> None:
+def test_provider_table_holds_https_origins() -> None:
     assert all(url_origin(origin) == origin and origin.startswith("https://") for origin in PROVIDERS.values())
 
 
-def test_the_list_of_the_shell_is_split_at_blanks_and_commas() -> None:
+def test_origins_variable_is_split_at_whitespace_and_commas() -> None:
     listed = {ORIGINS_VARIABLE: " A=https://a.example/v1,B=http://b:1\n A=https://c.example, "}
     assert configured_origins(listed) == {
         "A": frozenset({"https://a.example", "https://c.example"}),
@@ -77,13 +77,13 @@ def test_the_list_of_the_shell_is_split_at_blanks_and_commas() -> None:
 @pytest.mark.parametrize(
     "entry", ["sk-a-key", "MY_KEY=sk-a-key", "MY KEY=https://x", "=https://x", "*=https://sk-a-key"]
 )
-def test_a_wrong_entry_is_told_without_its_value(entry: str) -> None:
+def test_invalid_origins_entry_is_reported_without_its_value(entry: str) -> None:
     with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: .* is not a variable and an origin") as caught:
         configured_origins({ORIGINS_VARIABLE: entry})
     assert "sk-a-key" not in str(caught.value)
 
 
-def test_a_base_url_of_the_shell_replaces_openais_own_origin_and_the_list_adds_to_it() -> None:
+def test_openai_base_url_replaces_the_openai_origin_and_the_list_extends_it() -> None:
     proxy = {"OPENAI_BASE_URL": "http://proxy:1/v1"}
     assert allowed_origins("OPENAI_API_KEY", {}) == {"https://api.openai.com"}
     assert allowed_origins("OPENAI_API_KEY", proxy) == {"http://proxy:1"}
@@ -104,7 +104,7 @@ def test_a_base_url_of_the_shell_replaces_openais_own_origin_and_the_list_adds_t
         (LOCAL, False),
     ],
 )
-def test_a_url_of_a_file_gets_the_default_key_only_if_it_is_openais(tmp_path: Path, url: str, sent: bool) -> None:
+def test_url_from_a_file_gets_the_default_key_only_if_it_is_openai(tmp_path: Path, url: str, sent: bool) -> None:
     assert variable(tmp_path, url, environ={"OPENAI_API_KEY": "k"}) == (None if sent else NO_KEY)
     assert variable(tmp_path, url, of_user={"base_url"}) is None
 
@@ -122,7 +122,7 @@ def test_a_url_without_an_origin_gets_no_key(tmp_path: Path, url: str) -> None:
         assert "is not a URL" in str(error)
 
 
-def test_without_a_url_a_file_cannot_send_another_variable_to_openai(tmp_path: Path) -> None:
+def test_file_without_a_url_cannot_send_another_variable_to_openai(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"MISTRAL_API_KEY is not configured for https://api\.openai\.com"):
         variable(tmp_path, None, "MISTRAL_API_KEY", environ={"MISTRAL_API_KEY": "k"})
     assert variable(tmp_path, None, "OPENAI_API_KEY") == "OPENAI_API_KEY"
@@ -133,7 +133,7 @@ def test_without_a_url_a_file_cannot_send_another_variable_to_openai(tmp_path: P
         variable(tmp_path, None, "MY_KEY", environ=shell)
 
 
-def test_a_variable_that_is_typed_does_not_go_to_a_url_of_a_file(tmp_path: Path) -> None:
+def test_api_key_env_from_the_command_line_is_not_sent_to_a_url_from_a_file(tmp_path: Path) -> None:
     assert variable(tmp_path, None, "MY_KEY", of_user={"api_key_env"}) == "MY_KEY"
     with pytest.raises(ConfigError, match=r"MY_KEY is not configured for http://127\.0\.0\.1:8000"):
         variable(tmp_path, LOCAL, "MY_KEY", of_user={"api_key_env"})
@@ -145,37 +145,37 @@ def test_a_variable_that_is_typed_does_not_go_to_a_url_of_a_file(tmp_path: Path)
 class TestDotenv:
     """A `.env` may have come with the task."""
 
-    def test_its_url_gets_no_key_of_the_shell(self, tmp_path: Path) -> None:
+    def test_dotenv_url_gets_no_key_from_the_shell(self, tmp_path: Path) -> None:
         (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={LOCAL}\n")
         settings = resolve_endpoint(environ={"OPENAI_API_KEY": "k"}, folder=tmp_path)
         assert (settings.base_url, settings.api_key) == (LOCAL, None)
         assert f'export {ORIGINS_VARIABLE}="OPENAI_API_KEY=http://127.0.0.1:8000"' in settings.no_key
 
-    def test_its_url_gets_what_is_configured_for_it(self, tmp_path: Path) -> None:
+    def test_dotenv_url_gets_the_key_configured_for_its_origin(self, tmp_path: Path) -> None:
         (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={LOCAL}\n")
         listed = {"OPENAI_API_KEY": "k", ORIGINS_VARIABLE: f"OPENAI_API_KEY={LOCAL}"}
         assert resolve_endpoint(environ=listed, folder=tmp_path).api_key == "k"
 
-    def test_its_url_gets_the_key_beside_it_and_not_the_shells(self, tmp_path: Path) -> None:
+    def test_dotenv_url_gets_the_dotenv_key_and_not_the_shell_key(self, tmp_path: Path) -> None:
         (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={LOCAL}\nOPENAI_API_KEY=its-own\n")
         assert resolve_endpoint(environ={"OPENAI_API_KEY": "k"}, folder=tmp_path).api_key == "its-own"
 
-    def test_its_url_for_openai_gets_the_shells_key(self, tmp_path: Path) -> None:
+    def test_dotenv_url_of_openai_gets_the_shell_key(self, tmp_path: Path) -> None:
         (tmp_path / ".env").write_text("OPENAI_BASE_URL=https://api.openai.com/v1\n")
         assert resolve_endpoint(environ={"OPENAI_API_KEY": "k"}, folder=tmp_path).api_key == "k"
 
-    def test_a_url_of_the_shell_gets_a_key_of_the_dotenv(self, tmp_path: Path) -> None:
+    def test_shell_url_gets_the_dotenv_key(self, tmp_path: Path) -> None:
         (tmp_path / ".env").write_text("OPENAI_API_KEY=its-own\n")
         assert resolve_endpoint(environ={"OPENAI_BASE_URL": LOCAL}, folder=tmp_path).api_key == "its-own"
 
 
-def test_no_key_is_sent_where_none_is_wanted(tmp_path: Path) -> None:
+def test_no_key_option_sends_no_key(tmp_path: Path) -> None:
     settings = resolve_endpoint(LOCAL, None, NO_KEY, environ={"OPENAI_API_KEY": "k"}, folder=tmp_path)
     assert settings.api_key is None
     assert resolve_endpoint(LOCAL, environ={"OPENAI_API_KEY": "k"}, folder=tmp_path).api_key == "k"
 
 
-def test_the_reason_names_the_providers_own_variable(tmp_path: Path) -> None:
+def test_missing_key_reason_names_the_variable_of_the_provider(tmp_path: Path) -> None:
     url = "https://openrouter.ai/api/v1"
     settings = resolve_endpoint(url, None, NO_KEY, environ={"OPENAI_API_KEY": "k"}, folder=tmp_path)
     assert "write api_key_env: OPENROUTER_API_KEY, or export" in settings.no_key

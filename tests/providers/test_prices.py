@@ -1,4 +1,4 @@
-"""Prices come from a file whose mistakes are named; what is not in it has no cost."""
+"""Price tables and the cost of a completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reward_kit.providers import Price, PriceTable, load_prices
 COUNTS = st.integers(0, 10**7)
 
 
-def test_yaml_and_json_say_the_same(tmp_path):
+def test_yaml_and_json_price_files_are_equivalent(tmp_path):
     prices = {"small": {"input": 0.4, "output": 1.6, "cached": 0.1}, "free": {"input": 0, "output": 0}}
     as_json, as_yaml = tmp_path / "p.json", tmp_path / "p.yaml"
     as_json.write_text(json.dumps(prices))
@@ -23,21 +23,21 @@ def test_yaml_and_json_say_the_same(tmp_path):
     assert load_prices(str(as_json)).models == {"small": Price(0.4, 1.6, 0.1), "free": Price(0.0, 0.0, 0.0)}
 
 
-def test_the_cost_is_per_million_tokens_and_cached_ones_have_their_own_price():
+def test_cost_is_per_million_tokens_with_a_separate_cached_price():
     table = PriceTable({"m": Price(2.0, 10.0, 0.5)})
     assert table.cost("m", 1_000_000, 0) == 2.0
     assert table.cost("m", 0, 1_000_000) == 10.0
     assert table.cost("m", 1_000_000, 0, cached_tokens=1_000_000) == 0.5
 
 
-def test_an_unknown_model_has_no_cost_and_a_free_one_costs_nothing():
+def test_unknown_model_has_no_cost_and_free_model_costs_zero():
     table = PriceTable({"free": Price(0.0, 0.0, 0.0)})
     assert table.cost("m", 5, 5) is None
     assert table.cost("free", 5, 5) == 0.0
 
 
 @given(COUNTS, COUNTS, COUNTS)
-def test_without_a_cached_price_caching_changes_nothing(prompt, completion, cached):
+def test_equal_cached_price_makes_caching_irrelevant(prompt, completion, cached):
     table = PriceTable({"m": Price(3.0, 7.0, 3.0)})
     assert table.cost("m", prompt, completion, cached) == pytest.approx(table.cost("m", prompt, completion))
 
@@ -57,7 +57,7 @@ def test_without_a_cached_price_caching_changes_nothing(prompt, completion, cach
         ("{", "not YAML"),
     ],
 )
-def test_a_mistake_is_named_with_file_and_field(tmp_path, text, said):
+def test_invalid_price_is_reported_with_file_and_field(tmp_path, text, said):
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -66,7 +66,7 @@ def test_a_mistake_is_named_with_file_and_field(tmp_path, text, said):
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_unreadable_price_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no\.yaml cannot be read"):
         load_prices(tmp_path / "no.yaml")
     (tmp_path / "p.json").write_text("{")

@@ -1,4 +1,4 @@
-"""The bucket keeps to its rate in every window, and tokens are learned from what was used."""
+"""Rate limits hold in every window, and token estimates adapt to actual usage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WISHES = st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.01, 1.0, 40.0]), st.flo
 
 
 @given(st.floats(1.0, 6_000.0), WISHES)
-def test_no_window_holds_more_than_its_share_one_bucket_and_one_large_amount(per_minute, wishes):
+def test_usage_in_any_window_is_bounded_by_rate_bucket_and_largest_amount(per_minute, wishes):
     log = taken(per_minute, wishes)
     bucket, largest = max(1.0, per_minute / 60), max((amount for _, amount in log), default=0.0)
     for first in range(len(log)):
@@ -38,7 +38,7 @@ def test_no_window_holds_more_than_its_share_one_bucket_and_one_large_amount(per
 
 
 @pytest.mark.parametrize("per_minute", [6, 60, 600])
-def test_requests_are_spread_over_the_minute_and_use_all_of_it(per_minute):
+def test_requests_are_spread_evenly_and_use_the_full_rate(per_minute):
     log = taken(per_minute, [(0.0, 1.0)] * (3 * per_minute))
     burst = max(1, per_minute // 60)
     for second in range(60):
@@ -46,7 +46,7 @@ def test_requests_are_spread_over_the_minute_and_use_all_of_it(per_minute):
     assert log[-1][0] == pytest.approx((len(log) - burst) * 60 / per_minute)
 
 
-def test_an_unused_minute_is_not_saved_up():
+def test_unused_rate_does_not_accumulate():
     bucket = Bucket(60, 0.0)
     bucket.take(1.0)
     assert bucket.wait_s(1.0, 600.0) == 0.0
@@ -54,14 +54,14 @@ def test_an_unused_minute_is_not_saved_up():
     assert bucket.wait_s(1.0, 600.0) == pytest.approx(1.0)
 
 
-def test_what_was_estimated_too_high_is_given_back():
+def test_overestimated_tokens_are_returned_to_the_bucket():
     bucket = Bucket(600, 0.0)
     bucket.take(10.0)
     bucket.take(-6.0)
     assert bucket.wait_s(6.0, 0.0) == 0.0
 
 
-def test_tokens_are_guessed_from_bytes_and_then_learned():
+def test_token_estimate_starts_from_bytes_and_adapts_to_usage():
     estimate = TokenEstimate()
     assert estimate.tokens(400, 50) == 150.0
     for _ in range(100):
@@ -77,6 +77,6 @@ def test_tokens_are_guessed_from_bytes_and_then_learned():
         ({"max_connections": 1.5}, "max_connections: expected a whole number above 0, got 1.5"),
     ],
 )
-def test_a_wrong_rate_is_a_config_error_that_names_it(options, said):
+def test_invalid_rate_is_a_config_error_naming_the_option(options, said):
     with pytest.raises(ConfigError, match=said):
         Rates(**options)

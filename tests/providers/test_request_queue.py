@@ -1,4 +1,4 @@
-"""One queue for all requests to an endpoint: pace, order, concurrency, outages; in fake time, so exact and instant."""
+"""The request queue of an endpoint, in fake time: pace, order, concurrency and outages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def answered_once(scene: Scene) -> None:
     scene.entered.clear()
 
 
-async def test_without_rates_nobody_waits():
+async def test_requests_do_not_wait_without_rates():
     scene = Scene()
     for name in range(200):
         scene.request(name)
@@ -94,7 +94,7 @@ async def test_without_rates_nobody_waits():
     assert scene.queue.in_flight == 0
 
 
-async def test_requests_begin_in_the_order_in_which_they_came_evenly_spread():
+async def test_requests_start_in_order_of_arrival_and_evenly_spaced():
     scene = Scene(Rates(requests_per_minute=30))
     for name in range(10):
         scene.request(name)
@@ -103,7 +103,7 @@ async def test_requests_begin_in_the_order_in_which_they_came_evenly_spread():
     assert scene.starts == pytest.approx([2.0 * n for n in range(10)])
 
 
-async def test_tokens_are_paced_by_what_answers_really_use():
+async def test_token_rate_uses_actual_usage():
     scene = Scene(Rates(tokens_per_minute=6_000))  # 100 a second; a request really uses 150
     for name in range(60):
         scene.request(name, seconds=0.01, max_completion=1_000)
@@ -112,7 +112,7 @@ async def test_tokens_are_paced_by_what_answers_really_use():
     assert 36 <= in_a_minute <= 41
 
 
-async def test_no_more_than_max_connections_are_in_flight():
+async def test_requests_in_flight_are_limited_to_max_connections():
     scene = Scene(Rates(max_connections=3))
     for name in range(9):
         scene.request(name)
@@ -122,7 +122,7 @@ async def test_no_more_than_max_connections_are_in_flight():
     assert scene.starts == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
 
 
-async def test_a_thousand_that_wait_cost_little():
+async def test_thousands_of_waiting_requests_cost_little_cpu_time():
     scene = Scene(Rates(max_connections=1))
     for name in range(2_000):
         scene.request(name, seconds=0.0)
@@ -133,7 +133,7 @@ async def test_a_thousand_that_wait_cost_little():
 
 
 @pytest.mark.parametrize("moment", ["waiting", "let in", "in flight"])
-async def test_a_cancelled_request_leaves_no_slot_behind(moment):
+async def test_cancelled_request_frees_its_slot(moment):
     scene = Scene(Rates(max_connections=1))
     first, second = scene.request(1), scene.request(2)
     await settle()
@@ -156,7 +156,7 @@ async def test_a_cancelled_request_leaves_no_slot_behind(moment):
     await scene.end()
 
 
-async def test_a_cancelled_waiter_in_front_does_not_hold_up_those_behind():
+async def test_cancelled_waiter_does_not_delay_the_next_requests():
     scene = Scene(Rates(requests_per_minute=6))
     tasks = [scene.request(name) for name in range(4)]
     await scene.clock.advance(1.0)
@@ -166,7 +166,7 @@ async def test_a_cancelled_waiter_in_front_does_not_hold_up_those_behind():
     assert scene.starts == pytest.approx([0.0, 10.0, 20.0])
 
 
-async def test_a_burst_of_refusals_costs_nobody_an_attempt_and_finds_the_endpoints_size():
+async def test_burst_of_refusals_costs_no_attempts_and_finds_endpoint_capacity():
     """An endpoint with ten places: all others are refused at once."""
     scene, places, refusals = Scene(), 10, 0
 
@@ -197,7 +197,7 @@ async def test_a_burst_of_refusals_costs_nobody_an_attempt_and_finds_the_endpoin
     assert [line for line in scene.watcher.lines if "limits the rate: at most 10 requests" in line]
 
 
-async def test_retry_after_stops_the_whole_queue():
+async def test_retry_after_pauses_the_whole_queue():
     scene = Scene()
     await answered_once(scene)
     scene.request(1, TransientError("later", 20.0, 429), seconds=0.0)
@@ -209,7 +209,7 @@ async def test_retry_after_stops_the_whole_queue():
     assert {name for _, name in scene.entered} == {1, 2}
 
 
-async def test_a_retry_after_beyond_patience_stops_the_run():
+async def test_retry_after_beyond_outage_patience_stops_the_run():
     scene = Scene(patience_s=60.0)
     await answered_once(scene)
     scene.request(1, TransientError("tomorrow", 86_400.0, 429), seconds=0.0)
@@ -218,7 +218,7 @@ async def test_a_retry_after_beyond_patience_stops_the_run():
     await scene.end()
 
 
-async def test_a_request_that_alone_is_refused_ends_with_its_budget():
+async def test_request_refused_alone_fails_when_its_budget_is_used_up():
     scene = Scene()
     await answered_once(scene)
     task = scene.request(1, *[REFUSED] * 99, seconds=0.1, budget_s=100.0)
@@ -228,7 +228,7 @@ async def test_a_request_that_alone_is_refused_ends_with_its_budget():
     assert not scene.watcher.reasons
 
 
-async def test_an_outage_costs_no_attempt_is_told_twice_and_probed_by_one_at_a_time():
+async def test_outage_costs_no_attempts_and_is_probed_by_single_requests():
     scene = Scene()
     await answered_once(scene)
     scene.down_until = scene.clock.time + 100.0
@@ -244,7 +244,7 @@ async def test_an_outage_costs_no_attempt_is_told_twice_and_probed_by_one_at_a_t
     assert not scene.watcher.reasons
 
 
-async def test_probes_come_at_growing_intervals_of_at_most_thirty_seconds():
+async def test_probe_intervals_grow_up_to_thirty_seconds():
     scene = Scene(patience_s=1_000.0)
     await answered_once(scene)
     for name in range(5):
@@ -268,7 +268,7 @@ async def test_a_cancelled_probe_is_followed_by_another():
     assert scene.queue.in_flight == 0
 
 
-async def test_after_the_patience_those_who_wait_fail_and_the_run_is_told_once_before():
+async def test_waiting_requests_fail_after_outage_patience_with_a_single_stop_reason():
     scene = Scene(patience_s=100.0)
     await answered_once(scene)
     tasks = [scene.request(name, *[NOBODY] * 99, seconds=0.1) for name in range(8)]
@@ -282,7 +282,7 @@ async def test_after_the_patience_those_who_wait_fail_and_the_run_is_told_once_b
             task.result()
 
 
-async def test_whoever_stops_the_run_may_cancel_those_who_wait_before_they_fail():
+async def test_give_up_callback_can_cancel_waiting_requests_before_they_fail():
     scene = Scene(patience_s=10.0)
     await answered_once(scene)
     tasks = [scene.request(name, *[NOBODY] * 99, seconds=0.1) for name in range(8)]
@@ -291,7 +291,7 @@ async def test_whoever_stops_the_run_may_cancel_those_who_wait_before_they_fail(
     assert all(task.cancelled() for task in tasks)
 
 
-async def test_an_endpoint_that_was_given_up_is_still_tried_now_and_then():
+async def test_abandoned_endpoint_is_still_probed():
     scene = Scene(patience_s=10.0)
     await answered_once(scene)
     for name in range(5):
@@ -307,7 +307,7 @@ async def test_an_endpoint_that_was_given_up_is_still_tried_now_and_then():
     assert after.result() == 0
 
 
-async def test_an_endpoint_that_never_answered_is_waited_for_a_minute():
+async def test_endpoint_that_never_answered_is_given_up_after_a_minute():
     scene = Scene(patience_s=600.0)
     scene.request(1, *[NOBODY] * 99, seconds=0.1)
     await scene.clock.advance(70.0)
@@ -316,7 +316,7 @@ async def test_an_endpoint_that_never_answered_is_waited_for_a_minute():
         scene.tasks[0].result()
 
 
-async def test_a_poison_request_among_others_fails_alone():
+async def test_failing_request_among_successful_requests_fails_alone():
     scene = Scene()
     poison = scene.request(0, *[BROKEN] * 99, seconds=0.2)
     others = [scene.request(name, seconds=0.3 * name) for name in range(1, 20)]
@@ -327,7 +327,7 @@ async def test_a_poison_request_among_others_fails_alone():
     assert not scene.watcher.lines
 
 
-async def test_a_request_that_fails_alone_in_flight_is_its_own_fault_and_a_second_one_is_an_outage():
+async def test_single_failing_request_is_not_an_outage_but_a_second_failure_is():
     scene = Scene()
     await answered_once(scene)
     poison = scene.request(0, *[BROKEN] * 99)
@@ -341,7 +341,7 @@ async def test_a_request_that_fails_alone_in_flight_is_its_own_fault_and_a_secon
     assert len(scene.watcher.lines) == 2
 
 
-async def test_a_refused_connection_is_never_a_requests_fault():
+async def test_refused_connection_is_always_an_outage():
     scene = Scene()
     await answered_once(scene)
     task = scene.request(0, *[NOBODY] * 8)
@@ -350,7 +350,7 @@ async def test_a_refused_connection_is_never_a_requests_fault():
     assert len(scene.watcher.lines) == 2
 
 
-async def test_a_lost_network_is_an_outage_and_a_wrong_host_is_not():
+async def test_unknown_host_is_an_outage_only_after_a_first_answer():
     scene = Scene()
     wrong = scene.request(0, UnknownHostError("no such host"))
     await scene.clock.advance(2.0)
@@ -364,7 +364,7 @@ async def test_a_lost_network_is_an_outage_and_a_wrong_host_is_not():
 
 
 @pytest.mark.parametrize("status, stops", [(401, True), (402, True), (403, False)])
-async def test_a_key_that_is_not_accepted_stops_the_run(status, stops):
+async def test_rejected_api_key_stops_the_run(status, stops):
     scene = Scene()
     await answered_once(scene)
     scene.request(1, AccessError("no", status))
@@ -372,14 +372,14 @@ async def test_a_key_that_is_not_accepted_stops_the_run(status, stops):
     assert bool(scene.watcher.reasons) is stops
 
 
-async def test_a_403_before_any_answer_stops_the_run_too():
+async def test_status_403_before_any_answer_stops_the_run():
     scene = Scene()
     scene.request(1, AccessError("no", 403))
     await scene.clock.advance(2.0)
     assert scene.watcher.reasons == ["no"]
 
 
-async def test_time_in_the_queue_is_known_and_not_the_requests_own():
+async def test_permit_reports_time_waited_in_the_queue():
     scene = Scene(Rates(requests_per_minute=6))
     permits: list[Permit] = [scene.queue.permit(1) for _ in range(3)]
     tasks = [asyncio.create_task(permit.enter()) for permit in permits]
@@ -388,7 +388,7 @@ async def test_time_in_the_queue_is_known_and_not_the_requests_own():
     await asyncio.gather(*tasks)
 
 
-def test_a_queue_outlives_its_event_loop():
+def test_queue_works_across_event_loops():
     scene = Scene(Rates(max_connections=1))
 
     async def interrupted() -> None:

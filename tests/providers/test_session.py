@@ -1,4 +1,4 @@
-"""What the requests of a run share, against real servers: outages, refusals, keys, limits."""
+"""Requests of a run share outages, refusals, keys and limits, tested against real servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def traffic(**options) -> tuple[ProviderSession, list[str], list[str]]:
     return made, lines, reasons
 
 
-async def test_an_outage_pauses_every_request_and_all_of_them_are_answered():
+async def test_outage_pauses_all_requests_until_the_endpoint_answers():
     shared, lines, reasons = traffic()
     told = asyncio.Event()
     shared.notice = lambda line: (lines.append(line), told.set())
@@ -50,7 +50,7 @@ async def test_an_outage_pauses_every_request_and_all_of_them_are_answered():
     assert not reasons
 
 
-async def test_an_outage_that_outlasts_the_patience_ends_the_run_and_its_requests():
+async def test_outage_longer_than_the_patience_fails_the_run_and_its_requests():
     shared, lines, reasons = traffic(outage_patience_s=0.3)
     chat = ChatEndpoint(f"http://127.0.0.1:{closed_port()}/v1", retry=FAST, traffic=shared)
     failures = await asyncio.gather(*(chat.complete(REQUEST) for _ in range(5)), return_exceptions=True)
@@ -60,7 +60,7 @@ async def test_an_outage_that_outlasts_the_patience_ends_the_run_and_its_request
     await chat.aclose()
 
 
-async def test_whoever_stops_the_run_on_an_outage_sees_no_request_fail():
+async def test_cancelling_the_run_on_an_outage_cancels_requests_instead_of_failing():
     shared, _, _ = traffic(outage_patience_s=0.2)
     chat = ChatEndpoint(f"http://127.0.0.1:{closed_port()}/v1", retry=FAST, traffic=shared)
     tasks = [asyncio.create_task(chat.complete(REQUEST)) for _ in range(5)]
@@ -86,7 +86,7 @@ async def test_a_refused_key_stops_the_run_before_the_request_fails():
             await chat.aclose()
 
 
-async def test_a_poison_request_fails_alone():
+async def test_always_failing_request_fails_alone():
     shared, lines, _ = traffic()
 
     def script(body):
@@ -109,7 +109,7 @@ async def test_a_poison_request_fails_alone():
     assert not lines
 
 
-async def test_an_endpoint_with_few_places_is_found_out_and_every_request_is_answered():
+async def test_limited_endpoint_capacity_is_found_and_every_request_is_answered():
     shared, _, _ = traffic()
     places = asyncio.Semaphore(5)
 
@@ -128,7 +128,7 @@ async def test_an_endpoint_with_few_places_is_found_out_and_every_request_is_ans
     assert refused < 200
 
 
-async def test_requests_begin_at_the_rate_that_is_allowed():
+async def test_requests_start_at_the_configured_rate():
     shared, _, _ = traffic()
     async with ChatServer(lambda _: answer()) as server:
         chat = ChatEndpoint(server.base_url, traffic=shared, rates=Rates(requests_per_minute=1_200))
@@ -138,7 +138,7 @@ async def test_requests_begin_at_the_rate_that_is_allowed():
         await chat.aclose()
 
 
-async def test_rates_hold_without_a_traffic_too():
+async def test_rates_apply_without_a_shared_session():
     async with ChatServer(lambda _: slow(0.05, answer())) as server:
         chat = ChatEndpoint(server.base_url, rates=Rates(max_connections=1))
         began = asyncio.get_running_loop().time()
@@ -147,7 +147,7 @@ async def test_rates_hold_without_a_traffic_too():
         await chat.aclose()
 
 
-def test_one_pair_of_endpoint_and_model_has_one_queue_and_one_set_of_rates():
+def test_each_endpoint_and_model_pair_has_a_single_queue_and_rates():
     shared = ProviderSession()
     queue = shared.queue("http://a", "m", Rates(requests_per_minute=60))
     assert shared.queue("http://a", "m", Rates(requests_per_minute=60)) is queue
@@ -156,7 +156,7 @@ def test_one_pair_of_endpoint_and_model_has_one_queue_and_one_set_of_rates():
         shared.queue("http://a", "m", Rates(requests_per_minute=120))
 
 
-def test_a_wrong_patience_is_a_config_error():
+def test_invalid_outage_patience_is_a_config_error():
     with pytest.raises(ConfigError, match="outage_patience_s: expected a number above 0, got 0"):
         ProviderSession(outage_patience_s=0)
 
@@ -175,7 +175,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_without_file_descriptors_asks_less_at_a_time():
+async def test_process_low_on_file_descriptors_sends_fewer_concurrent_requests():
     async with ChatServer(lambda _: slow(0.05, answer())) as server:
         command = [sys.executable, "-c", CROWD, server.base_url]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)

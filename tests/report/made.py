@@ -1,4 +1,4 @@
-"""Runs made by hand whose lines say when everything was done, and the page of one, taken apart."""
+"""Helpers that write runs with known times and parse their pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The episodes behind the page are the stored lines, in whole groups, each line read from where it is."""
+"""Chunks of stored episodes behind a report page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_chunk_holds_the_stored_lines_of_its_episodes(tmp_path: Path) -> None:
     ]
 
 
-def test_every_episode_is_in_one_chunk_and_a_group_in_one_part(tmp_path: Path) -> None:
+def test_every_episode_is_in_exactly_one_chunk_and_groups_are_not_split(tmp_path: Path) -> None:
     run = read_run(random_run(tmp_path, 300))
     with ChunkReader(run) as reader:
         names = [facts.row.rollout_id for parts in reader.chunks for part in parts for facts in part.episodes]
@@ -67,14 +67,14 @@ def test_every_episode_is_in_one_chunk_and_a_group_in_one_part(tmp_path: Path) -
     assert names == found, "the index and the lines have one order"
 
 
-def test_the_latest_attempt_and_its_score_are_there_and_what_a_limit_cut_off_is_not(tmp_path: Path) -> None:
+def test_chunks_hold_latest_attempts_and_leave_out_episodes_cut_off_by_a_limit(tmp_path: Path) -> None:
     lines = [episode("r"), episode("s", stop_reason="run_limit"), episode("r", attempt=1, stop_reason="max_steps")]
     run = make_run(tmp_path, lines, [score("r", 0.0), score("r", 1.0, attempt=1)], total=2)
     (text,) = texts_of(run)
     assert lines_of(text) == [("E", lines[2]), ("S", score("r", 1.0, attempt=1))]
 
 
-def test_a_large_group_comes_in_parts_that_know_their_place(tmp_path: Path) -> None:
+def test_large_group_is_split_into_parts_with_their_offsets(tmp_path: Path) -> None:
     count = 2 * MOST_TOGETHER + 5
     run = facts(tmp_path, [episode(f"r{n:03}", rollout_index=n, group_id="g") for n in range(count)], [])
     parts = split_groups(run.episodes)
@@ -87,19 +87,19 @@ def test_a_large_group_comes_in_parts_that_know_their_place(tmp_path: Path) -> N
     assert names == [f"r{n:03}" for n in range(count)]
 
 
-def test_a_group_of_long_episodes_comes_in_parts_too(tmp_path: Path) -> None:
+def test_group_of_long_episodes_is_split_into_parts(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "x" * 1_500_000}]
     run = facts(tmp_path, [episode(f"r{n}", rollout_index=n, group_id="g", messages=long) for n in range(5)], [])
     assert [len(part.episodes) for part in split_groups(run.episodes)] == [2, 2, 1]
 
 
-def test_chunks_are_of_about_half_a_megabyte(tmp_path: Path) -> None:
+def test_chunks_have_about_half_a_megabyte(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "x" * 100_000}]
     run = facts(tmp_path, [episode(f"r{n}", group_id=f"g{n}", messages=long) for n in range(12)], [])
     assert [len(chunk) for chunk in split_chunks(split_groups(run.episodes))] == [5, 5, 2]
 
 
-def test_no_markup_can_end_the_script_that_holds_a_chunk() -> None:
+def test_markup_in_a_chunk_cannot_end_its_script() -> None:
     line = json.dumps(episode("r", messages=[{"role": "user", "content": "</script><!--"}])).encode()
     block = json.dumps(credit("r", 0) | {"state_key": "</script>"}, separators=(",", ":")).encode()
     from reward_kit.runs.run_folder import RunHeader

@@ -1,4 +1,4 @@
-"""The page of a comparison: what it says, and that nothing of a stranger runs on it."""
+"""The page of a comparison: content, determinism and escaping of untrusted text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def written(tmp_path: Path) -> Parsed:
     return page(write_comparison(comparison, tmp_path / "compare.html"))
 
 
-def test_it_says_what_the_table_says(tmp_path: Path) -> None:
+def test_page_shows_the_cells_and_notes_of_the_terminal_table(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, scores) for name, scores in (("before", BEFORE), ("after", AFTER))]
     comparison = compared(*runs)
     text = page(write_comparison(comparison, tmp_path / "compare.html")).text
@@ -43,20 +43,20 @@ def test_it_says_what_the_table_says(tmp_path: Path) -> None:
     assert "no difference between after and before is shown" in text
 
 
-def test_the_samples_are_there_the_lost_ones_first(written: Parsed) -> None:
+def test_samples_table_lists_lost_samples_first(written: Parsed) -> None:
     assert written.column("samples", "change") == ["lost", "won", "worse", "same", "left out"]
     assert written.column("samples", "sample") == ["a", "b", "c", "d", "gone"]
     assert written.column("samples", "difference") == [-1.0, 1.0, -0.5, 0.0, None]
     assert written.column("samples", "after") == ["0 of 1", "1 of 1", "0 of 2", "0 of 1", ""]
 
 
-def test_several_runs_have_a_column_that_tells_them_apart(tmp_path: Path) -> None:
+def test_samples_of_several_runs_have_a_policy_column(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, BEFORE, policy=name) for name in ("x", "y", "z")]
     table = samples_table(compared(*runs))
     assert {row[2] for row in table.rows} == {"y", "z"} and len(table.rows) == 10
 
 
-def test_it_loads_nothing_and_allows_its_own_script_alone(written: Parsed) -> None:
+def test_page_loads_nothing_and_allows_only_its_own_script(written: Parsed) -> None:
     sources = [value for _, given in written.tags for key, value in given.items() if key in ("src", "href", "action")]
     assert all(value and value.startswith(("#", "data:")) for value in sources)
     (policy,) = [given["content"] or "" for tag, given in written.tags if given.get("http-equiv")]
@@ -68,7 +68,7 @@ def test_it_loads_nothing_and_allows_its_own_script_alone(written: Parsed) -> No
     assert not [given for _, given in written.tags if any(key.startswith("on") or key == "style" for key in given)]
 
 
-def test_what_a_stranger_wrote_is_text(tmp_path: Path) -> None:
+def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / n, {HOSTILE: [1.0], "b": [v]}, policy=f"{n}{HOSTILE}") for n, v in (("x", 0.0), ("y", 1.0))
     ]
@@ -80,20 +80,20 @@ def test_what_a_stranger_wrote_is_text(tmp_path: Path) -> None:
     assert not re.search("[\u202e\x1b\ud800]", target.read_text(encoding="utf-8"))
 
 
-def test_the_script_knows_how_every_number_is_written(written: Parsed) -> None:
+def test_script_formats_every_number_kind(written: Parsed) -> None:
     kinds = {column["kind"] for column in written.tables["samples"]["columns"]} - {"id", "word"}
     assert kinds == {"score", "signed"}
     for kind in kinds:
         assert f"    {kind}: " in written.blocks["script"][-1]
 
 
-def test_it_is_the_same_whenever_it_is_written(tmp_path: Path) -> None:
+def test_page_is_deterministic(tmp_path: Path) -> None:
     comparison = compared(make_run(tmp_path / "before", BEFORE), make_run(tmp_path / "after", AFTER))
     one, other = (write_comparison(comparison, tmp_path / name).read_bytes() for name in ("1.html", "2.html"))
     assert one == other
 
 
-def test_the_picture_holds_every_interval(tmp_path: Path) -> None:
+def test_forest_plot_contains_every_interval(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / name, scores, policy=name) for name, scores in (("x", BEFORE), ("y", AFTER), ("z", AFTER))
     ]
@@ -106,12 +106,12 @@ def test_the_picture_holds_every_interval(tmp_path: Path) -> None:
     assert all(0 <= label.y <= drawing.height for label in drawing.labels)
 
 
-def test_one_common_sample_has_a_point_and_no_bar(tmp_path: Path) -> None:
+def test_single_common_sample_is_drawn_without_an_interval(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, {"a": [value]}) for name, value in (("x", 0.0), ("y", 0.0))]
     assert not [path for path in draw_forest(compared(*runs)).paths if path.kind.startswith("range")]
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_target_folder_is_reported(tmp_path: Path) -> None:
     comparison = compared(make_run(tmp_path / "before", BEFORE), make_run(tmp_path / "after", AFTER))
     with pytest.raises(ConfigError, match=r"folder .*nowhere does not exist; create it first"):
         write_comparison(comparison, tmp_path / "nowhere" / "compare.html")

@@ -1,4 +1,4 @@
-"""Where the page has its episodes: within itself while they are few, else in files beside it that belong together."""
+"""Storage of a page's episodes: in the page itself or in files beside it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def written(run: Path) -> dict[str, str]:
     return {str(file.relative_to(run)): file.read_text() for file in sorted(run.glob("report_data/*/*"))}
 
 
-def test_a_small_run_is_one_file(tmp_path: Path) -> None:
+def test_small_run_is_written_as_a_single_file(tmp_path: Path) -> None:
     run = random_run(tmp_path, 60)
     page = page_of(run)
     index = index_of(page)
@@ -52,7 +52,7 @@ def test_a_small_run_is_one_file(tmp_path: Path) -> None:
     assert policy_of(page)["script-src"].count(" ") == 0, "its own script alone"
 
 
-def test_a_large_run_has_its_episodes_beside_its_page(tmp_path: Path) -> None:
+def test_large_run_has_its_episodes_in_files_beside_the_page(tmp_path: Path) -> None:
     run = long_run(tmp_path)
     page = page_of(run)
     index, files = index_of(page), written(run)
@@ -63,7 +63,7 @@ def test_a_large_run_has_its_episodes_beside_its_page(tmp_path: Path) -> None:
     assert policy_of(page)["script-src"].endswith(" 'self' file:")
 
 
-def test_a_page_written_again_leaves_no_chunk_of_the_earlier_one(tmp_path: Path) -> None:
+def test_rewriting_a_page_removes_its_earlier_chunks(tmp_path: Path) -> None:
     run = long_run(tmp_path)
     first = index_of(page_of(run))["folder"]
     second = index_of(page_of(run))["folder"]
@@ -71,7 +71,7 @@ def test_a_page_written_again_leaves_no_chunk_of_the_earlier_one(tmp_path: Path)
     assert {name.rsplit("/", 1)[0] for name in written(run)} == {second}
 
 
-def test_a_page_that_needs_none_any_more_leaves_no_folder_but_what_others_put_there(tmp_path: Path) -> None:
+def test_unneeded_data_folder_is_removed_unless_it_holds_other_files(tmp_path: Path) -> None:
     run = long_run(tmp_path)
     write_report(run)
     (run / "episodes.jsonl").write_text(json.dumps(episode("r00")) + "\n")
@@ -83,16 +83,14 @@ def test_a_page_that_needs_none_any_more_leaves_no_folder_but_what_others_put_th
     assert (run / "report_data" / "mine.txt").read_text() == "mine"
 
 
-def test_two_pages_in_one_folder_have_their_own_episodes(tmp_path: Path) -> None:
+def test_two_pages_in_the_same_folder_have_separate_episode_data(tmp_path: Path) -> None:
     run = long_run(tmp_path)
     for name in ("one.html", "other.html"):
         write_report(run, tmp_path / name)
     assert len(list(tmp_path.glob("one_data/*"))) == len(list(tmp_path.glob("other_data/*"))) == 1
 
 
-def test_a_page_that_cannot_be_written_leaves_the_earlier_one_with_its_episodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_earlier_page_and_its_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = long_run(tmp_path)
     before = index_of(page_of(run))["folder"]
 
@@ -114,13 +112,13 @@ def template_text(script: str) -> str:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "`", "${alert(1)}", "$", "\\`", "\\\\`${", "'", "\\"])
-def test_a_chunk_script_says_what_the_lines_say(text: str) -> None:
+def test_chunk_script_preserves_lines_exactly(text: str) -> None:
     line = json.dumps({"content": text, text: [text]}).encode("ascii")
     lines = template_text(chunk_script(7, b"E" + line + b"\nS" + line + b"\n").decode("ascii")).splitlines()
     assert [json.loads(found[1:]) for found in lines] == [json.loads(line)] * 2
 
 
-def test_a_served_page_asks_its_server_and_nobody_else(tmp_path: Path) -> None:
+def test_served_page_connects_to_its_own_server_only(tmp_path: Path) -> None:
     run = random_run(tmp_path, 20)
     page = Parsed(run_page(read_run(run), served(run), "/* more */", has_rows=False))
     assert index_of(page) == {"mode": "server", "credit": None, "folder": "", "chunks": []}
@@ -130,7 +128,7 @@ def test_a_served_page_asks_its_server_and_nobody_else(tmp_path: Path) -> None:
     assert page.column("episodes", "rollout") == []
 
 
-def test_the_page_knows_by_what_the_steps_were_credited(tmp_path: Path) -> None:
+def test_page_contains_the_estimator_and_its_options(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [])
     assert credit_facts(run) is None
     section = {"estimator": "gigpo", "step_rewards": "environment", "options": {"omega": 0.5, "gamma": 0.9, "x": 1}}
@@ -146,13 +144,13 @@ def test_the_page_knows_by_what_the_steps_were_credited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"credit": null}', '{"credit": {"options": 3}}'])
-def test_a_damaged_summary_costs_nothing_but_what_it_says(tmp_path: Path, text: str) -> None:
+def test_damaged_summary_only_omits_credit_facts(tmp_path: Path, text: str) -> None:
     run = make_run(tmp_path, [episode("r")], [])
     (run / "summary.json").write_text(text)
     assert index_of(page_of(run))["credit"] is None
 
 
-def test_the_name_of_an_episode_is_in_its_link_as_it_is_stored(tmp_path: Path) -> None:
+def test_episode_links_encode_the_stored_rollout_id(tmp_path: Path) -> None:
     names = ["a b", "a/b#c?d%", "half \ud83d", "json:x", "x" * 300]
     run = make_run(tmp_path, [episode(name) for name in names], [score(name, 0.0) for name in names])
     links = {given["href"] for tag, given in page_of(run).tags if tag == "a" and "#/" in (given.get("href") or "")}
@@ -165,13 +163,13 @@ def test_the_name_of_an_episode_is_in_its_link_as_it_is_stored(tmp_path: Path) -
     }
 
 
-def test_a_shortened_name_has_the_whole_one_beside_it(tmp_path: Path) -> None:
+def test_shortened_rollout_id_keeps_the_full_id(tmp_path: Path) -> None:
     name = "x" * 300
     page = page_of(make_run(tmp_path, [episode(name), episode("short")], []))
     assert page.column("episodes", "rollout") == ["short", ["x" * 120 + "… (300 characters)", name]]
 
 
-def test_groups_of_several_are_listed_where_scores_differ_most_first(tmp_path: Path) -> None:
+def test_groups_are_listed_by_descending_score_spread(tmp_path: Path) -> None:
     episodes = [episode(name, group_id=name[0]) for name in ("a1", "a2", "b1", "b2", "c1", "d1", "d2")]
     scores = [score("a1", 1.0), score("a2", 1.0), score("b1", 1.0), score("b2", 0.25), score("c1", 1.0)]
     page = page_of(make_run(tmp_path, episodes, scores))
@@ -180,7 +178,7 @@ def test_groups_of_several_are_listed_where_scores_differ_most_first(tmp_path: P
     assert page.column("groups", "scored") == [2, 2, 0]
 
 
-def test_a_page_of_the_same_run_is_the_same_but_for_the_stamp_of_its_chunks(tmp_path: Path) -> None:
+def test_page_of_a_run_is_deterministic(tmp_path: Path) -> None:
     run = random_run(tmp_path, 40)
     assert write_report(run).read_bytes() == write_report(run).read_bytes()
     facts = read_run(run)

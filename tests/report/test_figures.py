@@ -1,4 +1,4 @@
-"""Figures that the summary does not have, and how texts and numbers are shown."""
+"""Histograms, tables and number formats of the report page."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_a_histogram_holds_every_score_once(tmp_path: Path, values: list[float])
     assert len(draw_histogram(found).rects) == sum(count > 0 for count in found.counts)
 
 
-def test_scores_between_0_and_1_are_shown_between_0_and_1(tmp_path: Path) -> None:
+def test_histogram_of_scores_within_0_and_1_spans_0_to_1(tmp_path: Path) -> None:
     (found,) = histograms(facts(tmp_path, [episode("r"), episode("s")], [score("r", 0.5), score("s", 1.0)]).episodes)
     assert (found.low, found.high) == (0.0, 1.0)
     assert (found.counts[10], found.counts[-1]) == (1, 1), "1 is in the last bin"
 
 
-def test_the_worst_are_scored_and_what_broke_stands_apart(tmp_path: Path) -> None:
+def test_worst_episodes_are_scored_and_failed_episodes_are_listed_separately(tmp_path: Path) -> None:
     episodes = [episode(f"r{n:02d}", took_s=float(n)) for n in range(15)]
     scores = [score(f"r{n:02d}", None if n == 3 else 1.0 - n / 20) for n in range(14)]
     found = facts(tmp_path, episodes, scores).episodes
@@ -55,7 +55,7 @@ def test_the_worst_are_scored_and_what_broke_stands_apart(tmp_path: Path) -> Non
     assert [one.row.rollout_id for one in slowest(found)] == [f"r{n:02d}" for n in range(14, 4, -1)]
 
 
-def test_what_a_policy_took_is_told_with_what_has_no_price(tmp_path: Path) -> None:
+def test_policy_costs_report_episodes_without_a_price(tmp_path: Path) -> None:
     episodes = [
         episode("r", took_s=2.0, usage={"prompt_tokens": 10, "completion_tokens": 1, "cost": 0.5}),
         episode("s", took_s=4.0, usage={"prompt_tokens": 20, "completion_tokens": 2}),
@@ -67,7 +67,7 @@ def test_what_a_policy_took_is_told_with_what_has_no_price(tmp_path: Path) -> No
     assert (spent.episode_s, spent.policy_s) == (12.0, None), "what nobody knows is not zero"
 
 
-def test_what_scoring_took(tmp_path: Path) -> None:
+def test_scoring_figures_report_calls_and_durations(tmp_path: Path) -> None:
     episodes = [episode(name, sample=name) for name in "rstu"]
     scores = [
         score("r", 1.0, (1.0, 2.0), (4.0, 7.0), asked_s=0.5),
@@ -84,13 +84,13 @@ def test_what_scoring_took(tmp_path: Path) -> None:
     assert (whole.n, whole.most) == (3, 6.5) and (groups.n, groups.most) == (3, 7.0)
 
 
-def test_without_times_the_durations_of_scores_are_left(tmp_path: Path) -> None:
+def test_scoring_figures_without_times_report_score_durations_only(tmp_path: Path) -> None:
     run = facts(tmp_path, [episode("r")], [score("r", 1.0)])
     found = scoring_figures(run, build_timeline(run))
     assert found.calls is None and [(times.title, times.p50) for times in found.times] == [("one score", 0.5)]
 
 
-def test_what_a_judge_took_is_counted_once_for_a_group(tmp_path: Path) -> None:
+def test_judge_cost_of_a_group_is_counted_once(tmp_path: Path) -> None:
     group = [judged(name, USAGE.format("0.25"), scored_group="g") for name in "rs"]
     alone = [judged("t", USAGE.format("0.25")), judged("u", USAGE.format("unknown"))]
     run = facts(tmp_path, [episode(name) for name in "rstu"], group + alone)
@@ -98,7 +98,7 @@ def test_what_a_judge_took_is_counted_once_for_a_group(tmp_path: Path) -> None:
     assert (found.cost, found.unpriced) == (0.5, 1)
 
 
-def test_a_sample_is_the_sum_of_its_episodes(tmp_path: Path) -> None:
+def test_samples_table_aggregates_episodes_by_sample_and_policy(tmp_path: Path) -> None:
     episodes = [episode("r"), episode("s"), episode("t", sample="y"), episode("u", policy="q")]
     scores = [score("r", 1.0), score("s", 0.5), score("t", None)]
     table = samples_table(facts(tmp_path, episodes, scores).episodes, 1.0)
@@ -111,7 +111,7 @@ def test_a_sample_is_the_sum_of_its_episodes(tmp_path: Path) -> None:
 
 
 @given(st.text(st.characters(), max_size=300), st.integers(1, 100))
-def test_a_shown_text_is_short_and_holds_nothing_unseen(text: str, limit: int) -> None:
+def test_escaped_text_is_short_and_has_no_invisible_characters(text: str, limit: int) -> None:
     found = escape_text(text, limit)
     assert len(found) <= 6 * limit + 40
     assert not any(
@@ -120,7 +120,7 @@ def test_a_shown_text_is_short_and_holds_nothing_unseen(text: str, limit: int) -
     found.encode("utf-8")
 
 
-def test_a_calm_text_is_shown_as_it_is() -> None:
+def test_ordinary_text_is_not_escaped() -> None:
     assert escape_text("naïve – שלום\n\t{}<>&", 100) == "naïve – שלום\n\t{}<>&"
 
 
@@ -139,15 +139,15 @@ def test_a_calm_text_is_shown_as_it_is() -> None:
         (3600.0, "1 h"),
     ],
 )
-def test_durations_have_the_unit_that_suits_them(value: float | None, said: str) -> None:
+def test_durations_are_shown_in_a_suitable_unit(value: float | None, said: str) -> None:
     assert seconds(value) == said
 
 
-def test_money_is_shown_to_the_digit_that_matters() -> None:
+def test_dollars_are_rounded_to_significant_digits() -> None:
     assert [dollars(value) for value in (None, 0.00123, 1234.5)] == ["unknown", "$0.0012", "$1,234.50"]
 
 
 @given(st.floats(1e-4, 1e9))
-def test_ticks_are_few_round_and_within_the_picture(length_s: float) -> None:
+def test_ticks_are_few_and_within_the_axis(length_s: float) -> None:
     found = ticks(length_s)
     assert 2 <= len(found) <= 10 and found[0] == 0.0 and found[-1] <= length_s

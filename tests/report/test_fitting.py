@@ -1,4 +1,4 @@
-"""What a stored line becomes before it is put on a page: itself, or itself with its long texts cut."""
+"""Cutting of long texts in stored lines before they are put on a page."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def line_of(record: object) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def test_a_short_line_stays_as_it_is(fitter: LineFitter) -> None:
+def test_short_line_is_unchanged(fitter: LineFitter) -> None:
     line = line_of({"rollout_id": "r", "messages": [{"role": "user", "content": "half \ud83d of a pair"}]})
     assert fitter.fitted(line) == line[:-1]
 
 
-def test_a_text_of_five_megabytes_is_cut_and_its_length_told(fitter: LineFitter) -> None:
+def test_long_text_is_cut_and_its_length_is_kept(fitter: LineFitter) -> None:
     record = {"rollout_id": "r", "messages": [{"role": "user", "content": "x" * 5_000_000}, {"content": "short"}]}
     fitted = fitter.fitted(line_of(record))
     assert len(fitted) < 25_000
@@ -34,7 +34,7 @@ def test_a_text_of_five_megabytes_is_cut_and_its_length_told(fitter: LineFitter)
     ]
 
 
-def test_a_text_with_half_pairs_is_cut_too(fitter: LineFitter) -> None:
+def test_long_text_with_lone_surrogates_is_cut(fitter: LineFitter) -> None:
     from reward_kit.episodes.json_codec import to_json_value
 
     whole = "\ud83d" * 60_000
@@ -42,23 +42,23 @@ def test_a_text_with_half_pairs_is_cut_too(fitter: LineFitter) -> None:
     assert cut["content"] == {"__cut__": "\ud83d" * 20_000, "length": 60_000}
 
 
-def test_many_long_texts_are_cut_shorter(fitter: LineFitter) -> None:
+def test_many_long_texts_are_cut_further(fitter: LineFitter) -> None:
     record = {"messages": [{"content": "y" * 19_000}] * 400}
     fitted = fitter.fitted(line_of(record))
     assert len(fitted) < 2_000_000
     assert json.loads(fitted)["messages"][399]["content"] == {"__cut__": "y" * 2_000, "length": 19_000}
 
 
-def test_a_long_key_is_no_way_around(fitter: LineFitter) -> None:
+def test_long_object_key_is_cut(fitter: LineFitter) -> None:
     assert len(fitter.fitted(line_of({"steps": [{"action": {"k" * 5_000_000: 1}}]}))) < 25_000
 
 
-def test_a_line_edited_by_hand_becomes_ascii(fitter: LineFitter) -> None:
+def test_non_ascii_line_becomes_ascii(fitter: LineFitter) -> None:
     line = '{"rollout_id":"r","messages":[{"content":"שלום"}]}\n'.encode()
     fitted = fitter.fitted(line)
     assert fitted.isascii() and json.loads(fitted) == json.loads(line)
 
 
 @pytest.mark.parametrize("line", [b'{"messages":["' + b"x" * 200_000, b'{"a":"\xff"}', b"[" * 200_000])
-def test_a_damaged_line_is_null(fitter: LineFitter, line: bytes) -> None:
+def test_damaged_line_becomes_null(fitter: LineFitter, line: bytes) -> None:
     assert fitter.fitted(line) == b"null"

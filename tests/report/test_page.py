@@ -1,4 +1,4 @@
-"""The page says what `summary.json` says, loads nothing, and shows what strangers wrote as text."""
+"""The report page matches `summary.json`, loads nothing and escapes untrusted text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def summary_of(run: Path) -> dict:
     return summary_to_json(summarise((one.row for one in facts.episodes), facts.pass_threshold))
 
 
-def test_the_headline_is_that_of_the_summary(tmp_path: Path) -> None:
+def test_headline_figures_match_the_summary(tmp_path: Path) -> None:
     run = random_run(tmp_path, 100)
     page = page_of(run)
     for policy in summary_of(run)["policies"]:
@@ -55,7 +55,7 @@ def test_the_headline_is_that_of_the_summary(tmp_path: Path) -> None:
         assert shown["unscored"] == policy["episodes"] - policy["scored"] == policy["score"]["n_unscored"] > 0
 
 
-def test_the_counts_are_those_of_the_summary(tmp_path: Path) -> None:
+def test_counts_match_the_summary(tmp_path: Path) -> None:
     run = random_run(tmp_path, 100)
     page, policies = page_of(run), summary_of(run)["policies"]
     for table, key in (("stop", "stop_reasons"), ("error", "errors")):
@@ -63,7 +63,7 @@ def test_the_counts_are_those_of_the_summary(tmp_path: Path) -> None:
         assert page.counts[table] == {name: sum(p[key].get(name, 0) for p in policies) for name in names}
 
 
-def test_the_tables_hold_every_episode_and_every_sample(tmp_path: Path) -> None:
+def test_tables_list_every_episode_and_sample(tmp_path: Path) -> None:
     run = random_run(tmp_path, 100)
     page, facts = page_of(run), read_run(run)
     assert page.column("episodes", "rollout") == sorted(one.row.rollout_id for one in facts.episodes)
@@ -73,7 +73,7 @@ def test_the_tables_hold_every_episode_and_every_sample(tmp_path: Path) -> None:
     assert len(unscored) == sum(one.row.score is None for one in facts.episodes) > 0, "unscored is no number"
 
 
-def test_the_page_loads_nothing(tmp_path: Path) -> None:
+def test_page_loads_no_external_resources(tmp_path: Path) -> None:
     run = random_run(tmp_path, 60)
     page = page_of(run)
     for tag, given in page.tags:
@@ -90,7 +90,7 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
     assert set(re.findall(r"url\(([^)]*)\)", own)) <= {"#hatch"}
 
 
-def test_the_page_allows_its_own_script_and_style_alone(tmp_path: Path) -> None:
+def test_content_security_policy_allows_only_the_own_script_and_style(tmp_path: Path) -> None:
     page = page_of(random_run(tmp_path, 20))
     (policy,) = [given["content"] for tag, given in page.tags if given.get("http-equiv") == "Content-Security-Policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -101,7 +101,7 @@ def test_the_page_allows_its_own_script_and_style_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_strangers_wrote_is_text_and_nothing_else(tmp_path: Path, text: str) -> None:
+def test_untrusted_text_is_shown_as_text(tmp_path: Path, text: str) -> None:
     usage = {"judge_usage": {"reason": "calls=1"}}
     calm_score = score("r", 0.0, (1.0, 2.0), result={"score": 0.0, "reason": "calm", "metrics": usage})
     calm = page_of(make_run(tmp_path / "calm", [episode("r")], [calm_score]))
@@ -120,7 +120,7 @@ def test_what_strangers_wrote_is_text_and_nothing_else(tmp_path: Path, text: str
     assert page.column("episodes", "reason") == broken.column("episodes", "reason")
 
 
-def test_a_text_of_five_megabytes_is_cut_and_its_length_told(tmp_path: Path) -> None:
+def test_text_of_five_megabytes_is_cut_and_its_length_shown(tmp_path: Path) -> None:
     long = "x" * 5_000_000
     run = make_run(tmp_path, [episode("r")], [score("r", 0.0, result={"score": 0.0, "reason": long})])
     path = write_report(run)
@@ -128,7 +128,7 @@ def test_a_text_of_five_megabytes_is_cut_and_its_length_told(tmp_path: Path) -> 
     assert "… (5,000,000 characters)" in Parsed(path.read_text()).text
 
 
-def test_ten_thousand_episodes_are_one_page_of_bounded_size(tmp_path: Path) -> None:
+def test_page_of_ten_thousand_episodes_has_bounded_size(tmp_path: Path) -> None:
     run = random_run(tmp_path, 10_000, width=64)
     path = write_report(run)
     page = Parsed(path.read_text(encoding="utf-8"))
@@ -139,7 +139,7 @@ def test_ten_thousand_episodes_are_one_page_of_bounded_size(tmp_path: Path) -> N
     assert page.figures["a"]["episodes"] + page.figures["b"]["episodes"] == 10_000
 
 
-def test_a_run_of_an_earlier_release_has_a_page_that_says_what_it_does_not_know(tmp_path: Path) -> None:
+def test_page_of_a_run_without_score_times_reports_missing_times(tmp_path: Path) -> None:
     page = page_of(
         make_run(tmp_path, [episode("r", 0.0, 2.0), episode("s", 1.0, 2.0)], [score("r", 1.0), score("s", 0.0)])
     )
@@ -148,7 +148,7 @@ def test_a_run_of_an_earlier_release_has_a_page_that_says_what_it_does_not_know(
     assert page.figures["p"]["mean"] == 0.5
 
 
-def test_without_any_time_there_is_nothing_to_draw_and_the_page_says_so(tmp_path: Path) -> None:
+def test_page_without_any_times_has_no_timeline_and_says_why(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path, [episode("r", timing=None)], [score("r", 1.0, timing=None)]))
     assert "have no times, so there is no timeline" in page.text
     assert "timeline" not in [given.get("class") for _, given in page.tags]
@@ -159,13 +159,13 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     assert "No episodes yet." in page.text and "8 of 8 episodes are missing" in page.text
 
 
-def test_an_episode_that_ran_again_stands_where_its_latest_line_does_in_every_reader(tmp_path: Path) -> None:
+def test_rerun_episode_is_ordered_by_its_latest_line(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("r1"), episode("r2"), episode("r1", attempt=1)], [], total=2)
     assert [facts.row.rollout_id for facts in read_run(run).episodes] == ["r2", "r1"]
     assert list(index_results(run).episodes) == ["r2", "r1"]
 
 
-def test_only_the_latest_attempt_counts_and_what_a_limit_cut_off_is_no_result(tmp_path: Path) -> None:
+def test_only_latest_attempts_count_and_episodes_cut_off_by_a_limit_do_not(tmp_path: Path) -> None:
     cut = episode("s", stop_reason="run_limit")
     lines = [episode("r"), cut, episode("r", attempt=1)]
     page = page_of(make_run(tmp_path, lines, [score("r", 0.0), score("r", 1.0, attempt=1)], total=2))
@@ -173,7 +173,7 @@ def test_only_the_latest_attempt_counts_and_what_a_limit_cut_off_is_no_result(tm
     assert "1 attempts were replaced" in page.text and "1 episodes were cut off by a limit of the run" in page.text
 
 
-def test_scores_beyond_one_and_of_every_size_have_a_page(tmp_path: Path) -> None:
+def test_scores_of_any_magnitude_are_shown(tmp_path: Path) -> None:
     values = [-1e308, 1e308, 0.0, -3.5]
     names = [f"r{place}" for place in range(len(values))]
     episodes = [episode(name, sample=name) for name in names]
@@ -197,17 +197,17 @@ def test_a_damaged_episode_is_named(tmp_path: Path) -> None:
         write_report(make_run(tmp_path, [line], []))
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run folder: it has no run\.json"):
         write_report(tmp_path)
 
 
-def test_a_training_run_is_refused(tmp_path: Path) -> None:
+def test_training_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is a training run, which has metrics\.jsonl"):
         read_run(make_run(tmp_path, [], [], training={"train_path": "t.yaml"}))
 
 
-def test_a_file_in_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_target_in_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [])
     with pytest.raises(ConfigError, match=r"folder .*nowhere does not exist; create it first"):
         write_report(run, tmp_path / "nowhere" / "page.html")

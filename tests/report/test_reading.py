@@ -1,4 +1,4 @@
-"""The facts of an episode are the same whether its line is parsed as a whole or without its long middle."""
+"""Fast parsing of episode lines agrees with parsing the whole line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.report.made import episode, make_run
 FAILURE = {"class": "crash", "where": "ToolError", "message": ',"messages":[ ,"timing":'}
 
 
-def told(folder: Path, line: dict[str, Any]) -> EpisodeOutline:
+def read_facts(folder: Path, line: dict[str, Any]) -> EpisodeOutline:
     """What is read of a run of this one line, as the store writes it."""
     run = make_run(folder, [], [])
     (run / "episodes.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
@@ -48,16 +48,16 @@ def stored(name: str = "r", **changes: Any) -> dict[str, Any]:
         {"attempt": 2, "rollout_index": 5, "environment_return": -1.5},
     ],
 )
-def test_the_short_way_tells_what_the_whole_line_tells(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_fast_parser_agrees_with_full_parser(tmp_path: Path, changes: dict[str, Any]) -> None:
     line = stored(**changes)
-    found = told(tmp_path, line)
+    found = read_facts(tmp_path, line)
     header = read_run(tmp_path / "run").header
     assert found == episode_outline(line, header, None, found.place)
 
 
-def test_errors_of_tools_are_counted(tmp_path: Path) -> None:
+def test_tool_errors_are_counted(tmp_path: Path) -> None:
     steps = [{}, {"info": {"tools": [{"name": "f", "error": "it broke"}, {"name": "g"}]}}]
-    assert told(tmp_path, stored(steps=steps)).row.tool_errors == 1
+    assert read_facts(tmp_path, stored(steps=steps)).row.tool_errors == 1
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         read_run(run)
 
 
-def test_lines_know_where_they_are(tmp_path: Path) -> None:
+def test_facts_record_offset_and_length_of_their_line(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a"), episode("long name")], [])
     text = (run / "episodes.jsonl").read_bytes()
     for facts in read_run(run).episodes:

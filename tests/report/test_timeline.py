@@ -1,4 +1,4 @@
-"""When what was done: lanes, sums, what is left out, and what nobody knows."""
+"""The timeline of a run: spans, lanes, gaps and curves."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ MOMENTS = [place / 8 + 1 / 16 for place in range(160)]
 
 
 @given(SPANS)
-def test_joined_spans_cover_what_the_spans_cover_and_nothing_twice(spans: list[Span]) -> None:
+def test_merged_spans_cover_the_same_moments_without_overlap(spans: list[Span]) -> None:
     found = merge_spans(spans)
     assert [covers(found, moment) for moment in MOMENTS] == [int(covers(spans, moment) > 0) for moment in MOMENTS]
     assert all(one.end_s < other.begin_s for one, other in pairwise(found))
 
 
 @given(SPANS, SPANS)
-def test_crossed_spans_cover_what_both_cover(one: list[Span], other: list[Span]) -> None:
+def test_intersected_spans_cover_moments_that_both_cover(one: list[Span], other: list[Span]) -> None:
     found = intersect_spans(merge_spans(one), merge_spans(other))
     both = [int(covers(one, moment) > 0 and covers(other, moment) > 0) for moment in MOMENTS]
     assert [covers(found, moment) for moment in MOMENTS] == both
@@ -53,7 +53,7 @@ def test_crossed_spans_cover_what_both_cover(one: list[Span], other: list[Span])
 
 
 @given(SPANS)
-def test_the_most_at_once_and_the_means_agree_with_counting(spans: list[Span]) -> None:
+def test_peak_and_occupancy_agree_with_counting(spans: list[Span]) -> None:
     counts = [covers(spans, moment) for moment in MOMENTS]
     long = [span for span in spans if span.end_s > span.begin_s]
     assert most_at_once(long) == max(counts)
@@ -61,7 +61,7 @@ def test_the_most_at_once_and_the_means_agree_with_counting(spans: list[Span]) -
 
 
 @given(SPANS)
-def test_lanes_are_as_few_as_can_be_and_nothing_overlaps_in_one(spans: list[Span]) -> None:
+def test_lanes_are_minimal_and_bars_in_a_lane_do_not_overlap(spans: list[Span]) -> None:
     long = [span for span in spans if span.end_s > span.begin_s]
     lanes, bars = _assign_lanes([(span, [Bar(0, "call", *span, "r")]) for span in long])
     assert lanes == most_at_once(long) and sorted(bar[2:4] for bar in bars) == sorted(map(tuple, long))
@@ -69,16 +69,16 @@ def test_lanes_are_as_few_as_can_be_and_nothing_overlaps_in_one(spans: list[Span
         assert most_at_once([Span(*bar[2:4]) for bar in bars if bar.lane == lane]) == 1
 
 
-def test_a_call_waits_before_its_first_attempt_and_between_attempts() -> None:
+def test_reward_call_waits_before_and_between_attempts() -> None:
     call = RewardCall(["r"], 1.0, 9.0, [Span(2.0, 3.0), Span(5.0, 9.0)], is_unscored=False)
     assert call.waits == [Span(1.0, 2.0), Span(3.0, 5.0)]
 
 
-def test_what_was_known_already_waits_and_is_not_called() -> None:
+def test_reward_call_without_attempts_only_waits() -> None:
     assert RewardCall(["r"], 1.0, 4.0, [], is_unscored=False).waits == [Span(1.0, 4.0)]
 
 
-def test_bars_say_what_was_done_to_whom_and_when(tmp_path: Path) -> None:
+def test_bars_show_kind_times_and_episode(tmp_path: Path) -> None:
     broke = {"class": "crash", "where": "ToolError", "message": "no"}
     episodes = [episode("r", 0.0, 2.0), episode("s", 0.5, 1.0), episode("t", 1.0, 1.0, failure=broke)]
     scores = [score("r", 1.0, (2.5, 3.0), (4.0, 5.0), asked_s=2.0), score("s", None, (1.5, 2.0), asked_s=1.5)]
@@ -105,7 +105,7 @@ def test_bars_say_what_was_done_to_whom_and_when(tmp_path: Path) -> None:
     assert drawn.overlap_s == 0.5 and drawn.alone_s == 3.0
 
 
-def test_a_call_for_a_group_is_one(tmp_path: Path) -> None:
+def test_group_scores_share_a_single_call(tmp_path: Path) -> None:
     episodes = [episode(name) for name in "rst"]
     scores = [score(name, 1.0, (2.0, 3.0), asked_s=1.0, scored_group="g") for name in "rst"]
     drawn = build_timeline(facts(tmp_path, episodes, scores))
@@ -114,7 +114,7 @@ def test_a_call_for_a_group_is_one(tmp_path: Path) -> None:
     assert {strip.title: strip.peak for strip in drawn.strips}["Calls in flight"] == 1
 
 
-def test_a_night_without_work_is_left_out_and_marked(tmp_path: Path) -> None:
+def test_long_idle_period_is_left_out_and_marked(tmp_path: Path) -> None:
     episodes = [episode("r", 0.0, 10.0), episode("s", 40_000.0, 10.0)]
     drawn = build_timeline(facts(tmp_path, episodes, [score("s", 1.0, (40_011.0, 40_012.0), asked_s=40_010.0)]))
     assert drawn is not None
@@ -123,19 +123,19 @@ def test_a_night_without_work_is_left_out_and_marked(tmp_path: Path) -> None:
     assert [(bar.begin_s, bar.end_s) for bar in drawn.bands[0].bars] == [(0.0, 10.0), (10.0, 20.0)]
 
 
-def test_a_short_pause_stays(tmp_path: Path) -> None:
+def test_short_idle_period_is_kept(tmp_path: Path) -> None:
     drawn = build_timeline(facts(tmp_path, [episode("r", 0.0, 1.0), episode("s", 21.0, 1.0)], []))
     assert drawn is not None and drawn.gaps == [] and drawn.length_s == 22.0
 
 
 @pytest.mark.parametrize(("size", "is_drawn"), [(MOST_BARS, True), (MOST_BARS + 1, False)])
-def test_beyond_a_few_hundred_bars_the_sums_are_left(tmp_path: Path, size: int, is_drawn: bool) -> None:
+def test_timeline_with_too_many_bars_shows_totals_only(tmp_path: Path, size: int, is_drawn: bool) -> None:
     drawn = build_timeline(facts(tmp_path, [episode(f"r{n}", float(n), 1.0) for n in range(size)], []))
     assert drawn is not None and bool(drawn.bands) == is_drawn
     assert drawn.strips[0].peak == 1 and drawn.strips[0].mean_N.mean() == pytest.approx(1.0)
 
 
-def test_where_what_waits_takes_too_many_lanes_calls_alone_have_some(tmp_path: Path) -> None:
+def test_waiting_requests_are_left_out_if_they_need_too_many_lanes(tmp_path: Path) -> None:
     episodes = [episode(f"r{n}", 0.0 if n < 2 else n * 1.0, 1.0) for n in range(100)]
     scores = [score(f"r{n}", 1.0, (200.0 + n, 201.0 + n), asked_s=100.0) for n in range(100)]
     drawn = build_timeline(facts(tmp_path, episodes, scores))
@@ -146,14 +146,14 @@ def test_where_what_waits_takes_too_many_lanes_calls_alone_have_some(tmp_path: P
     ]
 
 
-def test_transcripts_were_not_collected_by_the_run_that_scores_them(tmp_path: Path) -> None:
+def test_scored_transcripts_have_no_collecting_band(tmp_path: Path) -> None:
     run = facts(tmp_path, [episode("r", -500.0, 5.0)], [score("r", 1.0, (1.0, 2.0))], data="transcripts.jsonl")
     drawn = build_timeline(run)
     assert drawn is not None and [band.title for band in drawn.bands] == ["Scoring"]
     assert drawn.alone_s is None
 
 
-def test_a_group_is_complete_with_its_last_score_and_never_where_one_is_missing(tmp_path: Path) -> None:
+def test_group_is_complete_with_its_last_score_and_never_with_a_missing_score(tmp_path: Path) -> None:
     broke = {"class": "crash", "where": "ToolError", "message": "no"}
     episodes = [
         *(episode("a", sample="1"), episode("b", sample="1", failure=broke, begin_s=6.0)),
@@ -164,7 +164,7 @@ def test_a_group_is_complete_with_its_last_score_and_never_where_one_is_missing(
     assert (sorted(moments), groups) == ([5.0, 7.0], 3)
 
 
-def test_curves_say_how_much_was_done_by_when(tmp_path: Path) -> None:
+def test_curves_show_completed_share_over_time(tmp_path: Path) -> None:
     episodes = [episode(f"r{n}", 0.0, float(n + 1)) for n in range(4)]
     drawn = build_timeline(facts(tmp_path, episodes, [score("r0", 1.0, (1.0, 2.0))]))
     assert drawn is not None

@@ -1,4 +1,4 @@
-"""The recorded tokens of an episode as the page shows them, and the texts of their ids."""
+"""Recorded tokens of an episode as shown on the page, and the texts of token ids."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def rows_of(record: dict[str, Any], texts: TokenTexts | None = None) -> dict[str
 
 
 class TestTokenRows:
-    def test_each_action_has_what_the_model_saw_since_its_last_one_and_what_it_sampled(self) -> None:
+    def test_each_action_has_new_context_and_sampled_tokens(self) -> None:
         rows = rows_of(recorded())
         assert rows["texts"] is None
         steps = [(row["step"], row["context"], row["ids"], row["cut"]) for row in rows["steps"]]
         assert steps == [(0, [1, 2], [3, 4], 0), (1, [5, 6], [7], 0), (2, [1, 9], [8, 9], 0)]
 
-    def test_log_probabilities_versions_choices_and_rewritten_contexts(self) -> None:
+    def test_rows_have_logprobs_versions_choices_and_rewrite_reasons(self) -> None:
         first, second, third = rows_of(recorded())["steps"]
         assert [row["logprobs"] for row in (first, second, third)] == [[-0.25, -0.5], [-0.125], [None, None]]
         assert [row["version"] for row in (first, second, third)] == [7, 8, None]
@@ -50,38 +50,38 @@ class TestTokenRows:
         assert ["reason" in row for row in (first, second)] == [False, False]
         assert third["reason"] == "reasoning stripped"
 
-    def test_they_are_those_of_the_training_row_of_the_episode(self) -> None:
+    def test_sampled_tokens_match_the_training_rows(self) -> None:
         record = recorded()
         episode = SingleAgentEpisode("r1")
         episode.tokens = type(episode.tokens).from_state(record["tokens"])
         sampled = [id_ for row in episode.tokens.rows() for id_ in row.completion_ids[row.action_mask != 0].tolist()]
         assert [id_ for row in rows_of(record)["steps"] for id_ in row["ids"]] == sampled
 
-    def test_of_a_long_context_the_end_is_kept_and_the_rest_counted(self) -> None:
+    def test_long_context_keeps_its_end_and_counts_cut_tokens(self) -> None:
         episode = SingleAgentEpisode("r1")
         episode.tokens.add_turn(0, list(range(1000)), [5], [-0.1])
         row = rows_of({"tokens": episode.tokens.get_state()})["steps"][0]
         assert (row["context"], row["cut"]) == (list(range(800, 1000)), 800)
 
-    def test_what_a_training_run_kept_stands_at_its_tokens(self) -> None:
+    def test_training_values_are_shown_at_their_tokens(self) -> None:
         record = recorded()
         record["training"] = {"advantages": [0.5, None, -1.0], "ratios": [[1.1, 0.9], [1.0], [None, 2.0]]}
         first, second, third = rows_of(record)["steps"]
         assert [row.get("advantages") for row in (first, second, third)] == [[0.5, 0.5], None, [-1.0, -1.0]]
         assert [row["ratios"] for row in (first, second, third)] == [[1.1, 0.9], [1.0], [None, 2.0]]
 
-    def test_a_log_probability_that_is_not_finite_is_none(self) -> None:
+    def test_non_finite_logprob_is_none(self) -> None:
         episode = SingleAgentEpisode("r1")
         episode.tokens.add_turn(0, [1], [2, 3], [-math.inf, -1.0])
         assert rows_of({"tokens": episode.tokens.get_state()})["steps"][0]["logprobs"] == [None, -1.0]
 
-    def test_without_tokens_there_are_none(self) -> None:
+    def test_record_without_tokens_has_no_token_rows(self) -> None:
         assert token_rows({"messages": []}) is None
 
     @pytest.mark.parametrize(
         "damage", [{"actions": [[0, 5, 0, 1, 0]]}, {"ids": None}, {"logprobs": []}, {"segments": 3}]
     )
-    def test_damaged_ones_are_told_of_and_break_nothing(self, damage: dict[str, Any]) -> None:
+    def test_damaged_tokens_are_reported_without_an_error(self, damage: dict[str, Any]) -> None:
         record = recorded()
         record["tokens"] |= damage
         rows = rows_of(record)
@@ -92,13 +92,13 @@ class TestTexts:
     def header(self, policy: dict[str, Any], task_path: Path, **task: Any) -> RunHeader:
         return RunHeader(task_name="t", task={"policy": policy, **task}, task_path=str(task_path))
 
-    def test_a_model_in_a_folder_beside_the_task_tells_them(self) -> None:
+    def test_texts_are_read_from_a_model_folder_beside_the_task(self) -> None:
         task = EXAMPLES / "frozen_lake_training" / "agent.yaml"
         texts = token_texts(self.header({"model": "warm_start"}, task))
         assert texts is not None
         assert texts.of([2, 4, 170, 10**9]) == {"2": "<|end|>", "4": "<|user|>", "170": "down"}
 
-    def test_a_training_run_names_its_model_in_its_train_file(self) -> None:
+    def test_texts_of_a_training_run_come_from_the_model_of_its_train_file(self) -> None:
         train = EXAMPLES / "frozen_lake_training" / "train.yaml"
         config = {"policy": {"model": "warm_start"}}
         header = RunHeader(task_name="t", **{"training": {"train_path": str(train), "config": config}})
@@ -107,12 +107,12 @@ class TestTexts:
         blotted = {"train_path": str(train), "config": config, "redacts": True}
         assert token_texts(RunHeader(task_name="t", **{"training": blotted})) is None
 
-    def test_there_are_none_of_a_model_elsewhere(self, tmp_path: Path) -> None:
+    def test_models_without_a_local_folder_have_no_texts(self, tmp_path: Path) -> None:
         assert token_texts(self.header({"model": "some/model"}, tmp_path / "task.yaml")) is None
         assert token_texts(self.header({}, tmp_path / "task.yaml")) is None
         assert token_texts(RunHeader(task_name="t")) is None
 
-    def test_where_texts_are_blotted_out_ids_do_not_tell_them(self) -> None:
+    def test_redacted_runs_show_no_token_texts(self) -> None:
         task = EXAMPLES / "frozen_lake_training" / "agent.yaml"
         assert token_texts(self.header({"model": "warm_start"}, task, redact="hooks.py:blot")) is None
         texts = token_texts(self.header({"model": "warm_start"}, task))
@@ -124,7 +124,7 @@ class TestTexts:
     @pytest.mark.parametrize(
         "decoder", [{"type": "ByteLevel"}, {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}]
     )
-    def test_byte_level_pieces_become_text(self, tmp_path: Path, decoder: dict[str, Any]) -> None:
+    def test_byte_level_tokens_are_decoded(self, tmp_path: Path, decoder: dict[str, Any]) -> None:
         vocabulary = {"go": 0, "\u0120to": 1, "\u010a": 2, "\u00c3\u00a9": 3, "\u00c3": 4}
         self.write(
             tmp_path, {"type": "BPE", "vocab": vocabulary}, decoder=decoder, added=[{"id": 5, "content": "<|é|>"}]
@@ -133,13 +133,13 @@ class TestTexts:
         assert texts is not None
         assert texts.of(range(6)) == {"0": "go", "1": " to", "2": "\n", "3": "é", "4": "\ufffd", "5": "<|é|>"}
 
-    def test_pieces_of_sentencepiece_have_their_spaces(self, tmp_path: Path) -> None:
+    def test_sentencepiece_tokens_are_decoded_with_spaces(self, tmp_path: Path) -> None:
         self.write(tmp_path, {"type": "Unigram", "vocab": [["<unk>", 0.0], ["\u2581go", -1.5]]})
         texts = TokenTexts.read(tmp_path / "tokenizer.json")
         assert texts is not None and texts.of([0, 1]) == {"0": "<unk>", "1": " go"}
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": [[1]]}}'])
-    def test_a_file_of_another_form_gives_none(self, tmp_path: Path, text: str) -> None:
+    def test_unknown_tokenizer_file_gives_no_texts(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "tokenizer.json").write_text(text)
         assert TokenTexts.read(tmp_path / "tokenizer.json") is None
 

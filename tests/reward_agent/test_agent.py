@@ -1,4 +1,4 @@
-"""`AsyncRewardAgent`: whole groups as they complete, each result once, however many ask for them."""
+"""`AsyncRewardAgent` returns whole groups as they complete, and each result once."""
 
 import asyncio
 import contextvars
@@ -44,7 +44,7 @@ class Gate:
             self.of(str(text)).set()
 
 
-async def test_results_come_with_their_place_in_their_batch():
+async def test_results_have_their_index_in_their_batch():
     async with agent() as scorer:
         first, second = await scorer.submit(batch(0, 1)), await scorer.submit(batch(2))
         chunks = [await scorer.get(1, ticket=second), await scorer.get(2, ticket=first)]
@@ -53,7 +53,7 @@ async def test_results_come_with_their_place_in_their_batch():
     assert [scored.rollout_id for scored in chunks[1].extra_infos] == ["r0", "r1"]
 
 
-async def test_all_of_a_batch_is_scored_in_its_order_beside_others_that_wait():
+async def test_score_all_returns_results_in_order_while_other_batches_wait():
     gate = Gate()
     gate.let(1, 3)
     async with agent(gate) as scorer:
@@ -68,14 +68,14 @@ async def test_all_of_a_batch_is_scored_in_its_order_beside_others_that_wait():
             await scorer.score_all(batch(1), 2)
 
 
-async def test_a_ticket_shows_the_results_of_its_batch_in_order():
+async def test_ticket_results_are_in_batch_order():
     async with agent() as scorer:
         ticket = await scorer.submit(batch(3, 1, 2))
         await scorer.get(3)
     assert [scored.score for scored in ticket.results] == [3.0, 1.0, 2.0]
 
 
-async def test_groups_come_whole_and_in_order_within_and_as_they_complete():
+async def test_groups_are_returned_whole_as_they_complete():
     gate = Gate()
     async with agent(gate) as scorer:
         await scorer.submit(batch(0, 1, 2, 3), group_size=2)
@@ -90,7 +90,7 @@ async def test_groups_come_whole_and_in_order_within_and_as_they_complete():
         assert (await scorer.get(2)).data_idxs == [0, 1]
 
 
-async def test_an_unscored_rollout_is_none_and_its_group_still_comes():
+async def test_unscored_rollout_is_none_and_its_group_is_returned():
     def picky(messages):
         if messages[-1].text == "1":
             raise ValueError("no")
@@ -103,7 +103,7 @@ async def test_an_unscored_rollout_is_none_and_its_group_still_comes():
     assert [scored.failure is None for scored in chunk.extra_infos] == [True, False]
 
 
-async def test_many_callers_get_each_result_once():
+async def test_concurrent_callers_get_each_result_once():
     gate = Gate()
     async with agent(gate) as scorer:
         callers = []
@@ -117,7 +117,7 @@ async def test_many_callers_get_each_result_once():
     assert [chunk.rewards for chunk in chunks] == [[float(n)] for n in range(8)]  # each of the oldest batch left
 
 
-async def test_a_caller_that_gives_up_loses_no_result():
+async def test_timed_out_get_loses_no_result():
     gate = Gate()
     async with agent(gate) as scorer:
         await scorer.submit(batch(0, 1))
@@ -128,21 +128,21 @@ async def test_a_caller_that_gives_up_loses_no_result():
         assert sorted((await scorer.get(2)).data_idxs) == [0, 1]
 
 
-async def test_all_of_an_empty_batch_is_nothing():
+async def test_empty_batch_has_no_results():
     async with agent() as scorer:
         ticket = await scorer.submit([])
         assert ticket.is_done
         assert tuple(await scorer.get(0)) == tuple(await scorer.get(0, ticket=ticket)) == ([], [], [])
 
 
-async def test_a_chunk_of_a_negative_size_is_refused():
+async def test_negative_chunk_size_is_rejected():
     async with agent() as scorer:
         await scorer.submit(batch(0))
         with pytest.raises(ConfigError, match=r"get\(-1\): chunk_size must not be negative"):
             await scorer.get(-1)
 
 
-async def test_a_ticket_of_another_agent_is_refused():
+async def test_ticket_of_another_agent_is_rejected():
     async with agent() as scorer, agent() as other:
         ticket = await scorer.submit(batch(0))
         with pytest.raises(ConfigError, match="the ticket belongs to another agent"):
@@ -150,7 +150,7 @@ async def test_a_ticket_of_another_agent_is_refused():
 
 
 class TestRefusals:
-    async def test_more_than_is_outstanding_can_never_be_met(self):
+    async def test_get_of_more_than_outstanding_results_is_rejected(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1))
             told = "get(3) cannot return: 2 results are outstanding of batch 1, of 2 requests"
@@ -160,7 +160,7 @@ class TestRefusals:
             with pytest.raises(ConfigError, match="0 results are outstanding"):
                 await scorer.get(1)
 
-    async def test_a_second_caller_for_one_result_is_refused_and_does_not_wait_for_ever(self):
+    async def test_second_caller_for_the_last_result_gets_an_error(self):
         gate = Gate()
         async with agent(gate) as scorer:
             await scorer.submit(batch(0))
@@ -171,14 +171,14 @@ class TestRefusals:
         assert results[0].rewards == [0.0]
         assert isinstance(results[1], ConfigError)
 
-    async def test_a_chunk_that_would_cut_a_group_is_refused_and_nothing_is_lost(self):
+    async def test_chunk_that_cuts_a_group_is_rejected_without_losing_results(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1, 2), group_size=3)
             with pytest.raises(ConfigError, match=r"get\(2\) would cut a group of 3: ask for 3, or allow"):
                 await scorer.get(2)
             assert (await scorer.get(3)).data_idxs == [0, 1, 2]
 
-    async def test_which_batch_it_is_of_is_told_where_a_ticket_is_not_given(self):
+    async def test_get_error_without_a_ticket_names_the_batch(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1, 2, 3), group_size=2)
             await scorer.submit(batch(4, 5, 6, 7), group_size=2)
@@ -192,12 +192,12 @@ class TestRefusals:
                 await scorer.get(6)
 
     @pytest.mark.parametrize("group_size", [0, 2])
-    async def test_a_batch_is_a_whole_number_of_groups(self, group_size):
+    async def test_batch_must_be_divisible_by_group_size(self, group_size):
         async with agent() as scorer:
             with pytest.raises(ConfigError, match=f"a batch of 3 cannot be cut into groups of {group_size}"):
                 await scorer.submit(batch(0, 1, 2), group_size)
 
-    async def test_what_is_no_request_or_number_or_ticket_is_refused_and_nothing_is_lost(self):
+    async def test_arguments_of_wrong_type_are_rejected_without_losing_results(self):
         async with agent() as scorer:
             with pytest.raises(ConfigError, match="item 1 is a str; pass requests"):
                 await scorer.submit([*batch(0), "text"])
@@ -210,11 +210,11 @@ class TestRefusals:
                 await scorer.get(1, ticket="the first")
             assert (await scorer.get(1)).data_idxs == [0]
 
-    def test_at_least_one_call_is_in_flight(self):
+    def test_max_concurrency_must_be_positive(self):
         with pytest.raises(ConfigError, match="max_concurrency must be at least 1, not 0"):
             agent(max_concurrency=0)
 
-    async def test_an_agent_that_is_left_with_an_error_leaves_nobody_waiting(self):
+    async def test_error_in_the_agent_block_releases_waiting_callers(self):
         with pytest.raises(ZeroDivisionError):
             async with agent(Gate()) as scorer:
                 await scorer.submit(batch(0, 1))
@@ -224,7 +224,7 @@ class TestRefusals:
         results = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 30)
         assert [type(result) for result in results] == [RewardError] * 2
 
-    async def test_an_agent_that_is_not_open_says_so(self):
+    async def test_calls_on_a_closed_agent_raise(self):
         scorer = agent()
         with pytest.raises(RewardError, match="not open"):
             await scorer.submit(batch(0))
@@ -239,7 +239,7 @@ class TestRefusals:
             assert (await scorer.get(1)).rewards == [2.0]
 
 
-async def test_no_more_calls_are_in_flight_than_allowed():
+async def test_calls_in_flight_are_limited_to_max_concurrency():
     running = most = 0
 
     async def watch(messages):
@@ -256,7 +256,7 @@ async def test_no_more_calls_are_in_flight_than_allowed():
     assert most == 3
 
 
-async def test_as_many_blocking_calls_are_in_flight_as_allowed():
+async def test_blocking_calls_run_up_to_max_concurrency():
     barrier = threading.Barrier(50, timeout=30)
 
     def wait(messages):
@@ -267,7 +267,7 @@ async def test_as_many_blocking_calls_are_in_flight_as_allowed():
         assert (await scorer.get(100)).rewards == [1.0] * 100
 
 
-async def test_batches_take_turns_and_each_is_scored_in_its_order():
+async def test_batches_alternate_and_are_scored_in_order():
     order = []
 
     async def note(messages):
@@ -280,7 +280,7 @@ async def test_batches_take_turns_and_each_is_scored_in_its_order():
     assert order == [0, 1, 5, 2, 6, 3, 4]  # the first one began before the second batch was there
 
 
-async def test_rewards_that_wait_for_nothing_let_others_have_their_turn():
+async def test_rewards_that_never_await_do_not_block_the_event_loop():
     turns, done = 0, False
 
     async def other():
@@ -319,7 +319,7 @@ class TestContextVariables:
         return {"score": first}
 
     @pytest.mark.parametrize("name", ["plain", "waiting"])
-    async def test_a_request_sees_what_was_set_where_it_was_submitted_and_nothing_of_its_siblings(self, name):
+    async def test_request_sees_context_of_its_submitter_but_not_of_its_siblings(self, name):
         async with agent(getattr(self, name), max_concurrency=1) as scorer:
             VARIABLE.set(100.0)
             first = await scorer.submit(batch(0, 1))
@@ -329,7 +329,7 @@ class TestContextVariables:
         assert VARIABLE.get() == 200.0
 
 
-async def test_the_deadline_is_of_each_call():
+async def test_deadline_applies_to_each_call():
     async def sleepy(messages):
         await asyncio.sleep(30 if messages[-1].text == "0" else 0)
         return {"score": 1.0}
@@ -341,13 +341,13 @@ async def test_the_deadline_is_of_each_call():
     assert ticket.results[0].failure.failure_class == "timeout"
 
 
-async def test_leaving_waits_for_what_is_in_flight():
+async def test_leaving_the_agent_waits_for_calls_in_flight():
     async with agent() as scorer:
         ticket = await scorer.submit(batch(4))
     assert ticket.results[0].score == 4.0
 
 
-async def test_leaving_with_an_error_cancels_what_is_in_flight():
+async def test_leaving_with_an_error_cancels_calls_in_flight():
     with pytest.raises(ZeroDivisionError):
         async with agent(Gate()) as scorer:
             ticket = await scorer.submit(batch(0))
@@ -356,8 +356,8 @@ async def test_leaving_with_an_error_cancels_what_is_in_flight():
     assert ticket.results == [None]
 
 
-class TestWalls:
-    async def test_a_function_that_asks_for_walls_and_can_have_none_is_told_of_once(self, caplog):
+class TestSandboxWarnings:
+    async def test_function_requesting_a_sandbox_is_warned_about_once(self, caplog):
         walled = reward_function(id="asks for walls", sandbox="isolated")(lambda messages: {"score": 1.0})
         for _ in range(2):
             async with agent(walled) as scorer:
@@ -369,18 +369,18 @@ class TestWalls:
         assert told.startswith("reward 'asks for walls' asks for isolated and runs in_process, without a sandbox")
 
     @pytest.mark.parametrize("level", [None, "in_process"])
-    async def test_a_function_that_asks_for_none_is_scored_without_a_word(self, level, caplog):
+    async def test_function_without_a_sandbox_level_is_scored_without_a_warning(self, level, caplog):
         async with agent(reward_function(sandbox=level)(lambda messages: {"score": 1.0})) as scorer:
             await scorer.submit(batch(0))
         assert caplog.messages == []
 
-    async def test_what_was_told_when_it_was_loaded_is_not_told_again(self, caplog):
+    async def test_sandbox_warning_from_loading_is_not_repeated(self, caplog):
         spec = reward_spec(reward_function(id="weakened", sandbox="warm")(lambda messages: {"score": 1.0}))
         await score_one(replace(spec, weakened_from="warm"), batch(0)[0])
         assert caplog.messages == []
 
 
-async def test_an_agent_is_opened_again_with_all_its_calls_in_flight():
+async def test_reopened_agent_has_its_full_concurrency():
     scorer = agent(max_concurrency=2)
     with pytest.raises(ZeroDivisionError):
         async with scorer:
@@ -392,7 +392,7 @@ async def test_an_agent_is_opened_again_with_all_its_calls_in_flight():
     assert [scored.score for scored in ticket.results] == [3.0, 4.0, 5.0]
 
 
-async def test_no_thread_is_left():
+async def test_closed_agent_leaves_no_threads():
     before = threading.enumerate()
     async with agent(lambda messages: {"score": 1.0}) as scorer:
         await scorer.submit(batch(*range(100)))

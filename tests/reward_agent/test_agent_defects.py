@@ -46,7 +46,7 @@ def now():
     return asyncio.get_running_loop().time()
 
 
-def test_1_rewards_and_lengths_stay_together_where_groups_finish_out_of_order():
+def test_1_rewards_and_lengths_stay_together_if_groups_finish_out_of_order():
     async def check():
         batch = [request for n in (1, 4) for request in requests(9 - n, 9.5 - n, extra={"response_length": n})]
         async with AsyncRewardAgent(Delays()) as agent:
@@ -60,7 +60,7 @@ def test_1_rewards_and_lengths_stay_together_where_groups_finish_out_of_order():
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), asyncio.CancelledError(), TimeoutError()])
-def test_2_an_exception_is_the_failure_of_its_request_and_nobody_waits_for_ever(error):
+def test_2_exception_fails_its_own_request_and_releases_waiting_callers(error):
     async def check():
         held = HeldScorer()
         async with AsyncRewardAgent(held) as agent:
@@ -91,7 +91,7 @@ def test_3_an_instant_reward_takes_no_time():
     virtual_time.run(check())
 
 
-def test_4_a_slow_request_holds_up_no_other_batch():
+def test_4_slow_request_does_not_delay_other_batches():
     async def check():
         delays = Delays()
         async with AsyncRewardAgent(delays, max_concurrency=4) as agent:
@@ -105,7 +105,7 @@ def test_4_a_slow_request_holds_up_no_other_batch():
     virtual_time.run(check())
 
 
-def test_5_what_is_left_of_a_batch_is_not_handed_out_as_the_next_one():
+def test_5_leftover_results_of_a_batch_are_not_returned_as_the_next_batch():
     async def check():
         async with AsyncRewardAgent(Delays()) as agent:
             assert await agent.compute_reward_pipeline(requests(*range(6)), group_size=2) == 6
@@ -125,7 +125,7 @@ def test_5_what_is_left_of_a_batch_is_not_handed_out_as_the_next_one():
     virtual_time.run(check())
 
 
-def test_6_a_chunk_that_cuts_a_group_is_refused_in_words_or_cut_where_asked():
+def test_6_chunk_that_cuts_a_group_is_rejected_unless_allowed():
     async def check():
         async with AsyncRewardAgent(Delays()) as agent:
             await agent.submit(requests(*range(6)), group_size=2)
@@ -137,7 +137,7 @@ def test_6_a_chunk_that_cuts_a_group_is_refused_in_words_or_cut_where_asked():
     virtual_time.run(check())
 
 
-def test_7_a_program_that_never_leaves_its_agent_ends():
+def test_7_program_that_never_closes_its_agent_exits():
     code = """
 from reward_kit.reward_agent import ScoringRequest, SyncRewardAgent
 from reward_kit.typed_interface import reward_spec
@@ -154,7 +154,7 @@ print("the end")
     assert (done.returncode, done.stdout) == (0, "the end\n")
 
 
-def test_7_leaving_the_block_of_a_trainer_early_closes_everything():
+def test_7_leaving_the_agent_block_early_cancels_calls_and_ends_the_thread():
     held = HeldScorer()
 
     def fit_and_fail():
@@ -171,7 +171,7 @@ def test_7_leaving_the_block_of_a_trainer_early_closes_everything():
 class TestDefect8:
     """No retries, deadlines, cancellation, rates or back-pressure, and fast rewards first: see also the scheduling."""
 
-    def test_a_failure_that_may_pass_is_tried_again(self):
+    def test_transient_failure_is_retried(self):
         async def check():
             held = HeldScorer()
             retries = Retries(RetryPolicy(max_attempts=2, base_s=1.0), seed=0)
@@ -186,7 +186,7 @@ class TestDefect8:
 
         virtual_time.run(check())
 
-    def test_a_call_that_stalls_is_cancelled(self):
+    def test_stalled_call_is_cancelled_at_its_deadline(self):
         async def check():
             held = HeldScorer()
             async with AsyncRewardAgent(held, deadline_s=300.0) as agent:
@@ -196,7 +196,7 @@ class TestDefect8:
 
         virtual_time.run(check())
 
-    def test_order_of_submission_is_offered_so_that_fast_rewards_do_not_come_first(self):
+    def test_submission_order_returns_slow_groups_in_turn(self):
         async def check():
             async with AsyncRewardAgent(Delays()) as agent:
                 fast = await agent.submit(requests(3, 2, 1, 0))

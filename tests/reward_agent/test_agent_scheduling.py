@@ -33,7 +33,7 @@ def virtual(test):
 
 
 @virtual
-async def test_a_begun_group_is_finished_before_another_begins_and_tickets_take_turns():
+async def test_started_groups_are_finished_first_and_tickets_alternate():
     held = HeldScorer()
     async with AsyncRewardAgent(held, max_concurrency=2) as agent:
         await agent.submit(requests(*"abcdefghi"), group_size=3)
@@ -60,26 +60,26 @@ class TestRates:
                 held.answer(*held.calls)
         return began
 
-    def test_calls_begin_as_fast_as_allowed_and_no_faster(self):
+    def test_calls_start_at_the_allowed_rate(self):
         held = HeldScorer()
         agent = AsyncRewardAgent(held, rates=Rates(requests_per_minute=60))
         began = virtual_time.run(self.beginnings(agent, held, 5))
         assert began == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0], abs=0.03)
 
-    def test_a_scorer_may_ask_for_them(self):
+    def test_scorer_can_define_rates(self):
         held = HeldScorer()
         held.rates = Rates(requests_per_minute=120, max_connections=1)
         assert virtual_time.run(self.beginnings(AsyncRewardAgent(held), held, 4))[-1] == pytest.approx(1.0, abs=0.03)
         assert held.most == 1
 
-    def test_tokens_are_unknown_here(self):
+    def test_token_rates_are_rejected(self):
         with pytest.raises(ConfigError, match="tokens_per_minute is for model endpoints"):
             AsyncRewardAgent(HeldScorer(), rates=Rates(tokens_per_minute=100))
 
 
 class TestTicketsThatEndEarly:
     @virtual
-    async def test_after_the_deadline_what_is_missing_is_unscored_and_its_group_says_so(self=None):
+    async def test_requests_missing_at_the_ticket_deadline_are_unscored(self=None):
         held = HeldScorer()
         async with AsyncRewardAgent(held, max_concurrency=3) as agent:
             ticket = await agent.submit(requests(*"abcdef"), group_size=2, deadline_s=10.0)
@@ -99,7 +99,7 @@ class TestTicketsThatEndEarly:
             assert (await agent.get(1, ticket=other)).rewards == [1.0]
 
     @virtual
-    async def test_a_cancelled_ticket_frees_its_calls_and_touches_no_other(self=None):
+    async def test_cancelled_ticket_frees_its_calls_and_leaves_other_tickets_alone(self=None):
         held = HeldScorer()
         async with AsyncRewardAgent(held, max_concurrency=2) as agent:
             ticket, other = await agent.submit(requests(*"abc")), await agent.submit(requests("x"))
@@ -113,7 +113,7 @@ class TestTicketsThatEndEarly:
             assert (await agent.get(3)).rewards == [None] * 3
 
     @virtual
-    async def test_who_is_cancelled_in_score_all_leaves_neither_calls_nor_results(self=None):
+    async def test_cancelled_score_all_leaves_no_calls_or_results(self=None):
         held = HeldScorer()
         async with AsyncRewardAgent(held, max_concurrency=3) as agent:
             asking = asyncio.create_task(agent.score_all(requests(*"abcd")))
@@ -146,13 +146,13 @@ class TestRetries:
                 await asyncio.sleep(0.01)
         return len(held.asked), getting.result().extra_infos[0].failure
 
-    def test_they_end_and_the_failure_says_so(self):
+    def test_retries_stop_after_max_attempts(self):
         held = HeldScorer()
         agent = AsyncRewardAgent(held, retries=Retries(RetryPolicy(max_attempts=4), seed=1))
         attempts, failure = virtual_time.run(self.failing(agent, held))
         assert (attempts, failure.message) == (4, "a failed; 4 attempts")
 
-    def test_the_budget_ends_them_too(self):
+    def test_retries_stop_when_the_budget_is_used_up(self):
         held = HeldScorer()
         policy = RetryPolicy(max_attempts=1000, budget_s=5.0, base_s=1.0, cap_s=1.0)
         retries = Retries(policy, seed=1, max_share=None)
@@ -161,7 +161,7 @@ class TestRetries:
         assert failure.message == f"a failed; {attempts} attempts: budget_s=5 is used up"
 
     @virtual
-    async def test_all_calls_of_an_agent_share_what_may_be_made_again(self=None):
+    async def test_calls_share_the_retry_allowance_of_the_agent(self=None):
         class Down:
             mode, calls = "pointwise", 0
 
@@ -189,7 +189,7 @@ class TestRetries:
             assert "8 attempts" in (await agent.get(1)).extra_infos[0].failure.message
 
     @virtual
-    async def test_an_endpoint_that_asks_to_be_left_alone_is(self=None):
+    async def test_retry_after_pauses_calls_or_fails_beyond_the_budget(self=None):
         held = HeldScorer()
         async with AsyncRewardAgent(held, retries=Retries(RetryPolicy(budget_s=60.0), seed=1)) as agent:
             await agent.submit(requests("a", "b"))
@@ -206,18 +206,18 @@ class TestRetries:
         told = "b failed; 1 attempt: its Retry-After of 61 s exceeds the rest of budget_s=60"
         assert chunk.extra_infos[1].failure.message == told
 
-    def test_only_what_may_pass_is_tried_again(self):
+    def test_permanent_failures_are_not_retried(self):
         held = HeldScorer()
         agent = AsyncRewardAgent(held, retries=Retries(seed=1))
         assert virtual_time.run(self.failing(agent, held, "invalid_result"))[0] == 1
 
-    def test_a_rollout_that_broke_is_no_failure_of_its_call(self):
+    def test_failed_rollout_is_not_retried(self):
         broken = Failure("provider_error", "PolicyError", "the policy's endpoint")
         held = HeldScorer()
         agent = AsyncRewardAgent(held, retries=Retries(seed=1))
         assert virtual_time.run(self.failing(agent, held, failure=broken))[0] == 1
 
-    def test_a_class_that_is_none_is_refused(self):
+    def test_unknown_failure_class_and_invalid_share_are_rejected(self):
         with pytest.raises(ConfigError, match=r"no failure class 'time_out'; did you mean 'timeout'\?"):
             Retries(classes=("time_out",))
         with pytest.raises(ConfigError, match=r"Retries\.max_share: expected a number above 0, got 0"):
@@ -230,7 +230,7 @@ class TestCache:
         return [type(one)(f"r{i}", one.messages) for i, one in enumerate(requests(*names))]
 
     @virtual
-    async def test_equal_requests_are_one_call_also_in_flight_and_each_gets_its_own_copy(self=None):
+    async def test_equal_requests_share_a_call_and_get_separate_copies(self=None):
         calls = []
 
         async def judge(messages):
@@ -251,7 +251,7 @@ class TestCache:
         assert (again.results[0].score, len(calls), len(cache)) == (chunk.rewards[2], 2, 2)
 
     @virtual
-    async def test_who_waits_for_the_call_of_a_cancelled_ticket_still_gets_its_score(self=None):
+    async def test_cancelling_a_ticket_keeps_calls_shared_with_other_tickets(self=None):
         held = HeldScorer()
         async with AsyncRewardAgent(held, cache=ScoreCache()) as agent:
             first = await agent.submit(requests("a"))
@@ -264,7 +264,7 @@ class TestCache:
         assert (held.asked, held.cancelled, first.results[0].score) == (["a"], [], None)
 
     @virtual
-    async def test_failures_are_not_kept(self=None):
+    async def test_failures_are_not_cached(self=None):
         held = HeldScorer()
         async with AsyncRewardAgent(held, cache=ScoreCache()) as agent:
             for answer in (held.fail, held.answer):
@@ -275,22 +275,22 @@ class TestCache:
         assert (chunk.rewards, held.asked) == ([1.0], ["a", "a"])
 
     @pytest.mark.parametrize("values", [{"ground_truth": {1: 2}}, {"extra": {"x": object()}}, {"sample": {"x": (1,)}}])
-    def test_what_json_cannot_tell_apart_is_scored_each_time(self, values):
+    def test_requests_without_a_json_form_have_no_cache_key(self, values):
         assert content_hash(requests("a", **values)) is None
 
-    def test_all_that_a_reward_sees_counts(self):
+    def test_cache_key_covers_every_field_that_a_reward_sees(self):
         kinds = [{}, {"ground_truth": 1}, {"ground_truth": "1"}, {"sample": {"a": 1}}, {"environment_return": 1.0}]
         kinds += [{"stop_reason": "x"}, {"extra": {"a": 1}}, {"assistant_turns": [1]}]
         assert len({content_hash(requests("a", **values)) for values in kinds}) == len(kinds)
 
-    def test_a_reward_that_sees_more_than_the_key_is_refused(self):
+    def test_cache_rejects_rewards_that_use_step_data(self):
         spec = reward_spec(reward_function(id="steps")(lambda messages, step_data: 1.0))
         with pytest.raises(ConfigError, match="reward 'steps' uses 'step_data'"):
             AsyncRewardAgent(spec, cache=ScoreCache())
 
 
 @virtual
-async def test_submit_waits_while_too_much_is_pending_and_who_came_first_goes_first():
+async def test_submit_waits_for_pending_requests_in_fifo_order():
     held = HeldScorer()
     async with AsyncRewardAgent(held, max_pending=3) as agent:
         await agent.submit(requests("a", "b"))
@@ -323,9 +323,9 @@ class Centred(HeldScorer):
         return [scored(one.rollout_id, (one.score or 0.0) - mean) for one in found]
 
 
-class TestGroupsThatAreFinished:
+class TestFinishGroup:
     @virtual
-    async def test_a_group_is_handed_out_when_it_is_finished(self=None):
+    async def test_group_is_returned_after_finish_group(self=None):
         held = Centred()
         async with AsyncRewardAgent(held) as agent:
             await agent.submit(requests("a", "b"), group_size=2)
@@ -336,7 +336,7 @@ class TestGroupsThatAreFinished:
             assert now() == pytest.approx(1.0)
 
     @virtual
-    async def test_what_cannot_be_finished_is_unscored_as_a_group(self=None):
+    async def test_failed_finish_group_leaves_the_group_unscored(self=None):
         held = Centred()
         held.error = ValueError("no mean")
         async with AsyncRewardAgent(held) as agent:
@@ -348,7 +348,7 @@ class TestGroupsThatAreFinished:
         assert "no mean" in chunk.extra_infos[0].failure.message
 
     @virtual
-    async def test_at_the_deadline_no_score_of_another_scale_is_handed_out(self=None):
+    async def test_unfinished_group_is_unscored_at_the_deadline(self=None):
         held = Centred()
         async with AsyncRewardAgent(held) as agent:
             await agent.submit(requests("a", "b"), group_size=2, deadline_s=0.5)
@@ -360,7 +360,7 @@ class TestGroupsThatAreFinished:
 
 class TestHooks:
     @virtual
-    async def test_a_hook_makes_of_a_chunk_what_the_trainer_wants(self=None):
+    async def test_hook_transforms_a_chunk(self=None):
         async def later(idxs, rewards, infos, scale):
             return [scale * reward for reward in rewards]
 
@@ -371,7 +371,7 @@ class TestHooks:
             assert await agent.get(1, later, scale=3.0) == [0.0]
 
     @virtual
-    async def test_a_hook_sees_the_three_columns_and_what_goes_wrong_in_it_is_the_callers(self=None):
+    async def test_hook_receives_three_columns_and_its_errors_propagate(self=None):
         seen = []
 
         def hook(idxs, rewards, infos, *, sign):
@@ -392,13 +392,13 @@ class TestHooks:
                 await agent.get(1, hook)
 
     @virtual
-    async def test_arguments_for_no_hook_are_refused(self=None):
+    async def test_hook_arguments_without_a_hook_are_rejected(self=None):
         async with AsyncRewardAgent(HeldScorer()) as agent:
             with pytest.raises(ConfigError, match="get: scale needs a hook_func"):
                 await agent.get(1, scale=3.0)
 
 
-class TestWithoutALoop:
+class TestSyncRewardAgent:
     @staticmethod
     def agent():
         async def value(messages):
@@ -406,7 +406,7 @@ class TestWithoutALoop:
 
         return SyncRewardAgent(reward_spec(value), max_concurrency=4)
 
-    def test_a_batch_from_end_to_end(self):
+    def test_submit_get_and_mini_batches(self):
         with self.agent() as agent:
             ticket = agent.submit(requests(0, 1, 2, 3), 2)
             agent.compute_reward_pipeline(requests(7, 8), 2)
@@ -419,7 +419,7 @@ class TestWithoutALoop:
         with pytest.raises(RewardError, match="with SyncRewardAgent"):
             agent.get(1)
 
-    def test_a_ticket_is_cancelled_from_the_callers_thread(self):
+    def test_ticket_can_be_cancelled_from_the_calling_thread(self):
         held = HeldScorer()
         with SyncRewardAgent(held) as agent:
             ticket = agent.submit(requests("a"))

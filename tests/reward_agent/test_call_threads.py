@@ -1,4 +1,4 @@
-"""Threads for calls: few wakings, no call held back, deadlines and cancellation that leave nothing, no thread left."""
+"""Threads for blocking calls: results, concurrency, deadlines, cancellation and shutdown."""
 
 import asyncio
 import contextvars
@@ -73,14 +73,14 @@ class TestResults:
         order = [numbers.randrange(1000) for _ in range(500)]
         assert await asyncio.gather(*(threads.run(lambda n=n: n) for n in order)) == order
 
-    async def test_calls_are_made_in_the_order_asked(self, made):
+    async def test_calls_run_in_submission_order(self, made):
         seen = []
         threads = made(most=1)
         await asyncio.gather(*(threads.run(lambda n=n: seen.append(n)) for n in range(3)))
         assert seen == [0, 1, 2]
 
     @pytest.mark.parametrize("error", [ValueError("v"), SystemExit(3), TimeoutError("own")])
-    async def test_whatever_is_raised_is_raised_where_the_call_is_awaited(self, made, error):
+    async def test_exception_is_raised_to_the_awaiting_caller(self, made, error):
         def raising():
             raise error
 
@@ -89,7 +89,7 @@ class TestResults:
         assert caught.value is error
         assert [frame.name for frame in caught.traceback][-1] == "raising"
 
-    async def test_a_function_that_raises_as_ctrl_c_does_does_not_end_the_event_loop(self, made):
+    async def test_keyboard_interrupt_in_a_call_does_not_end_the_event_loop(self, made):
         def raising():
             raise KeyboardInterrupt
 
@@ -97,11 +97,11 @@ class TestResults:
             await made().run(raising)
         assert isinstance(caught.value.__cause__, KeyboardInterrupt)
 
-    async def test_stop_iteration_becomes_what_a_coroutine_makes_of_it(self, made):
+    async def test_stop_iteration_becomes_a_runtime_error(self, made):
         with pytest.raises(RuntimeError, match="StopIteration"):
             await made().run(lambda: next(iter(())))
 
-    async def test_a_call_that_raised_does_not_end_its_thread(self, made):
+    async def test_raising_call_does_not_end_its_thread(self, made):
         threads = made(most=1)
         with pytest.raises(SystemExit):
             await threads.run(lambda: (_ for _ in ()).throw(SystemExit))
@@ -109,7 +109,7 @@ class TestResults:
         await threads.run(int)
         assert ours() == thread
 
-    async def test_a_call_sees_a_copy_of_its_callers_context_variables(self, made):
+    async def test_call_sees_a_copy_of_the_context_of_its_caller(self, made):
         variable, threads = contextvars.ContextVar("variable", default="none"), made()
 
         async def caller(name):
@@ -120,7 +120,7 @@ class TestResults:
         assert await asyncio.gather(caller("a"), caller("b")) == [("a", "a"), ("b", "b")]
         assert await threads.run(variable.get) == "none"
 
-    def test_a_call_may_run_an_event_loop_of_its_own(self):
+    def test_call_can_run_its_own_event_loop(self):
         async def main():
             threads = CallThreads()
             result = await threads.run(lambda: anyio.run(anyio.sleep, 0))
@@ -129,7 +129,7 @@ class TestResults:
 
         assert anyio.run(main) is None
 
-    async def test_nothing_of_a_call_is_held_when_it_is_over(self, made):
+    async def test_finished_call_is_released(self, made):
         class Big:
             pass
 
@@ -140,7 +140,7 @@ class TestResults:
         gc.collect()
         assert gone() is None
 
-    async def test_an_error_is_gone_when_it_was_handled(self, made):
+    async def test_handled_error_is_released(self, made):
         class OwnError(Exception):
             pass
 
@@ -157,13 +157,13 @@ class TestResults:
         assert gone() is None
 
 
-class TestNoCallIsHeldBack:
-    async def test_calls_that_wait_for_one_another_run_at_a_time(self, made):
+class TestConcurrency:
+    async def test_interdependent_calls_run_concurrently(self, made):
         threads, barrier = made(), threading.Barrier(16, timeout=WAIT_S)
         places = await asyncio.gather(*(threads.run(barrier.wait) for _ in range(16)))
         assert sorted(places) == list(range(16))
 
-    async def test_a_call_behind_one_that_lasts_is_made(self, made):
+    async def test_long_call_does_not_block_the_next_call(self, made):
         threads, held = made(), Held()
         lasting = asyncio.create_task(threads.run(held))
         await held.has(held.begun)
@@ -171,7 +171,7 @@ class TestNoCallIsHeldBack:
         held.let()
         assert await lasting == "late"
 
-    async def test_a_result_does_not_wait_for_the_call_behind_it(self, made):
+    async def test_result_does_not_wait_for_a_later_call(self, made):
         threads, held = made(), Held()
         quick = asyncio.create_task(threads.run(lambda: "quick"))
         lasting = asyncio.create_task(threads.run(held))
@@ -180,7 +180,7 @@ class TestNoCallIsHeldBack:
         held.let()
         assert await lasting == "late"
 
-    async def test_no_more_threads_work_than_allowed(self, made):
+    async def test_threads_are_limited_to_the_maximum(self, made):
         threads, calls = made(most=2), [Held() for _ in range(3)]
         running = [asyncio.create_task(threads.run(call)) for call in calls]
         for call in calls[:2]:
@@ -193,7 +193,7 @@ class TestNoCallIsHeldBack:
         assert await asyncio.gather(*running) == ["late"] * 3
         assert len(ours()) == 2
 
-    async def test_threads_are_used_again(self, made):
+    async def test_threads_are_reused(self, made):
         threads = made(most=1)
         for _ in range(50):
             await threads.run(int)
@@ -201,7 +201,7 @@ class TestNoCallIsHeldBack:
 
 
 class TestDeadline:
-    async def test_a_call_that_exceeds_it_is_given_up_and_its_result_dropped(self, made):
+    async def test_overdue_call_is_abandoned_and_its_result_dropped(self, made):
         threads, held = made(0.02), Held()
         with pytest.raises(OverdueError):
             await threads.run(held)
@@ -209,7 +209,7 @@ class TestDeadline:
         await held.has(held.ended)
         assert await threads.run(lambda: "next", is_bounded=False) == "next"
 
-    async def test_the_wait_for_a_thread_does_not_count(self, made):
+    async def test_waiting_for_a_thread_does_not_count_against_the_deadline(self, made):
         threads, calls = made(0.2, most=1), [Held(), Held()]
         results = await asyncio.gather(
             *(threads.run(call) for call in calls), threads.run(lambda: "made"), return_exceptions=True
@@ -219,7 +219,7 @@ class TestDeadline:
         for call in calls:
             call.let()
 
-    async def test_a_call_that_waited_has_its_whole_time(self, made):
+    async def test_queued_call_has_its_full_deadline(self, made):
         threads, calls = made(0.2, most=1), [Held() for _ in range(3)]
         first, second, third = (
             asyncio.create_task(threads.run(call, is_bounded=call is not calls[1])) for call in calls
@@ -236,7 +236,7 @@ class TestDeadline:
         assert time.monotonic() - began > 0.1
         calls[0].let(), calls[2].let()
 
-    async def test_a_thread_that_was_given_up_does_not_count(self, made):
+    async def test_abandoned_thread_does_not_count_against_the_maximum(self, made):
         threads, calls = made(0.02, most=1), [Held() for _ in range(3)]
         results = await asyncio.gather(*(threads.run(call) for call in calls), return_exceptions=True)
         assert [type(result) for result in results] == [OverdueError] * 3
@@ -244,7 +244,7 @@ class TestDeadline:
         for call in calls:
             call.let()
 
-    async def test_a_call_that_begins_while_another_is_timed_is_given_up_too(self, made):
+    async def test_overlapping_calls_each_meet_their_deadline(self, made):
         threads, calls = made(0.04), [Held(), Held()]
         first = asyncio.create_task(threads.run(calls[0]))
         await asyncio.sleep(0.02)
@@ -255,7 +255,7 @@ class TestDeadline:
         for call in calls:
             call.let()
 
-    async def test_what_is_not_bounded_may_last(self, made):
+    async def test_unbounded_call_has_no_deadline(self, made):
         threads, held = made(0.01), Held()
         lasting = asyncio.create_task(threads.run(held, is_bounded=False))
         other = Held()
@@ -267,7 +267,7 @@ class TestDeadline:
 
 
 class TestCancellation:
-    async def test_a_call_that_waits_is_never_made(self, made):
+    async def test_cancelled_queued_call_never_runs(self, made):
         threads, held, seen = made(most=1), Held(), []
         lasting = asyncio.create_task(threads.run(held))
         await held.has(held.begun)
@@ -281,7 +281,7 @@ class TestCancellation:
         await threads.run(int)
         assert seen == []
 
-    async def test_a_cancelled_scope_begins_no_call(self, made):
+    async def test_cancelled_scope_starts_no_call(self, made):
         threads, begun = made(), threading.Event()
         with anyio.CancelScope() as scope:
             scope.cancel()
@@ -289,7 +289,7 @@ class TestCancellation:
             await threads.run(begun.set)
         assert not begun.is_set()
 
-    async def test_a_call_that_has_begun_is_given_up_and_its_thread_ends_with_it(self, made):
+    async def test_cancelled_running_call_is_abandoned_and_its_thread_ends(self, made):
         threads, held = made(most=1), Held()
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
@@ -303,7 +303,7 @@ class TestCancellation:
         lost[0].join(WAIT_S)
         assert lost[0] not in ours()
 
-    async def test_any_mixture_of_ends_leaves_the_others_their_results(self, made):
+    async def test_cancelled_and_overdue_calls_do_not_affect_other_results(self, made):
         numbers, threads = random.Random(11), made(0.2, most=3)
         calls = {n: Held() for n in numbers.sample(range(60), 6)}
 
@@ -324,8 +324,8 @@ class TestCancellation:
             call.let()
 
 
-class TestEnds:
-    async def test_closing_ends_the_threads(self):
+class TestClose:
+    async def test_close_ends_idle_threads(self):
         threads = CallThreads()
         barrier = threading.Barrier(3, timeout=WAIT_S)
         await asyncio.gather(*(threads.run(barrier.wait) for _ in range(3)))
@@ -333,7 +333,7 @@ class TestEnds:
         threads.close()
         assert ours() == []
 
-    async def test_closing_waits_for_no_call_and_its_thread_ends_after_it(self):
+    async def test_close_does_not_wait_for_running_calls(self):
         threads, held = CallThreads(most=1), Held()
         lasting = asyncio.create_task(threads.run(held))
         await held.has(held.begun)
@@ -344,7 +344,7 @@ class TestEnds:
         thread.join(WAIT_S)
         assert ours() == []
 
-    async def test_what_is_asked_after_closing_is_answered_and_leaves_no_thread(self):
+    async def test_calls_after_close_run_and_leave_no_thread(self):
         threads, barrier = CallThreads(), threading.Barrier(2, timeout=WAIT_S)
         await threads.run(int)
         threads.close()
@@ -353,7 +353,7 @@ class TestEnds:
             thread.join(WAIT_S)
         assert ours() == []
 
-    def test_a_thread_that_outlives_its_loop_ends_quietly(self, made):
+    def test_thread_that_outlives_its_event_loop_ends_silently(self, made):
         held = Held()
 
         async def main():

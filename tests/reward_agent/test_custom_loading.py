@@ -1,4 +1,4 @@
-"""Which `compute_score` is refused when it is loaded: slips in names, what cannot be called, judges behind walls."""
+"""Validation of `compute_score` functions at loading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_form_that_cannot_be_called_is_refused_when_it_is_loaded(tmp_path: Path, text: str) -> None:
+def test_uncallable_form_is_rejected_at_loading(tmp_path: Path, text: str) -> None:
     (tmp_path / "reward.py").write_text(text)
     with pytest.raises(ConfigError, match=BAD[text]):
         load_custom_reward("reward.py", folder=tmp_path, choice=IN_PROCESS)
@@ -50,20 +50,20 @@ GROUP_SLIPS = {
 
 
 @pytest.mark.parametrize("text", SLIPS)
-def test_a_slip_in_a_name_is_told_and_never_a_parameter_that_keeps_its_default(tmp_path: Path, text: str) -> None:
+def test_misspelled_parameter_is_rejected_even_with_a_default(tmp_path: Path, text: str) -> None:
     (tmp_path / "f.py").write_text(text)
     with pytest.raises(ConfigError, match=SLIPS[text]):
         load_custom_reward("f.py", "mine", folder=tmp_path, choice=IN_PROCESS)
 
 
 @pytest.mark.parametrize("text", GROUP_SLIPS)
-def test_a_post_processing_that_would_not_or_could_not_be_called_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_post_process_scores_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "f.py").write_text(f"class mine:\n def compute_score(self, solution_str): ...\n {text}")
     with pytest.raises(ConfigError, match=GROUP_SLIPS[text]):
         load_custom_reward("f.py", "mine", folder=tmp_path, choice=IN_PROCESS)
 
 
-def test_names_that_are_only_alike_are_options_and_helpers() -> None:
+def test_similar_names_are_accepted_as_options_and_helpers() -> None:
     class Alike:
         def compute_score(self, solution_str: str, source: str = "", extra_args: str = "", truth: str = "") -> float:
             return 1.0
@@ -81,14 +81,14 @@ def test_names_that_are_only_alike_are_options_and_helpers() -> None:
     assert {"source", "extra_args", "truth"} <= build_spec(Alike).parameters
 
 
-def test_an_unnamed_file_or_function_is_told_with_its_key() -> None:
+def test_empty_path_or_name_is_reported_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"custom_reward_function\.path is ''"):
         load_custom_reward("")
     with pytest.raises(ConfigError, match=r"custom_reward_function\.name is ' '"):
         load_custom_reward("reward.py", " ")
 
 
-def test_a_required_ground_truth_and_a_required_option_are_asked_for() -> None:
+def test_required_ground_truth_and_option_are_enforced() -> None:
     def compute_score(solution_str: str, ground_truth: str, model: str) -> float:
         return 1.0
 
@@ -106,14 +106,14 @@ JUDGES = (
 
 
 @pytest.mark.parametrize("text", JUDGES)
-def test_a_judge_behind_walls_is_refused_with_the_key_that_lets_it_run(tmp_path: Path, text: str) -> None:
+def test_judge_in_a_sandbox_is_rejected_with_a_hint(tmp_path: Path, text: str) -> None:
     (tmp_path / "reward.py").write_text(text)
     with pytest.raises(ConfigError, match=r"unavailable at the level warm: .*--sandbox in_process"):
         load_custom_reward("reward.py", folder=tmp_path)
     assert load_custom_reward("reward.py", folder=tmp_path, choice=IN_PROCESS).reward.id == "compute_score"
 
 
-def test_other_rewards_may_import_what_they_like() -> None:
+def test_imports_without_network_clients_are_accepted() -> None:
     refuse_network("import requests\ndef mine(messages): ...", "mine", "f.py", "warm")
     refuse_network("import urllib.parse\ndef mine(solution_str): ...", "mine", "f.py", "warm")
     refuse_network("def mine(solution_str: …", "mine", "f.py", "warm")

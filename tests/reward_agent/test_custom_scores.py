@@ -1,4 +1,4 @@
-"""`compute_score` as verl's users write it: what it is given, what it may return, and the scores of groups."""
+"""`compute_score` functions written for verl: arguments, results and scores of groups."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_both_forms_give_score_query_and_response_at_every_level(tmp_path:
     assert of_one(found).query and of_one(found).response and of_one(found).is_imputed is None
 
 
-async def test_what_it_is_given_comes_from_the_row_and_a_trainers_own_goes_first(tmp_path: Path) -> None:
+async def test_arguments_come_from_the_row_unless_the_trainer_sets_them(tmp_path: Path) -> None:
     row = {"question": "2 + 2?", "data_source": "sums", "ground_truth": "g", "extra_info": {"split": "test"}}
     own = {"data_source": "d", "solution_str": "0.5", "extra_info": {"mine": 1}}
     task = {"task_name": "my task"}
@@ -134,7 +134,7 @@ async def test_what_it_is_given_comes_from_the_row_and_a_trainers_own_goes_first
     assert (third.score, of_one(third).query, of_one(third).response) == (0.5, "asked of d", "g {'mine': 1}")
 
 
-async def test_the_solution_is_all_that_the_policy_wrote_and_nothing_that_others_did(tmp_path: Path) -> None:
+async def test_solution_str_contains_only_text_of_the_policy(tmp_path: Path) -> None:
     text = "def compute_score(solution_str): return 1.0, solution_str, None"
     talk = [("assistant", "an example"), ("user", "go"), ("assistant", "1"), ("tool", "99"), ("assistant", "2")]
     messages = [Message(role=role, content=content) for role, content in talk]  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ async def test_the_solution_is_all_that_the_policy_wrote_and_nothing_that_others
     assert of_one(found).query == "1\n2"
 
 
-async def test_further_parameters_are_options(tmp_path: Path) -> None:
+async def test_additional_parameters_are_options(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(FORMS)
     loaded = load_custom_reward(
         "reward.py", "with_bonus", folder=tmp_path, choice=IN_PROCESS, reward_kwargs={"bonus": "0.5"}
@@ -155,7 +155,7 @@ async def test_further_parameters_are_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
-async def test_plural_names_are_one_call_for_a_group(tmp_path: Path, level: Any) -> None:
+async def test_plural_parameter_names_select_batch_mode(tmp_path: Path, level: Any) -> None:
     found = await scored(scorer(tmp_path, "of_many", level), requests("1", "none", "half", "2"), 2)
     # None / 2 raises, so the call of that group does; the other group has its scores.
     assert {each.rollout_id: each.score for each in found} == {"r0": None, "r1": None, "r2": 0.25, "r3": 1.0}
@@ -165,7 +165,7 @@ async def test_plural_names_are_one_call_for_a_group(tmp_path: Path, level: Any)
     ("returned", "score", "query"),
     [(1, 1.0, None), (True, 1.0, None), ((0.5, "q", "r"), 0.5, "q"), ([2, {"a": 1}, 3], 2.0, '{"a": 1}')],
 )
-def test_a_number_a_triple_and_a_mapping_are_taken(returned: Any, score: float, query: str | None) -> None:
+def test_number_triple_and_mapping_results_are_accepted(returned: Any, score: float, query: str | None) -> None:
     found = read_answer(returned, "mine")
     assert (found.score, found.query, found.is_score_valid) == (score, query, True)
     told = {"query": query, "words": 3}
@@ -181,7 +181,7 @@ def test_a_number_a_triple_and_a_mapping_are_taken(returned: Any, score: float, 
     assert mapped.reason == '{"words": 3}'
 
 
-def test_numpy_numbers_are_numbers_and_surrogates_can_be_kept() -> None:
+def test_numpy_scores_and_surrogates_are_accepted() -> None:
     numpy = pytest.importorskip("numpy")
     found = read_answer((numpy.float32(0.5), "a \ud800 b", None), "mine")
     assert found.score == 0.5 and found.query == "a \\ud800 b"
@@ -199,14 +199,14 @@ def test_numpy_numbers_are_numbers_and_surrogates_can_be_kept() -> None:
         (("0.5", "q", "r"), "str"),
     ],
 )
-def test_anything_else_is_one_clear_error(returned: Any, told: str) -> None:
+def test_other_results_are_rejected_with_a_message(returned: Any, told: str) -> None:
     with pytest.raises(InvalidResultError, match=told) as caught:
         read_answer(returned, "mine")
     assert str(caught.value).startswith("mine ")
 
 
 @pytest.mark.parametrize("text", ["none", "nan"])
-async def test_no_score_is_unscored_and_never_zero(tmp_path: Path, text: str) -> None:
+async def test_missing_score_is_unscored_and_not_zero(tmp_path: Path, text: str) -> None:
     (found,) = await scored(scorer(tmp_path, "compute_score"), requests(text))
     assert found.score is None and found.failure is not None and found.failure.failure_class == "invalid_result"
     assert "no score" in found.failure.message and of_one(found).query == "asked of None"
@@ -214,7 +214,7 @@ async def test_no_score_is_unscored_and_never_zero(tmp_path: Path, text: str) ->
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
 @pytest.mark.parametrize("name", ["RewardAgent", "Awaited"])
-async def test_what_the_group_fills_in_is_marked_imputed(tmp_path: Path, name: str, level: Any) -> None:
+async def test_scores_filled_in_by_the_group_are_marked_imputed(tmp_path: Path, name: str, level: Any) -> None:
     batch = requests("0.2", "none", "0.6", "boom", "-1", "nan")
     found = await scored(scorer(tmp_path, name, level), batch, 6)
     assert [each.score for each in found] == [0.2, *[pytest.approx(0.4)], 0.6, *[pytest.approx(0.4)] * 3]
@@ -225,7 +225,7 @@ async def test_what_the_group_fills_in_is_marked_imputed(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
-async def test_where_nothing_is_known_nothing_is_filled_in(tmp_path: Path, level: Any) -> None:
+async def test_group_without_any_score_is_not_imputed(tmp_path: Path, level: Any) -> None:
     found = await scored(scorer(tmp_path, "RewardAgent", level), requests("none", "boom"), 2)
     assert [each.score for each in found] == [None, None]
     assert [bool(each.failure) for each in found] == [True, True]
@@ -237,7 +237,7 @@ async def test_where_nothing_is_known_nothing_is_filled_in(tmp_path: Path, level
     ("name", "why"),
     [("Shorter", "1 scores for 2"), ("Raises", "no mean"), ("Words", "a str as the score; return a list of")],
 )
-async def test_a_post_processing_that_fails_leaves_its_group_unscored(
+async def test_failed_post_processing_leaves_the_group_unscored(
     tmp_path: Path, name: str, why: str, level: Any
 ) -> None:
     found = await scored(scorer(tmp_path, name, level), requests("0.2", "0.4"), 2)
@@ -246,13 +246,13 @@ async def test_a_post_processing_that_fails_leaves_its_group_unscored(
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
-async def test_a_score_that_is_taken_away_leaves_its_rollout_unscored(tmp_path: Path, level: Any) -> None:
+async def test_score_removed_by_post_processing_leaves_the_rollout_unscored(tmp_path: Path, level: Any) -> None:
     first, second = await scored(scorer(tmp_path, "Forgets", level), requests("0.2", "0.4"), 2)
     assert (first.score, second.score) == (None, 0.4) and of_one(first).raw_score == 0.2
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
-async def test_a_call_that_raises_as_ctrl_c_does_ends_nothing_but_itself(tmp_path: Path, level: Any) -> None:
+async def test_keyboard_interrupt_in_a_call_fails_only_that_call(tmp_path: Path, level: Any) -> None:
     text = "def compute_score(solution_str):\n if solution_str == 'stop': raise KeyboardInterrupt\n return 1.0"
     found = await scored(scorer(tmp_path, "compute_score", level, text), requests("stop", "go"))
     assert {each.rollout_id: each.score for each in found} == {"r0": None, "r1": 1.0}
@@ -260,7 +260,7 @@ async def test_a_call_that_raises_as_ctrl_c_does_ends_nothing_but_itself(tmp_pat
     assert "KeyboardInterrupt" in failure.message
 
 
-async def test_a_rollout_that_broke_has_no_place_in_the_group(tmp_path: Path) -> None:
+async def test_failed_rollout_is_not_passed_to_post_processing(tmp_path: Path) -> None:
     broken = Failure.from_exception(PolicyError("no action"))
     batch = requests("0.2", "0.4", "0.6")
     batch[1] = ScoringRequest("r1", [], failure=broken)
@@ -290,7 +290,7 @@ class RewardAgent:
 """
 
 
-async def test_it_is_set_up_once_logged_each_time_and_closed_once(
+async def test_reward_class_is_set_up_once_logged_per_call_and_closed_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = scorer(tmp_path, "RewardAgent", text=LIFE)
@@ -304,12 +304,12 @@ async def test_it_is_set_up_once_logged_each_time_and_closed_once(
     assert "disk full" in caplog.text
 
 
-def test_an_impossible_rate_is_told_with_its_class(tmp_path: Path) -> None:
+def test_invalid_rate_is_reported_with_its_class(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="RewardAgent: requests_per_minute: expected a number above 0, got 'many'"):
         scorer(tmp_path, "RewardAgent", text=LIFE.replace("6000", "'many'"))
 
 
-def test_a_log_with_other_parameters_is_the_users_own_helper() -> None:
+def test_log_method_with_other_parameters_is_not_a_log_hook() -> None:
     class RewardAgent:
         def compute_score(self, solution_str: str) -> float:
             return self.log("called")
@@ -321,7 +321,7 @@ def test_a_log_with_other_parameters_is_the_users_own_helper() -> None:
     assert spec.function().score(messages=[Message(role="assistant", content="x")]).score == 1.0
 
 
-async def test_calls_of_a_group_run_beside_one_another(tmp_path: Path) -> None:
+async def test_calls_of_a_group_run_concurrently(tmp_path: Path) -> None:
     text = """
     import threading
     together = threading.Barrier(3, timeout=5)
@@ -353,7 +353,7 @@ class RewardAgent:
 """
 
 
-def test_a_task_names_it_as_verl_does_and_every_answer_is_kept(tmp_path: Path) -> None:
+def test_task_accepts_verl_style_custom_reward_function(tmp_path: Path) -> None:
     named = {"path": "mine.py", "name": "RewardAgent", "reward_kwargs": {"strictness": 3}}
     project = Project(tmp_path, reward_function_path=None, custom_reward_function=named)
     (tmp_path / "mine.py").write_text(IN_A_RUN)
@@ -368,7 +368,7 @@ def test_a_task_names_it_as_verl_does_and_every_answer_is_kept(tmp_path: Path) -
     assert {each["scorer"]["id"] for each in found} == {"RewardAgent"}
 
 
-def test_both_forms_score_what_is_there_already(tmp_path: Path) -> None:
+def test_both_forms_score_existing_transcripts(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(FORMS)
     rows = [{"id": f"t{n}", "messages": [{"role": "assistant", "content": "1"}], "ground_truth": "g"} for n in (0, 1)]
     (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -378,13 +378,13 @@ def test_both_forms_score_what_is_there_already(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["policies"][0]["score"]["mean"] == 1.0
 
 
-def test_two_names_of_one_reward_are_refused(tmp_path: Path) -> None:
+def test_custom_reward_function_beside_reward_function_path_is_rejected(tmp_path: Path) -> None:
     project = Project(tmp_path, custom_reward_function={"path": "mine.py"})
     done = project.call("run", "task.yaml")
     assert done.returncode == 2 and "replaces reward_function_path" in done.stderr
 
 
-async def test_a_class_says_how_often_its_endpoint_is_asked_again() -> None:
+async def test_call_retries_of_a_class_are_applied() -> None:
     asked: list[str] = []
 
     class Judge:
@@ -416,7 +416,7 @@ async def test_a_class_says_how_often_its_endpoint_is_asked_again() -> None:
         ({"max_attempts": 2.5}, "Judge.call_retries['max_attempts']: expected a whole number above 0, got 2.5"),
     ],
 )
-def test_retries_of_a_class_that_are_none_are_refused(given: Any, told: str) -> None:
+def test_invalid_call_retries_are_rejected(given: Any, told: str) -> None:
     class Judge:
         call_retries = given
 
@@ -427,7 +427,7 @@ def test_retries_of_a_class_that_are_none_are_refused(given: Any, told: str) -> 
         AsyncRewardAgent(build_spec(Judge))
 
 
-async def test_an_agent_that_is_given_a_class_calls_it_for_each_rollout_at_a_time_and_once_for_the_group() -> None:
+async def test_agent_calls_a_class_concurrently_per_rollout_and_once_per_group() -> None:
     together, seen = threading.Barrier(3, timeout=30), []
 
     class Judge:

@@ -1,4 +1,4 @@
-"""What a name in the text of a reward means, without running it."""
+"""Static lookup of definitions in the source of a reward."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ except ImportError:
 """
 
 
-def test_definitions_of_a_scope_are_those_under_if_try_and_with_too() -> None:
+def test_definitions_include_those_under_if_try_and_with() -> None:
     assert [node.name for node in definitions(ast.parse(TEXT).body)] == ["early", "early", "Judge", "late"]
 
 
 @pytest.mark.parametrize(("name", "line"), [("early", 4), ("Judge.score", 7), ("late", 11), ("inner", None)])
-def test_a_name_means_what_stands_last(name: str, line: int | None) -> None:
+def test_last_definition_of_a_name_is_found(name: str, line: int | None) -> None:
     found = find_definition(name, ast.parse(TEXT).body)
     assert (found and found.lineno) == line

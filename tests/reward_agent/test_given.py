@@ -1,4 +1,4 @@
-"""A reward as it is given: named, and behind walls; or itself, in this process. What has no effect is refused."""
+"""Resolution of a reward given by name or as an object."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wants_packages(messages):
     return {"score": 0.0}
 
 
-def test_one_that_is_named_runs_as_on_the_command_line_and_its_notes_are_told(tmp_path, caplog):
+def test_reward_given_by_name_is_sandboxed_and_its_notes_are_logged(tmp_path, caplog):
     (tmp_path / "graded.py").write_text(REWARD)
     with caplog.at_level(logging.WARNING, logger="reward_kit"):
         found = resolve_reward("graded.py:graded", tmp_path, options={"bonus": 0.5})
@@ -46,12 +46,12 @@ def test_one_that_is_named_runs_as_on_the_command_line_and_its_notes_are_told(tm
 
 
 @pytest.mark.parametrize("given", [compute_score, wants_walls, reward_spec(wants_walls)])
-def test_any_form_of_a_reward_is_taken_with_options_and_a_time(given):
+def test_every_reward_form_accepts_options_and_a_time_limit(given):
     found = resolve_reward(given, choice=SandboxChoice(reward_time_s=5.0), options={"bonus": 0.5})
     assert found.options == {"bonus": 0.5}
 
 
-def test_one_that_asks_for_walls_and_has_none_is_told(caplog):
+def test_missing_sandbox_is_logged(caplog):
     @reward_function(id="given alone", sandbox="isolated")
     def alone(messages):
         return {"score": 0.0}
@@ -71,6 +71,6 @@ def test_one_that_asks_for_walls_and_has_none_is_told(caplog):
         (wants_packages, {}, "requires 'no-such-package'"),
     ],
 )
-def test_what_has_no_effect_or_is_missing_is_refused(given, values, message):
+def test_arguments_without_effect_and_missing_values_are_rejected(given, values, message):
     with pytest.raises(ConfigError, match=message):
         resolve_reward(given, **values)

@@ -1,4 +1,4 @@
-"""A batch reward and its groups: one call for the rollouts that did not break, at every level of the sandbox alike."""
+"""Batch rewards are called once per group, at every sandbox level."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def told(scored: list[Scored]) -> list[Any]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-class TestOneCallForAGroup:
-    async def test_it_is_given_lists_of_the_rollouts_values_in_their_order(self, folder: Path, level: str) -> None:
+class TestGroupCall:
+    async def test_batch_reward_receives_lists_in_rollout_order(self, folder: Path, level: str) -> None:
         fields = [{"ground_truth": n, "sample": {"n": n}, "stop_reason": f"s{n}"} for n in range(3)]
         requests = [request("x" * (5 - n), n, extra={"task_name": "t"}, **fields[n]) for n in range(3)]
         scored = await score(folder, "ranks", level, requests)
@@ -133,13 +133,13 @@ class TestOneCallForAGroup:
         assert reasons == [f"[{n}, {{'n': {n}}}, 's{n}', 'r{n}'] 3" for n in range(3)]
         assert len({one.duration_s for one in scored}) == 1, "it is one call"
 
-    async def test_a_rollout_that_broke_is_left_out_and_has_its_own_failure(self, folder: Path, level: str) -> None:
+    async def test_failed_rollout_is_left_out_and_keeps_its_failure(self, folder: Path, level: str) -> None:
         scored = await score(folder, "obeys", level, group("a", None, "abc"))
         assert [one.score for one in scored] == [1.0, None, 3.0]
         assert scored[1].failure == BROKEN and scored[1].sandbox is None
         assert [one.result.reason for one in scored if one.result] == ["2", "2"]
 
-    async def test_a_result_that_is_none_is_that_rollouts_only(self, folder: Path, level: str) -> None:
+    async def test_invalid_result_affects_only_its_rollout(self, folder: Path, level: str) -> None:
         said = ("a", "nan", "none", "error", "invalid", "no step", "ab")
         scored = await score(folder, "obeys", level, group(*said))
         assert told(scored) == [1.0, *["invalid_result"] * 5, 2.0]
@@ -155,7 +155,7 @@ class TestOneCallForAGroup:
             (("drop",), "invalid_result", "a batch reward returns a list, not a str"),
         ],
     )
-    async def test_a_call_that_fails_is_the_failure_of_each(
+    async def test_failed_call_fails_every_rollout_of_the_group(
         self, folder: Path, level: str, said: tuple[str, ...], kind: str, message: str
     ) -> None:
         scored = await score(folder, "obeys", level, [*group(*said), request("", 9, failure=BROKEN)])
@@ -163,15 +163,15 @@ class TestOneCallForAGroup:
         assert all(message in one.failure.message for one in scored[:-1] if one.failure)
         assert scored[-1].failure == BROKEN
 
-    async def test_the_deadline_is_for_the_whole_call(self, folder: Path, level: str) -> None:
+    async def test_deadline_applies_to_the_whole_group_call(self, folder: Path, level: str) -> None:
         scored = await score(folder, "sleeps", level, group("a", "b"), deadline_s=0.5)
         assert told(scored) == ["timeout", "timeout"]
 
-    async def test_a_group_of_broken_rollouts_is_no_call(self, folder: Path, level: str) -> None:
+    async def test_group_of_failed_rollouts_is_not_called(self, folder: Path, level: str) -> None:
         scored = await score(folder, "sleeps", level, group(None, None))
         assert [one.failure for one in scored] == [BROKEN] * 2
 
-    async def test_a_state_that_cannot_be_opened_leaves_out_its_own_rollout(self, folder: Path, level: str) -> None:
+    async def test_unreadable_state_leaves_out_only_its_rollout(self, folder: Path, level: str) -> None:
         payloads = [b'{"total": 3}', b"{", None, b'{"total": 4}']
         states = [StateSnapshot("json", payload) if payload else None for payload in payloads]
         requests = [request("x", n, final_state=state) for n, state in enumerate(states)]
@@ -180,7 +180,7 @@ class TestOneCallForAGroup:
         assert scored[1].failure and scored[1].failure.where == "EnvironmentFailure"
         assert scored[0].result and scored[0].result.reason == "[3, None, 4]"
 
-    async def test_what_it_changes_reaches_no_rollout(self, folder: Path, level: str) -> None:
+    async def test_changes_to_arguments_do_not_reach_other_rollouts(self, folder: Path, level: str) -> None:
         truth, row = ["4"], {"x": [1]}
         requests = [request("x", n, ground_truth=truth, sample=row) for n in range(2)]
         scored = await score(folder, "changes", level, requests)
@@ -188,21 +188,21 @@ class TestOneCallForAGroup:
         assert (truth, row, len(requests[0].messages)) == (["4"], {"x": [1]}, 2)
         assert [one.stdout for one in scored] == ["" if level == "in_process" else "changed\n"] * 2
 
-    async def test_alone_it_is_a_group_of_one(self, folder: Path, level: str) -> None:
+    async def test_single_request_is_scored_as_a_group_of_one(self, folder: Path, level: str) -> None:
         async with make_scorer(await load(folder, "obeys", level)) as scorer:
             assert scorer.mode == "batch"
             scored = await scorer.score(request("abc"))
             assert (await scorer.score(request("", failure=BROKEN))).failure == BROKEN
         assert scored.score == 3.0 and scored.result and scored.result.reason == "1"
 
-    async def test_a_pointwise_reward_scores_each_by_itself(self, folder: Path, level: str) -> None:
+    async def test_pointwise_reward_scores_each_rollout_of_a_group(self, folder: Path, level: str) -> None:
         async with make_scorer(await load(folder, "alone", level)) as scorer:
             assert scorer.mode == "pointwise"
             scored = await scorer.score_group(group("a", None, "b"))
         assert [one.score for one in scored] == [2.0, None, 2.0]
 
 
-async def test_groups_come_out_alike_here_and_behind_walls(folder: Path) -> None:
+async def test_groups_score_equally_in_process_and_in_the_sandbox(folder: Path) -> None:
     groups: list[list[ScoringRequest]] = []
     said = st.sampled_from([None, "", "a", "ab", "nan", "none", "error", "invalid", "no step", "drop", "crash"])
 
@@ -229,20 +229,20 @@ async def test_groups_come_out_alike_here_and_behind_walls(folder: Path) -> None
     assert {one.failure is None for scored in found[0] for one in scored} == {True, False}
 
 
-async def test_a_fresh_process_scores_a_whole_group(folder: Path) -> None:
+async def test_isolated_level_scores_a_whole_group(folder: Path) -> None:
     scored = await score(folder, "obeys", "isolated", group("a", None, "nan", "abc"))
     assert told(scored) == [1.0, "crash", "invalid_result", 3.0]
     assert [one.sandbox["level"] for one in scored if one.sandbox] == ["isolated"] * 3
 
 
 class TestLimits:
-    async def test_the_size_of_a_result_is_for_each_rollout(self, folder: Path) -> None:
+    async def test_result_size_limit_applies_per_rollout(self, folder: Path) -> None:
         assert told(await score(folder, "obeys", "warm", group(*["long"] * 8), result_kb=128)) == [1.0] * 8
         (one,) = await score(folder, "obeys", "warm", group("long"), result_kb=64)
         assert one.failure and one.failure.failure_class == "limit"
         assert "sandbox.limits.result_kb" in one.failure.message
 
-    async def test_groups_of_about_one_size_share_their_workers(self, folder: Path) -> None:
+    async def test_groups_of_similar_size_share_workers(self, folder: Path) -> None:
         reward = await load(folder, "obeys", result_kb=64)
         assert isinstance(reward, SandboxedReward)
         sizes = [reward.limits_for(count).result_kb for count in (1, 2, 3, 4, 5, 8, 1 << 30)]
@@ -250,7 +250,7 @@ class TestLimits:
         assert reward.limits_for(1) == reward.limits
 
 
-async def test_each_state_is_open_during_the_call_and_closed_after_it() -> None:
+async def test_states_are_open_during_the_call_and_closed_afterwards() -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE t (x)")
     payload = connection.serialize()
@@ -271,7 +271,7 @@ async def test_each_state_is_open_during_the_call_and_closed_after_it() -> None:
             one._connection.execute("SELECT 1")
 
 
-class TestTheAgent:
+class TestAgent:
     """It calls a batch reward once for each group of what is submitted."""
 
     @staticmethod
@@ -283,7 +283,7 @@ class TestTheAgent:
 
         return reward_spec(reward)
 
-    async def test_the_groups_of_a_batch(self) -> None:
+    async def test_agent_calls_a_batch_reward_per_group(self) -> None:
         calls: list[list[str]] = []
         async with AsyncRewardAgent(self.sizes(calls)) as agent:
             ticket = await agent.submit(group("a", "b", "c", None, "e", "f"), group_size=3)
@@ -292,14 +292,14 @@ class TestTheAgent:
         assert [one.score for one in ticket.results if one] == [3.0, 3.0, 3.0, None, 2.0, 2.0]
         assert sorted(chunk.data_idxs) == list(range(6))
 
-    async def test_without_groups_each_rollout_is_one(self) -> None:
+    async def test_rollouts_without_groups_are_called_separately(self) -> None:
         calls: list[list[str]] = []
         async with AsyncRewardAgent(self.sizes(calls)) as agent:
             await agent.submit(group("a", "b"))
             assert (await agent.get(2)).rewards == [1.0, 1.0]
         assert sorted(calls) == [["a"], ["b"]]
 
-    async def test_as_many_calls_are_in_flight_as_allowed_however_large_their_groups(self) -> None:
+    async def test_concurrency_limit_counts_group_calls(self) -> None:
         running = most = 0
 
         @reward_function(mode="batch")
@@ -316,7 +316,7 @@ class TestTheAgent:
             await agent.get(12)
         assert most == 2
 
-    async def test_groups_of_any_size_are_had_one_by_one_as_they_complete(self) -> None:
+    async def test_get_group_returns_groups_of_any_size_as_they_complete(self) -> None:
         async with AsyncRewardAgent(self.sizes([]), max_concurrency=1) as agent:
             await agent.submit(group("a", "b"), group_size=2)
             await agent.submit(group("c", "d", "e"), group_size=3)
@@ -340,7 +340,7 @@ class TestTheAgent:
         ("pointwise", "messages, ground_truths", "unknown parameter 'ground_truths'; did you mean 'ground_truth'"),
     ],
 )
-def test_a_reward_that_asks_for_values_of_the_other_mode_is_refused(mode: Any, names: str, near: str) -> None:
+def test_parameters_of_the_other_mode_are_rejected(mode: Any, names: str, near: str) -> None:
     made: dict[str, Any] = {}
     exec(f"def reward({names}): ...", made)
     with pytest.raises(ConfigError, match=near):

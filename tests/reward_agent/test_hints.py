@@ -1,4 +1,4 @@
-"""What a newcomer's reward meets in the sandbox: each refusal says which wall it was, and what to do about it."""
+"""Hints in error messages of sandboxed rewards."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def scores(reward, *truths: str | None) -> list[Scored]:
     return asyncio.run(run())
 
 
-def test_a_refusal_inside_the_sandbox_says_what_the_sandbox_lacks(tmp_path, monkeypatch):
+def test_sandbox_errors_hint_at_the_missing_permission(tmp_path, monkeypatch):
     monkeypatch.setenv("TOKEN_OF_MINE", "x")
     (tmp_path / "words.txt").write_text("some")
     reward = load(tmp_path, "tries", read_paths=("words.txt",))
@@ -93,13 +93,13 @@ def test_a_refusal_inside_the_sandbox_says_what_the_sandbox_lacks(tmp_path, monk
 
 @pytest.mark.parametrize("level", ["warm", "isolated"])
 @pytest.mark.parametrize("name", ["judged", "coded"])
-def test_a_combination_that_calls_out_is_refused_when_it_is_loaded(tmp_path, name, level):
+def test_combination_with_network_access_is_rejected_at_loading(tmp_path, name, level):
     with pytest.raises(ConfigError, match=rf"at the level {level}: run it with --sandbox in_process"):
         load(tmp_path, name, level)
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
-def test_none_is_no_ground_truth_to_compare_with(tmp_path, level):
+def test_missing_ground_truth_is_reported(tmp_path, level):
     lacks, right = scores(load(tmp_path, "compares", level), None, "4")
     assert right.score == 1.0
     assert lacks.score is None
@@ -111,6 +111,6 @@ def test_none_is_no_ground_truth_to_compare_with(tmp_path, level):
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
-def test_a_parameter_that_nobody_gives_is_said_to_be_an_option(tmp_path, level):
+def test_unknown_parameter_error_suggests_an_option(tmp_path, level):
     with pytest.raises(ConfigError, match=r"-O model=…, or reward_options: \{model: …\}"):
         check_parameters(load(tmp_path, "optioned", level))

@@ -157,7 +157,7 @@ def check(found: Sequence[Scored], count: int, score: float) -> None:
 
 
 @pytest.mark.parametrize(("name", "score"), [("compute_score", 0.7), ("RewardAgent", 0.7), ("llm_judge", 0.75)])
-async def test_all_are_scored_or_named(
+async def test_faulty_judge_scores_or_names_every_rollout(
     name: str, score: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     count = 24
@@ -178,7 +178,7 @@ async def test_all_are_scored_or_named(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("name", "score"), [("llm_judge", 0.75), ("RewardAgent", 0.7)])
-async def test_it_takes_hardly_longer_than_the_endpoint_itself(
+async def test_judge_scoring_is_nearly_as_fast_as_the_endpoint(
     name: str,
     score: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -209,7 +209,7 @@ def both_models(body: dict[str, Any]) -> Behaviour:
 
 
 @pytest.mark.parametrize(("name", "scored"), [("RewardAgent", 4), ("compute_score", 4)])
-async def test_the_example_runs_with_either_form(tmp_path: Path, name: str, scored: int) -> None:
+async def test_judge_example_runs_with_both_forms(tmp_path: Path, name: str, scored: int) -> None:
     async with ChatServer(both_models) as server:
         words = ("--base-url", server.base_url, "-T", f"custom_reward_function.name={name}", "--json")
         done = await asyncio.to_thread(
@@ -227,7 +227,7 @@ async def test_the_example_runs_with_either_form(tmp_path: Path, name: str, scor
     assert all("<question>Why" in each["result"]["query"] and each["result"]["response"] for each in found)
 
 
-def test_the_stand_in_of_the_example_answers_and_judges(tmp_path: Path, stand_in: str) -> None:
+def test_stand_in_server_of_the_example_answers_and_judges(tmp_path: Path, stand_in: str) -> None:
     environment = command_line_environment(JUDGE_BASE_URL=stand_in)
     words = ("run", str(EXAMPLE / "task.yaml"), "--base-url", stand_in, "--json")
     done = command_line.call(*words, cwd=tmp_path, env=environment)

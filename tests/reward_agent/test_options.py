@@ -1,4 +1,4 @@
-"""Options of a reward where they are given: in a task file or at loading, at every level, built-in rewards included."""
+"""Options of a reward in task files and at loading, at every sandbox level."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(text: str, truth: object = None) -> ScoringRequest:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_options_hold_at_every_level(tmp_path, level):
+async def test_options_apply_at_every_sandbox_level(tmp_path, level):
     (tmp_path / "mine.py").write_text(FILE)
     loaded = load_reward("mine.py:short", tmp_path, SandboxChoice(level), {"longest": 5, "words": ["a"]})
     async with make_scorer(loaded.reward) as scorer:
@@ -41,19 +41,19 @@ async def test_options_hold_at_every_level(tmp_path, level):
 @pytest.mark.parametrize(
     ("options", "problem"), [({"longset": 5}, "did you mean 'longest'"), ({"longest": "x"}, "expected a whole number")]
 )
-def test_an_option_that_does_not_fit_is_told_when_the_reward_is_loaded(tmp_path, level, options, problem):
+def test_invalid_option_is_reported_at_loading(tmp_path, level, options, problem):
     (tmp_path / "mine.py").write_text(FILE)
     with pytest.raises(ConfigError, match=problem):
         load_reward("mine.py:short", tmp_path, SandboxChoice(level), options)
 
 
-def test_an_option_that_has_no_json_form_cannot_pass_the_walls(tmp_path):
+def test_option_without_a_json_form_is_rejected_in_the_sandbox(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     with pytest.raises(ConfigError, match="to the sandbox"):
         load_reward("mine.py:short", tmp_path, SandboxChoice("warm"), {"words": {"a"}})
 
 
-def test_a_task_file_gives_options(tmp_path):
+def test_task_file_sets_reward_options(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     task = tmp_path / "task.yaml"
     text = "name: t\nreward_function_path: mine.py:short\nreward_options: {longest: 7}\ninitial_user_prompt: go\n"
@@ -67,7 +67,7 @@ def test_a_task_file_gives_options(tmp_path):
         load_task(task)
 
 
-async def test_a_built_in_reward_runs_here_unless_it_parses_what_a_model_wrote():
+async def test_built_in_reward_runs_in_process_unless_it_parses_model_output():
     exact = load_reward("reward_kit.rewards:exact_answer").reward
     mathematics = load_reward("reward_kit.rewards:math_answer", options={}).reward
     async with make_scorer(exact) as scorer:
@@ -78,7 +78,7 @@ async def test_a_built_in_reward_runs_here_unless_it_parses_what_a_model_wrote()
         assert (scored.score, scored.sandbox["level"]) == (1.0, "warm")
 
 
-def test_what_a_built_in_reward_needs_is_imported_once(tmp_path):
+def test_imports_of_built_in_rewards_are_preloaded(tmp_path):
     found = built_in_imports("reward_kit.rewards.math_answer")
     assert {"reward_kit.rewards.math_answers", "math_verify"} <= found
     assert built_in_imports("reward_kit.rewards.nothing") == set()
@@ -89,7 +89,7 @@ def test_what_a_built_in_reward_needs_is_imported_once(tmp_path):
     ).imports
 
 
-def test_options_are_part_of_what_scored(tmp_path):
+def test_scorer_hash_includes_options(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     hashes = {
         scorer_hash(load_reward("mine.py:short", tmp_path, SandboxChoice("warm"), options).reward)
@@ -102,19 +102,19 @@ TESTS = {"function": "solve", "tests": [{"args": [2], "expected": 4}]}
 ELSEWHERE = [SandboxChoice("warm"), SandboxChoice("isolated")]
 
 
-class TestWhatCallsOut:
-    async def test_it_runs_in_this_process_and_what_the_model_wrote_does_not(self):
+class TestNetworkRewards:
+    async def test_network_reward_runs_in_process(self):
         loaded = load_reward("reward_kit.rewards:python_code", options={"time_s": 2})
         async with make_scorer(loaded.reward) as scorer:
             scored = await scorer.score(request("```python\ndef solve(x):\n    return x * x\n```", TESTS))
         assert (scored.score, scored.sandbox["level"]) == (1.0, "in_process"), scored
 
     @pytest.mark.parametrize("choice", ELSEWHERE)
-    def test_other_walls_are_refused(self, choice):
+    def test_network_reward_rejects_sandbox_levels(self, choice):
         with pytest.raises(ConfigError, match="calls out"):
             load_reward("reward_kit.rewards:python_code", choice=choice)
 
-    def test_a_judge_without_a_key_is_told_before_the_first_rollout(self, monkeypatch):
+    def test_missing_judge_key_is_reported_at_loading(self, monkeypatch):
         monkeypatch.delenv("NO_SUCH_KEY", raising=False)
         options = {"model": "m", "client": {"api_key_env": "NO_SUCH_KEY"}, "rubric": {"good": "Is it good?"}}
         with pytest.raises(ConfigError, match="NO_SUCH_KEY"):

@@ -1,4 +1,4 @@
-"""An agent that stays open: one for each loop, opened by its first call, closed with the loop or on demand."""
+"""An agent that is opened by its first call and closed with its event loop or on demand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def one(name):
     return requests(name)[0]
 
 
-def test_it_is_opened_once_in_a_loop_and_closed_with_it():
+def test_agent_is_opened_once_per_event_loop_and_closed_with_the_loop():
     doors = Doors()
     kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
 
@@ -47,7 +47,7 @@ def test_it_is_opened_once_in_a_loop_and_closed_with_it():
     assert doors.events == ["opened", "closed"] * 2
 
 
-async def test_it_is_closed_on_demand_and_opened_anew():
+async def test_closed_agent_is_reopened_by_the_next_call():
     doors = Doors()
     kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
     await kept.close()  # nothing is open
@@ -60,7 +60,7 @@ async def test_it_is_closed_on_demand_and_opened_anew():
     assert doors.events == ["opened", "closed"] * 2
 
 
-async def test_what_keeps_it_from_opening_is_told_to_all_and_tried_again():
+async def test_opening_error_reaches_all_callers_and_opening_is_retried():
     doors, tries = Doors(), []
 
     def made():
@@ -76,7 +76,7 @@ async def test_what_keeps_it_from_opening_is_told_to_all_and_tried_again():
     await kept.close()
 
 
-async def test_who_is_cancelled_leaves_no_call_behind():
+async def test_cancelled_caller_leaves_no_call():
     held = HeldScorer()
     kept = PersistentAgent(lambda: AsyncRewardAgent(held))
     asking, other = (asyncio.create_task(kept.score(one(name))) for name in "ab")
@@ -92,7 +92,7 @@ async def test_who_is_cancelled_leaves_no_call_behind():
     await kept.close()
 
 
-def test_a_loop_that_was_closed_as_it_stood_is_forgotten():
+def test_agent_of_an_abruptly_closed_loop_is_forgotten():
     doors = Doors()
     kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
     loop = asyncio.new_event_loop()

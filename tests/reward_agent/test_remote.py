@@ -1,4 +1,4 @@
-"""A reward behind HTTP: its scores are those of the same reward in process, field by field."""
+"""Remote rewards score as the same reward does in process."""
 
 from __future__ import annotations
 
@@ -139,15 +139,15 @@ async def both(reward: Callable[..., Any], requests: list[ScoringRequest], size:
     return tuple(found)
 
 
-class TestItsScoresAreThoseInProcess:
-    async def test_whatever_a_rollout_holds(self) -> None:
+class TestEqualsInProcessScores:
+    async def test_arbitrary_requests_score_equally(self) -> None:
         draw = random.Random(7)
         requests = [odd_request(draw, f"r{i}") for i in range(150)]
         here, there = await both(sees, requests)
         assert there == here
         assert len({one.result.reason for one in here if one.result}) > 140
 
-    async def test_steps_of_an_episode_and_what_is_laid_on_them(self) -> None:
+    async def test_step_data_and_step_outputs_score_equally(self) -> None:
         actions = [call("look"), call("add", amount=2), {"type": "text", "content": "done"}]
         episode = await worker_of(actions, name="t").collect_episode()
         requests = [ScoringRequest.from_episode(episode, task_of(name="t")), ScoringRequest("bare", episode.messages)]
@@ -155,7 +155,7 @@ class TestItsScoresAreThoseInProcess:
         assert there == here
         assert here[0].result is not None and len(here[0].result.step_outputs or ()) == len(episode.assistant_turns) > 1
 
-    async def test_final_states_of_every_kind(self) -> None:
+    async def test_final_states_of_every_kind_score_equally(self) -> None:
         database = sqlite3.connect(":memory:")
         database.execute("CREATE TABLE t AS SELECT 7 AS seven, 'x' AS letter")
         states = [
@@ -171,7 +171,7 @@ class TestItsScoresAreThoseInProcess:
         assert there == here
         assert [one.score for one in here] == [0.0, 1.0, 1.0, None, None]
 
-    async def test_groups_of_a_batch_reward_without_their_broken_rollouts(self) -> None:
+    async def test_batch_groups_with_failed_rollouts_score_equally(self) -> None:
         broke = Failure("timeout", "PolicyError", "it broke")
         requests = [
             ScoringRequest(f"r{i}", [Message(role="user")] * (i % 4), "fall" if i == 13 else i, sample={"i": i})
@@ -186,7 +186,7 @@ class TestItsScoresAreThoseInProcess:
             "reward 'ranks': ValueError: the whole group of 4 falls"
         }
 
-    async def test_every_way_of_failing(self) -> None:
+    async def test_every_kind_of_failure_is_equal(self) -> None:
         truths = ["fine", "raise", "none", "nan", "invalid", "wrong step", "exit", None]
         requests = [ScoringRequest(name or "no truth", [], ground_truth=name) for name in truths]
         here, there = await both(fails, requests)
@@ -198,7 +198,7 @@ class TestItsScoresAreThoseInProcess:
             *["crash"] * 2,
         ]
 
-    async def test_a_class_that_finishes_groups_is_asked_for_whole_groups(self, tmp_path: Path) -> None:
+    async def test_class_with_post_processing_receives_whole_groups(self, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text(
             "class Mine:\n"
             "    def compute_score(self, data_source, solution_str, ground_truth, extra_info):\n"
@@ -219,7 +219,7 @@ class TestItsScoresAreThoseInProcess:
             one.result.model_dump() for one in here.extra_infos if one.result
         ]
 
-    async def test_many_pointwise_rollouts_at_once_go_in_requests_that_the_server_takes(self) -> None:
+    async def test_concurrent_pointwise_rollouts_are_sent_in_batches_of_allowed_size(self) -> None:
         async with server(sees, max_batch=4) as asker:
             remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/sees", api_key=KEY)
             requests = [ScoringRequest(f"r{i}", [Message(role="user")] * i) for i in range(11)]
@@ -229,7 +229,7 @@ class TestItsScoresAreThoseInProcess:
         assert [one.score for one in scored] == [i / 100 for i in range(11)]
         assert 'requests_total{route="score_batch",status="200"} 3' in figures
 
-    async def test_only_what_the_reward_names_is_sent(self) -> None:
+    async def test_only_named_parameters_are_sent(self) -> None:
         @reward_function
         async def modest(messages):
             return {"score": 1.0}
@@ -240,7 +240,7 @@ class TestItsScoresAreThoseInProcess:
             async with remote:
                 assert (await remote.score(request)).score == 1.0
 
-    async def test_a_value_without_a_json_form_costs_its_own_rollout(self) -> None:
+    async def test_value_without_a_json_form_fails_only_its_rollout(self) -> None:
         async with server(sees) as asker:
             remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/sees", api_key=KEY)
             async with remote:
@@ -248,8 +248,8 @@ class TestItsScoresAreThoseInProcess:
         assert scored.failure is not None and "a set has no JSON form" in scored.failure.message
 
 
-class TestItsName:
-    async def test_a_deadline_covers_the_whole_call(self) -> None:
+class TestAddress:
+    async def test_deadline_covers_the_whole_remote_call(self) -> None:
         @reward_function
         async def sleeps(messages):
             await anyio.sleep_forever()
@@ -261,7 +261,7 @@ class TestItsName:
         assert scored.failure is not None and scored.failure.failure_class == "timeout"
         assert "took longer than its 0.05 s" in scored.failure.message
 
-    async def test_its_hash_is_of_the_address_and_of_what_the_server_says_of_its_code(self) -> None:
+    async def test_scorer_hash_covers_the_address_and_the_server_digest(self) -> None:
         async with server(sees, ranks) as asker:
             url = f"{asker.address}/v1/rewards/sees"
             remote = await RemoteReward.connect(f"{url}/", api_key=KEY)
@@ -288,7 +288,7 @@ class TestItsName:
             ("https://host/v1/rewards/x#hunter2", "is not a reward's address; nothing follows its path"),
         ],
     )
-    async def test_what_is_no_address_of_a_reward_is_refused(self, url: str, why: str) -> None:
+    async def test_invalid_reward_address_is_rejected(self, url: str, why: str) -> None:
         with pytest.raises(ConfigError, match=why) as caught:
             await RemoteReward.connect(url, api_key=KEY)
         assert "hunter2" not in str(caught.value)
@@ -297,7 +297,7 @@ class TestItsName:
                 load_reward(url, None, SandboxChoice("warm"))
             assert "hunter2" not in str(caught.value)
 
-    def test_unencrypted_rollouts_to_another_machine_are_told(self) -> None:
+    def test_unencrypted_connection_to_another_machine_is_noted(self) -> None:
         about = AboutBody(
             name="x", id="x", mode="pointwise", parameters=None, required=[], level="warm", digest="d" * 8,
             deadline_s=None, max_batch=1,
@@ -317,11 +317,11 @@ class TestItsName:
             (SandboxChoice(), {"a": 1}, "reward_options"),
         ],
     )
-    def test_what_its_server_decides_is_refused_here(self, choice: SandboxChoice, options: Any, named: str) -> None:
+    def test_settings_decided_by_the_server_are_rejected(self, choice: SandboxChoice, options: Any, named: str) -> None:
         with pytest.raises(ConfigError, match=f"{named} has no effect on http://127.0.0.1:1/v1/rewards/x"):
             load_reward("http://127.0.0.1:1/v1/rewards/x", None, choice, options)
 
-    def test_without_a_key_it_says_which_variable_has_it(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_missing_key_error_names_the_variable(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv(KEY_VARIABLE, raising=False)
         with pytest.raises(ConfigError, match=f"no key for http://127.0.0.1:1/v1/rewards/x: set {KEY_VARIABLE}"):
@@ -334,14 +334,14 @@ class TestItsName:
 FOREIGN = "https://Rewards.example:443/v1/rewards/x"
 
 
-class TestWhoGetsTheKeyOfATaskFile:
+class TestKeyForTaskFileAddress:
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv(ORIGINS_VARIABLE, raising=False)
         monkeypatch.setenv(KEY_VARIABLE, KEY)
 
-    async def test_it_is_sent_nowhere_that_a_file_alone_names(self, tmp_path: Path) -> None:
+    async def test_key_is_not_sent_to_an_address_from_a_file(self, tmp_path: Path) -> None:
         asked: list[str] = []
         elsewhere = await asyncio.start_server(lambda reader, writer: asked.append("asked"), "0.0.0.0", 0)
         port = elsewhere.sockets[0].getsockname()[1]
@@ -355,7 +355,9 @@ class TestWhoGetsTheKeyOfATaskFile:
         assert f'export {ORIGINS_VARIABLE}="{KEY_VARIABLE}={origin}"' in str(caught.value)
         assert KEY not in str(caught.value) and not asked
 
-    def test_what_is_typed_and_what_is_listed_get_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_key_is_sent_to_typed_and_configured_addresses(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv(ORIGINS_VARIABLE, f"{KEY_VARIABLE}=http://127.0.0.1:1")
         (tmp_path / "task.yaml").write_text(
             "name: t\nreward_function_path: http://127.0.0.1:1/v1/rewards/x\nresource_type: python_state\n"
@@ -375,7 +377,9 @@ class TestWhoGetsTheKeyOfATaskFile:
             ("", False),
         ],
     )
-    def test_an_origin_is_scheme_host_and_port(self, origins: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_configured_origin_must_match_scheme_host_and_port(
+        self, origins: str, may: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv(ORIGINS_VARIABLE, ",".join(f"{KEY_VARIABLE}={origin}" for origin in origins.split()))
         if may:
             check_named_by_file(FOREIGN)
@@ -384,12 +388,12 @@ class TestWhoGetsTheKeyOfATaskFile:
                 check_named_by_file(FOREIGN)
 
     @pytest.mark.parametrize("origins", ["rewards.example", "https://", "https://x:99999"])
-    def test_what_is_no_origin_is_told(self, origins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_invalid_configured_origin_is_reported(self, origins: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(ORIGINS_VARIABLE, f"{KEY_VARIABLE}={origins}")
         with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: {KEY_VARIABLE}=… is not a variable and an origin"):
             check_named_by_file(FOREIGN)
 
-    def test_a_dotenv_allows_no_origin_for_any_key(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_dotenv_cannot_configure_origins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / ".env"
         file.write_text(f"{ORIGINS_VARIABLE}={KEY_VARIABLE}=https://rewards.example\n{KEY_VARIABLE}={KEY}\n")
         for _ in range(2):
@@ -398,14 +402,14 @@ class TestWhoGetsTheKeyOfATaskFile:
             monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
-def test_a_step_index_that_nobody_can_read_leaves_its_own_rollout_unscored() -> None:
+def test_oversized_step_index_leaves_its_rollout_unscored() -> None:
     steps = [StepOutput(step_index=10**5000, base_reward=0.0)]
     told = json.loads(json.dumps(make_answer(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
     assert told["score"] is None and told["error"]["class"] == "invalid_result"
     assert told["error"]["message"] == "step_outputs: a step_index of more than 64 bits"
 
 
-async def test_transcripts_are_scored_by_a_url_on_the_command_line(tmp_path: Path) -> None:
+async def test_command_line_scores_transcripts_with_a_remote_reward(tmp_path: Path) -> None:
     rows = [{"id": f"q{n}", "messages": [{"role": "assistant", "content": "x"}] * n} for n in (1, 2, 3)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     async with server(sees) as asker:

@@ -1,4 +1,4 @@
-"""Other endpoints that never stop sending: reward servers, and what `reward-kit doctor` asks."""
+"""Endless answers of reward servers and of endpoints asked by `reward-kit doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async with RewardEndpoint("http://127.0.0.1:{port}/v1/rewards/exact", "key", req
 
 
 @pytest.mark.parametrize("kind", ["json", "error", "gzip", "headers"])
-def test_an_endless_answer_of_a_reward_server_is_cut(kind: str) -> None:
+def test_endless_answer_of_a_reward_server_is_cut(kind: str) -> None:
     with endless(kind) as port:
         cost = peak(REWARD, ASK_REWARD.format(port=port))
     assert (cost.kind, cost.mb < 200) == ("ProviderError", True), cost
@@ -27,7 +27,7 @@ def test_an_endless_answer_of_a_reward_server_is_cut(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["json", "gzip", "error", "headers"])
-def test_the_doctor_reads_no_endless_list_of_models(kind: str) -> None:
+def test_doctor_cuts_an_endless_model_list(kind: str) -> None:
     with endless(kind) as port:
         ask = f"""
         (answer,) = await ask_endpoints(["http://127.0.0.1:{port}/v1"])

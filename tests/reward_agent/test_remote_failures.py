@@ -1,4 +1,4 @@
-"""A reward behind HTTP whose server, or the way to it, misbehaves: what is asked again, how faults are called."""
+"""Failures of remote rewards: retries, timeouts and invalid answers."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def scored_by(*script: Behaviour, **options: Any) -> tuple[Scored, int]:
         return scored, len(seen)
 
 
-class TestWhatIsAskedAgain:
+class TestRetried:
     @pytest.mark.parametrize(
         "fault",
         [
@@ -115,17 +115,17 @@ class TestWhatIsAskedAgain:
         ],
         ids=["429", "429 with Retry-After", "503", "500", "hangs up", "breaks off", "a page"],
     )
-    async def test_trouble_that_passes_leaves_no_trace(self, fault: Behaviour) -> None:
+    async def test_transient_fault_is_retried_until_success(self, fault: Behaviour) -> None:
         scored, requests = await scored_by(fault, fault, scores())
         assert (scored.score, scored.failure, requests) == (0.5, None, 3)
 
-    async def test_trouble_that_stays_is_the_endpoints_and_says_how_often_it_was_asked(self) -> None:
+    async def test_persistent_fault_is_a_provider_error_with_the_attempt_count(self) -> None:
         scored, requests = await scored_by(says({"error": {"message": "full up"}}, 429))
         assert scored.failure is not None and requests == 3
         assert (scored.failure.failure_class, scored.score) == ("provider_error", None)
         assert "HTTP 429: full up" in scored.failure.message and "3 attempts" in scored.failure.message
 
-    async def test_a_retry_after_is_waited_for_and_never_shortened(self) -> None:
+    async def test_retry_after_is_respected(self) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         scored, requests = await scored_by(says({}, 503, **{"Retry-After-Ms": "300"}), scores())
@@ -135,7 +135,7 @@ class TestWhatIsAskedAgain:
         assert "its Retry-After of 3600 s is more than what is left" in scored.failure.message
         assert scored.retry_after_s == 3600.0
 
-    async def test_a_server_that_is_not_there_yet_is_waited_for(self) -> None:
+    async def test_refused_connection_is_retried(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -146,27 +146,27 @@ class TestWhatIsAskedAgain:
         assert "refused the connection; is the server running?" in scored.failure.message
 
 
-class TestWhatIsNot:
-    async def test_no_answer_in_time_is_a_timeout(self) -> None:
+class TestNotRetried:
+    async def test_unanswered_request_is_a_timeout(self) -> None:
         scored, requests = await scored_by(never_answers, timeout_s=0.05)
         assert scored.failure is not None and requests == 1
         assert scored.failure.failure_class == "timeout"
         assert scored.failure.message.endswith("/score did not answer within timeout_s=0.05")
 
     @pytest.mark.parametrize("status", [400, 404, 405, 413, 415, 422])
-    async def test_a_request_that_is_refused_says_why(self, status: int) -> None:
+    async def test_rejected_request_reports_the_reason(self, status: int) -> None:
         refusal = says({"error": {"code": "x", "message": "messages.0.role: not so"}}, status)
         scored, requests = await scored_by(refusal)
         assert scored.failure is not None and requests == 1
         assert scored.failure.failure_class == "refused"
         assert f"HTTP {status}: messages.0.role: not so" in scored.failure.message
 
-    async def test_a_key_that_is_refused_is_named_and_not_shown(self) -> None:
+    async def test_rejected_key_is_named_and_not_shown(self) -> None:
         scored, requests = await scored_by(says({"error": {"message": f"no such key: {KEY}"}}, 401))
         assert scored.failure is not None and requests == 1
         assert "REWARD_KIT_REWARD_API_KEY" in scored.failure.message and KEY not in repr(scored)
 
-    async def test_a_redirect_is_not_followed_with_the_key(self) -> None:
+    async def test_redirect_is_not_followed(self) -> None:
         async with scripted([scores()]) as (elsewhere, theirs):
             scored, requests = await scored_by(says(b"", 307, Location=elsewhere))
         assert scored.failure is not None and (requests, theirs) == (1, [])
@@ -189,21 +189,21 @@ LIES: dict[str, Behaviour] = {
 }
 
 
-class TestAnAnswerThatIsNone:
+class TestInvalidAnswers:
     @pytest.mark.parametrize("lie", LIES)
-    async def test_is_never_a_score(self, lie: str) -> None:
+    async def test_invalid_answer_is_never_a_score(self, lie: str) -> None:
         scored, _ = await scored_by(LIES[lie])
         assert scored.score is None and scored.result is None and scored.rollout_id == "r"
         assert scored.failure is not None and scored.failure.failure_class == "provider_error"
 
     @pytest.mark.parametrize("body", [b'{"score": NaN}', b'{"score": 1e999}', b"\xff", b"", b"[" * 100_000])
-    async def test_is_asked_for_again_where_it_is_no_json(self, body: bytes) -> None:
+    async def test_answer_that_is_not_json_is_retried(self, body: bytes) -> None:
         scored, requests = await scored_by(says(body), attempts=2)
         assert scored.failure is not None and requests == 2
         assert "returned invalid JSON" in scored.failure.message
 
     @pytest.mark.parametrize("count", [0, 1, 3])
-    async def test_of_a_group_has_as_many_scores_as_were_asked_for(self, count: int) -> None:
+    async def test_group_answer_with_wrong_score_count_is_rejected(self, count: int) -> None:
         answer = says({"scores": [make_answer(SCORED, "typed")] * count})
         async with (
             scripted([answer]) as (url, _),
@@ -214,14 +214,14 @@ class TestAnAnswerThatIsNone:
         assert all(one.failure and "did not return 2 scores" in one.failure.message for one in scored)
 
 
-class TestWhenItIsLoaded:
-    async def test_what_is_no_reward_server_is_told(self) -> None:
+class TestConnect:
+    async def test_connect_rejects_servers_without_the_reward_protocol(self) -> None:
         for value, problem in (({}, "name: missing"), ({**about().model_dump(), "mode": "x"}, "mode: "), ([], "")):
             async with scripted([says(value)]) as (url, _):
                 with pytest.raises(ProviderError, match=f"{url} is not a reward of a reward server: .*{problem}"):
                     await RemoteReward.connect(url, api_key=KEY, request_options=request_options())
 
-    async def test_what_does_not_answer_or_does_not_know_it_is_told(self) -> None:
+    async def test_connect_reports_silent_server_and_unknown_reward(self) -> None:
         async with scripted([never_answers]) as (url, _):
             with pytest.raises(DeadlineError, match="did not answer within timeout_s"):
                 await RemoteReward.connect(url, api_key=KEY, request_options=request_options(timeout_s=0.05))
@@ -232,12 +232,12 @@ class TestWhenItIsLoaded:
     @pytest.mark.parametrize(
         "wrong", [{"timeout_s": 0.0}, {"connect_timeout_s": -1.0}, {"attempts": 0}, {"budget_s": float("inf")}]
     )
-    def test_patience_is_made_of_positive_numbers(self, wrong: dict[str, Any]) -> None:
+    def test_request_options_must_be_positive(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="above 0"):
             request_options(**wrong)
 
 
-async def test_the_key_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     await scored_by(hangs_up, says({"error": {"message": KEY}}, 503), says(KEY.encode()), says({"x": KEY}, 400))
     assert caplog.records and KEY not in caplog.text

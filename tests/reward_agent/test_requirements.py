@@ -1,4 +1,4 @@
-"""What a reward requires is read without running it, checked, and never installed."""
+"""Requirements of a reward are read without running it and checked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestReading:
             ("def f(:", "f", ()),
         ],
     )
-    def test_of_a_definition(self, text, name, requirements):
+    def test_requirements_are_read_from_a_definition(self, text, name, requirements):
         assert declared_requirements(text, name) == requirements
 
 
@@ -64,7 +64,7 @@ class TestChecking:
             "pydantic @ https://example.invalid/pydantic.whl",
         ],
     )
-    def test_what_is_met(self, requirement):
+    def test_installed_requirements_are_accepted(self, requirement):
         check_installed([requirement], "reward 'r'")
 
     @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ class TestChecking:
             ("", "'' is malformed"),
         ],
     )
-    def test_what_is_not(self, requirement, message):
+    def test_missing_requirements_are_rejected(self, requirement, message):
         with pytest.raises(ConfigError, match=f"reward 'r'.*{message}"):
             check_installed([requirement], "reward 'r'")
 
-    def test_extras(self, tmp_path, monkeypatch):
+    def test_requirements_of_extras_are_checked(self, tmp_path, monkeypatch):
         told = "Metadata-Version: 2.1\nName: with-extras\nVersion: 1\n"
         told += "Requires-Dist: no-such-package ; extra == 'one'\nRequires-Dist: pydantic ; extra == 'two'\n"
         told += "Requires-Dist: with-extras[one,all] ; extra == 'all'\n"
@@ -96,7 +96,7 @@ class TestChecking:
             check_installed(["with-extras[all]"], "r")
 
     @pytest.mark.parametrize("level", ["in_process", "warm", "isolated"])
-    def test_unmet_ones_are_told_when_the_file_loads_and_with_both_ways_out(self, tmp_path, level):
+    def test_missing_requirement_is_reported_at_loading_with_both_remedies(self, tmp_path, level):
         write(tmp_path, "['pydantic', 'tiny-words>=1']", top="x = 1")
         with pytest.raises(ConfigError) as caught:
             load(tmp_path, level)
@@ -104,13 +104,13 @@ class TestChecking:
         assert "python -m pip install 'tiny-words>=1'" in str(caught.value)
         assert "reward-kit serve" in str(caught.value)
 
-    def test_what_cannot_be_read_is_known_once_it_is_described(self, tmp_path):
+    def test_dynamic_requirements_are_checked_after_loading(self, tmp_path):
         write(tmp_path, "NEEDS", top="NEEDS = ['tiny-words']")
         loaded = load(tmp_path)
         with pytest.raises(ConfigError, match="tiny-words is not installed"):
             check_parameters(loaded.reward)
 
-    def test_a_text_is_no_list_of_texts(self, tmp_path):
+    def test_requirements_must_be_a_list(self, tmp_path):
         write(tmp_path, "'pydantic'", top="x = 1")
         with pytest.raises(ConfigError, match=r"requirements is a list of strings, .* not 'pydantic'"):
             load(tmp_path)

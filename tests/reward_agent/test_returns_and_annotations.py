@@ -1,4 +1,4 @@
-"""Rewards as people write them: a number or a tuple is returned, and parameters have the types of their annotations."""
+"""Return values of rewards and conversion of arguments to their annotations."""
 
 from __future__ import annotations
 

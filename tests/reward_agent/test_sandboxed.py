@@ -1,4 +1,4 @@
-"""Rewards behind walls: the same results as in this process, and nothing of a stranger's code outside of them."""
+"""Sandboxed rewards give the same results as in process, and their code never runs outside."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def score(folder: Path, name: str = "reward", level: str = "warm", request
     return scored
 
 
-class TestTheSameAtEveryLevel:
+class TestLevels:
     texts = st.one_of(st.sampled_from(["", "!x", "4", "a b"]), st.text(max_size=30))
     tool_call = st.builds(lambda a: {"id": "1", "type": "function", "function": {"name": "f", "arguments": a}}, texts)
     parts = st.lists(st.builds(lambda text: {"type": "text", "text": text, "n": 1}, texts), max_size=3)
@@ -87,7 +87,7 @@ class TestTheSameAtEveryLevel:
         max_leaves=6,
     )
 
-    async def test_an_honest_reward_gives_the_same_result(self, tmp_path):
+    async def test_reward_gives_the_same_result_at_every_level(self, tmp_path):
         write(tmp_path, HONEST)
         write(tmp_path, "from .inner import split\ndef words(message): return split(message.text)\n", "helpers/text.py")
         write(tmp_path, "def split(text): return text.split()\n", "helpers/inner.py")
@@ -110,8 +110,8 @@ class TestTheSameAtEveryLevel:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-class TestWhatARewardIsGiven:
-    async def test_final_states_and_steps(self, tmp_path, level):
+class TestArguments:
+    async def test_final_states_and_steps_are_passed(self, tmp_path, level):
         write(
             tmp_path,
             """
@@ -133,12 +133,12 @@ class TestWhatARewardIsGiven:
         scored = await score(tmp_path, "of_database", level, ScoringRequest("r1", CHAT, final_state=state))
         assert (scored.score, scored.result.reason) == (7.0, "['t']")
 
-    async def test_megabytes_of_state(self, tmp_path, level):
+    async def test_large_states_are_passed(self, tmp_path, level):
         write(tmp_path, "def reward(messages, state): return {'score': float(len(state['text']))}")
         state = StateSnapshot.from_json({"text": "x" * 5_000_000})
         assert (await score(tmp_path, level=level, request=ScoringRequest("r", CHAT, final_state=state))).score == 5e6
 
-    async def test_async_batch_and_class(self, tmp_path, level):
+    async def test_async_batch_and_class_rewards_run(self, tmp_path, level):
         write(
             tmp_path,
             """
@@ -167,7 +167,7 @@ class TestWhatARewardIsGiven:
         scores = [scored.score for scored in await score_all(reward, request, request)]
         assert scores == ([11.0, 11.0] if level == "isolated" else [11.0, 12.0])
 
-    async def test_resources_are_opened_once_a_worker_and_closed(self, tmp_path, level):
+    async def test_resources_are_opened_once_per_worker_and_closed(self, tmp_path, level):
         log = tmp_path / "log"
         write(
             tmp_path,
@@ -198,7 +198,7 @@ class TestWhatARewardIsGiven:
             assert found[0].stdout == "table closed\n"
 
 
-async def test_a_warm_worker_is_closed_in_good_order(tmp_path, monkeypatch):
+async def test_warm_worker_is_closed_after_its_last_call(tmp_path, monkeypatch):
     write(
         tmp_path,
         """
@@ -221,7 +221,7 @@ async def test_a_warm_worker_is_closed_in_good_order(tmp_path, monkeypatch):
 
 
 class TestLoading:
-    def test_nothing_of_the_file_runs_here(self, tmp_path):
+    def test_loading_does_not_execute_the_file_in_process(self, tmp_path):
         marker = tmp_path / "marker"
         write(tmp_path, f"open({str(marker)!r}, 'w').close()\ndef reward(messages): return None\n")
         with pytest.raises(ConfigError, match=r"cannot be imported: (FileNotFound|Permission|OS)Error"):
@@ -241,12 +241,12 @@ class TestLoading:
             ("from elsewhere import x\n", r"No module named 'elsewhere'"),
         ],
     )
-    def test_a_file_that_does_not_load_says_why(self, tmp_path, source, message):
+    def test_loading_error_reports_the_reason(self, tmp_path, source, message):
         write(tmp_path, source)
         with pytest.raises(ConfigError, match=message):
             load(tmp_path, "reward")
 
-    def test_code_can_ask_for_thicker_walls_and_not_for_thinner_ones(self, tmp_path):
+    def test_code_can_raise_but_not_lower_its_sandbox_level(self, tmp_path):
         text = "from reward_kit import reward_function\n@reward_function(sandbox={!r})\ndef reward(messages): pass\n"
         write(tmp_path, text.format("isolated"))
         assert load(tmp_path, "reward", None).reward.level == "isolated"
@@ -256,7 +256,7 @@ class TestLoading:
         assert loaded.reward.level == "warm"
         assert "code cannot lower its own sandbox level" in loaded.notes[0]
 
-    async def test_declared_paths_can_be_read_and_what_it_prints_at_import_belongs_to_no_call(self, tmp_path):
+    async def test_declared_paths_are_readable_and_import_output_is_not_in_calls(self, tmp_path):
         data = write(tmp_path, "7", "data.json")
         text = "import json, pathlib\nprint('loading')\n"
         text += "X = json.loads((pathlib.Path(__file__).parent / 'data.json').read_text())\n"
@@ -268,7 +268,7 @@ class TestLoading:
         (scored,) = await score_all(loaded.reward, ScoringRequest("r1", CHAT))
         assert (scored.score, scored.stdout) == (7.0, "called\n")
 
-    def test_a_module_of_ones_own_is_found_without_importing_it(self, tmp_path, monkeypatch):
+    def test_user_module_is_found_without_importing_it(self, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)
         write(tmp_path, "raise SystemExit('imported here')\n", "my_rewards/__init__.py")
         write(tmp_path, "def reward(messages): return {'score': 1.0}\n", "my_rewards/one.py")
@@ -277,7 +277,7 @@ class TestLoading:
         write(tmp_path, "", "my_rewards/__init__.py")
         assert load_reward("my_rewards.one:reward", tmp_path).reward.origin.file == tmp_path / "my_rewards/one.py"
 
-    def test_no_link_and_no_name_makes_us_read_what_is_not_in_its_folder(self, tmp_path):
+    def test_symlinks_and_names_cannot_reach_files_outside_the_folder(self, tmp_path):
         write(tmp_path, "KEY = 'secret'\n", "private.py")
         write(tmp_path, "import linked\ndef reward(messages): pass\n", "theirs/reward.py")
         (tmp_path / "theirs" / "linked.py").symlink_to(tmp_path / "private.py")
@@ -292,7 +292,7 @@ class TestLoading:
         assert "secret" not in load(tmp_path / "theirs", "reward").reward.program.source
 
     @pytest.mark.parametrize("level", [None, "warm"])
-    def test_a_machine_without_walls_runs_it_here_and_says_so(self, tmp_path, monkeypatch, level):
+    def test_machine_without_a_sandbox_runs_rewards_in_process_with_a_note(self, tmp_path, monkeypatch, level):
         none = {s: Availability(s, False, "there are none") for s in host.STRENGTHS}
         monkeypatch.setattr(host, "_known", none)
         write(tmp_path, "def reward(messages): return {'score': 1.0}\n")
@@ -304,7 +304,7 @@ class TestLoading:
             load(tmp_path, "reward", "isolated")
 
 
-async def test_a_call_that_is_cancelled_leaves_nothing_behind(tmp_path):
+async def test_cancelled_call_leaves_no_worker(tmp_path):
     write(tmp_path, "import time\ndef reward(messages): time.sleep(60)\n")
     loaded = await asyncio.to_thread(load, tmp_path, "reward")
     async with SandboxedScorer(loaded.reward) as scorer:

@@ -1,4 +1,4 @@
-"""One score: what a reward is given, what is kept of its answer, and that nothing it does reaches the episode."""
+"""Scoring of a single request: arguments, results, failures and isolation."""
 
 import asyncio
 import threading
@@ -35,12 +35,12 @@ async def episode_of(*actions, **fields):
 
 
 class TestCalls:
-    async def test_a_synchronous_function_runs_in_a_thread(self):
+    async def test_sync_function_runs_in_a_thread(self):
         here = threading.get_ident()
         scored = await score(lambda messages: {"score": float(threading.get_ident() != here)})
         assert (scored.score, scored.failure, scored.rollout_id) == (1.0, None, "r1")
 
-    async def test_an_asynchronous_one_runs_in_the_loop(self):
+    async def test_async_function_runs_in_the_event_loop(self):
         async def reward(messages):
             await asyncio.sleep(0)
             return {"score": 0.5}
@@ -55,7 +55,7 @@ class TestCalls:
 
         assert (await score(reward)).result.reason == "r1 [1, 2]"
 
-    async def test_a_function_with_kwargs_is_given_all_there_is(self):
+    async def test_function_with_kwargs_receives_every_field(self):
         def reward(messages, **kwargs):
             return {"score": 1.0, "reason": " ".join(sorted(kwargs))}
 
@@ -71,7 +71,7 @@ class TestCalls:
             "stop_reason",
         ]
 
-    async def test_the_final_state_is_opened_only_where_it_is_named(self):
+    async def test_final_state_is_opened_only_if_named(self):
         broken = StateSnapshot("json", b"{")
         assert (await score(lambda messages: {"score": 1.0}, final_state=broken)).score == 1.0
         assert (
@@ -88,7 +88,7 @@ class TestCalls:
 
         assert (await score(reward)).score == 1.0
 
-    async def test_a_batch_reward_that_returns_another_number_is_unscored(self):
+    async def test_batch_reward_with_wrong_result_count_is_unscored(self):
         reward = reward_function(mode="batch")(lambda rollouts_messages: [{"score": 1.0}] * 2)
         scored = await score(reward)
         assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")
@@ -99,7 +99,7 @@ class TestUnscored:
     """Unscored is None with a class, and never zero."""
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.5", None])
-    async def test_a_score_that_is_no_finite_number_names_field_and_value(self, value):
+    async def test_non_finite_score_error_names_field_and_value(self, value):
         scored = await score(lambda messages: {"score": value})
         assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")
         assert "score: " in scored.failure.message
@@ -113,13 +113,13 @@ class TestUnscored:
             ({"score": 1.0, "is_score_valid": False}, "is_score_valid is False"),
         ],
     )
-    async def test_a_declared_error_is_one_and_its_result_is_kept(self, result, why):
+    async def test_declared_error_leaves_the_rollout_unscored_and_keeps_the_result(self, result, why):
         scored = await score(lambda messages: result)
         assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")
         assert scored.failure.message.endswith(f"returned no valid score: {why}")
         assert scored.result.score == result["score"]
 
-    async def test_an_exception_shows_the_users_frame_first(self):
+    async def test_traceback_begins_with_user_frames(self):
         def helper():
             raise ValueError("bad row")
 
@@ -136,26 +136,26 @@ class TestUnscored:
         assert len(lines) <= 15
 
     @pytest.mark.parametrize("error", [SystemExit(0), StopIteration(), RecursionError()])
-    async def test_whatever_escapes_is_a_crash_of_this_reward_alone(self, error):
+    async def test_escaping_exceptions_are_crashes_of_the_reward(self, error):
         def reward(messages):
             raise error
 
         assert (await score(reward)).failure.failure_class == "crash"
 
-    async def test_our_own_errors_keep_their_class(self):
+    async def test_reward_kit_errors_keep_their_failure_class(self):
         async def reward(messages):
             raise ProviderError("429")
 
         assert (await score(reward)).failure.failure_class == "provider_error"
 
-    async def test_what_exceeds_the_deadline_is_a_timeout(self):
+    async def test_async_call_beyond_the_deadline_is_a_timeout(self):
         async def reward(messages):
             await asyncio.sleep(30)
 
         scored = await score(reward, deadline_s=0.02)
         assert (scored.score, scored.failure.failure_class) == (None, "timeout")
 
-    async def test_a_thread_that_exceeds_it_is_left_behind(self):
+    async def test_sync_call_beyond_the_deadline_is_a_timeout(self):
         release = threading.Event()
 
         def reward(messages):
@@ -165,7 +165,7 @@ class TestUnscored:
         release.set()
         assert scored.failure.failure_class == "timeout"
 
-    async def test_an_opening_that_exceeds_it_is_a_timeout_too(self):
+    async def test_setup_beyond_the_deadline_is_a_timeout(self):
         release = threading.Event()
 
         class Slow:
@@ -179,7 +179,7 @@ class TestUnscored:
         release.set()
         assert (scored.score, scored.failure.failure_class) == (None, "timeout")
 
-    async def test_an_end_may_last(self):
+    async def test_close_is_not_limited_by_the_deadline(self):
         ended = threading.Event()
 
         class Lasting:
@@ -204,8 +204,8 @@ class TestUnscored:
             await running
 
 
-class TestNothingReachesTheEpisode:
-    async def test_a_reward_may_change_all_it_is_given(self):
+class TestIsolationFromTheEpisode:
+    async def test_reward_changing_its_arguments_does_not_change_the_episode(self):
         def reward(messages, ground_truth, sample, step_data, criteria):
             messages[0].content[0]["text"] = "changed"
             messages[0].origin["file"] = 2
@@ -234,7 +234,7 @@ class TestNothingReachesTheEpisode:
 
 
 class TestRequestOfAnEpisode:
-    async def test_it_carries_what_the_episode_knows(self):
+    async def test_request_contains_the_facts_of_the_episode(self):
         criteria = {"final_state_query": "q"}
         task = task_of(resource_type=WORLD, goal_description="win", evaluation_criteria=criteria, ground_truth=6)
         worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=WORLD, ground_truth=6)
@@ -261,16 +261,16 @@ class TestRequestOfAnEpisode:
         scored = await score_one(reward_spec(reward), ScoringRequest.from_episode(episode, task))
         assert (scored.failure, scored.score, scored.rollout_id) == (None, 1.0, episode.id_)
 
-    async def test_it_takes_a_task_with_its_objects_too(self):
+    async def test_request_accepts_a_task_object(self):
         task = Task("count", goal_description="win", initial_user_prompt="Count.")
         request = ScoringRequest.from_episode(await episode_of(call("win")), task)
         assert request.extra["goal_description"] == "win"
 
-    async def test_an_environment_that_gave_no_reward_has_no_return(self):
+    async def test_episode_without_environment_rewards_has_no_return(self):
         assert ScoringRequest.from_episode(await episode_of(call("cut"))).environment_return is None
         assert ScoringRequest.from_episode(await episode_of(call(by=0), call("cut"))).environment_return == 0.0
 
-    async def test_a_database_is_open_while_the_reward_runs_and_closed_after(self):
+    async def test_database_is_open_during_the_reward_and_closed_afterwards(self):
         import sqlite3
 
         connection = sqlite3.connect(":memory:")
@@ -288,7 +288,7 @@ class TestRequestOfAnEpisode:
             seen[0]._connection.execute("SELECT 1")
 
     @pytest.mark.parametrize("is_given_up", [True, False])
-    async def test_a_database_stays_open_for_a_call_that_was_given_up_and_not_for_one_that_failed(self, is_given_up):
+    async def test_database_stays_open_for_an_abandoned_call_but_not_for_a_failed_call(self, is_given_up):
         import sqlite3
 
         connection = sqlite3.connect(":memory:")
@@ -317,8 +317,8 @@ class TestRequestOfAnEpisode:
                 seen[0]._connection.execute("SELECT 1")
 
 
-class TestTroubleOfAnEndpoint:
-    async def test_what_a_client_of_ones_own_met_is_no_crash_and_tells_how_long_to_wait(self):
+class TestEndpointFailures:
+    async def test_transient_error_of_a_user_client_is_a_provider_error_with_retry_after(self):
         def judged(messages):
             raise TransientError("status 429", 3.0, 429)
 
@@ -332,7 +332,7 @@ class TestTroubleOfAnEndpoint:
             found = await score(reward)
             assert (found.failure.failure_class, found.retry_after_s) == ("provider_error", 3.0)
 
-    async def test_so_does_a_scorer_that_raises(self):
+    async def test_transient_error_of_a_scorer_is_a_provider_error_with_retry_after(self):
         async with AsyncRewardAgent(held := HeldScorer()) as agent:
             await agent.submit(requests("a", "b"))
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What `AsyncRewardAgent.stats` counts, and what of it a trainer logs. Time is virtual where it passes."""
+"""Statistics and metrics of `AsyncRewardAgent`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Delayed(HeldScorer):
         return scored(request.rollout_id, 1.0)
 
 
-class TestWhatIsCounted:
+class TestCounts:
     @virtual
-    async def test_a_queue_from_full_to_empty(self=None):
+    async def test_counts_follow_a_queue_from_full_to_empty(self=None):
         held = HeldScorer()
         async with AsyncRewardAgent(held, max_concurrency=3) as agent:
             await agent.submit(requests(*"abcdefgh"), group_size=2)
@@ -68,7 +68,7 @@ class TestWhatIsCounted:
         assert dict(empty.failed) == {"timeout": 1, "crash": 1}
 
     @virtual
-    async def test_a_call_of_a_group_is_one_and_its_requests_wait_no_more(self=None):
+    async def test_group_call_counts_as_a_single_call_in_flight(self=None):
         held = HeldScorer("batch")
         async with AsyncRewardAgent(held, max_concurrency=1) as agent:
             await agent.submit(requests(*"abcdef"), group_size=3)
@@ -79,7 +79,7 @@ class TestWhatIsCounted:
                 await settled()
 
     @virtual
-    async def test_calls_made_again_and_calls_not_made(self=None):
+    async def test_retries_and_cached_results_are_counted(self=None):
         held = HeldScorer()
         retries = Retries(RetryPolicy(max_attempts=2), seed=1)
         async with AsyncRewardAgent(held, retries=retries, cache=ScoreCache()) as agent:
@@ -91,7 +91,7 @@ class TestWhatIsCounted:
         assert (agent.stats.retries, agent.stats.cached, agent.stats.done) == (1, 1, 2)
 
     @virtual
-    async def test_what_the_finishing_of_a_group_loses_is_a_failure(self=None):
+    async def test_failed_finish_group_is_counted_as_failures(self=None):
         class Unfinished(Delayed):
             async def finish_group(self, requests, found):
                 raise ValueError("no mean")
@@ -100,7 +100,7 @@ class TestWhatIsCounted:
             await agent.submit(requests(1, 2), group_size=2)
         assert (agent.stats.done, sum(agent.stats.failed.values())) == (2, 2)
 
-    def test_an_agent_that_is_left_with_an_error_has_nothing_outstanding(self):
+    def test_agent_left_with_an_error_has_nothing_outstanding(self):
         async def leave(agent):
             async with agent:
                 await agent.submit(requests("a", "b"))
@@ -117,7 +117,7 @@ class TestWhatIsCounted:
 
 class TestLatency:
     @virtual
-    async def test_it_is_of_calls_and_not_of_their_wait_in_the_queue(self=None):
+    async def test_latency_excludes_time_in_the_queue(self=None):
         async with AsyncRewardAgent(Delayed(), max_concurrency=1) as agent:
             await agent.submit(requests(*range(1, 12)))
         stats = agent.stats
@@ -125,14 +125,14 @@ class TestLatency:
         assert stats.latency_p99_s == pytest.approx(10.9)
 
     @virtual
-    async def test_what_timed_out_counts_and_what_was_given_up_or_broke_itself_does_not(self=None):
+    async def test_latency_includes_timeouts_but_not_cancelled_or_failed_rollouts(self=None):
         async with AsyncRewardAgent(Delayed(), deadline_s=5.0) as agent:
             await agent.submit(requests(100))
             (await agent.submit(requests(1))).cancel()
             await agent.submit(requests(0, failure=Failure("crash", "Test", "the rollout broke")))
         assert agent.stats.latency_p50_s == agent.stats.latency_p99_s == pytest.approx(5.0)
 
-    def test_few_are_exact_and_many_take_no_more_memory(self):
+    def test_percentiles_are_exact_for_few_values_and_sampled_for_many(self):
         latencies, draw = Latencies(size=1000, seed=3), random.Random(4)
         assert latencies.percentiles((50,)) == [None]
         given = [draw.expovariate(1.0) for _ in range(50_000)]
@@ -146,7 +146,7 @@ class TestLatency:
         (median,) = latencies.percentiles((50,))
         assert abs(np.mean(np.array(given) < median) - 0.5) < 4 * 0.0158
 
-    def test_a_seed_draws_the_same_sample(self):
+    def test_latency_sample_is_determined_by_the_seed(self):
         def drawn(seed):
             latencies = Latencies(size=10, seed=seed)
             for value in range(1000):
@@ -157,20 +157,20 @@ class TestLatency:
 
 
 class TestCost:
-    def test_it_is_unknown_where_no_score_tells_it(self):
+    def test_cost_is_unknown_without_reported_costs(self):
         tally = Tally()
         tally.spend([scored("a", 1.0), Scored("b", None)])
         stats = tally.stats(0)
         assert (stats.cost_usd, stats.unpriced) == (None, 0)
         assert "reward_agent/cost_usd" not in stats.metrics()
 
-    def test_it_adds_up_and_an_unknown_price_is_no_zero(self):
+    def test_cost_adds_up_and_unpriced_calls_are_counted(self):
         tally = Tally()
         for cost in (0.25, None, 0.5):
             tally.spend([costing("a", cost)])
         assert (tally.stats(0).cost_usd, tally.stats(0).unpriced) == (0.75, 1)
 
-    def test_what_a_group_took_together_is_taken_once(self):
+    def test_cost_shared_by_a_group_is_counted_once(self):
         tally = Tally()
         tally.spend([costing(name, 0.25, calls=2) for name in "abcd"])
         assert tally.stats(0).cost_usd == 0.5
@@ -178,7 +178,7 @@ class TestCost:
     @pytest.mark.parametrize(
         "text", ["cost_usd=inf", "cost_usd=-1", "cost_usd=1e9", "cost_usd=" + "9" * 400, "", "cost"]
     )
-    def test_what_is_no_price_is_unpriced(self, text):
+    def test_invalid_cost_is_unpriced(self, text):
         one = costing("a", 1.0)
         one.result.metrics[METRIC].reason = text
         tally = Tally()
@@ -186,7 +186,7 @@ class TestCost:
         assert (tally.cost_usd, tally.unpriced) == (None, 1)
 
     @virtual
-    async def test_attempts_that_were_made_again_cost_and_the_cache_does_not(self=None):
+    async def test_retried_attempts_cost_and_cached_results_do_not(self=None):
         class Judge(Delayed):
             async def score(self, request):
                 self.asked.append(request.rollout_id)
@@ -201,7 +201,7 @@ class TestCost:
 
 
 class TestMetrics:
-    def test_they_are_numbers_under_flat_names_and_leave_out_what_is_unknown(self):
+    def test_metrics_have_flat_names_and_omit_unknown_values(self):
         async def value(messages):
             if messages[-1].text == "x":
                 raise RewardError("no number")
@@ -220,7 +220,7 @@ class TestMetrics:
         assert (after["reward_agent/done"], after["reward_agent/failed"]) == (3.0, 1.0)
         assert after["reward_agent/latency_p50_s"] <= after["reward_agent/latency_p99_s"]
 
-    def test_every_name_is_explained_in_the_guide(self, request):
+    def test_every_metric_is_documented_in_the_guide(self, request):
         guide = (request.config.rootpath / "docs" / "guides" / "reward_agent.md").read_text()
         explained = guide.split("| `reward_agent/…` | Meaning |")[1].split("\n\n")[0]
         for name in Tally().stats(0).__slots__:

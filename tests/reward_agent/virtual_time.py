@@ -1,4 +1,4 @@
-"""A loop in which waiting takes no time: when nothing is left to do, the clock jumps to the next timer."""
+"""An event loop in virtual time: the clock jumps to the next timer when nothing is left to do."""
 
 from __future__ import annotations
 

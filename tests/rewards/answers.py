@@ -1,4 +1,4 @@
-"""Asking an answer reward about one reply, as all tests of this family do."""
+"""Helper that asks an answer reward about a single reply."""
 
 from __future__ import annotations
 

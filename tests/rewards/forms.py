@@ -1,4 +1,4 @@
-"""Asking a reward of form about one reply, and histories that no form expects."""
+"""Helper that asks a format reward about a single reply, and unusual histories."""
 
 from __future__ import annotations
 

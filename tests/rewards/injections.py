@@ -1,4 +1,4 @@
-"""Texts that try to move a judge, in the ways that are known: what a policy learns to write where that works."""
+"""Texts that try to influence a judge."""
 
 from __future__ import annotations
 

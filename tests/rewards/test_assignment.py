@@ -51,5 +51,5 @@ def test_pairs_in_order_have_the_best_total_of_all_alignments(weights: list[list
     assert total(weights, pairs) == pytest.approx(best_of_all(weights, combinations))
 
 
-def test_what_is_best_for_the_first_may_be_worse_for_all() -> None:
+def test_pairing_is_globally_optimal_and_not_greedy() -> None:
     assert best_pairs([[1.0, 0.9], [1.0, 0.0]]) == [1, 0]

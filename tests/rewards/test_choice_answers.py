@@ -80,24 +80,24 @@ CHOOSES_NOTHING_OR_ANOTHER = {
 
 
 @pytest.mark.parametrize("reply", CHOOSES_B)
-def test_one_choice_is_read_however_it_is_stated(reply: str) -> None:
+def test_stated_choice_is_read_in_every_form(reply: str) -> None:
     result = ask(choice_answer, reply, "B", sample=SAMPLE)
     assert result.score == 1.0, result.reason
 
 
 @pytest.mark.parametrize("reply", CHOOSES_NOTHING_OR_ANOTHER.values(), ids=CHOOSES_NOTHING_OR_ANOTHER)
-def test_another_choice_or_several_or_none_earn_nothing(reply: str) -> None:
+def test_wrong_multiple_or_missing_choice_scores_zero(reply: str) -> None:
     result = ask(choice_answer, reply, "B", sample=SAMPLE)
     assert result.score == 0.0, result.reason
 
 
 @pytest.mark.parametrize("reply", ["A dog", "A cat sat on the mat.", "The answer is a cat", "A man\nwalked in."])
-def test_an_article_is_no_choice(reply: str) -> None:
+def test_article_is_not_a_choice(reply: str) -> None:
     assert ask(choice_answer, reply, "A").score == 0.0
     assert ask(choice_answer, reply, "A", unmarked="last_letter").score == 0.0
 
 
-def test_i_is_a_pronoun_unless_it_stands_alone() -> None:
+def test_letter_i_is_a_choice_only_if_it_stands_alone() -> None:
     assert ask(choice_answer, "I am sure.", "I").score == 0.0
     assert ask(choice_answer, "The answer is I.", "I").score == 1.0
 
@@ -128,7 +128,7 @@ def test_the_truth_may_be_a_letter_a_text_or_a_position(truth: Any, sample: Any,
         assert ask(choice_answer, "Paris", truth, sample=sample, **options).score == 1.0
 
 
-def test_the_last_letter_counts_only_where_that_is_asked_for() -> None:
+def test_last_letter_counts_only_with_the_option() -> None:
     reply = "We look at (A).\nThen **B** is it.\nDone."
     assert ask(choice_answer, reply, "B").score == 0.0
     assert ask(choice_answer, reply, "B", unmarked="last_letter").score == 1.0
@@ -140,7 +140,7 @@ def test_a_sample_without_a_letter_is_unscored(truth: Any) -> None:
         ask(choice_answer, "B", truth, sample=SAMPLE)
 
 
-def test_letters_are_different_capitals() -> None:
+def test_letters_option_must_be_distinct_capitals() -> None:
     for letters in ("", "AA", "ab", "A-D"):
         with pytest.raises(ConfigError, match="letters"):
             ask(choice_answer, "B", "B", letters=letters)
@@ -148,7 +148,7 @@ def test_letters_are_different_capitals() -> None:
 
 
 @given(st.sampled_from("ABCDEFGHIJ"), st.sampled_from("ABCDEFGHIJ"))
-def test_one_stated_letter_is_right_only_if_it_is_the_letter(stated: str, truth: str) -> None:
+def test_stated_letter_is_correct_only_if_equal_to_the_truth(stated: str, truth: str) -> None:
     for form in ("{}", "({})", "The answer is {}.", r"\boxed{{{}}}", "**{}**"):
         assert ask(choice_answer, form.format(stated), truth).score == float(stated == truth)
 
@@ -162,6 +162,6 @@ def test_no_reply_raises(reply: str, messages: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("repeated", REPEATED[1::4])
-def test_a_megabyte_of_anything_is_read_in_one_pass(repeated: str) -> None:
+def test_megabyte_reply_is_read_in_linear_time(repeated: str) -> None:
     reply = (repeated * (MEGABYTE // len(repeated)))[:MEGABYTE]
     assert ask(choice_answer, reply, "J", unmarked="last_letter").score == 0.0

@@ -48,13 +48,13 @@ def results() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].id)
-def test_a_program_earns(number: int, results: dict[str, Any]) -> None:
+def test_program_gets_the_expected_score(number: int, results: dict[str, Any]) -> None:
     case, result = CASES[number], results[str(number)]
     assert result.score == pytest.approx(case.score), result.reason
     assert case.says in result.reason
 
 
-def test_classes_of_tests_have_metrics(results: dict[str, Any]) -> None:
+def test_test_classes_have_metrics(results: dict[str, Any]) -> None:
     number = [case.id for case in CASES].index("classes of tests are counted")
     metrics = results[str(number)].metrics
     assert {name: metric.score for name, metric in metrics.items()} == {
@@ -65,7 +65,7 @@ def test_classes_of_tests_have_metrics(results: dict[str, Any]) -> None:
 
 
 @confined
-async def test_the_campaigns_submissions_forge_nothing() -> None:
+async def test_hostile_submissions_cannot_forge_a_score() -> None:
     cases = [case for case in read_cases(HOSTILE) if case.kind == "code"]
     truth = {"function": "solve", "tests": [{"args": [given], "expected": wanted} for given, wanted in TESTS]}
     assert len(cases) >= 7
@@ -80,7 +80,7 @@ async def test_the_campaigns_submissions_forge_nothing() -> None:
 
 
 @confined
-async def test_no_expected_value_enters_the_sandbox() -> None:
+async def test_expected_values_do_not_enter_the_sandbox() -> None:
     seen: list[str] = []
 
     class Recording(CodeSandboxes):
@@ -104,7 +104,7 @@ async def test_no_expected_value_enters_the_sandbox() -> None:
 
 
 @confined
-async def test_the_reason_hides_what_is_expected_where_it_is_told_to() -> None:
+async def test_reason_hides_expected_values_on_request() -> None:
     messages = [{"role": "assistant", "content": "```python\ndef f(x): return 7\n```"}]
     shown = await python_code(messages=messages, ground_truth=calls((111, 222)))
     hidden = await python_code(messages=messages, ground_truth=calls((111, 222)), tell_expected=False)
@@ -142,7 +142,7 @@ async def test_the_reason_hides_what_is_expected_where_it_is_told_to() -> None:
         ({"test_list": ["assert f(1 == 2"], "function": "f"}, "is not Python"),
     ],
 )
-async def test_a_ground_truth_that_holds_no_tests_leaves_the_rollout_unscored(truth: Any, says: str) -> None:
+async def test_ground_truth_without_tests_leaves_the_rollout_unscored(truth: Any, says: str) -> None:
     with pytest.raises(RewardError) as caught:
         await python_code(messages=CASES[0].messages, ground_truth=truth)
     assert says in str(caught.value)
@@ -157,7 +157,7 @@ async def test_a_ground_truth_that_holds_no_tests_leaves_the_rollout_unscored(tr
         {"memory_mb": 1},
     ],
 )
-async def test_nonsense_is_refused(options: dict[str, Any]) -> None:
+async def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         await python_code(messages=CASES[0].messages, ground_truth=DOUBLE, **options)
 
@@ -194,16 +194,16 @@ async def test_a_scorer_opens_one_sandbox_for_all_its_rollouts() -> None:
         assert [one.score for one in scored] == [1.0] * 5
 
 
-class _Wallless(CodeSandboxes):
+class _WithoutSandbox(CodeSandboxes):
     """A machine that confines nothing."""
 
     async def _opened(self) -> Any:
         raise ConfigError("what the model wrote is only run behind walls: there are none")
 
 
-async def test_without_walls_nothing_is_run_and_the_rollout_is_unscored() -> None:
+async def test_code_is_not_run_without_a_sandbox() -> None:
     spec = reward_spec(python_code)
-    async with InProcessScorer(replace(spec, resources={"sandbox": _Wallless})) as scorer:
+    async with InProcessScorer(replace(spec, resources={"sandbox": _WithoutSandbox})) as scorer:
         scored = await scorer.score(ScoringRequest("r", [Message(**CASES[0].messages[0])], DOUBLE))
     assert scored.score is None
     assert scored.failure is not None
@@ -211,13 +211,13 @@ async def test_without_walls_nothing_is_run_and_the_rollout_is_unscored() -> Non
 
 
 @confined
-def test_behind_other_walls_it_says_where_it_runs() -> None:
+def test_nested_sandbox_level_is_rejected() -> None:
     """A sandbox is not put up in a sandbox."""
     with pytest.raises(ConfigError, match=r"calls out and cannot run isolated: remove sandbox\.level"):
         load_reward("reward_kit.rewards.code:python_code", choice=SandboxChoice(level="isolated"))
 
 
-async def test_a_sandbox_that_is_not_open_runs_nothing() -> None:
+async def test_closed_sandbox_raises() -> None:
     with pytest.raises(ConfigError, match="async with"):
         await python_code(messages=CASES[0].messages, ground_truth=DOUBLE, sandbox=CodeSandboxes())
 
@@ -258,7 +258,7 @@ WRONG = {
 
 @confined
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_other_languages(language: Any) -> None:
+async def test_programs_of_other_languages_pass(language: Any) -> None:
     if problem := missing_tool(language):
         pytest.skip(problem)
     messages = [{"role": "assistant", "content": f"```{language}\n{PROGRAMS[language]}\n```"}]
@@ -268,7 +268,7 @@ async def test_other_languages(language: Any) -> None:
 
 @confined
 @pytest.mark.parametrize("id", WRONG)
-async def test_wrong_programs_of_other_languages(id: str) -> None:
+async def test_wrong_programs_of_other_languages_fail(id: str) -> None:
     language, program, score, says = WRONG[id]
     if problem := missing_tool(language):
         pytest.skip(problem)
@@ -284,6 +284,6 @@ async def test_a_missing_compiler_leaves_the_rollout_unscored(monkeypatch: pytes
         await program_code(messages=CASES[0].messages, ground_truth=SUM)
 
 
-async def test_calls_are_for_python_alone() -> None:
+async def test_call_tests_require_python_code() -> None:
     with pytest.raises(RewardError, match="for python_code"):
         await program_code(messages=CASES[0].messages, ground_truth=DOUBLE)

@@ -42,13 +42,13 @@ def sent(value: Any) -> Any:
 
 @given(DATA)
 @settings(max_examples=examples(150), deadline=None)
-def test_data_comes_back_as_it_was(value: Any) -> None:
+def test_values_round_trip(value: Any) -> None:
     assert repr(decode(sent(value))) == repr(value) or decode(sent(value)) == value
 
 
 @given(DATA)
 @settings(max_examples=examples(100), deadline=None)
-def test_a_value_is_the_same_as_itself(value: Any) -> None:
+def test_value_equals_its_encoded_form(value: Any) -> None:
     assert is_same(value, sent(value), EXACT)
     assert is_same([value, 1], sent((1, value)), Rules(unordered=True))
 
@@ -64,13 +64,13 @@ def by_value(value: Any) -> Any:
 
 @given(JSON, JSON)
 @settings(max_examples=examples(150), deadline=None)
-def test_json_is_compared_as_python_compares_it(one: Any, other: Any) -> None:
+def test_json_comparison_agrees_with_python_equality(one: Any, other: Any) -> None:
     assert is_same(one, sent(other), EXACT) == (by_value(one) == by_value(other))
 
 
 @given(JSON)
 @settings(max_examples=examples(150), deadline=None)
-def test_nothing_that_can_be_sent_breaks_the_comparison(forged: Any) -> None:
+def test_comparison_accepts_arbitrary_json(forged: Any) -> None:
     """Lists of one's own making: the child can send any JSON."""
     for expected in (1, 1.5, "a", None, True, [1], {"a": 1}, {1}, b"x"):
         assert is_same(expected, forged, EXACT) in (True, False)
@@ -86,7 +86,7 @@ def test_nothing_that_can_be_sent_breaks_the_comparison(forged: Any) -> None:
         (1.5, ["float", "1.5"]),
     ],
 )
-def test_another_spelling_of_a_number_is_that_number(expected: Any, forged: Any) -> None:
+def test_number_encoded_in_another_form_is_equal(expected: Any, forged: Any) -> None:
     assert is_same(expected, forged, EXACT)
 
 
@@ -110,11 +110,11 @@ def test_another_spelling_of_a_number_is_that_number(expected: Any, forged: Any)
         (None, ["other", "NoneType"]),
     ],
 )
-def test_forms_of_ones_own_are_nothing(expected: Any, forged: Any) -> None:
+def test_malformed_encodings_are_not_equal_to_anything(expected: Any, forged: Any) -> None:
     assert not is_same(expected, forged, EXACT)
 
 
-def test_what_is_no_data_says_what_it_is() -> None:
+def test_objects_that_are_not_data_are_described_by_type() -> None:
     assert encode(object()) == ["other", "object"]
     assert encode(iter([1])) == ["other", "list_iterator"]
     assert shown_answer(encode(object())) == "an object of type object"
@@ -124,7 +124,7 @@ def test_what_is_no_data_says_what_it_is() -> None:
     assert "nested too deeply" in json.dumps(encode(deep))
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_compared_as_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     assert is_same([1, 2.5, True], sent([numpy.int64(1), numpy.float64(2.5), numpy.bool_(True)]), EXACT)
     assert is_same([[1, 2]], sent(numpy.array([[1, 2]])), EXACT)
@@ -136,7 +136,7 @@ def test_tolerance_is_absolute_or_relative(one: float, other: float, is_close: b
     assert is_same_output(f"{one!r}\n", f"{other!r}", Rules(tolerance=1e-6)) == is_close
 
 
-def test_large_integers_are_not_close_to_one_another_as_floats_are() -> None:
+def test_large_integers_are_compared_exactly() -> None:
     assert not is_same(10**400, sent(10**400 + 1), EXACT)
     assert not is_same(2**53, sent(2**53 + 1), EXACT)
 
@@ -179,7 +179,7 @@ TESTS = [
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_an_assertion_holds_where_python_says_so(test: str) -> None:
+def test_assertions_agree_with_python(test: str) -> None:
     """Python itself runs the assertion, on the same values."""
     (condition,) = conditions_of(f"assert {test}", "f", "test")
     for text in VALUES:
@@ -212,7 +212,7 @@ def test_an_assertion_holds_where_python_says_so(test: str) -> None:
         "def check(g):\n    with open('x'):\n        assert g(1) == 2",
     ],
 )
-def test_what_cannot_be_asked_is_refused_with_its_line(source: str) -> None:
+def test_unsupported_assertion_is_rejected_with_its_line(source: str) -> None:
     with pytest.raises(RewardError, match=r"line [123]"):
         conditions_of(source, "f", "test")
 
@@ -220,14 +220,14 @@ def test_what_cannot_be_asked_is_refused_with_its_line(source: str) -> None:
 @pytest.mark.parametrize(
     "answer", [10**300, "x" * 6_000, [[1]] * 200, ["int", "f" * 900], {"a": 1}, None, [None, None]]
 )
-def test_no_answer_breaks_a_condition(answer: Any) -> None:
+def test_conditions_accept_arbitrary_answers(answer: Any) -> None:
     for test in TESTS:
         (condition,) = conditions_of(f"assert {test}", "f", "test")
         assert condition.holds([answer] * len(condition.calls)) in (True, False)
         assert condition.holds([sent(answer)] * len(condition.calls), 1e-6) in (True, False)
 
 
-def test_blocks_as_commonmark_reads_them() -> None:
+def test_fenced_blocks_agree_with_commonmark() -> None:
     text = "a\n```Python title=x\n1\n```\n~~~\n```\n2\n~~~\n````\n```\n3\n````\n``` inline ```\n```{.py}\n4"
     assert fenced_blocks(text) == [
         Block("python", "1"),
@@ -241,11 +241,11 @@ def test_blocks_as_commonmark_reads_them() -> None:
     assert select_block("```c\n1\n```", {"sql"}, "last") is None
 
 
-def test_a_page_break_in_a_program_is_no_end_of_line() -> None:
+def test_form_feed_does_not_end_a_line() -> None:
     assert fenced_blocks("```\nx = '\x0c\u2028'\r\n```\r\n") == [Block("", "x = '\x0c\u2028'")]
 
 
 @given(st.text(alphabet="`~a \n", max_size=200))
-def test_every_text_has_blocks_and_none_has_more_than_it(text: str) -> None:
+def test_fenced_blocks_are_not_longer_than_the_text(text: str) -> None:
     blocks = fenced_blocks(text)
     assert sum(len(block.text) for block in blocks) <= len(text)

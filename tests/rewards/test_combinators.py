@@ -1,4 +1,4 @@
-"""Rewards made of rewards, called where they run: in this process and behind walls."""
+"""Combined rewards, in process and in the sandbox."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def score(reward, **given):
     return await score_one(reward_spec(reward), request(**given))
 
 
-async def test_weights_are_made_to_add_up_and_each_part_is_a_metric():
+async def test_weights_are_normalized_and_each_part_is_a_metric():
     both = weighted(exact=(exact, 3), length=(length, 1))
     scored = await score(both)
     assert scored.score == pytest.approx(0.75 + 0.25 * 0.5)
@@ -73,7 +73,7 @@ async def test_weights_are_made_to_add_up_and_each_part_is_a_metric():
     assert scored.result.reason == "exact 1 × 0.75; length 0.5 × 0.25"
 
 
-async def test_a_part_that_is_unscored_leaves_the_whole_unscored():
+async def test_unscored_part_leaves_the_combination_unscored():
     scored = await score(weighted(a=exact, b=unscored))
     assert scored.score is None
     assert "no idea" in scored.failure.message
@@ -82,18 +82,18 @@ async def test_a_part_that_is_unscored_leaves_the_whole_unscored():
     assert "requires a ground_truth" in missing.failure.message
 
 
-async def test_parts_do_not_see_what_others_did_to_the_messages():
+async def test_parts_do_not_see_changes_of_other_parts_to_the_messages():
     assert (await score(weighted(a=spoils, b=exact))).score == 1.0
 
 
-async def test_step_outputs_add_up_by_step():
+async def test_step_outputs_are_summed_by_step():
     one = weighted(a=(stepwise, 1), b=(stepwise, 3), c=(exact, 4))
     scored = await score(one, turns=(0, 1))
     assert [(s.step_index, s.base_reward) for s in scored.result.step_outputs] == [("0", 0.5), ("1", 1.0)]
     assert (await score(weighted(a=exact))).result.step_outputs is None
 
 
-async def test_a_gate_calls_what_is_behind_it_only_when_open():
+async def test_gate_calls_the_second_reward_only_if_open():
     assert (await score(gate(exact, length))).score == 0.5
     closed = await score(gate(exact, unscored), text="other")
     assert closed.score == 0.0
@@ -109,14 +109,14 @@ async def test_clip_moves_to_the_nearer_bound():
     assert (await score(weighted(a=far))).result.metrics["a"].score == 1.0
 
 
-async def test_the_first_that_gives_a_score_counts():
+async def test_first_of_returns_the_first_valid_score():
     assert (await score(first_of(unscored, length))).score == 0.5
     none = await score(first_of(unscored, unscored))
     assert none.score is None
     assert "none of 2 rewards" in none.failure.message
 
 
-async def test_resources_options_instances_and_nesting_are_each_parts_own():
+async def test_nested_parts_keep_their_own_resources_and_options():
     inner = weighted("inner", r=resourceful, c=Counting)
     outer = weighted(inner=inner, short=with_options(length, longest=5))
     assert (await score(outer)).score == 1.0
@@ -124,7 +124,7 @@ async def test_resources_options_instances_and_nesting_are_each_parts_own():
     assert (spec.parameters, spec.required) == ({"messages"}, {"messages"})
 
 
-async def test_a_combination_asks_for_the_thickest_walls_of_its_parts():
+async def test_combination_requires_the_strictest_sandbox_level_of_its_parts():
     careful = reward_function(sandbox="warm")(length.__wrapped__)
     assert reward_spec(weighted(a=exact, b=careful)).sandbox == "warm"
     assert reward_spec(weighted(a=exact)).sandbox is None
@@ -143,7 +143,7 @@ async def test_a_combination_asks_for_the_thickest_walls_of_its_parts():
         (lambda: weighted(a=3), "a reward is a function"),
     ],
 )
-async def test_what_cannot_be_combined_is_told(make, problem):
+async def test_invalid_combinations_are_rejected(make, problem):
     with pytest.raises(ConfigError, match=problem):
         make()
 
@@ -165,7 +165,7 @@ evaluate = gate(polite, weighted(right=(right, 1), polite=(polite, 1)))
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm", "isolated"])
-async def test_a_combination_in_a_users_file_gives_the_same_at_every_level(tmp_path, level):
+async def test_combination_in_a_user_file_scores_equally_at_every_level(tmp_path, level):
     (tmp_path / "mine.py").write_text(FILE)
     loaded = load_reward("mine.py:evaluate", tmp_path, SandboxChoice(level=level))
     async with make_scorer(loaded.reward) as scorer:

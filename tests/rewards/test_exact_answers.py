@@ -54,22 +54,22 @@ DIFFERENT: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("reply", "truth", "steps"), SAME.values(), ids=SAME)
-def test_texts_are_the_same_after_what_is_named(reply: str, truth: str, steps: tuple[str, ...]) -> None:
+def test_texts_are_equal_after_named_normalization_steps(reply: str, truth: str, steps: tuple[str, ...]) -> None:
     assert ask(exact_answer, reply, truth, normalise=steps).score == 1.0
 
 
 @pytest.mark.parametrize(("reply", "truth", "steps"), DIFFERENT.values(), ids=DIFFERENT)
-def test_nothing_else_is_let_go(reply: str, truth: str, steps: tuple[str, ...]) -> None:
+def test_other_differences_score_zero(reply: str, truth: str, steps: tuple[str, ...]) -> None:
     assert ask(exact_answer, reply, truth, normalise=steps).score == 0.0
 
 
-def test_several_truths_are_accepted() -> None:
+def test_any_of_several_ground_truths_is_accepted() -> None:
     assert ask(exact_answer, "Paris", ["Lyon", "Paris"]).score == 1.0
     assert ask(exact_answer, "Nice", ["Lyon", "Paris"]).score == 0.0
     assert ask(exact_answer, "5", 5).score == 1.0
 
 
-def test_the_answer_may_be_the_marked_one() -> None:
+def test_marked_answer_option_compares_the_marked_answer() -> None:
     assert ask(exact_answer, "Well.\nThe answer is Paris.", "Paris", answer="marked").score == 1.0
     assert ask(exact_answer, "Well.\nThe answer is Paris.", "Paris").score == 0.0
     assert ask(exact_answer, "Well.\nParis it is.", "Paris", answer="marked").score == 0.0
@@ -81,7 +81,7 @@ def test_a_sample_without_a_truth_is_unscored(truth: Any) -> None:
         ask(exact_answer, "x", truth, normalise=SQUAD)
 
 
-def test_an_unknown_step_is_refused_when_it_is_fixed() -> None:
+def test_unknown_normalization_step_is_rejected() -> None:
     with pytest.raises(ConfigError, match="normalise"):
         with_options(exact_answer, normalise=["lowercase"])
 
@@ -95,7 +95,7 @@ def squad_reference(text: str) -> str:
 @given(
     st.text(string.ascii_letters + string.punctuation + " ", max_size=30), st.sampled_from(["the cat", "a. b", "An-x"])
 )
-def test_squad_s_normalisation_is_squad_s(reply: str, truth: str) -> None:
+def test_squad_normalization_matches_the_reference(reply: str, truth: str) -> None:
     expected = squad_reference(reply) == squad_reference(truth)
     assert ask(exact_answer, f"x{reply}", f"x{truth}", normalise=SQUAD).score == float(
         squad_reference(f"x{reply}") == squad_reference(f"x{truth}")
@@ -105,7 +105,7 @@ def test_squad_s_normalisation_is_squad_s(reply: str, truth: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=40).filter(lambda text: text.strip() and "think>" not in text))
-def test_a_text_is_itself(text: str) -> None:
+def test_text_equals_only_itself(text: str) -> None:
     assert ask(exact_answer, text, text).score == 1.0
     assert ask(exact_answer, text + "x", text).score == 0.0
 
@@ -118,5 +118,5 @@ def test_no_reply_raises(reply: str, messages: list[Any]) -> None:
     assert exact_answer(messages, "3").score in {0.0, 1.0}
 
 
-def test_a_megabyte_is_wrong_and_not_normalised() -> None:
+def test_megabyte_reply_is_wrong_without_normalization() -> None:
     assert ask(exact_answer, "x" * MEGABYTE, "x", normalise=SQUAD).score == 0.0

@@ -74,7 +74,7 @@ WORLD = {"balance": 3, "items": [{"id": 1}, {"id": 2}], "open": False, "note": N
         pytest.param([], {}, 0.0, id="another-kind-of-value"),
     ],
 )
-def test_json_states(truth: Any, options: dict[str, Any], score: float) -> None:
+def test_json_states_are_compared(truth: Any, options: dict[str, Any], score: float) -> None:
     assert judge(StateSnapshot.from_json(WORLD), truth, **options).score == score
 
 
@@ -110,16 +110,16 @@ LEFT = {"report.txt": True, "logs/a.txt": True, "logs/old/b.txt": True, "raw.bin
         pytest.param({**LEFT, "raw.bin": None}, {"partial": "things"}, 0.75, id="three-of-four"),
     ],
 )
-def test_files(truth: Any, options: dict[str, Any], score: float) -> None:
+def test_file_trees_are_compared(truth: Any, options: dict[str, Any], score: float) -> None:
     assert judge(FILES, truth, **options).score == score
 
 
-def test_an_empty_folder_may_be_what_is_expected() -> None:
+def test_empty_folder_can_be_expected() -> None:
     assert judge(of_files(), {}).score == 1.0
     assert judge(FILES, {}).score == 0.0
 
 
-def test_a_text_given_as_bytes_is_the_file_of_these_bytes() -> None:
+def test_base64_content_equals_the_file_bytes() -> None:
     assert judge(of_files(**{"a": "é"}), {"a": {"base64": base64.b64encode("é".encode()).decode()}}).score == 1.0
 
 
@@ -168,7 +168,7 @@ IDS = "SELECT id FROM orders ORDER BY id DESC;"
         pytest.param({"orders": ROWS, "gone": []}, {"partial": "things"}, 0.5, id="half"),
     ],
 )
-def test_databases(truth: Any, options: dict[str, Any], score: float) -> None:
+def test_databases_are_compared(truth: Any, options: dict[str, Any], score: float) -> None:
     assert judge(SHOP, truth, **options).score == score
 
 
@@ -187,7 +187,7 @@ BOTH = compose({"db": SHOP, "files": FILES, "world": StateSnapshot.from_json(WOR
         ({"files": {"report.txt": True}, "world": WORLD}, {"match": {"world": "subset"}}, 0.0),
     ],
 )
-def test_several_resources(truth: Any, options: dict[str, Any], score: float) -> None:
+def test_states_of_several_resources_are_compared(truth: Any, options: dict[str, Any], score: float) -> None:
     assert judge(BOTH, truth, **options).score == score
 
 
@@ -209,7 +209,7 @@ def test_the_reason_names_the_first_difference(
     assert reason in judge(snapshot, truth, **options).reason
 
 
-def test_each_thing_is_a_metric() -> None:
+def test_each_compared_item_is_a_metric() -> None:
     metrics = judge(FILES, {"report.txt": True, "gone": True}, match="subset").metrics
     assert {name: metric.score for name, metric in metrics.items()} == {"report.txt": 1.0, "gone": 0.0}
 
@@ -238,7 +238,7 @@ def test_each_thing_is_a_metric() -> None:
         (BOTH, [], {}, "by name"),
     ],
 )
-def test_a_ground_truth_that_does_not_fit_leaves_the_rollout_unscored(
+def test_unsuitable_ground_truth_leaves_the_rollout_unscored(
     snapshot: StateSnapshot, truth: Any, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(RewardError) as raised:
@@ -246,7 +246,7 @@ def test_a_ground_truth_that_does_not_fit_leaves_the_rollout_unscored(
     assert why in str(raised.value)
 
 
-def test_options_that_make_no_sense_are_told() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(RewardError, match="no final state"):
         final_state_matches([], None, {})
     with pytest.raises(ConfigError, match="tolerance"):
@@ -259,7 +259,7 @@ def test_options_that_make_no_sense_are_told() -> None:
         with_options(final_state_matches, match="some")
 
 
-def test_the_agents_views_are_read_behind_walls() -> None:
+def test_final_state_is_compared_in_the_sandbox() -> None:
     assert reward_spec(final_state_matches).sandbox == "warm"
 
 
@@ -279,7 +279,7 @@ def pointers(value: Any, path: str = "") -> dict[str, Any]:
 
 
 @given(values)
-def test_a_state_is_itself_as_a_whole_and_at_each_of_its_pointers(value: Any) -> None:
+def test_state_equals_itself_wholly_and_at_every_pointer(value: Any) -> None:
     if value is not None:
         assert final_state_matches([], value, json.dumps(value)).score == 1.0
         assert final_state_matches([], value, json.dumps(value), match="subset").score == 1.0
@@ -292,7 +292,7 @@ rows_of = st.lists(st.tuples(cells, cells), max_size=4)
 
 @settings(deadline=None)
 @given(rows_of, rows_of)
-def test_rows_are_multisets(there: list[Any], expected: list[Any]) -> None:
+def test_database_rows_are_compared_as_multisets(there: list[Any], expected: list[Any]) -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute("CREATE TABLE t (a, b)")
         connection.executemany("INSERT INTO t VALUES (?, ?)", there)
@@ -305,12 +305,12 @@ def test_rows_are_multisets(there: list[Any], expected: list[Any]) -> None:
 
 @settings(deadline=None)
 @given(histories)
-def test_what_is_said_changes_nothing(messages: list[Any]) -> None:
+def test_messages_do_not_affect_the_score(messages: list[Any]) -> None:
     assert final_state_matches(messages, WORLD, WORLD).score == 1.0
     assert final_state_matches(messages, WORLD, []).score == 0.0
 
 
-def test_a_state_deeper_than_any_is_wrong_and_not_an_error() -> None:
+def test_too_deeply_nested_state_scores_zero() -> None:
     deep: Any = 1
     for _ in range(5_000):
         deep = [deep]

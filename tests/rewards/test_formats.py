@@ -86,7 +86,7 @@ TAGS: dict[str, tuple[str | None, dict, float]] = {
 
 
 @pytest.mark.parametrize(("reply", "options", "score"), TAGS.values(), ids=TAGS)
-def test_tags_stand_once_in_order_and_closed(reply, options, score):
+def test_tags_must_occur_once_in_order_and_closed(reply, options, score):
     assert ask(tag_format, reply, **options).score == pytest.approx(score)
 
 
@@ -96,7 +96,7 @@ def test_the_reason_names_the_fault():
     assert "inside <think>" in ask(tag_format, "<think>a<answer>4</answer></think>").reason
 
 
-def test_every_turn_may_count_and_is_its_steps_reward():
+def test_turns_option_scores_every_turn_as_a_step_output():
     history = [*said("example"), *said(SHORT), *said("4"), *said(SHORT), Message(role="tool", content="x")]
     result = tag_format(history, [3, 5, 7], turns="all")
     assert result.score == pytest.approx(2 / 3)
@@ -110,7 +110,7 @@ def test_every_turn_may_count_and_is_its_steps_reward():
 
 
 @pytest.mark.parametrize("tags", [(), ("a", "a"), ("",), ("<think>",), ("1",), ("a b",)])
-def test_names_that_can_be_no_tags_are_told(tags):
+def test_invalid_tag_names_are_rejected(tags):
     with pytest.raises(ConfigError, match="option 'tags': "):
         ask(tag_format, "x", tags=tags)
 
@@ -119,13 +119,13 @@ PIECES = ["<think>", "</think>", "<answer>", "</answer>", "a", " "]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=7).map("".join))
-def test_it_agrees_with_a_grammar(reply):
+def test_tag_format_agrees_with_a_grammar(reply):
     grammar = r"\s*<think>([^<]*[^<\s][^<]*)</think>\s*<answer>([^<]*[^<\s][^<]*)</answer>\s*"
     assert ask(tag_format, reply).score == float(re.fullmatch(grammar, reply) is not None)
 
 
 @given(texts, st.booleans(), st.booleans(), st.booleans())
-def test_options_that_allow_more_never_earn_less(reply, outside, empty, strict):
+def test_more_permissive_options_never_lower_the_score(reply, outside, empty, strict):
     plain = ask(tag_format, reply, allow_outside=outside, allow_empty=empty, strict_lines=strict)
     assert ask(tag_format, reply, allow_outside=True, allow_empty=True).score >= plain.score
     partial = ask(tag_format, reply, allow_outside=outside, allow_empty=empty, strict_lines=strict, partial=True)
@@ -134,7 +134,7 @@ def test_options_that_allow_more_never_earn_less(reply, outside, empty, strict):
 
 
 @given(histories, turns, st.sampled_from(["last", "all"]))
-def test_any_history_has_a_score_for_its_tags(history, own, which):
+def test_tag_format_scores_any_history(history, own, which):
     assert 0 <= tag_format(history, own, turns=which, partial=True).score <= 1
 
 
@@ -185,17 +185,17 @@ REGEX: dict[str, tuple[str | None, dict, float]] = {
 
 
 @pytest.mark.parametrize(("reply", "options", "score"), REGEX.values(), ids=REGEX)
-def test_a_reply_fits_an_expression(reply, options, score):
+def test_reply_is_matched_against_the_pattern(reply, options, score):
     assert ask(regex_format, reply, **options).score == score
 
 
 @pytest.mark.parametrize("pattern", ["", "(", "[a", "*", "x{99999999999}", "(?P<a>x)(?P<a>y)", "\\"])
-def test_a_pattern_that_is_none_is_told(pattern):
+def test_invalid_pattern_is_rejected(pattern):
     with pytest.raises(ConfigError, match="option 'pattern': "):
         ask(regex_format, "x", pattern=pattern)
 
 
-def test_flags_are_known_names():
+def test_unknown_regex_flags_are_rejected():
     with pytest.raises(ConfigError, match="flags"):
         with_options(regex_format, pattern="x", flags=("debug",))
 
@@ -203,18 +203,18 @@ def test_flags_are_known_names():
 @given(
     histories, turns, st.sampled_from([r"\w+", "(a|b)*c?", "<think>.*</think>"]), st.sampled_from(["whole", "found"])
 )
-def test_any_history_fits_or_does_not(history, own, pattern, where):
+def test_regex_format_scores_any_history_zero_or_one(history, own, pattern, where):
     assert regex_format(history, own, pattern=pattern, where=where).score in (0, 1)
 
 
 @given(texts, texts)
-def test_a_text_fits_itself_escaped(text, more):
+def test_escaped_text_matches_itself(text, more):
     if text.strip():
         assert ask(regex_format, text, pattern=re.escape(text.strip())).score == 1
         assert ask(regex_format, more + text, pattern=re.escape(text), where="found", strip=False).score == 1
 
 
-async def test_a_pattern_that_backtracks_runs_behind_walls_and_leaves_the_rollout_unscored():
+async def test_backtracking_pattern_times_out_in_the_sandbox():
     loaded = load_reward("reward_kit.rewards:regex_format", None, SandboxChoice(reward_time_s=1), {"pattern": "(a+)+b"})
     async with make_scorer(loaded.reward) as scorer:
         for text, score in (("aab", 1.0), ("a" * 60, None), ("b", 0.0)):

@@ -61,7 +61,7 @@ TEXT = json.dumps(TRUTH)
         pytest.param('{"city": "\\ud800"}', 0.0, id="half-a-character"),
     ],
 )
-def test_the_answer_is_the_expected_value_or_not(reply: str, score: float) -> None:
+def test_answer_must_equal_the_expected_value(reply: str, score: float) -> None:
     assert ask(json_answer, reply, TRUTH).score == score
     assert ask(json_answer, reply, TEXT).score == score
 
@@ -85,11 +85,11 @@ def test_the_answer_is_the_expected_value_or_not(reply: str, score: float) -> No
         ("9007199254740993", 9007199254740992, 0.0),
     ],
 )
-def test_values_other_than_objects(reply: str, truth: Any, score: float) -> None:
+def test_scalar_and_array_answers_are_compared(reply: str, truth: Any, score: float) -> None:
     assert ask(json_answer, reply, truth).score == score
 
 
-def test_no_part_of_a_broken_value_is_the_answer() -> None:
+def test_part_of_malformed_json_is_not_an_answer() -> None:
     for broken in (
         '{"items": [1, 2],}',
         'Result: {"items": [1, 2],}',
@@ -106,7 +106,7 @@ def test_no_part_of_a_broken_value_is_the_answer() -> None:
         ("fenced", {TEXT: 0.0, f"```json\n{TEXT}\n```": 1.0, f"It is {TEXT}": 0.0}),
     ],
 )
-def test_where_the_answer_stands_may_be_fixed(answer: str, replies: dict[str, float]) -> None:
+def test_answer_option_selects_the_location_of_the_json(answer: str, replies: dict[str, float]) -> None:
     for reply, score in replies.items():
         assert ask(json_answer, reply, TRUTH, answer=answer).score == score
 
@@ -125,14 +125,14 @@ def test_where_the_answer_stands_may_be_fixed(answer: str, replies: dict[str, fl
         (7, {"a": 7}, 0.0),
     ],
 )
-def test_fields_are_paid_for_where_the_author_says_so(reply: Any, truth: Any, share: float) -> None:
+def test_partial_option_scores_the_share_of_fields(reply: Any, truth: Any, share: float) -> None:
     assert ask(json_answer, json.dumps(reply), truth, partial="fields").score == pytest.approx(share)
     plain = ask(json_answer, json.dumps(reply), truth)
     assert plain.score == float(share == 1.0)
     assert plain.metrics["fields"].score == pytest.approx(share)
 
 
-def test_arrays_and_numbers_may_be_compared_less_strictly() -> None:
+def test_arrays_and_tolerance_options_relax_the_comparison() -> None:
     assert ask(json_answer, "[2, 1, 2]", [1, 2, 2], arrays="any_order").score == 1.0
     assert ask(json_answer, "[2, 1, 1]", [1, 2, 2], arrays="any_order").score == 0.0
     assert ask(json_answer, "[3, 1]", [1, 2], arrays="any_order", partial="fields").score == pytest.approx(1 / 3)
@@ -141,13 +141,13 @@ def test_arrays_and_numbers_may_be_compared_less_strictly() -> None:
 
 
 @pytest.mark.parametrize("options", [{"tolerance": -1.0}, {"tolerance": 0.1, "arrays": "any_order"}])
-def test_options_that_make_no_sense_are_told(options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="tolerance"):
         ask(json_answer, "1", 1, **options)
 
 
 @pytest.mark.parametrize("truth", [None, "Paris", '{"a": 1,}', {"a": {1, 2}}, float("nan")])
-def test_without_a_ground_truth_that_is_json_it_is_unscored(truth: Any) -> None:
+def test_ground_truth_that_is_not_json_leaves_the_rollout_unscored(truth: Any) -> None:
     with pytest.raises(RewardError, match="ground_truth"):
         ask(json_answer, "{}", truth)
 
@@ -213,19 +213,19 @@ SCHEMA = {
         pytest.param('{"city": "Oslo", "degrees": 1e999}', 0.0, id="beyond-every-float"),
     ],
 )
-def test_the_answer_conforms_to_the_schema_or_not(reply: str, score: float) -> None:
+def test_answer_is_validated_against_the_schema(reply: str, score: float) -> None:
     assert ask(json_schema_answer, reply, SCHEMA).score == score
     assert ask(json_schema_answer, reply, json.dumps(SCHEMA)).score == score
     assert ask(json_schema_answer, reply, {"city": "a truth for another reward"}, schema=SCHEMA).score == score
 
 
-def test_formats_count_where_the_author_says_so() -> None:
+def test_formats_are_checked_only_on_request() -> None:
     assert ask(json_schema_answer, '{"city": "Oslo", "when": "yesterday"}', SCHEMA, formats=True).score == 0.0
     assert ask(json_schema_answer, '{"city": "Oslo", "when": "2025-02-28"}', SCHEMA, formats=True).score == 1.0
     assert ask(json_schema_answer, '{"city": "Oslo", "when": "2025-02-29"}', SCHEMA, formats=True).score == 0.0
 
 
-def test_a_schema_names_its_draft() -> None:
+def test_schema_draft_is_respected() -> None:
     tuples = {"items": [{"type": "integer"}], "additionalItems": False}
     fourth = {"$schema": "http://json-schema.org/draft-04/schema#", **tuples}
     assert ask(json_schema_answer, "[1]", fourth).score == 1.0
@@ -233,7 +233,7 @@ def test_a_schema_names_its_draft() -> None:
     assert ask(json_schema_answer, "4.0", {**fourth, "type": "integer"}).score == 0.0
 
 
-def test_a_schema_that_is_none_is_told() -> None:
+def test_invalid_schema_is_rejected() -> None:
     for truth in (None, "no JSON", [], 7, {"type": "strnig"}, {"required": "city"}):
         with pytest.raises(RewardError, match="json_schema_answer"):
             ask(json_schema_answer, "", truth)
@@ -267,7 +267,7 @@ def asked() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
-def test_no_reference_is_fetched(asked: tuple[str, list[str]]) -> None:
+def test_schema_references_are_not_fetched(asked: tuple[str, list[str]]) -> None:
     address, paths = asked
     for schema in ({"$ref": f"{address}/a.json"}, {"$id": f"{address}/b.json", "$ref": "c.json"}):
         with pytest.raises(RewardError, match="no document is fetched"):
@@ -277,12 +277,12 @@ def test_no_reference_is_fetched(asked: tuple[str, list[str]]) -> None:
     assert paths == []
 
 
-def test_patterns_run_behind_walls() -> None:
+def test_json_schema_answer_runs_in_the_sandbox() -> None:
     assert reward_spec(json_schema_answer).sandbox == "warm"
     assert reward_spec(with_options(json_schema_answer, schema=SCHEMA)).sandbox == "warm"
 
 
-def test_many_items_of_many_types_are_unique_in_one_pass() -> None:
+def test_unique_items_check_is_linear() -> None:
     items = [value for index in range(8_000) for value in (index, str(index), [index])]
     assert ask(json_schema_answer, json.dumps(items), {"uniqueItems": True}).score == 1.0
     assert ask(json_schema_answer, json.dumps([*items, [1.0]]), {"uniqueItems": True}).score == 0.0
@@ -301,7 +301,7 @@ values = st.recursive(
 
 
 @given(values, st.sampled_from(["{}", "```json\n{}\n```", "<think>[</think>{}"]))
-def test_every_value_is_found_again(value: Any, frame: str) -> None:
+def test_json_value_is_found_in_any_frame(value: Any, frame: str) -> None:
     reply = frame.replace("{}", json.dumps(value, ensure_ascii=False, indent=2))
     assert ask(json_answer, reply, json.dumps(value)).score == 1.0
 
@@ -325,7 +325,7 @@ def test_no_reply_raises(reply: str, messages: list[Message]) -> None:
 
 
 @pytest.mark.parametrize("repeated", [*REPEATED[::4], '{"', '{"a":', '["', "[1,", "{}", "[]{", '"\\'])
-def test_a_megabyte_of_anything_is_read_in_one_pass(repeated: str) -> None:
+def test_megabyte_reply_is_read_in_linear_time(repeated: str) -> None:
     reply = (repeated * (MEGABYTE // len(repeated)))[:MEGABYTE]
     assert ask(json_answer, reply, TRUTH).score == 0.0
     assert ask(json_schema_answer, reply, SCHEMA).score == 0.0

@@ -1,4 +1,4 @@
-"""JSON of strangers: what is read, what is the same, and where two values first differ."""
+"""Reading and comparison of untrusted JSON values."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ values = st.recursive(
         ('"' + "a" * LONGEST + '"', "longer"),
     ],
 )
-def test_what_is_no_json_within_bounds_is_told(text: str, why: str) -> None:
+def test_invalid_or_oversized_json_is_rejected(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         read_json(text)
 
 
 @pytest.mark.parametrize("value", [{1: 2}, {1, 2}, object(), float("nan"), [b"x"], {"a": float("inf")}])
-def test_what_json_cannot_say_is_told(value: Any) -> None:
+def test_values_without_a_json_form_are_rejected(value: Any) -> None:
     with pytest.raises(ValueError, match=r"JSON|texts"):
         as_json(value)
 
@@ -85,12 +85,12 @@ def test_what_json_cannot_say_is_told(value: Any) -> None:
         ({"a b": 1}, {"a b": 2}, EXACT, ' at ["a b"]: expected 1, found 2'),
     ],
 )
-def test_the_first_difference(expected: Any, found: Any, how: ComparisonRules, differs: str) -> None:
+def test_first_difference_is_described(expected: Any, found: Any, how: ComparisonRules, differs: str) -> None:
     assert difference(expected, found, how).removeprefix(" at ") == differs.removeprefix(" at ")
 
 
 @given(values, values)
-def test_equality_is_that_of_python_but_for_truth_values(one: Any, other: Any) -> None:
+def test_equality_agrees_with_python_except_for_booleans(one: Any, other: Any) -> None:
     def tagged(value: Any) -> Any:
         if isinstance(value, bool):
             return ("truth", value)
@@ -104,14 +104,14 @@ def test_equality_is_that_of_python_but_for_truth_values(one: Any, other: Any) -
 
 
 @given(values)
-def test_a_value_is_read_back_and_is_itself(value: Any) -> None:
+def test_json_round_trip_is_equal(value: Any) -> None:
     assert difference(value, read_json(json.dumps(value)), EXACT) == ""
     assert common_leaves(value, value, EXACT) == leaves(value)
     assert common_leaves(value, value, ComparisonRules(any_order=True)) == leaves(value)
 
 
 @given(values, values)
-def test_common_leaves_are_symmetric_and_no_more_than_there_are(one: Any, other: Any) -> None:
+def test_common_leaves_are_symmetric_and_bounded(one: Any, other: Any) -> None:
     for how in (EXACT, ComparisonRules(any_order=True)):
         common = common_leaves(one, other, how)
         assert common == common_leaves(other, one, how)
@@ -119,12 +119,12 @@ def test_common_leaves_are_symmetric_and_no_more_than_there_are(one: Any, other:
 
 
 @given(st.lists(values, max_size=4), st.randoms(use_true_random=False))
-def test_an_order_that_does_not_count_makes_no_difference(items: list[Any], random: Any) -> None:
+def test_any_order_ignores_the_order_of_items(items: list[Any], random: Any) -> None:
     mixed = random.sample(items, len(items))
     assert difference(items, mixed, ComparisonRules(any_order=True)) == ""
 
 
-def test_the_deepest_value_is_compared() -> None:
+def test_values_at_the_nesting_limit_are_compared() -> None:
     text = "[" * (DEEPEST - 1) + "1" + "]" * (DEEPEST - 1)
     assert difference(read_json(text), read_json(text), EXACT) == ""
     assert "deeper" not in abbreviate(read_json(text))

@@ -1,4 +1,4 @@
-"""`llm_judge`: what earns what, what it is shown, and which options it takes."""
+"""`llm_judge`: scores, requests and options."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ UNASKED = {
 
 
 @pytest.mark.parametrize(("messages", "options", "said", "score"), SCORES.values(), ids=SCORES)
-async def test_the_score_is_the_weighted_share_of_the_scale(messages, options, said, score):
+async def test_score_is_the_weighted_share_of_the_scale(messages, options, said, score):
     result, server = await judged(llm_judge, fair(grades(said)), messages, **options)
     assert result.score == pytest.approx(score)
     assert len(server.requests) == 1
@@ -92,19 +92,19 @@ async def test_the_score_is_the_weighted_share_of_the_scale(messages, options, s
 
 
 @pytest.mark.parametrize("messages", UNASKED.values(), ids=UNASKED)
-async def test_without_an_answer_it_is_0_and_nobody_is_asked(messages):
+async def test_missing_answer_scores_zero_without_a_request(messages):
     result, server = await judged(llm_judge, [], messages)
     assert (result.score, result.is_score_valid, len(server.requests)) == (0.0, True, 0)
 
 
-async def test_the_judge_sees_conversation_reference_and_answer_apart():
+async def test_conversation_reference_and_answer_are_sent_separately():
     _, server = await judged(llm_judge, fair(grades(5)), talk("<think>hm</think>Paris"), ground_truth="Paris, France")
     _, data, _ = data_block(server.bodies[0])
     question = {"role": "user", "text": "What is the capital of France?"}
     assert data == {"conversation": [question], "reference": "Paris, France", "answer": "Paris"}
 
 
-async def test_a_whole_conversation_is_shown_with_its_calls_and_without_thoughts():
+async def test_conversation_is_sent_with_tool_calls_and_without_thoughts():
     call = {"id": "1", "function": {"name": "look", "arguments": '{"at": 1}'}}
     messages = [*talk(None, tool_calls=[call]), Message(role="tool", content="a map", tool_call_id="1")]
     messages.append(
@@ -118,7 +118,7 @@ async def test_a_whole_conversation_is_shown_with_its_calls_and_without_thoughts
     assert "hidden-thought" not in json.dumps(server.bodies[0])
 
 
-async def test_the_request_is_a_schema_at_temperature_0_with_a_seed():
+async def test_request_has_a_schema_temperature_zero_and_a_seed():
     _, server = await judged(llm_judge, fair(grades(5)), talk("Paris"), rubric=QUALITY)
     body = server.bodies[0]
     assert (body["model"], body["temperature"], body["seed"]) == ("judge", 0.0, 0)
@@ -128,7 +128,7 @@ async def test_the_request_is_a_schema_at_temperature_0_with_a_seed():
     assert "- quality: It is right." in body["messages"][0]["content"]
 
 
-async def test_the_system_message_is_the_same_for_every_rollout_so_that_endpoints_can_keep_it():
+async def test_system_message_is_equal_for_every_rollout_for_prompt_caching():
     bodies = [(await judged(llm_judge, fair(grades(5)), talk(text)))[1].bodies[0] for text in ("Paris", "Lyon")]
     assert bodies[0]["messages"][0] == bodies[1]["messages"][0]
     assert data_block(bodies[0])[0] != data_block(bodies[1])[0]
@@ -137,7 +137,7 @@ async def test_the_system_message_is_the_same_for_every_rollout_so_that_endpoint
 # ---- votes
 
 
-async def test_votes_have_seeds_of_their_own_and_the_median_counts():
+async def test_votes_have_different_seeds_and_the_median_counts():
     said = {0: 1, 1: 4, 2: 5}
     script = lambda body: fair(grades(said[body["seed"]]))(body)  # noqa: E731
     result, server = await judged(llm_judge, script, talk("Paris"), rubric=QUALITY, votes=3)
@@ -145,7 +145,7 @@ async def test_votes_have_seeds_of_their_own_and_the_median_counts():
     assert sorted(body["seed"] for body in server.bodies) == [0, 1, 2]
 
 
-async def test_a_vote_that_fails_is_left_out_while_more_than_half_are_there():
+async def test_failed_vote_is_ignored_if_a_majority_remains():
     script = lambda body: status(400) if body["seed"] == 1 else fair(grades(5))(body)  # noqa: E731
     result, _ = await judged(llm_judge, script, talk("Paris"), votes=3)
     assert result.score == 1.0
@@ -181,7 +181,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
-async def test_a_wrong_option_is_named(options, message):
+async def test_invalid_option_is_named(options, message):
     with pytest.raises(ConfigError, match=message):
         await judged(llm_judge, [], talk("Paris"), **options)
 
@@ -189,7 +189,7 @@ async def test_a_wrong_option_is_named(options, message):
 @pytest.mark.parametrize(
     "options", [{"votes": 0}, {"votes": 26}, {"judged": "all"}, {"client": {"x": 1}}, {"longest": 5}]
 )
-def test_a_wrong_option_is_refused_when_it_is_fixed(options):
+def test_invalid_option_is_rejected_when_fixed(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         with_options(llm_judge, **options)
 
@@ -199,7 +199,7 @@ async def test_a_sample_without_its_rubric_is_unscored():
         await judged(llm_judge, [], talk("Paris"), rubric_key="r", sample={})
 
 
-async def test_a_long_text_is_cut_in_the_middle_and_shows_it():
+async def test_long_text_is_cut_in_the_middle_with_a_note():
     _, server = await judged(llm_judge, fair(grades(5)), talk("a" * 3_000 + "b" * 3_000, "short"), longest=1_000)
     _, data, _ = data_block(server.bodies[0])
     assert data["conversation"][0]["text"] == "short"

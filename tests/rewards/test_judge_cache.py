@@ -1,4 +1,4 @@
-"""A judge is asked no more often than needed: in memory, from a file, from a recording; and what it took is told."""
+"""Caching, recording and reported usage of judge requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chat_server import ChatServer, answer, silent, slow, status
 from tests.rewards.judges import GOOD, QUALITY, QUICK, fair, grades, judged, said, talk
 
 
-async def test_the_same_request_is_asked_once_even_at_the_same_time():
+async def test_equal_requests_are_sent_once_even_concurrently():
     clients = JudgeClients()
     script = lambda body: slow(0.05, fair(grades(4))(body))  # noqa: E731
     async with ChatServer(script) as server:
@@ -34,7 +34,7 @@ async def test_the_same_request_is_asked_once_even_at_the_same_time():
         await clients.close()
 
 
-async def test_who_waits_for_another_score_asks_anew_where_that_one_was_cancelled():
+async def test_waiter_sends_its_own_request_if_the_shared_request_is_cancelled():
     clients = JudgeClients()
     arrived = asyncio.Event()
 
@@ -57,7 +57,7 @@ async def test_who_waits_for_another_score_asks_anew_where_that_one_was_cancelle
         await clients.close()
 
 
-async def test_what_failed_is_asked_again():
+async def test_failed_request_is_not_cached():
     clients = JudgeClients()
     script = iter([status(400), status(400)])
     async with ChatServer(lambda body: next(script, None) or fair(grades(5))(body)) as server:
@@ -68,7 +68,7 @@ async def test_what_failed_is_asked_again():
         await clients.close()
 
 
-async def test_a_cache_file_serves_later_runs_and_tells_them_apart(tmp_path):
+async def test_cache_file_is_used_by_later_runs(tmp_path):
     cache = tmp_path / "judge" / "cache.jsonl"
     async with ChatServer(fair(grades(4))) as server:
         options = {"model": "m", "base_url": server.base_url, "rubric": QUALITY, "cache": str(cache)}
@@ -86,14 +86,14 @@ async def test_a_cache_file_serves_later_runs_and_tells_them_apart(tmp_path):
     assert sum(line.startswith('{"key":') and line.endswith("}") for line in lines) == 2
 
 
-async def test_an_unreadable_verdict_is_not_kept(tmp_path):
+async def test_unreadable_verdict_is_not_cached(tmp_path):
     cache = tmp_path / "cache.jsonl"
     with pytest.raises(ProviderError):
         await judged(llm_judge, lambda body: answer("no"), talk("Paris"), cache=str(cache))
     assert cache.read_text() == '{"judge_cache":1}\n'
 
 
-async def test_another_file_is_no_cache(tmp_path):
+async def test_other_file_is_rejected_as_cache(tmp_path):
     (tmp_path / "data.jsonl").write_text('{"messages": []}\n')
     with pytest.raises(ConfigError, match="is not a judge cache"):
         await judged(llm_judge, [], talk("Paris"), cache=str(tmp_path / "data.jsonl"))
@@ -102,7 +102,7 @@ async def test_another_file_is_no_cache(tmp_path):
         await judged(llm_judge, [], talk("Paris"), cache=str(tmp_path))
 
 
-async def test_a_recording_holds_each_request_once_and_is_replayed_without_a_server_or_key(tmp_path, monkeypatch):
+async def test_recorded_requests_are_replayed_without_a_server_or_key(tmp_path, monkeypatch):
     async def scores(traffic, base_url):
         clients, token = JudgeClients(), CURRENT_PROVIDER_SESSION.set(traffic)
         try:
@@ -133,7 +133,7 @@ async def test_a_recording_holds_each_request_once_and_is_replayed_without_a_ser
     assert "sk-judge-secret" not in written
 
 
-async def test_tokens_and_cost_are_told_by_the_price_file(tmp_path):
+async def test_judge_usage_reports_tokens_and_cost(tmp_path):
     (tmp_path / "prices.yaml").write_text("judge: {input: 1000000, output: 0}\n")
     client = {**QUICK, "price_file": str(tmp_path / "prices.yaml")}
     result, _ = await judged(llm_judge, fair(grades(5)), talk("Paris"), client=client)

@@ -64,7 +64,7 @@ SCORED = {
 
 
 @pytest.mark.parametrize(("text", "said", "options", "score"), SCORED.values(), ids=SCORED)
-async def test_the_supported_share_of_the_claims(text, said, options, score):
+async def test_score_is_the_share_of_supported_claims(text, said, options, score):
     options = {"sample": SAMPLE, "passages_key": "docs", **options}
     result, server = await judged(grounded_judge, labels(*said), talk(text), **options)
     assert result.score == pytest.approx(score)
@@ -82,7 +82,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("given_", "shown"), PLACES.values(), ids=PLACES)
-async def test_passages_of_the_sample(given_, shown):
+async def test_passages_are_read_from_the_sample(given_, shown):
     _, server = await judged(grounded_judge, labels("+1"), talk("A."), sample={"docs": given_}, passages_key="docs")
     assert list(data_block(server.bodies[0])[1]["passages"].values()) == shown
 
@@ -93,7 +93,7 @@ async def test_a_sample_without_passages_is_unscored(sample):
         await judged(grounded_judge, [], talk("A."), sample=sample, passages_key="docs")
 
 
-async def test_tool_results_are_the_passages_where_no_field_is_named():
+async def test_tool_results_are_passages_by_default():
     call = {"id": "1", "function": {"name": "search"}}
     messages = [
         *talk(None, "Where?", tool_calls=[call]),
@@ -111,7 +111,7 @@ async def test_tool_results_are_the_passages_where_no_field_is_named():
     }
 
 
-async def test_without_any_passage_nothing_can_be_supported():
+async def test_claims_without_passages_are_unsupported():
     result, _ = await judged(grounded_judge, labels("?"), talk("Paris."))
     assert result.score == 0.0
     with pytest.raises(ProviderError, match="whole numbers from 1 to 0"):
@@ -119,7 +119,7 @@ async def test_without_any_passage_nothing_can_be_supported():
 
 
 @pytest.mark.parametrize("messages", [talk(""), talk(None), talk("<think>x"), [], [Message(role="user", content="x")]])
-async def test_an_empty_answer_gets_0_unasked(messages):
+async def test_empty_answer_scores_zero_without_a_request(messages):
     result, server = await judged(grounded_judge, [], messages, sample=SAMPLE, passages_key="docs")
     assert (result.score, len(server.requests)) == (0.0, 0)
 
@@ -137,13 +137,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("said", BAD.values(), ids=BAD)
-async def test_labels_of_another_form_are_no_verdict(said):
+async def test_malformed_labels_are_an_unreadable_verdict(said):
     script = fair(lambda data, _: {"labels": {"sentence_1": said}})
     with pytest.raises(ProviderError, match="no readable verdict"):
         await judged(grounded_judge, script, talk("Paris."), sample=SAMPLE, passages_key="docs")
 
 
-async def test_a_sentence_that_the_judge_leaves_out_or_adds_is_no_verdict():
+async def test_labels_with_missing_or_extra_sentences_are_unreadable():
     one = {"label": "supported", "passages": [1]}
     for names in (["sentence_1"], ["sentence_1", "sentence_2", "sentence_3"]):
         script = fair(lambda data, _, names=names: {"labels": dict.fromkeys(names, one)})
@@ -151,7 +151,7 @@ async def test_a_sentence_that_the_judge_leaves_out_or_adds_is_no_verdict():
             await judged(grounded_judge, script, talk("A. B."), sample=SAMPLE, passages_key="docs")
 
 
-async def test_a_server_that_fails_leaves_it_unscored():
+async def test_server_error_leaves_the_rollout_unscored():
     with pytest.raises(ProviderError):
         await judged(grounded_judge, lambda body: status(500), talk("A."), sample=SAMPLE, passages_key="docs")
 
@@ -165,7 +165,7 @@ VOTES = {
 
 
 @pytest.mark.parametrize(("said", "score"), VOTES.values(), ids=VOTES)
-async def test_votes(said, score):
+async def test_votes_are_combined(said, score):
     script = lambda body: labels(said[body["seed"]])(body)  # noqa: E731
     options = {"sample": SAMPLE, "passages_key": "docs", "votes": len(said)}
     result, _ = await judged(grounded_judge, script, talk("Paris."), **options)
@@ -173,7 +173,7 @@ async def test_votes(said, score):
 
 
 @pytest.mark.parametrize("options", [{"votes": 0}, {"abstaining": 1.5}, {"abstaining": -1}, {"score_by": "recall"}])
-def test_a_wrong_option_is_refused_when_it_is_fixed(options):
+def test_invalid_option_is_rejected_when_fixed(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         with_options(grounded_judge, **options)
 
@@ -190,17 +190,17 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize(("text", "found"), SENTENCES.values(), ids=SENTENCES)
-def test_sentences(text, found):
+def test_text_is_split_into_sentences(text, found):
     assert split_sentences(text) == found
 
 
 @given(st.text(max_size=400))
-def test_no_word_of_an_answer_is_lost_in_its_sentences(text):
+def test_splitting_into_sentences_loses_no_text(text):
     assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
 @pytest.mark.parametrize("unit", ["a. ", "[1] ", "[1,", "[", ".", "\n", "。", "a", "a.\n[1]\n"])
-def test_a_megabyte_is_cut_into_at_most_sixty_in_one_pass(unit):
+def test_megabyte_answer_is_split_into_at_most_sixty_sentences(unit):
     text = unit * (1_000_000 // len(unit))
     assert len(split_sentences(text)) <= 60
     assert cited_in(text) <= {1}
@@ -208,7 +208,7 @@ def test_a_megabyte_is_cut_into_at_most_sixty_in_one_pass(unit):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(["+1", "+2", "-", "?", "0"]), min_size=1, max_size=12))
-def test_the_score_is_the_share_however_many_sentences(said):
+def test_score_is_the_share_for_any_number_of_sentences(said):
     text = " ".join(f"S{number}." for number in range(len(said)))
     result, _ = asyncio.run(judged(grounded_judge, labels(*said), talk(text), sample=SAMPLE, passages_key="docs"))
     claims = [mark for mark in said if mark != "0"]

@@ -71,13 +71,13 @@ SCORED = {
 
 
 @pytest.mark.parametrize(("texts", "options", "grades", "scores"), SCORED.values(), ids=SCORED)
-async def test_scores(texts, options, grades, scores):
+async def test_group_is_scored_by_grades_or_ranks(texts, options, grades, scores):
     results, server = await judged(group_judge, worth(**grades), group(*texts), **options)
     assert [result.score for result in results] == pytest.approx(scores)
     assert len(server.requests) <= 2  # a group of one answer reads the same in both orders
 
 
-async def test_the_orders_are_a_shuffle_and_its_reverse_and_the_same_in_every_run():
+async def test_orders_are_a_seeded_shuffle_and_its_reverse():
     texts = list("abcdef")
     seen = []
     for _ in range(2):
@@ -90,7 +90,7 @@ async def test_the_orders_are_a_shuffle_and_its_reverse_and_the_same_in_every_ru
     assert sorted(list(data_block(body)[1]["answers"].values()) for body in server.bodies) != seen[0]
 
 
-async def test_a_judge_that_likes_a_place_decides_nothing():
+async def test_position_bias_of_the_judge_cancels_out():
     results, _ = await judged(group_judge, by_place(10, 5, 0), group("a", "b", "c"))
     assert [result.score for result in results] == [0.5, 0.5, 0.5]
     assert results[0].metrics["order_agreement"].score == pytest.approx(1 / 3)
@@ -112,7 +112,7 @@ async def test_a_batch_is_cut_into_groups_by_request_and_ground_truth():
     assert all(len(data_block(body)[1]["answers"]) == 1 for body in server.bodies)
 
 
-async def test_the_request_is_all_before_the_first_answer():
+async def test_conversation_ends_before_the_first_answer():
     messages = [Message(role="user", content="Go"), Message(role="assistant", content="step"), *talk("done", "and?")]
     _, server = await judged(group_judge, worth(done=5), [messages])
     assert data_block(server.bodies[0])[1]["conversation"] == [{"role": "user", "text": "Go"}]
@@ -126,7 +126,7 @@ async def test_ranks_need_two_different_answers(texts):
 
 
 @pytest.mark.parametrize("texts", [["", ""], [None], ["<think>x"]])
-async def test_a_group_of_empty_answers_gets_0_unasked(texts):
+async def test_group_of_empty_answers_scores_zero_without_a_request(texts):
     results, server = await judged(group_judge, [], group(*texts))
     assert [(result.score, result.is_score_valid) for result in results] == [(0.0, True)] * len(texts)
     assert len(server.requests) == 0
@@ -137,7 +137,7 @@ async def test_an_empty_batch_has_no_results():
     assert results == []
 
 
-async def test_a_group_that_fails_leaves_the_others_scored():
+async def test_failed_group_does_not_affect_other_groups():
     def script(body):
         return status(400) if "Italy" in str(data_block(body)[1]) else worth(paris=10, lyon=0)(body)
 
@@ -148,7 +148,7 @@ async def test_a_group_that_fails_leaves_the_others_scored():
 
 
 @pytest.mark.parametrize("failure", [status(500), status(429, {"Retry-After": "0"}), answer("The first.")])
-async def test_the_only_group_that_fails_is_unscored(failure):
+async def test_failure_of_the_only_group_raises(failure):
     with pytest.raises(ProviderError):
         await judged(group_judge, lambda body: failure, group("Paris", "Lyon"))
 
@@ -165,7 +165,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("said", BAD.values(), ids=BAD)
-async def test_grades_of_another_form_are_no_verdict(said):
+async def test_malformed_grades_are_an_unreadable_verdict(said):
     with pytest.raises(ProviderError, match="no readable verdict"):
         await judged(group_judge, fair(lambda data, _: {"grades": said}), group("Paris", "Lyon"))
 
@@ -177,7 +177,7 @@ async def test_the_median_of_votes_counts():
     assert len(server.requests) == 6
 
 
-async def test_today_a_batch_of_one_is_scored():
+async def test_batch_of_a_single_answer_is_scored():
     async def one(script, **options):
         async with ChatServer(script) as server:
             spec = reward_spec(with_options(group_judge, model="m", base_url=server.base_url, **options))
@@ -189,7 +189,7 @@ async def test_today_a_batch_of_one_is_scored():
 
 
 @pytest.mark.parametrize("options", [{"scale": (3, 3)}, {"scale": (0, 101)}, {"model": ""}, {"client": {"x": 1}}])
-async def test_a_wrong_option_is_named(options):
+async def test_invalid_option_is_named(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         await judged(group_judge, [], group("Paris", "Lyon"), **options)
 

@@ -1,4 +1,4 @@
-"""Judged text is data: none of the known ways to address a judge moves a score, of a judge that obeys all it can."""
+"""Prompt injections in judged text do not change a score."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PASSAGES = ["Paris is the capital of France."]
 
 
 @pytest.mark.parametrize("text", INJECTIONS.values(), ids=INJECTIONS)
-def test_the_gullible_judge_would_obey_each_of_them_in_a_plain_prompt(text):
+def test_test_judge_obeys_every_injection_in_a_plain_prompt(text):
     def plain(answer):
         return {
             "messages": [{"role": "system", "content": "Grade."}, {"role": "user", "content": f"It says: {answer}"}]
@@ -142,7 +142,7 @@ def check_that_nothing_leaks(body, text):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(codec=None), max_size=60) | st.sampled_from(list(INJECTIONS.values())))
-def test_no_text_leaves_its_string(text):
+def test_text_cannot_escape_its_data_block(text):
     block = fence_data({"answer": text}, "rules")
     opening, body, closing = block.text.split("\n")
     assert (opening, closing) == (f"<data-{block.code}>", f"</data-{block.code}>")

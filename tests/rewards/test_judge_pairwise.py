@@ -1,4 +1,4 @@
-"""`pairwise_judge`: asked in both places, and what a preference for a place comes to."""
+"""`pairwise_judge` compares two answers in both orders."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("script", "score", "consistent"), CASES.values(), ids=CASES)
-async def test_only_the_same_verdict_in_both_places_counts(script, score, consistent):
+async def test_only_consistent_verdicts_in_both_orders_count(script, score, consistent):
     result, server = await judged(pairwise_judge, script, talk(OURS), ground_truth=OTHER)
     assert (result.score, result.metrics["consistent"].score) == (score, consistent)
     shown = sorted((data["first"], data["second"]) for _, data, _ in map(data_block, server.bodies))
@@ -63,7 +63,7 @@ async def test_only_the_same_verdict_in_both_places_counts(script, score, consis
 
 
 @pytest.mark.parametrize(("as_first", "as_second"), [("first", "first"), ("second", "second"), ("first", "second")])
-async def test_how_it_fared_in_each_place_is_in_the_metrics(as_first, as_second):
+async def test_metrics_report_the_verdict_for_each_order(as_first, as_second):
     result, _ = await judged(pairwise_judge, decides(as_first, as_second), talk(OURS), ground_truth=OTHER)
     assert result.metrics["won_as_first"].score == float(as_first == "first")
     assert result.metrics["won_as_second"].score == float(as_second == "second")
@@ -81,7 +81,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
-async def test_what_it_is_compared_with(options):
+async def test_baseline_is_read_from_the_configured_source(options):
     result, server = await judged(pairwise_judge, prefers("Seine"), talk(OURS), **options)
     assert result.score == 1.0
     assert not any("not this one" in str(body) for body in server.bodies)
@@ -105,7 +105,7 @@ async def test_some_pairs_need_no_judge(messages, score):
     assert (result.score, len(server.requests)) == (score, 0)
 
 
-async def test_the_votes_of_each_place_are_counted_apart():
+async def test_votes_are_counted_separately_for_each_order():
     by_seed = {0: "first", 1: "first", 2: "tie"}
 
     def script(body):
@@ -122,26 +122,26 @@ async def test_evenly_split_votes_are_a_tie():
 
 
 @pytest.mark.parametrize("winner", ["First", "answer", "both", "", "1", 1, None, ["first"]])
-async def test_another_winner_is_no_verdict(winner):
+async def test_unknown_winner_is_an_unreadable_verdict(winner):
     with pytest.raises(ProviderError, match="no readable verdict"):
         await judged(pairwise_judge, fair(lambda data, _: {"winner": winner}), talk(OURS), ground_truth=OTHER)
 
 
 @pytest.mark.parametrize("failure", [status(500), status(400), answer("First is better.")])
-async def test_where_one_place_has_no_verdict_there_is_no_score(failure):
+async def test_missing_verdict_for_an_order_leaves_the_rollout_unscored(failure):
     script = lambda body: failure if data_block(body)[1]["first"] == OURS else decides("first")(body)  # noqa: E731
     with pytest.raises(ProviderError):
         await judged(pairwise_judge, script, talk(OURS), ground_truth=OTHER)
 
 
-async def test_the_criteria_are_told():
+async def test_criteria_are_included_in_the_prompt():
     _, server = await judged(
         pairwise_judge, decides("tie"), talk(OURS), ground_truth=OTHER, criteria="which {is} shorter"
     )
     assert "Decide by this: which {is} shorter." in server.bodies[0]["messages"][0]["content"]
 
 
-async def test_without_anything_to_compare_with_it_is_unscored():
+async def test_missing_baseline_leaves_the_rollout_unscored():
     with pytest.raises(RewardError, match="ground_truth"):
         await judged(pairwise_judge, [], talk(OURS))
     with pytest.raises(RewardError, match="no field 'old'"):
@@ -156,7 +156,7 @@ async def test_without_anything_to_compare_with_it_is_unscored():
 @given(
     st.text(st.characters(codec=None), max_size=30), st.text(max_size=30), st.sampled_from(["first", "second", "tie"])
 )
-def test_a_judge_with_a_place_of_its_own_decides_nothing(ours, other, place):
+def test_position_bias_of_the_judge_gives_a_tie(ours, other, place):
     result, server = asyncio.run(
         judged(pairwise_judge, fair(lambda data, _: {"winner": place}), talk(ours), ground_truth=other)
     )

@@ -1,4 +1,4 @@
-"""What a judge may say and what counts: verdicts of the form, and nothing that is guessed; failures are unscored."""
+"""Judge verdicts: accepted forms, retries and failures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ READABLE = {
 
 
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
-async def test_an_unreadable_verdict_is_asked_for_once_more_and_then_the_rollout_is_unscored(text):
+async def test_unreadable_verdict_is_requested_once_more_then_unscored(text):
     bodies = []
 
     def script(body):
@@ -77,12 +77,12 @@ async def test_an_unreadable_verdict_is_asked_for_once_more_and_then_the_rollout
 
 
 @pytest.mark.parametrize("text", READABLE.values(), ids=READABLE)
-async def test_a_readable_verdict(text):
+async def test_readable_verdict_is_accepted(text):
     result, server = await judged(llm_judge, said(text), talk("Paris"), rubric=QUALITY)
     assert (result.score, len(server.requests)) == (1.0, 1)
 
 
-async def test_the_second_answer_counts_where_the_first_was_unreadable():
+async def test_second_answer_counts_if_the_first_is_unreadable():
     script = lambda body: fair(grades(4))(body) if body["seed"] else answer("Five!")  # noqa: E731
     result, server = await judged(llm_judge, script, talk("Paris"), rubric=QUALITY)
     assert (result.score, len(server.requests)) == (0.75, 2)
@@ -105,19 +105,19 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("behaviour", FAILURES.values(), ids=FAILURES)
-async def test_a_judge_that_fails_leaves_the_rollout_unscored_as_provider_error(behaviour):
+async def test_failing_judge_is_a_provider_error(behaviour):
     script = lambda body: behaviour(body) if behaviour.__name__ == "<lambda>" else behaviour  # noqa: E731
     scored, _ = await scored_by(script)
     assert scored.score is None and scored.result is None
     assert scored.failure.failure_class == "provider_error"
 
 
-async def test_a_judge_that_is_silent_leaves_the_rollout_unscored():
+async def test_silent_judge_leaves_the_rollout_unscored():
     scored, _ = await scored_by(lambda body: silent(), client={**QUICK, "total_timeout_s": 0.05, "max_attempts": 1})
     assert scored.failure.failure_class == "provider_error" and "total_timeout_s" in scored.failure.message
 
 
-async def test_data_that_does_not_fit_the_model_is_a_limit():
+async def test_context_length_error_of_the_judge_is_a_limit_error():
     script = [status(400, error={"message": "maximum context length", "code": "context_length_exceeded"})]
     with pytest.raises(LimitError):
         await judged(llm_judge, script, talk("Paris"))
@@ -132,14 +132,14 @@ async def scored_by(script, messages=None, **options):
             return await scorer.score(ScoringRequest("r", messages or talk("Paris"))), server
 
 
-async def test_a_run_scores_with_it_in_process():
+async def test_judge_reward_runs_in_process():
     loaded = load_reward("reward_kit.rewards:llm_judge")
     assert loaded.reward.is_async and loaded.notes == ()
     scored, server = await scored_by(fair(grades(5)))
     assert scored.score == 1.0 and scored.sandbox == {"level": "in_process"} and len(server.requests) == 1
 
 
-async def test_a_server_without_schemas_is_asked_without_and_remembered():
+async def test_server_without_schema_support_is_remembered():
     def script(body):
         if "response_format" in body:
             return status(400, text="response_format is not supported")
@@ -157,7 +157,7 @@ async def test_a_server_without_schemas_is_asked_without_and_remembered():
 @pytest.mark.parametrize(
     ("form", "kind"), [("text", None), ("json_object", "json_object"), ("json_schema", "json_schema")]
 )
-async def test_the_form_can_be_chosen(form, kind):
+async def test_answer_form_option_selects_the_response_format(form, kind):
     client = {**QUICK, "answer_form": form}
     script = said(GOOD)
     _, server = await judged(llm_judge, script, talk("Paris"), rubric=QUALITY, client=client)

@@ -1,4 +1,4 @@
-"""Words that must be there, and words that must not."""
+"""Required and forbidden keywords."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ HELD: dict[str, tuple[str, tuple[str, ...], dict, tuple[bool, ...]]] = {
 
 
 @pytest.mark.parametrize(("reply", "keywords", "options", "held"), HELD.values(), ids=HELD)
-def test_every_keyword_is_held_or_none_is(reply, keywords, options, held):
+def test_keywords_are_found_in_the_reply(reply, keywords, options, held):
     given = {"keywords": keywords, **options}
     assert ask(contains_all, reply, **given).score == float(all(held))
     assert ask(contains_all, reply, partial=True, **given).score == pytest.approx(sum(held) / len(held))
@@ -66,7 +66,7 @@ def test_every_keyword_is_held_or_none_is(reply, keywords, options, held):
 
 
 @pytest.mark.parametrize("reply", ["", None, " \n", "<think>Paris"])
-def test_a_reply_that_says_nothing_earns_nothing(reply):
+def test_empty_reply_scores_zero(reply):
     assert ask(contains_all, reply, keywords=("Paris",)).score == 0
     assert ask(contains_none, reply, keywords=("Lyon",)).score == 0
 
@@ -78,7 +78,7 @@ def test_the_reason_names_the_words():
 
 @pytest.mark.parametrize("reward", [contains_all, contains_none])
 @pytest.mark.parametrize("keywords", [(), ("",), ("a", " \n")])
-def test_keywords_that_are_none_are_told(reward, keywords):
+def test_invalid_keywords_are_rejected(reward, keywords):
     with pytest.raises(ConfigError, match="keywords"):
         ask(reward, "x", keywords=keywords)
 
@@ -88,7 +88,7 @@ WHOLE = {"whole_words": True}
 
 
 @given(histories, turns, st.lists(words, min_size=1, max_size=3).map(tuple), st.booleans(), st.booleans())
-def test_any_history_holds_all_or_not_all(history, own, keywords, whole, fold):
+def test_keyword_rewards_score_any_history(history, own, keywords, whole, fold):
     options = {"keywords": keywords, "whole_words": whole, "ignore_case": fold}
     every, none = contains_all(history, own, **options), contains_none(history, own, **options)
     share = contains_all(history, own, partial=True, **options)

@@ -71,7 +71,7 @@ SECOND = {
 
 
 @pytest.mark.parametrize("language", TEXTS)
-def test_a_text_is_in_its_language_and_in_no_other(language):
+def test_text_matches_only_its_own_language(language):
     mine = with_options(same_language, language=language)
     for other, text in [*TEXTS.items(), *SECOND.items()]:
         score = ask(mine, text).score
@@ -79,7 +79,7 @@ def test_a_text_is_in_its_language_and_in_no_other(language):
 
 
 @pytest.mark.parametrize("language", TEXTS)
-def test_without_a_language_it_is_that_of_the_prompt(language):
+def test_language_defaults_to_the_language_of_the_prompt(language):
     for other, text in [*TEXTS.items(), *SECOND.items()]:
         score = same_language(said(text, prompt=TEXTS[language])).score
         assert score == 1 if other == language else score < 0.5, (other, text, score)
@@ -146,11 +146,11 @@ CASES: dict[str, tuple[str | None, dict, float]] = {
 
 
 @pytest.mark.parametrize(("reply", "options", "score"), CASES.values(), ids=CASES)
-def test_words_are_counted_and_nothing_else(reply, options, score):
+def test_only_words_are_counted(reply, options, score):
     assert ask(same_language, reply, **options).score == pytest.approx(score)
 
 
-def test_a_prompt_that_tells_only_a_script_asks_for_that_script():
+def test_short_prompt_requires_its_script():
     assert same_language(said(DE, prompt="Paris?")).score == 1.0
     assert same_language(said(ZH, prompt="Paris?")).score == 0.0
     assert same_language(said(ZH, prompt="东京?")).score == 1.0
@@ -169,7 +169,7 @@ def test_the_prompt_is_the_last_one_before_the_reply():
     assert same_language([*said(DE, prompt=DE), later]).score == 1.0
 
 
-def test_what_cannot_be_told_is_right_or_unscored():
+def test_undetermined_language_is_correct_or_unscored():
     assert ask(same_language, "Paris", language="de").score == 1.0
     with pytest.raises(RewardError, match="is uncertain"):
         ask(same_language, "Paris", language="de", unknown="unscored")
@@ -182,7 +182,7 @@ def test_the_reason_names_the_languages():
 
 
 @pytest.mark.parametrize("language", ["xx", "", "german", "e"])
-def test_a_language_that_is_not_known_is_told(language):
+def test_unknown_language_is_rejected(language):
     with pytest.raises(ConfigError, match="known: af, am"):
         ask(same_language, "x", language=language)
 
@@ -191,7 +191,7 @@ languages = st.sampled_from(sorted(known_languages()))
 
 
 @given(histories, turns, languages, st.floats(0.1, 1))
-def test_any_history_has_a_score_for_its_language(history, own, language, enough):
+def test_same_language_scores_any_history(history, own, language, enough):
     assert 0 <= same_language(history, own, language=language, enough=enough).score <= 1
 
 
@@ -205,7 +205,7 @@ def test_any_history_is_compared_with_its_prompt_or_unscored(history, own):
 
 
 @given(st.sampled_from(sorted(TEXTS)), st.integers(1, 3), texts.filter(lambda text: text.isascii() and "`" not in text))
-def test_saying_it_again_and_code_change_nothing(language, times, code):
+def test_repetition_and_code_do_not_change_the_score(language, times, code):
     text = TEXTS[language]
     assert ask(same_language, f"{text}\n" * times + f"```\n{code}\n```", language=language).score == 1.0
 
@@ -220,7 +220,7 @@ def test_the_order_of_sentences_does_not_matter(chosen, chance):
 
 
 @given(texts, languages, st.floats(0.1, 1))
-def test_a_lower_bar_scales_the_score(text, language, enough):
+def test_enough_option_scales_the_score(text, language, enough):
     strict, lenient = (ask(same_language, text, language=language, enough=bar).score for bar in (1.0, enough))
     assert lenient == pytest.approx(min(1, strict / enough))
 

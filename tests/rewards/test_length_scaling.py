@@ -78,13 +78,13 @@ COSINE: dict[str, tuple[float, int, dict, float]] = {
 
 
 @pytest.mark.parametrize(("correct", "length", "options", "expected"), COSINE.values(), ids=COSINE)
-async def test_the_cosine(correct, length, options, expected):
+async def test_cosine_length_matches_the_formula(correct, length, options, expected):
     scored = await score(cosine_length(right, **{"max_length": 100, **options}), reply(correct, length))
     assert scored.score == pytest.approx(expected)
     assert 0 <= scored.result.metrics["correct"].score <= 1
 
 
-async def test_the_cosine_counts_what_it_is_told_to_count():
+async def test_cosine_length_counts_the_configured_unit_and_part():
     words = cosine_length(right, max_length=4, unit="words")
     assert (await score(words, "1: a")).score == pytest.approx(0.75)
     answer = cosine_length(exact_answer, max_length=4, of="answer")
@@ -93,7 +93,7 @@ async def test_the_cosine_counts_what_it_is_told_to_count():
     assert (await score(whole, "t", reasoning_content="a" * 60)).score == 0, "thought set apart counts"
 
 
-async def test_what_is_unscored_stays_unscored():
+async def test_unscored_part_stays_unscored():
     assert (await score(cosine_length(right, max_length=100), "?:")).score is None
     assert (await score(shortest_in_group(right), "?:")).score is None
     assert "ZeroDivisionError" in (await score(shortest_in_group(right), "!:")).failure.message
@@ -125,7 +125,7 @@ async def test_shorter_is_better_among_the_right_and_worse_among_the_wrong(lengt
         (lambda: shortest_in_group(3), "a reward is a function"),
     ],
 )
-def test_what_cannot_be_scaled_is_told(make, problem):
+def test_invalid_length_scaling_options_are_rejected(make, problem):
     with pytest.raises(ConfigError, match=problem):
         make()
 
@@ -189,7 +189,7 @@ GROUPS: dict[str, tuple[list, dict, list]] = {
 
 
 @pytest.mark.parametrize(("members", "options", "expected"), GROUPS.values(), ids=GROUPS)
-async def test_the_shortest_of_a_group(members, options, expected):
+async def test_shortest_in_group_matches_the_formula(members, options, expected):
     found = await scores(shortest_in_group(right, **options), members)
     assert found == [value if value is None else pytest.approx(value) for value in expected]
 
@@ -211,7 +211,7 @@ async def run_now(function):
     return function()
 
 
-async def test_the_part_sees_its_own_rollout_and_no_others():
+async def test_wrapped_reward_sees_only_its_own_rollout():
     truths = ["x", "yy", "zzz"]
     results = await batch(shortest_in_group(exact_answer), ["x", "yy", "no"], ground_truths=truths)
     assert [result.score for result in results] == [1.0, 1.0, 0.0]
@@ -228,7 +228,7 @@ groups = st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(3, 60)), min_si
 
 
 @given(groups, st.randoms(use_true_random=False), st.sampled_from(["share", "kimi"]), st.integers(2, 5))
-async def test_laws_of_a_group(members, chance, form, times):
+async def test_shortest_in_group_is_order_independent_and_monotonic(members, chance, form, times):
     reward = shortest_in_group(right, form=form)
     found = await scores(reward, members)
     order = chance.sample(range(len(members)), len(members))
@@ -255,7 +255,7 @@ brief = shortest_in_group(exact_answer)
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
 @pytest.mark.parametrize(("name", "expected"), [("cosine", 0.75), ("brief", 1.0)])
-async def test_in_a_users_file_they_give_the_same_at_every_level(tmp_path, level, name, expected):
+async def test_length_scaling_in_a_user_file_scores_equally_at_every_level(tmp_path, level, name, expected):
     (tmp_path / "mine.py").write_text(FILE)
     loaded = load_reward(f"mine.py:{name}", tmp_path, SandboxChoice(level=level))
     async with make_scorer(loaded.reward) as scorer:
@@ -264,6 +264,6 @@ async def test_in_a_users_file_they_give_the_same_at_every_level(tmp_path, level
             assert (scored.score, scored.sandbox["level"]) == (pytest.approx(wanted), level), scored
 
 
-async def test_options_of_the_part_are_its_own():
+async def test_wrapped_reward_keeps_its_options():
     loose = cosine_length(with_options(exact_answer, normalise=("casefold",)), max_length=4)
     assert (await score(loose, "T")).score > 0.5

@@ -68,7 +68,7 @@ DAPO = [(0, 0.0), (1, 0.0), (15, 0.0), (16, 0.0), (17, -0.25), (18, -0.5), (19, 
 
 
 @pytest.mark.parametrize(("length", "punishment"), DAPO)
-def test_it_is_the_soft_overlong_punishment(length, punishment):
+def test_length_within_reproduces_the_soft_overlong_punishment(length, punishment):
     options = {"at_most": 20 - 4, "above": 4, "as_penalty": True}
     assert ask(length_within, "a" * length, **options).score == pytest.approx(punishment)
     assert ask(length_within, "a " * length, unit="words", **options).score == pytest.approx(punishment)
@@ -84,7 +84,7 @@ def test_it_is_the_soft_overlong_punishment(length, punishment):
         ({"at_most": 1, "unit": "tokens"}, "unit"),
     ],
 )
-def test_bounds_that_make_no_sense_are_told(options, problem):
+def test_invalid_bounds_are_rejected(options, problem):
     with pytest.raises(ConfigError, match=problem):
         ask(with_options(length_within, **options), "a")
 
@@ -94,7 +94,7 @@ bounds = st.tuples(sizes, sizes).map(sorted)
 
 
 @given(st.integers(1, 100), bounds, sizes, sizes)
-def test_laws(length, ends, below, above):
+def test_length_within_is_bounded_and_monotonic(length, ends, below, above):
     options = {"at_least": ends[0], "at_most": ends[1], "below": below, "above": above}
     score = ask(length_within, "a" * length, **options).score
     assert 0 <= score <= 1
@@ -108,11 +108,11 @@ def test_laws(length, ends, below, above):
 
 
 @given(histories, turns, st.sampled_from(["words", "characters"]), st.sampled_from(["whole", "thought", "answer"]))
-def test_any_history_has_a_length(history, own, unit, part):
+def test_length_within_scores_any_history(history, own, unit, part):
     assert 0 <= length_within(history, own, unit=unit, of=part, at_least=3, below=2, at_most=9, above=9).score <= 1
     assert measured_length(history, own, unit=unit, of=part).score >= 0
 
 
 @pytest.mark.parametrize("piece", ["a", "a ", "\n"])
-def test_a_megabyte_is_measured(piece):
+def test_megabyte_reply_is_measured(piece):
     assert ask(length_within, long(piece), unit="words", at_most=10**6).score == (piece != "\n")

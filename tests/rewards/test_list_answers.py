@@ -1,4 +1,4 @@
-"""list_answer on the ways that models write lists, and what a list that is not right earns."""
+"""`list_answer`: list notations and scores of inexact lists."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reply", RIGHT.values(), ids=RIGHT)
-def test_a_list_is_read_however_it_is_written(reply: str) -> None:
+def test_list_is_read_in_every_notation(reply: str) -> None:
     result = ask(list_answer, reply, TRUTH)
     assert result.score == 1.0, result.reason
 
 
 @pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
-def test_a_list_that_is_not_exactly_right_earns_nothing(reply: str) -> None:
+def test_inexact_list_scores_zero(reply: str) -> None:
     assert ask(list_answer, reply, TRUTH).score == 0.0
 
 
@@ -81,25 +81,25 @@ def test_a_list_that_is_not_exactly_right_earns_nothing(reply: str) -> None:
         ("red, red, red", "f1", 1 / 3),
     ],
 )
-def test_a_share_is_paid_where_the_author_asks_for_it(reply: str, partial: str, score: float) -> None:
+def test_partial_option_scores_the_share_of_items(reply: str, partial: str, score: float) -> None:
     result = ask(list_answer, reply, TRUTH, partial=partial)
     assert result.score == pytest.approx(score)
     assert set(result.metrics) == {"recall", "precision", "f1", "jaccard"}
 
 
-def test_the_order_counts_where_the_author_says_so() -> None:
+def test_ordered_option_requires_the_order() -> None:
     assert ask(list_answer, "red, blue, green", TRUTH, ordered=True).score == 1.0
     assert ask(list_answer, "blue, red, green", TRUTH, ordered=True).score == 0.0
     assert ask(list_answer, "blue, red, green", TRUTH, ordered=True, partial="recall").score == pytest.approx(2 / 3)
 
 
-def test_duplicates_may_be_ignored() -> None:
+def test_duplicates_option_ignores_duplicates() -> None:
     assert ask(list_answer, "red, red, blue, green", TRUTH, duplicates="ignore").score == 1.0
     assert ask(list_answer, "a, b", ["a", "a", "b"]).score == 0.0
     assert ask(list_answer, "a, b", ["a", "a", "b"], duplicates="ignore").score == 1.0
 
 
-def test_items_are_normalised_as_the_author_says() -> None:
+def test_normalise_option_applies_to_items() -> None:
     assert ask(list_answer, "Red, blue, green", TRUTH, normalise=("strip",)).score == 0.0
     assert ask(list_answer, "1,000; 2.0", ["1000", "2"], normalise=("strip", "numbers")).score == 1.0
     assert ask(list_answer, "1,000; 2.0", ["1000", "2"]).score == 0.0
@@ -120,7 +120,7 @@ items = st.lists(st.sampled_from(["red", "blue", "green", "pink"]), min_size=1, 
 
 
 @given(items, items)
-def test_shares_are_those_of_multisets(truth: list[str], stated: list[str]) -> None:
+def test_shares_are_computed_over_multisets(truth: list[str], stated: list[str]) -> None:
     result = ask(list_answer, "\n".join(f"- {item}" for item in stated), truth, partial="jaccard")
     both = (Counter(truth) & Counter(stated)).total()
     assert result.metrics["recall"].score == pytest.approx(both / len(truth))
@@ -130,7 +130,7 @@ def test_shares_are_those_of_multisets(truth: list[str], stated: list[str]) -> N
 
 
 @given(items, items)
-def test_a_list_in_order_is_right_in_any_order(truth: list[str], stated: list[str]) -> None:
+def test_correctly_ordered_list_is_correct_in_any_order(truth: list[str], stated: list[str]) -> None:
     reply = "\n".join(f"- {item}" for item in stated)
     ordered = ask(list_answer, reply, truth, ordered=True)
     assert ordered.score == float(truth == stated)
@@ -145,6 +145,6 @@ def test_no_reply_raises(reply: str, messages: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("repeated", REPEATED[1::4])
-def test_a_megabyte_of_anything_is_read_in_one_pass(repeated: str) -> None:
+def test_megabyte_reply_is_read_in_linear_time(repeated: str) -> None:
     reply = (repeated * (MEGABYTE // len(repeated)))[:MEGABYTE]
     assert ask(list_answer, reply, TRUTH).score == 0.0

@@ -160,13 +160,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("answer", "truth"), RIGHT.values(), ids=RIGHT)
-def test_the_same_answer_in_another_spelling_is_right(answer: str, truth: str) -> None:
+def test_equivalent_answer_is_correct(answer: str, truth: str) -> None:
     result = ask(math_answer, f"So it is $\\boxed{{{answer}}}$.", truth)
     assert result.score == 1.0, result.reason
 
 
 @pytest.mark.parametrize(("answer", "truth"), WRONG.values(), ids=WRONG)
-def test_another_answer_earns_nothing(answer: str, truth: str) -> None:
+def test_different_answer_scores_zero(answer: str, truth: str) -> None:
     result = ask(math_answer, f"So it is $\\boxed{{{answer}}}$.", truth)
     assert result.score == 0.0, result.reason
 
@@ -203,18 +203,18 @@ FOUND = {
 
 
 @pytest.mark.parametrize(("reply", "score"), FOUND.values(), ids=FOUND)
-def test_which_text_is_the_answer(reply: str, score: int) -> None:
+def test_final_answer_is_extracted_from_the_reply(reply: str, score: int) -> None:
     for reward in (math_answer, number_answer):
         assert ask(reward, reply, 42).score == score, reply
 
 
-def test_the_last_number_counts_only_where_that_is_asked_for() -> None:
+def test_last_number_counts_only_with_the_option() -> None:
     reply = "First 3, then 1,000.\nDone."
     assert ask(math_answer, reply, 1000).score == 0.0
     assert ask(math_answer, reply, 1000, unmarked="last_number").score == 1.0
 
 
-def test_a_proof_that_one_is_two_earns_nothing() -> None:
+def test_unmarked_equation_scores_zero() -> None:
     proof = "Let a = b. Then a^2 = ab, so (a+b)(a-b) = b(a-b), and 2b = b.\nHence 1 = 2. QED."
     assert ask(math_answer, proof, "1").score == 0.0
     assert ask(math_answer, rf"{proof} \boxed{{1=2}}", "2").score == 0.0
@@ -233,7 +233,7 @@ def test_units_may_be_required() -> None:
     assert ask(strict, r"\boxed{5}", r"5\%").score == 0.0
 
 
-def test_a_tolerance_is_the_larger_of_the_two() -> None:
+def test_larger_of_absolute_and_relative_tolerance_applies() -> None:
     assert ask(math_answer, r"\boxed{3.14}", r"\pi", relative_tolerance=0.001).score == 1.0
     assert ask(math_answer, r"\boxed{3.1}", r"\pi", relative_tolerance=0.001).score == 0.0
     assert ask(number_answer, "#### 99", 100, absolute_tolerance=1).score == 1.0
@@ -253,14 +253,14 @@ def test_a_sample_without_a_truth_is_unscored(truth: Any) -> None:
         ask(number_answer, r"\boxed{1}", "blue")
 
 
-def test_truths_may_be_several_worked_out_or_numbers() -> None:
+def test_ground_truth_can_be_a_list_a_solution_or_a_number() -> None:
     assert ask(math_answer, r"\boxed{2}", ["1", "2"]).score == 1.0
     assert ask(math_answer, r"\boxed{1/2}", r"We see that it is $\boxed{\frac{1}{2}}$.").score == 1.0
     assert ask(number_answer, "#### 1,500", "48/2 = 24\n#### 1500").score == 1.0
     assert ask(math_answer, r"\boxed{\frac{1}{10}}", 0.1).score == 1.0
 
 
-def test_math_answer_asks_for_walls_and_number_answer_needs_none() -> None:
+def test_math_answer_requires_a_sandbox_and_number_answer_does_not() -> None:
     assert reward_spec(math_answer).sandbox == "warm"
     assert reward_spec(number_answer).sandbox is None
 
@@ -288,7 +288,7 @@ def polynomials() -> st.SearchStrategy[sympy.Expr]:
 
 @settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(polynomials(), polynomials())
-def test_verdicts_are_sympy_s(left: sympy.Expr, right: sympy.Expr) -> None:
+def test_verdicts_agree_with_sympy(left: sympy.Expr, right: sympy.Expr) -> None:
     expanded = sympy.expand(left)
     assert ask(math_answer, rf"\boxed{{{sympy.latex(expanded)}}}", sympy.latex(left)).score == 1.0
     is_equal = sympy.expand(left - right) == 0
@@ -296,7 +296,7 @@ def test_verdicts_are_sympy_s(left: sympy.Expr, right: sympy.Expr) -> None:
     assert ask(math_answer, rf"\boxed{{{left}}}", sympy.latex(left)).score == 1.0
 
 
-def test_verdicts_are_math_verify_s_on_what_both_read() -> None:
+def test_verdicts_agree_with_math_verify() -> None:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     random.seed(7)
     atoms = [
@@ -326,7 +326,7 @@ def test_verdicts_are_math_verify_s_on_what_both_read() -> None:
 
 
 @pytest.mark.parametrize(("truth", "answer"), [("5", "2(3)"), (r"\frac{1}{3}", "0.3333333"), ("X", "x")])
-def test_where_math_verify_is_lenient_or_wrong_the_verdict_is_ours(truth: str, answer: str) -> None:
+def test_answers_wrongly_accepted_by_math_verify_are_rejected(truth: str, answer: str) -> None:
     parsed = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in (truth, answer)]
     assert math_verify.verify(*parsed, timeout_seconds=None)
     assert ask(math_answer, rf"\boxed{{{answer}}}", truth).score == 0.0
@@ -350,7 +350,7 @@ def test_no_history_raises(messages: list[Any]) -> None:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.text(min_size=1, max_size=30).filter(str.strip))
-def test_whatever_is_expected_is_right_when_it_is_given(truth: str) -> None:
+def test_ground_truth_itself_is_a_correct_answer(truth: str) -> None:
     """But for texts that the markup around an answer eats: braces, backslashes, marks."""
     if not set(truth) & set("{}\\#$*`_") and truth.strip(" .,;!?:\"'()…").isalnum():
         assert ask(math_answer, rf"\boxed{{{truth}}}", truth).score == 1.0

@@ -23,12 +23,12 @@ NUMBERS_WRONG = [
 
 
 @pytest.mark.parametrize("reply", NUMBERS_RIGHT)
-def test_a_number_is_right_however_it_is_written(reply: str) -> None:
+def test_number_is_correct_in_every_notation(reply: str) -> None:
     assert ask(number_answer, reply, "72").score == 1.0
 
 
 @pytest.mark.parametrize("reply", NUMBERS_WRONG)
-def test_another_number_or_none_is_wrong(reply: str) -> None:
+def test_different_or_missing_number_is_wrong(reply: str) -> None:
     assert ask(number_answer, reply, "72").score == 0.0
 
 
@@ -38,6 +38,6 @@ def test_thousands_separators_change_nothing(number: int) -> None:
 
 
 @pytest.mark.parametrize("repeated", REPEATED[::3])
-def test_a_megabyte_of_anything_is_read_in_one_pass(repeated: str) -> None:
+def test_megabyte_reply_is_read_in_linear_time(repeated: str) -> None:
     reply = (repeated * (MEGABYTE // len(repeated)))[:MEGABYTE]
     assert ask(number_answer, reply, "-7").score == 0.0

@@ -1,4 +1,4 @@
-"""Options that make no sense are refused when a reward is loaded, by its name, the option's, and what to write."""
+"""Invalid options of built-in rewards are rejected at loading."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "options", "problem"), REFUSED, ids=[f"{name}-{given}" for name, given, _ in REFUSED])
-def test_what_makes_no_sense_is_refused_before_the_first_rollout(name, options, problem):
+def test_invalid_options_are_rejected_when_fixed(name, options, problem):
     with pytest.raises(ConfigError, match=f"^reward '{name}', {problem}") as caught:
         with_options(getattr(rewards, name), **options)
     assert str(caught.value).count(name) == 1
@@ -63,14 +63,14 @@ def test_what_makes_no_sense_is_refused_before_the_first_rollout(name, options, 
 
 
 @pytest.mark.parametrize("name", [name for name in rewards.HOMES if name not in ("milestones", "length_within")])
-def test_defaults_make_sense(name):
+def test_default_options_are_valid(name):
     kind = getattr(rewards, name)
     if hasattr(kind, "__reward_spec__"):
         spec = reward_spec(kind)
         assert fix_options(spec, {}) is spec
 
 
-def test_a_task_is_refused_when_it_is_loaded_and_not_row_by_row():
+def test_invalid_options_of_a_task_are_rejected_at_loading():
     choice = SandboxChoice(level="in_process")
     with pytest.raises(ConfigError, match="option 'at_least' must not be greater than at_most, got 5 and 3"):
         load_reward("reward_kit.rewards:length_within", choice=choice, options={"at_least": 5, "at_most": 3})
@@ -78,12 +78,12 @@ def test_a_task_is_refused_when_it_is_loaded_and_not_row_by_row():
         load_reward("reward_kit.rewards:milestones", choice=choice)
 
 
-def test_the_checks_of_parts_are_made_where_they_are_combined():
+def test_options_of_parts_are_checked_when_combined():
     with pytest.raises(ConfigError, match="reward 'length_within', option 'at_most'"):
         rewards.weighted(short=rewards.length_within)
 
 
-def test_options_of_ones_own_reward_are_checked_together():
+def test_checks_options_validates_options_of_a_user_reward_together():
     def in_order(options):
         if options["low"] > options["high"]:
             raise ConfigError(f"option 'low': {options['low']} is above high, {options['high']}")
@@ -107,7 +107,7 @@ def test_options_of_ones_own_reward_are_checked_together():
         ("same_language", "py3langid", "languages"),
     ],
 )
-def test_a_reward_whose_package_is_missing_is_refused_and_says_what_to_install(monkeypatch, name, package, extra):
+def test_missing_package_of_a_reward_is_reported_with_the_extra(monkeypatch, name, package, extra):
     choice = SandboxChoice(level="in_process")
     monkeypatch.setitem(sys.modules, package, None)  # as Python marks what cannot be imported
     with pytest.raises(ConfigError, match=rf"^reward '{name}', it needs {package}; install the extra '{extra}'"):
@@ -115,7 +115,7 @@ def test_a_reward_whose_package_is_missing_is_refused_and_says_what_to_install(m
     load_reward("reward_kit.rewards:number_answer", choice=choice)
 
 
-def test_a_letter_with_a_great_many_marks_is_not_put_in_order():
+def test_excess_combining_marks_are_dropped():
     """Unicode's canonical order takes quadratic time: 80,000 of these marks took seconds, 30 of them are kept."""
     many = "a" + "\u0301\u0316" * 40_000
     assert len(normalize_text(many, ("nfkc",))) <= 31

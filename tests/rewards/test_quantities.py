@@ -55,7 +55,7 @@ from reward_kit.rewards.symbolic import is_harmless
         ("9" * 500, None),
     ],
 )
-def test_plain_numbers(text: str, number: Fraction | int | None) -> None:
+def test_plain_numbers_are_read(text: str, number: Fraction | int | None) -> None:
     assert read_number(text) == number
 
 
@@ -86,7 +86,7 @@ def test_a_tolerance_is_exact(truth: Fraction, answer: Fraction, absolute: float
         ("5 pi", "5 pi", None),
     ],
 )
-def test_units_are_split_off_and_variables_are_not(text: str, value: str, unit: str | None) -> None:
+def test_units_are_split_from_values_but_variables_are_not(text: str, value: str, unit: str | None) -> None:
     found, named = split_unit(clean(text))
     assert (found, named.text if named else None) == (value, unit)
 
@@ -110,7 +110,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_what_would_be_huge_is_not_worked_out(text: str) -> None:
+def test_huge_expressions_are_not_evaluated(text: str) -> None:
     assert not is_harmless(clean(text))
     assert not is_equal("1", text, EqualityRules())
 
@@ -139,7 +139,7 @@ def test_what_would_be_huge_is_not_worked_out(text: str) -> None:
         ("--3", "3"),
     ],
 )
-def test_rational_expressions_are_worked_out_exactly(text: str, value: str) -> None:
+def test_rational_expressions_are_evaluated_exactly(text: str, value: str) -> None:
     assert is_equal(value, text, EqualityRules())
     assert not is_equal(f"{value} + 1", text, EqualityRules())
 
@@ -169,11 +169,11 @@ def test_rational_expressions_are_worked_out_exactly(text: str, value: str) -> N
         ("(" * 60, False),
     ],
 )
-def test_math_verify_gets_nothing_huge(text: str, harmless: bool) -> None:
+def test_huge_expressions_are_not_passed_to_math_verify(text: str, harmless: bool) -> None:
     assert is_harmless(text) == harmless
 
 
-def test_math_verify_s_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_math_verify_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     total = r"\sum_{k=1}^{4} k"
     assert is_equal(total, "10", EqualityRules())
     monkeypatch.setattr(symbolic, "MOST_CALLS", 100)

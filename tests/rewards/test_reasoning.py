@@ -67,29 +67,29 @@ STEPS: dict[str, tuple[str | None, dict, int]] = {
 
 
 @pytest.mark.parametrize(("reply", "options", "count"), STEPS.values(), ids=STEPS)
-def test_steps_are_counted_that_say_something_new(reply, options, count):
+def test_only_new_steps_are_counted(reply, options, count):
     for wanted in (1, 3, 10):
         assert ask(reasoning_steps, reply, at_least=wanted, **options).score == pytest.approx(min(1, count / wanted))
 
 
 @pytest.mark.parametrize("options", [{"at_least": 0}, {"min_words": 0}, {"openers": "first"}])
-def test_options_that_make_no_sense_are_told(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         with_options(reasoning_steps, **options)
 
 
-def test_openers_may_be_none_or_hold_signs():
+def test_openers_can_be_empty_or_contain_regex_characters():
     assert ask(reasoning_steps, "First, add two and two.", openers=()).score == 0
     assert ask(reasoning_steps, "(a+)+, add two and two.", openers=("(a+)+", " "), at_least=1).score == 1
 
 
 @given(histories, turns)
-def test_any_history_has_a_score_for_its_steps(history, own):
+def test_reasoning_steps_scores_any_history(history, own):
     assert 0 <= reasoning_steps(history, own).score <= 1
 
 
 @given(texts, st.integers(1, 9))
-def test_wanting_more_steps_never_earns_more(text, wanted):
+def test_higher_at_least_never_raises_the_score(text, wanted):
     assert ask(reasoning_steps, text, at_least=wanted + 1).score <= ask(reasoning_steps, text, at_least=wanted).score
 
 

@@ -61,12 +61,12 @@ def test_the_score_is_the_share_of_new_n_grams(reply, options, score):
     assert ask(no_repetition, reply, **options).score == pytest.approx(score)
 
 
-def test_the_reason_counts():
+def test_reason_counts_repeated_n_grams():
     assert ask(no_repetition, "a a a a").reason == "1 of 2 3-grams of words are repetitions"
 
 
 @pytest.mark.parametrize("options", [{"ngram": 0}, {"ngram": 1001}, {"max_penalty": -0.1}, {"max_penalty": 1.1}])
-def test_options_that_make_no_sense_are_told(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         with_options(no_repetition, **options)
 
@@ -80,14 +80,14 @@ def by_formula(words: list[str], ngram: int) -> float:
 
 
 @given(few, st.integers(1, 12))
-def test_it_agrees_with_the_formula(words, ngram):
+def test_no_repetition_agrees_with_the_formula(words, ngram):
     expected = pytest.approx(by_formula(words, ngram))
     assert ask(no_repetition, " ".join(words), ngram=ngram).score == expected
     assert ask(no_repetition, "".join(words), ngram=ngram, unit="characters").score == expected
 
 
 @given(few, st.integers(1, 6))
-def test_other_names_for_words_and_reading_backwards_change_nothing(words, ngram):
+def test_renaming_words_and_reversing_do_not_change_the_score(words, ngram):
     names = {"a": "cat", "b": "dog", "c": "ant"}
     score = ask(no_repetition, " ".join(words), ngram=ngram).score
     assert ask(no_repetition, " ".join(names[word] for word in words), ngram=ngram).score == score
@@ -103,12 +103,12 @@ def test_the_penalty_scales_and_longer_n_grams_are_rarer(words, ngram, penalty):
 
 
 @given(histories, turns, st.sampled_from(["words", "characters"]), st.integers(1, 30))
-def test_any_history_has_a_score_for_its_repetition(history, own, unit, ngram):
+def test_no_repetition_scores_any_history(history, own, unit, ngram):
     assert 0 <= no_repetition(history, own, unit=unit, ngram=ngram).score <= 1
 
 
 @given(texts)
-def test_saying_it_twice_never_earns_more(text):
+def test_repeating_the_text_never_raises_the_score(text):
     once = ask(no_repetition, text, ngram=1).score
     assert ask(no_repetition, f"{text} {text}", ngram=1).score <= once
 

@@ -1,4 +1,4 @@
-"""What is read of a conversation: the agent's own messages and their parts."""
+"""Replies and their parts in a conversation."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_a_reply_has_a_thought_and_an_answer(text, apart, whole, thought, answer
 
 
 @given(messages)
-def test_the_answer_is_that_of_other_rewards(message):
+def test_answer_part_equals_last_answer(message):
     assert message_part(message, "answer") == last_answer([message.model_copy(update={"role": "assistant"})])
 
 
-def test_an_example_in_the_prompt_is_not_the_agents():
+def test_example_in_the_prompt_is_not_a_reply():
     history = [*said("example"), *said("mine")]
     assert last_reply(history, [3]) == "mine"
     assert last_reply(history[:3], []) == "", "the agent has not spoken"
@@ -45,7 +45,7 @@ def test_an_example_in_the_prompt_is_not_the_agents():
 
 
 @given(histories, turns)
-def test_any_history_has_a_last_reply(history, own):
+def test_last_reply_accepts_any_history(history, own):
     assert isinstance(last_reply(history, own), str)
 
 
@@ -83,6 +83,6 @@ def test_a_letter_with_a_million_marks_is_composed_in_linear_time():
 
 
 @given(st.text(max_size=50))
-def test_other_text_is_composed_as_unicode_says(text):
+def test_composed_agrees_with_unicode_normalization(text):
     assert composed(text, "NFKC") == unicodedata.normalize("NFKC", text)
     assert composed("e\u0301" + text, "NFC") == unicodedata.normalize("NFC", "e\u0301" + text)

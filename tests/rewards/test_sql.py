@@ -186,7 +186,7 @@ def judged(query: str, truth: Any, **given: Any) -> EvaluateResult:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
-def test_a_query_earns(case: Case) -> None:
+def test_query_gets_the_expected_score(case: Case) -> None:
     result = judged(case.query, {"query": case.gold, "seed_sql": SEED}, **dict(case.options))
     assert result.score == case.score, result.reason
     assert case.says in (result.reason or "")
@@ -207,7 +207,7 @@ def test_the_database_is_the_episodes_final_state() -> None:
         assert state.query("SELECT count(*) FROM person") == [(5,)]
 
 
-def test_of_several_resources_the_database_is_found() -> None:
+def test_database_is_found_among_several_resources() -> None:
     parts = {"db": snapshot(), "notes": StateSnapshot("json", b"{}")}
     with open_snapshot(compose(parts)) as state:
         assert judged("SELECT 151", SUM, state=state).score == 1.0
@@ -217,7 +217,7 @@ def test_of_several_resources_the_database_is_found() -> None:
             judged("SELECT 151", SUM, state=state)
 
 
-def test_the_database_may_stand_in_the_sample_or_in_a_file(tmp_path: Path) -> None:
+def test_database_can_come_from_the_sample_or_a_file(tmp_path: Path) -> None:
     assert judged("SELECT 151", SUM, sample={"seed_sql": SEED, "id": 3}).score == 1.0
     file = tmp_path / "a.sqlite"
     connection = sqlite3.connect(file)
@@ -247,24 +247,24 @@ def test_the_database_may_stand_in_the_sample_or_in_a_file(tmp_path: Path) -> No
         ({"query": NAMES + " LIMIT 2", "seed_sql": SEED}, "may return different rows"),
     ],
 )
-def test_a_sample_that_cannot_be_judged_is_unscored(truth: Any, says: str) -> None:
+def test_unsuitable_ground_truth_is_unscored(truth: Any, says: str) -> None:
     with pytest.raises(RewardError) as caught:
         judged(NAMES, truth)
     assert says in str(caught.value)
 
 
-def test_an_empty_gold_result_is_unscored_where_the_author_wants_it() -> None:
+def test_empty_gold_result_is_unscored_on_request() -> None:
     with pytest.raises(RewardError, match="returns no rows"):
         judged("SELECT 1", {"query": "SELECT x FROM empty", "seed_sql": SEED}, empty="unscored")
 
 
 @pytest.mark.parametrize("options", [{"tolerance": -1.0}, {"time_s": 0.0}, {"max_rows": 0}])
-def test_nonsense_is_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         judged(NAMES, {"query": NAMES, "seed_sql": SEED}, **options)
 
 
-def test_it_asks_for_walls_since_hostile_sql_can_keep_the_parser_busy() -> None:
+def test_sql_result_requires_a_sandbox() -> None:
     assert reward_spec(sql_result).sandbox == "warm"
 
 
@@ -282,7 +282,7 @@ def test_it_asks_for_walls_since_hostile_sql_can_keep_the_parser_busy() -> None:
         ),
     ],
 )
-def test_a_tie_break_goes_into_the_outermost_order(query: str, expected: str) -> None:
+def test_tie_break_is_added_to_the_outermost_order_by(query: str, expected: str) -> None:
     assert with_tie_break(query, "X") == expected
     assert has_order(query) == bool(expected)
 
@@ -297,7 +297,7 @@ ROWS = st.integers(0, 3).flatmap(
 
 @given(ROWS, st.randoms(use_true_random=False))
 @settings(max_examples=examples(100), deadline=None)
-def test_rows_are_the_same_in_any_order_and_never_in_another_number(table: tuple[int, list[Any]], draw: Any) -> None:
+def test_rows_are_equal_in_any_order_but_not_with_another_count(table: tuple[int, list[Any]], draw: Any) -> None:
     width, rows = table
     shuffled = draw.sample(rows, len(rows))
     gold = QueryResult(width, rows)
@@ -311,7 +311,7 @@ def test_rows_are_the_same_in_any_order_and_never_in_another_number(table: tuple
 
 @given(ROWS, ROWS)
 @settings(max_examples=examples(100), deadline=None)
-def test_without_a_tolerance_it_is_equality_of_multisets(
+def test_comparison_without_tolerance_is_multiset_equality(
     one: tuple[int, list[Any]], other: tuple[int, list[Any]]
 ) -> None:
     def typed(rows: list[Any]) -> Counter[Any]:

@@ -77,7 +77,7 @@ CHOICES = [{"get_weather": {"city": ["Oslo", "Oslo, Norway"], "unit": ["celsius"
         pytest.param(json.dumps(CHOICES), id="bfcl-as-text"),
     ],
 )
-def test_every_form_of_a_ground_truth_is_read(truth: Any) -> None:
+def test_every_ground_truth_form_is_read(truth: Any) -> None:
     assert ask(FLAT, truth).score == 1.0
     assert ask(OTHER, truth).score == 0.0
     assert ask(call("get_weather", city="Bergen", unit="celsius"), truth).score == 0.0
@@ -124,7 +124,7 @@ def test_every_form_of_a_ground_truth_is_read(truth: Any) -> None:
         pytest.param(call("f", a=2**53), call("f", a=2**53 + 1), 0.0, id="big-integers-are-no-floats"),
     ],
 )
-def test_without_a_schema_calls_are_equal_or_not(made: Any, truth: Any, score: float) -> None:
+def test_calls_without_a_schema_are_compared_exactly(made: Any, truth: Any, score: float) -> None:
     assert ask(made, truth).score == score
 
 
@@ -179,7 +179,7 @@ TREE = {"type": "object", "properties": {"left": {"anyOf": [{"$ref": "#/$defs/T"
         pytest.param({"a": 1}, {"a": 1}, {"a": {"type": "HashMap"}}, {}, 1.0, id="bfcl-type-of-java"),
     ],
 )  # fmt: skip
-def test_with_a_schema_arguments_are_what_they_mean(
+def test_arguments_are_compared_according_to_the_schema(
     made: Any, truth: Any, properties: Any, more: Any, score: float
 ) -> None:
     tools = [tool("f", properties, **more)]
@@ -188,7 +188,7 @@ def test_with_a_schema_arguments_are_what_they_mean(
     assert ask(call("f", **made), call("f", **truth), sample={"tools": json.dumps(tools)}).score == score
 
 
-def test_specifications_may_be_flat_and_stand_in_other_fields_of_the_sample() -> None:
+def test_tool_specifications_can_be_flat_and_in_other_sample_fields() -> None:
     tools = [{"name": "f", "parameters": {"type": "dict", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}]
     for sample in ({"tools": tools}, {"function": tools}, {"functions": tools}):
         assert ask(call("f"), call("f"), sample=sample).score == 0.0
@@ -197,14 +197,14 @@ def test_specifications_may_be_flat_and_stand_in_other_fields_of_the_sample() ->
     assert ask(call("f"), call("f"), tools=[{"name": "f"}]).score == 1.0
 
 
-def test_an_unknown_tool_earns_nothing_though_it_is_expected() -> None:
+def test_unknown_tool_scores_zero_even_if_expected() -> None:
     result = ask(call("g"), call("g"), tools=[tool("f", {})])
     assert result.score == 0.0
     assert "the tool is unknown" in result.reason
     assert ask(call("g"), call("g"), tools=[tool("f", {})], partial="arguments").score == 0.0
 
 
-def test_a_text_is_a_number_only_where_the_author_says_so() -> None:
+def test_coerce_option_converts_strings_to_numbers() -> None:
     tools = [tool("f", {"a": INTEGER, "b": {"type": "boolean"}, "c": NUMBER, "d": TEXT})]
     truth = call("f", a=5, b=True, c=1.5, d="5")
     assert ask(call("f", a="5", b="True", c="1.5", d="5"), truth, tools=tools, coerce=True).score == 1.0
@@ -215,7 +215,7 @@ def test_a_text_is_a_number_only_where_the_author_says_so() -> None:
         ask(truth, truth, coerce=True)
 
 
-def test_case_counts_unless_the_author_says_not() -> None:
+def test_strings_option_ignores_case() -> None:
     tools = [tool("f", {"unit": UNIT})]
     made, truth = call("f", unit="Kelvin"), call("f", unit="kelvin")
     assert ask(made, truth, tools=tools).score == 0.0
@@ -224,7 +224,7 @@ def test_case_counts_unless_the_author_says_not() -> None:
     assert ask(call("F", unit="kelvin"), truth, strings="casefold").score == 0.0
 
 
-def test_the_order_of_arrays_may_be_overlooked() -> None:
+def test_any_order_option_ignores_array_order() -> None:
     made, truth = call("f", a=[{"b": [2, 1]}, 3, 3]), call("f", a=[3, {"b": [1, 2]}, 3])
     assert ask(made, truth).score == 0.0
     assert ask(made, truth, any_order=True).score == 1.0
@@ -267,7 +267,7 @@ BFCL_TOOL = tool("f", {"s": TEXT, "n": INTEGER, "o": TEXT, "d": {"type": "dict"}
         pytest.param({"s": "a", "n": 2.0}, {"s": ["a"], "n": [2]}, {}, 1.0, id="numbers-of-the-schema"),
     ],
 )
-def test_possible_answers_are_those_of_the_leaderboard(made: Any, choices: Any, options: Any, score: float) -> None:
+def test_possible_answers_follow_bfcl_rules(made: Any, choices: Any, options: Any, score: float) -> None:
     assert ask(call("f", **made), [{"f": choices}], tools=[BFCL_TOOL], **options).score == score
 
 
@@ -279,7 +279,7 @@ def test_a_default_is_a_possible_answer() -> None:
     assert ask(call("f", unit="kelvin"), [{"f": {}}], tools=tools).score == 0.0
 
 
-def test_pairing_is_not_greedy_as_on_the_leaderboard() -> None:
+def test_pairing_is_not_greedy() -> None:
     # Taken in order, f(1) is paired with the first answer and leaves f(2) with one that does not allow it.
     truth = [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}]
     assert ask([call("f", a=1), call("f", a=2)], truth).score == 1.0
@@ -311,11 +311,11 @@ TWO = [call("f", a=1, b=2), call("g", c=3)]
         ([], "arguments", "wrong", 0.0),
     ],
 )
-def test_partial_credit_is_what_the_author_asks_for(made: Any, partial: str, extra: str, score: float) -> None:
+def test_partial_option_gives_partial_credit(made: Any, partial: str, extra: str, score: float) -> None:
     assert ask(made, TWO, partial=partial, extra=extra).score == pytest.approx(score)
 
 
-def test_none_expected_is_none_also_where_extra_calls_are_ignored() -> None:
+def test_unexpected_calls_score_zero_even_if_extra_calls_are_ignored() -> None:
     assert ask([call("f")], [], extra="ignore", partial="arguments").score == 0.0
 
 
@@ -328,14 +328,14 @@ def test_duplicates_are_paired_for_the_best_total() -> None:
     assert result.metrics["names"].score == 1.0
 
 
-def test_the_order_counts_where_the_author_says_so() -> None:
+def test_ordered_option_requires_the_order() -> None:
     assert ask(TWO, TWO, ordered=True).score == 1.0
     assert ask(TWO[::-1], TWO, ordered=True).score == 0.0
     assert ask(TWO[::-1], TWO, ordered=True, partial="calls").score == 0.5
     assert ask([call("h"), TWO[0], call("h"), TWO[1]], TWO, ordered=True, extra="ignore").score == 1.0
 
 
-def test_the_last_message_with_calls_or_all_of_them_count() -> None:
+def test_turns_option_selects_last_or_all_calls() -> None:
     first, last = said(TWO[0]), said(TWO[1])
     answered = [START, first, Message(role="tool", tool_call_id="c0", content="ok"), last, said(text="done")]
     assert tool_calls_match(answered, TWO[1]).score == 1.0
@@ -344,14 +344,14 @@ def test_the_last_message_with_calls_or_all_of_them_count() -> None:
     assert tool_calls_match(answered, TWO[1], turns="all").score == 0.0
 
 
-def test_examples_in_the_prompt_are_not_the_agents() -> None:
+def test_examples_in_the_prompt_do_not_count() -> None:
     shots = [START, said(TWO[0]), START, said(text="I cannot.")]
     assert tool_calls_match(shots, TWO[0]).score == 1.0
     assert tool_calls_match(shots, TWO[0], assistant_turns=[3]).score == 0.0
     assert tool_calls_match(shots, [], assistant_turns=[3]).score == 1.0
 
 
-def test_the_older_form_of_a_call_counts() -> None:
+def test_legacy_function_call_counts() -> None:
     message = Message(role="assistant", content=None, function_call={"name": "f", "arguments": '{"a": 1}'})
     assert tool_calls_match([START, message], call("f", a=1)).score == 1.0
 
@@ -375,7 +375,7 @@ def test_the_older_form_of_a_call_counts() -> None:
         ('```python\nf(a=1)\n```', 0.0),
     ],
 )  # fmt: skip
-def test_calls_written_as_text_count_by_option_only(text: str, score: float) -> None:
+def test_calls_written_as_text_count_only_with_the_option(text: str, score: float) -> None:
     messages = [START, Message(role="assistant", content=text)]
     assert tool_calls_match(messages, call("f", a=1), text_calls=True).score == score
     assert tool_calls_match(messages, call("f", a=1)).score == 0.0
@@ -405,7 +405,7 @@ def test_a_ground_truth_that_cannot_be_read_leaves_the_rollout_unscored(truth: A
         ask({"name": "f", "arguments": "{'a': 1}"}, truth)
 
 
-def test_specifications_that_cannot_be_read_are_told() -> None:
+def test_invalid_tool_specifications_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"option 'tools': tools\[0\] is not a tool"):
         ask(call("f"), call("f"), tools=[{"type": "function"}])
     with pytest.raises(RewardError, match=r"field 'tools'\[0\] is not a tool"):
@@ -436,7 +436,7 @@ def test_the_reason_names_the_first_thing_that_is_wrong(made: Any, reason: str) 
     assert reason in ask(made, FLAT).reason
 
 
-def test_an_agent_that_said_nothing_has_not_declined() -> None:
+def test_empty_conversation_does_not_count_as_declining() -> None:
     assert tool_calls_match([], []).score == 0.0
     assert tool_calls_match([START], []).score == 0.0
     assert tool_calls_match([START, said(text="no")], []).score == 1.0
@@ -512,7 +512,7 @@ def test_no_history_raises(messages: list[Message], truth: Any, wide: bool) -> N
 
 
 @pytest.mark.parametrize("text", ["[", "{", '{"a":', "<tool_call>", "```json\n", '<tool_call>{"name":"f",', "9", '"'])
-def test_a_megabyte_of_anything_is_no_call(text: str) -> None:
+def test_megabyte_of_garbage_is_not_a_call(text: str) -> None:
     huge = (text * (1_000_000 // len(text)))[:1_000_000]
     assert ask({"name": "get_weather", "arguments": huge}, FLAT).score == 0.0
     assert tool_calls_match([START, Message(role="assistant", content=huge)], FLAT, text_calls=True).score == 0.0
@@ -526,7 +526,7 @@ def test_many_and_large_calls_are_bounded() -> None:
     assert ask(made, truth, partial="arguments").score < 0.01
 
 
-def test_unions_of_unions_are_held_against_a_value_once() -> None:
+def test_nested_unions_are_checked_in_bounded_time() -> None:
     node = {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}
     branch = {"type": "object", "properties": {"next": node, "v": INTEGER}, "required": ["v"]}
     tools = [tool("f", {"a": node}, **{"$defs": {"A": branch, "B": {**branch, "title": "B"}}})]

@@ -1,4 +1,4 @@
-"""Rewards of the way: each against a table of cases, on steps as the worker records them."""
+"""Rewards of whole trajectories, on steps as the worker records them."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ SKIPPED = {"skipped": True}
         (1e300, {"high": 1e301}, 0.1),
     ],
 )
-def test_what_the_environment_gave_lies_between_its_bounds(gave, options, score):
+def test_environment_return_is_scaled_to_its_bounds(gave, options, score):
     assert with_options(environment_score, **options)(messages=[], environment_return=gave).score == score
 
 
-def test_an_environment_that_gave_nothing_leaves_the_episode_unscored():
+def test_missing_environment_reward_leaves_the_episode_unscored():
     with pytest.raises(RewardError, match="gave no reward"):
         environment_score(messages=[], environment_return=None)
     with pytest.raises(ConfigError, match="not below"):
@@ -127,7 +127,7 @@ def test_fewer_steps_are_better(count, options, score):
 
 
 @pytest.mark.parametrize("options", [{"best": 0}, {"best": 5, "worst": 5}, {"best": 9, "worst": 5}])
-def test_bounds_of_steps_that_make_no_sense_are_told(options):
+def test_invalid_step_bounds_are_rejected(options):
     with pytest.raises(ConfigError, match="best"):
         few_steps(messages=[], assistant_turns=[1], **options)
 
@@ -174,7 +174,7 @@ NEVER = ("take", {"thing": "mug"}, "Not carried out", SKIPPED)
         ([step(0, ("f", {}, "cut", {"cut": True}))], 1.0, {0: 1.0}),
     ],
 )
-def test_calls_that_failed_are_those_whose_tool_said_so(steps, score, by_step):
+def test_failed_calls_are_those_with_tool_errors(steps, score, by_step):
     result = no_tool_errors(messages=[], step_data=steps)
     assert result.score == pytest.approx(score)
     assert {output.step_index: output.base_reward for output in result.step_outputs or []} == by_step
@@ -227,7 +227,7 @@ TAKES = ("take", {"thing": "mug", "hand": "left"}, "taken")
         ([step(0, OK, answer="you see a mug")], [MUG], False, 1.0, {0: 1.0}),
     ],
 )
-def test_a_milestone_is_reached_by_the_step_that_shows_it(steps, reach, ordered, score, by_step):
+def test_milestone_is_credited_to_the_step_that_reaches_it(steps, reach, ordered, score, by_step):
     reward = with_options(milestones, reach=reach, ordered=ordered)
     result = reward(messages=[], step_data=steps)
     assert result.score == pytest.approx(score)
@@ -248,7 +248,7 @@ def test_a_milestone_is_reached_by_the_step_that_shows_it(steps, reach, ordered,
         ([{"name": "x", "observe": "b"}], "observe"),
     ],
 )
-def test_milestones_that_cannot_be_are_told(reach, problem):
+def test_invalid_milestones_are_rejected(reach, problem):
     with pytest.raises(ConfigError, match=problem):
         with_options(milestones, reach=reach)(messages=[], step_data=[])
 
@@ -260,7 +260,7 @@ calls = st.tuples(
 
 
 @given(st.lists(st.lists(calls, max_size=3), max_size=4))
-def test_any_record_has_a_score_and_credit_adds_up_to_it(record):
+def test_step_credit_adds_up_to_the_score(record):
     steps = [step(index, *made) for index, made in enumerate(record)]
     result = with_options(milestones, reach=[MUG, TOOK])(messages=[], step_data=steps)
     assert isinstance(result, EvaluateResult)

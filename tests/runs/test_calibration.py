@@ -1,4 +1,4 @@
-"""A reward against labels: what the figures say of rewards whose merits and faults are known."""
+"""Calibration of a reward against labels."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def by_name(figures):
 # ---- single answers
 
 
-async def test_reward_equal_to_the_labels(tmp_path):
+async def test_figures_of_a_reward_equal_to_the_labels(tmp_path):
     rows = rows_of(
         tmp_path, [said(level, f"{(level - 1) / 4} {'x' * n}") for n, level in enumerate([1, 2, 3, 4, 5] * 6)]
     )
@@ -77,7 +77,7 @@ async def test_reward_equal_to_the_labels(tmp_path):
     assert {figure.n for figure in found.values()} == {30}
 
 
-async def test_the_figures_of_a_reward_that_is_somewhat_off(tmp_path):
+async def test_figures_of_an_imperfect_reward(tmp_path):
     """The labels and grades of `test_agreement`, whose kappa is 0.5, and 0.9 with quadratic weights."""
     labels = [1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 1, 3, 5, 2, 4]
     grades = [1, 2, 2, 4, 5, 4, 4, 3, 1, 1, 2, 3, 5, 3, 5]
@@ -90,14 +90,14 @@ async def test_the_figures_of_a_reward_that_is_somewhat_off(tmp_path):
         assert found[name].low < value < found[name].high
 
 
-async def test_yes_and_no_are_decided_by_the_threshold(tmp_path):
+async def test_threshold_separates_binary_labels(tmp_path):
     rows = rows_of(tmp_path, [said("yes", "0.6"), said("no", "0.4"), said("yes", "0.9"), said("no", "0.5")])
     assert by_name((await done(rows)).figures)["accuracy"].value == 0.75
     assert by_name((await done(rows, settings=Settings(threshold=0.55))).figures)["accuracy"].value == 1.0
     assert by_name((await done(rows, settings=Settings(threshold=0.95))).figures)["accuracy"].value == 0.5
 
 
-async def test_a_score_counts_as_the_nearest_level(tmp_path):
+async def test_score_is_rounded_to_the_nearest_level(tmp_path):
     rows = rows_of(tmp_path, [said(1, "0.1"), said(3, "0.6"), said(5, "0.9"), said(3, "0.76")])
     assert by_name((await done(rows)).figures)["accuracy"].value == 0.75
     levels = Settings(levels=(1, 2, 3, 4, 5))
@@ -114,7 +114,7 @@ async def test_labels_of_many_values_are_binned(tmp_path):
     assert result.to_json()["levels"] is None
 
 
-async def test_a_taste_for_length_is_found_and_its_absence_too(tmp_path):
+async def test_length_bias_is_detected(tmp_path):
     chance = random.Random(5)
     liking, neutral = [], []
     for _ in range(200):
@@ -130,13 +130,13 @@ async def test_a_taste_for_length_is_found_and_its_absence_too(tmp_path):
     assert found["length_gap"].low < 0 < found["length_gap"].high
 
 
-async def test_generosity_is_measured(tmp_path):
+async def test_score_bias_is_measured(tmp_path):
     rows = rows_of(tmp_path, [said(n % 2, f"{min(1.0, n % 2 + 0.3)}") for n in range(20)])
     found = by_name((await done(rows)).figures)["mean_difference"]
     assert found.value == pytest.approx(0.15) and found.low > 0
 
 
-async def test_unscored_rows_are_counted_apart_and_are_no_zeros(tmp_path):
+async def test_unscored_rows_are_counted_separately_and_not_as_zero(tmp_path):
     rows = rows_of(tmp_path, [said(1, "1.0"), said(0, "0.0"), said(1, "broken"), said(1, "1.0"), said(0, "0.0")])
     result = await done(rows)
     assert (result.rows, result.scored, dict(result.unscored)) == (5, 4, {"crash": 1})
@@ -157,12 +157,12 @@ async def test_equal_labels_are_refused(tmp_path):
         await done(rows_of(tmp_path, [said(1, "1"), said(3, "0")]), settings=Settings(levels=(1, 2)))
 
 
-async def test_scores_outside_of_the_range_are_clipped_and_told(tmp_path):
+async def test_scores_out_of_range_are_clipped_and_reported(tmp_path):
     result = await done(rows_of(tmp_path, [said(1, "7"), said(0, "-3"), said(1, "0.9")]))
     assert result.clipped == 2 and by_name(result.figures)["accuracy"].value == 1.0
 
 
-async def test_the_worst_disagreements_come_first_and_are_cut(tmp_path):
+async def test_worst_disagreements_come_first_and_are_truncated(tmp_path):
     responses = ["0.5 close", "0.0 \x1b[31m" + "far " * 500, "1.0 right"]
     rows = rows_of(
         tmp_path, [said(1, text, id=f"q{n}") for n, text in enumerate(responses)] + [said(0, "0.9 bad", id="q3")]
@@ -175,7 +175,7 @@ async def test_the_worst_disagreements_come_first_and_are_cut(tmp_path):
     assert len((await done(rows, worst=1)).worst) == 1
 
 
-async def test_the_seed_decides_and_no_resamples_means_no_interval(tmp_path):
+async def test_figures_are_determined_by_the_seed_and_need_resamples_for_intervals(tmp_path):
     rows = rows_of(tmp_path, [said(n % 2, f"{random.Random(n).random():.3f}") for n in range(30)])
     one, again, other = [
         (await done(rows, settings=Settings(seed=seed, resamples=200))).to_json() for seed in (1, 1, 2)
@@ -213,7 +213,7 @@ async def test_scores_of_both_answers_are_compared(tmp_path):
     assert result.worst[0].answers == ("0.7", "0.6")
 
 
-async def test_a_judge_of_pairs_is_given_the_other_answer_both_ways(tmp_path):
+async def test_pairwise_judge_receives_both_orders(tmp_path):
     rows = rows_of(
         tmp_path, [pair("A", "long one", "short"), pair("B", "x", "xxx"), pair("B", "xx", "x")], pairs="judge"
     )
@@ -223,7 +223,7 @@ async def test_a_judge_of_pairs_is_given_the_other_answer_both_ways(tmp_path):
     assert found["length_gap"].value == pytest.approx(1 / 3)
 
 
-async def test_a_judge_that_prefers_a_place_is_found(tmp_path):
+async def test_position_bias_of_a_judge_is_detected(tmp_path):
     @reward_function
     def first_wins(messages: list[Message], ground_truth: str) -> EvaluateResult:
         return EvaluateResult(score=1.0)
@@ -235,7 +235,7 @@ async def test_a_judge_that_prefers_a_place_is_found(tmp_path):
     assert found["accuracy"].value == 0.0 and found["spearman"].value is None
 
 
-async def test_a_taste_for_the_longer_of_two_is_found(tmp_path):
+async def test_pairwise_length_bias_is_detected(tmp_path):
     chance = random.Random(4)
     pairs = []
     for n in range(120):
@@ -246,7 +246,7 @@ async def test_a_taste_for_the_longer_of_two_is_found(tmp_path):
     assert found["length_gap"].low > 0.2 and found["length_correlation"].low > 0
 
 
-def test_pairwise_figures_by_hand():
+def test_pairwise_figures_match_values_by_hand():
     rows = Pairwise([1, 0, 0.5, 1], [1, 0, 1, 0.5], [0.3, -0.2, 0.1, 0.0], [5, -5, 0, 2], [None] * 4, range(4))
     found = by_name(pairwise_figures(rows, Settings(resamples=0)))
     assert found["accuracy"].value == 0.5
@@ -256,7 +256,7 @@ def test_pairwise_figures_by_hand():
     assert not math.isnan(found["kendall_tau_b"].value)
 
 
-async def test_an_unscored_answer_makes_its_pair_unscored(tmp_path):
+async def test_pair_with_an_unscored_answer_is_unscored(tmp_path):
     rows = rows_of(tmp_path, [pair("A", "1", "0"), pair("A", "1", "broken"), pair("B", "broken", "broken")])
     result = await done(rows)
     assert (result.scored, dict(result.unscored)) == (1, {"crash": 2})

@@ -27,7 +27,7 @@ def answer(id: str = "c1", content: Any = "12:00") -> dict[str, Any]:
     return {"role": "tool", "content": content, "name": "clock", "tool_call_id": id}
 
 
-def test_a_chat_with_calls_is_one_line_in_the_form_of_the_provider() -> None:
+def test_chat_with_tool_calls_is_a_line_in_provider_format() -> None:
     both = calling(call("c1"), call("c2"), content="Let me look.")
     line = make_chat([{"role": "system", "content": "Be brief."}, USER, both, answer("c2"), answer("c1"), ANSWER]).line(
         TOOLS
@@ -46,7 +46,7 @@ def test_a_chat_with_calls_is_one_line_in_the_form_of_the_provider() -> None:
     }
 
 
-def test_without_tools_there_is_no_list_of_them() -> None:
+def test_chat_without_tools_has_no_tools_key() -> None:
     assert json.loads(make_chat([USER, ANSWER]).line([])) == {"messages": [USER, ANSWER]}
 
 
@@ -61,7 +61,7 @@ def test_messages_after_the_last_assistant_message_are_left_out() -> None:
     assert chat.dropped == {"messages after the last one of the assistant": 2}
 
 
-def test_fields_that_the_format_does_not_have_are_left_out_and_named() -> None:
+def test_unsupported_message_fields_are_dropped_and_counted() -> None:
     thought = {**ANSWER, "reasoning_content": "hm", "annotations": [], "x": 1}
     chat = make_chat([USER, thought, USER, thought])
     assert chat.messages[1] == ANSWER and chat.dropped == {"reasoning_content": 2, "x": 2}

@@ -1,4 +1,4 @@
-"""What `scores.jsonl` says of when scores were asked for, called for and there, in seconds since the run began."""
+"""Times of scores in `scores.jsonl`, in seconds since the run began."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clock(ago_s: float = 0.0) -> RunClock:
 
 
 @virtual
-async def test_a_score_is_asked_for_and_waits_and_is_called_for_and_there(self=None):
+async def test_score_times_are_submission_attempts_and_completion(self=None):
     held, counted = HeldScorer(), clock()
     async with AsyncRewardAgent(held, max_concurrency=1) as agent:
         await asyncio.sleep(1.0)
@@ -43,7 +43,7 @@ def _rounded(value):
 
 
 @virtual
-async def test_each_attempt_has_its_times(self=None):
+async def test_each_attempt_has_begin_and_end_times(self=None):
     held = HeldScorer()
     async with AsyncRewardAgent(held, retries=Retries(RetryPolicy(max_attempts=2), seed=1)) as agent:
         ticket = await agent.submit(requests("a"))
@@ -57,7 +57,7 @@ async def test_each_attempt_has_its_times(self=None):
 
 
 @virtual
-async def test_what_was_known_already_was_not_called_for(self=None):
+async def test_cached_score_has_no_attempts(self=None):
     held = HeldScorer()
     async with AsyncRewardAgent(held, cache=ScoreCache()) as agent:
         first = await agent.submit(requests("a"))
@@ -70,7 +70,7 @@ async def test_what_was_known_already_was_not_called_for(self=None):
 
 
 @virtual
-async def test_all_of_a_group_have_the_times_of_its_call(self=None):
+async def test_scores_of_a_group_share_the_times_of_its_call(self=None):
     held = HeldScorer("batch")
     async with AsyncRewardAgent(held) as agent:
         ticket = await agent.submit(requests("a", "b"), group_size=2)
@@ -82,7 +82,7 @@ async def test_all_of_a_group_have_the_times_of_its_call(self=None):
 
 
 @virtual
-async def test_in_a_later_process_it_goes_on_from_when_the_run_began(self=None):
+async def test_times_of_a_resumed_run_count_from_its_first_start(self=None):
     async with AsyncRewardAgent(HeldScorer()) as agent:
         ticket = await agent.submit(requests("a"))
         told = clock(ago_s=3600.0).timing(ticket, 0)

@@ -1,4 +1,4 @@
-"""What `credit.jsonl` holds of a run on disk, when it is written anew, and what `summary.json` says of it."""
+"""`credit.jsonl` of a run on disk and its section in `summary.json`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0), score("c", None), score("alone", 1.0)])
 
 
-def test_there_is_a_line_for_each_step_with_all_that_is_known_of_its_worth(run: Path) -> None:
+def test_credit_file_has_a_complete_line_per_step(run: Path) -> None:
     assign_credit(run, GIGPO)
     lines = [json.loads(line) for line in (run / "credit.jsonl").read_text().splitlines()]
     assert [(line["rollout_id"], line["step"]) for line in lines] == [
@@ -46,7 +46,7 @@ def test_there_is_a_line_for_each_step_with_all_that_is_known_of_its_worth(run: 
     assert (lines[5]["A"], lines[5]["anchor"]) == (0.0, 3)
 
 
-def test_the_summary_says_by_what_and_from_which_scores(run: Path) -> None:
+def test_summary_records_the_estimator_and_the_scores_used(run: Path) -> None:
     write_section(run, assign_credit(run, GIGPO))
     summary = read_json(run / "summary.json")
     section = summary["credit"]
@@ -73,7 +73,7 @@ def test_credit_is_rewritten_with_equal_bytes_for_equal_scores(run: Path) -> Non
     assert not [path for path in run.iterdir() if path.name.startswith(".credit")]
 
 
-def test_the_order_in_which_episodes_ended_does_not_matter(tmp_path: Path) -> None:
+def test_credit_does_not_depend_on_episode_order(tmp_path: Path) -> None:
     episodes = [episode(name, ["s0", "s1"], index=i) for i, name in enumerate("abc")]
     scores = [score(name, float(i == 1)) for i, name in enumerate("abc")]
     files = []
@@ -85,14 +85,14 @@ def test_the_order_in_which_episodes_ended_does_not_matter(tmp_path: Path) -> No
     assert files[0] == files[1]
 
 
-def test_a_torn_last_line_is_left_out_when_it_is_read(run: Path) -> None:
+def test_incomplete_last_line_is_ignored(run: Path) -> None:
     assign_credit(run, GIGPO)
     with (run / "credit.jsonl").open("ab") as file:
         file.write(b'{"schema_version":1,"rollout')
     assert len(list(read_credit(run))) == 6
 
 
-def test_of_several_attempts_and_scores_the_latest_counts_and_what_is_not_finished_is_left_out(tmp_path: Path) -> None:
+def test_latest_attempts_and_scores_count_and_unfinished_episodes_do_not(tmp_path: Path) -> None:
     again, cut = episode("a", ["s0"]), episode("cut", ["s0"], index=2)
     again.custom_data["attempt"] = 1
     cut.custom_data["stop_reason"] = "run_limit"
@@ -104,7 +104,7 @@ def test_of_several_attempts_and_scores_the_latest_counts_and_what_is_not_finish
     ]
 
 
-def test_the_rewards_of_steps_come_from_where_they_are_said_to(tmp_path: Path) -> None:
+def test_step_rewards_option_selects_the_source_of_step_rewards(tmp_path: Path) -> None:
     episodes = [episode("a", ["s0", "s1"]), episode("b", ["s0", "s1"], index=1)]
     path = make_run(tmp_path, episodes, [score("a", 1.0, s0=0.25, s1=0.5), score("b", 0.0)])
     assign_credit(path, GIGPO)
@@ -114,7 +114,7 @@ def test_the_rewards_of_steps_come_from_where_they_are_said_to(tmp_path: Path) -
     assert [row["base_reward"] for row in read_credit(path)] == [0.25, 0.5, 0.0, 0.0]
 
 
-def test_what_estimators_read_of_a_step_is_read_from_disk_too(run: Path) -> None:
+def test_invalid_action_flags_are_read_from_disk(run: Path) -> None:
     penalised = CreditModel.model_validate({**GIGPO.model_dump(), "invalid_action_penalty": 0.25})
     assign_credit(run, penalised)
     first, second, *_ = read_credit(run)
@@ -123,7 +123,7 @@ def test_what_estimators_read_of_a_step_is_read_from_disk_too(run: Path) -> None
 
 
 @pytest.mark.parametrize("state_hash", ["observation_text", {"name": "last_messages", "count": 1}])
-def test_states_may_be_told_apart_by_what_was_seen(tmp_path: Path, state_hash: Any) -> None:
+def test_state_hash_option_distinguishes_states_by_observations(tmp_path: Path, state_hash: Any) -> None:
     episodes = [episode("a", ["s0", None]), episode("b", [None, "s0"], index=1)]
     path = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
     settings = CreditModel.model_validate({**GIGPO.model_dump(), "state_hash": state_hash})
@@ -131,7 +131,7 @@ def test_states_may_be_told_apart_by_what_was_seen(tmp_path: Path, state_hash: A
     assert [(row["anchor"], row["peers"]) for row in read_credit(path)] == [(0, 1), (1, 1), (1, 1), (0, 1)]
 
 
-def test_a_step_without_a_recorded_key_is_known_by_its_observation(tmp_path: Path) -> None:
+def test_step_without_a_state_key_is_identified_by_its_observation(tmp_path: Path) -> None:
     episodes = [episode("a", ["s0", None]), episode("b", ["s0", None], index=1)]
     path = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
     assign_credit(path, GIGPO)
@@ -139,7 +139,7 @@ def test_a_step_without_a_recorded_key_is_known_by_its_observation(tmp_path: Pat
     assert [row["peers"] for row in read_credit(path)] == [1] * 4
 
 
-def test_the_best_and_the_worst_are_not_those_that_are_worth_nothing(run: Path) -> None:
+def test_extreme_steps_exclude_zero_advantages(run: Path) -> None:
     assign_credit(run, GIGPO)
     best, worst = extreme_steps(run, 2)
     assert [(row["rollout_id"], row["step"]) for row in best] == [("a", 0), ("a", 1)]
@@ -170,7 +170,7 @@ def test_unwritable_credit_file_is_reported(run: Path) -> None:
     assert not [path for path in run.iterdir() if path.name.startswith(".credit")]
 
 
-def test_the_settings_of_last_time_are_found_again(run: Path) -> None:
+def test_previous_credit_settings_are_restored(run: Path) -> None:
     assert credit_settings(run) is None
     given = CreditModel(estimator="gigpo", combination="additive", step_weight=0.5, state_hash="observation_text")
     write_section(run, assign_credit(run, given))
@@ -182,7 +182,7 @@ def test_the_settings_of_last_time_are_found_again(run: Path) -> None:
         assert credit_settings(run) is None
 
 
-def test_the_headline_says_what_was_done(run: Path) -> None:
+def test_headline_summarizes_the_credit(run: Path) -> None:
     # Of the five scored steps the two in s0 have a peer.
     assert headline(assign_credit(run, GIGPO).section) == (
         "Credit by gigpo (omega 0.5, gamma 0.5): 6 steps of 4 episodes, "

@@ -1,4 +1,4 @@
-"""Live progress: what is told of a run while it goes on."""
+"""Live progress of a run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Progress:
         return " ".join(self.console.export_text().split())
 
 
-def test_it_counts_and_shows_the_running_score() -> None:
+def test_progress_shows_count_and_running_score() -> None:
     text = Progress().tell(row("a", 0, 1.0), row("b", 0, 0.0)).shown()
     assert "2/10" in text and "score 0.500" in text
     assert re.search(r"\d+\.\d/s", text) and "left" in text
@@ -65,12 +65,12 @@ def test_an_interval_is_shown_once_there_are_five_samples() -> None:
     assert float(low) < 0.6 < float(high)
 
 
-def test_several_policies_are_told_apart() -> None:
+def test_scores_of_several_policies_are_shown_separately() -> None:
     text = Progress().tell(row("a", 0, 1.0, policy="expert"), row("a", 1, 0.0, policy="random")).shown()
     assert "expert 1.000" in text and "random 0.000" in text and "score" not in text
 
 
-def test_a_name_in_brackets_is_shown_as_it_is() -> None:
+def test_name_in_brackets_is_shown_literally() -> None:
     progress = Progress(2, "plain").tell(row("a", 0, 1.0, policy="[bold]"), row("a", 1, 1.0, policy="[/b]"))
     with progress.display:
         progress.display.notify("note of [/b]")
@@ -79,7 +79,7 @@ def test_a_name_in_brackets_is_shown_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("rows", [[broken("a", 0)], [unscored("a", 0)]], ids=["an episode", "a score"])
-def test_errors_are_counted_and_not_zero(rows: list[EpisodeRow]) -> None:
+def test_errors_are_counted_and_not_scored_zero(rows: list[EpisodeRow]) -> None:
     text = Progress().tell(*rows, row("b", 0, 1.0)).shown()
     assert "2/10" in text and "1 errors" in text and "score 1.000" in text
     assert "waiting" not in text
@@ -104,13 +104,13 @@ def test_no_episode_waits_without_a_reward() -> None:
     assert "waiting" not in Progress().stop(row("a", 0), row("b", 0)).shown()
 
 
-def test_the_end_has_no_time_left() -> None:
+def test_finished_progress_shows_no_time_left() -> None:
     text = Progress(1).tell(row("a", 0, 1.0)).shown()
     assert "1/1" in text and "left" not in text
 
 
 @pytest.mark.parametrize("total", [0, 3])
-def test_nothing_to_show_is_no_crash(total: int) -> None:
+def test_progress_without_episodes_is_shown(total: int) -> None:
     assert f"0/{total}" in Progress(total).shown()
 
 
@@ -142,7 +142,7 @@ def test_score_has_at_most_six_digits(score: float, shown: str) -> None:
 
 
 class TestKinds:
-    def test_none_is_silent(self) -> None:
+    def test_display_none_is_silent(self) -> None:
         progress = Progress(1, "none")
         with progress.display:
             progress.tell(row("a", 0, 1.0))
@@ -157,7 +157,7 @@ class TestKinds:
         first, last = progress.console.export_text().splitlines()
         assert first == "a note" and last.startswith("1/1  score 1.000  ")
 
-    def test_rich_leaves_nothing_behind_but_notes(self) -> None:
+    def test_rich_display_leaves_only_notes(self) -> None:
         file = StringIO()
         display = Display("rich", 1, SafeConsole(width=80, file=file, force_terminal=True))
         with display:
@@ -166,7 +166,7 @@ class TestKinds:
         assert "a note" in file.getvalue() and "1/1" in file.getvalue()
         assert file.getvalue().endswith("\x1b[2K"), "the last thing is that the line is erased"
 
-    def test_an_error_in_the_run_passes(self) -> None:
+    def test_error_in_the_run_propagates(self) -> None:
         with pytest.raises(KeyError), Display("rich", 1, console()):
             raise KeyError
 

@@ -1,4 +1,4 @@
-"""The seam behind which a run's work may be done elsewhere: when an engine is opened, and what its answers count as."""
+"""The interface to engines that do the work of a run elsewhere."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ async def test_a_run_asks_its_engine_for_workers_and_for_a_scorer(tmp_path: Path
     assert len(run.rows) == 6 and status(tmp_path / "run") == "complete"
 
 
-async def test_an_engine_whose_workers_are_not_needed_is_not_opened(tmp_path: Path) -> None:
+async def test_engine_is_not_opened_without_missing_episodes(tmp_path: Path) -> None:
     await run_in(tmp_path / "run", plan_of([text("done")]))
     engine = Elsewhere()
     run = await run_in(tmp_path / "run", plan_of([text("done")]), engine=engine)
     assert engine.opened == 0 and run.missing() == 0
 
 
-async def test_attempts_that_were_lost_elsewhere_count_and_the_next_ones_go_on_from_there(tmp_path: Path) -> None:
+async def test_attempts_lost_by_the_engine_count_towards_later_attempts(tmp_path: Path) -> None:
     plan = plan_of(Raises(), samples=1, rollouts=1, reward=None)
     await run_in(tmp_path / "run", plan, engine=Elsewhere(losses=2))
     await run_in(tmp_path / "run", plan, engine=Elsewhere(losses=1), only_failed=True)

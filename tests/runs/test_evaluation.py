@@ -1,4 +1,4 @@
-"""A task run from Python leaves what the command leaves, also inside a running event loop."""
+"""`evaluate` gives the same results as the command, also inside a running event loop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write_rows(folder: Path, rows: list[dict[str, str]]) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_it_says_what_the_command_says(task: Path, tmp_path: Path) -> None:
+def test_evaluate_gives_the_same_summary_as_the_command(task: Path, tmp_path: Path) -> None:
     run = evaluate(task, log_dir=tmp_path / "here")
     told = command_line.call("run", "task.yaml", "--json", cwd=tmp_path)
     (policy,) = json.loads(told.stdout)["policies"]
@@ -67,7 +67,7 @@ def test_it_says_what_the_command_says(task: Path, tmp_path: Path) -> None:
     assert [result.score["score"] for result in run.results() if result.score] == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_it_is_called_where_a_loop_runs_and_awaited_there(task: Path, tmp_path: Path) -> None:
+def test_evaluate_works_inside_a_running_event_loop(task: Path, tmp_path: Path) -> None:
     async def notebook() -> tuple[FinishedRun, FinishedRun]:
         return evaluate(task, log_dir=tmp_path / "a"), await evaluate_async(task, rollouts=1, log_dir=tmp_path / "b")
 
@@ -84,7 +84,7 @@ def test_errors_are_not_failures_and_html_is_escaped(task: Path, tmp_path: Path)
     assert "no <b>score</b>" in (run.path / "run.log").read_text() or run.errors[0].score_error == "crash"
 
 
-def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:
+def test_policies_have_separate_summaries(task: Path, tmp_path: Path) -> None:
     (tmp_path / "always.py").write_text(
         "from reward_kit import AgentPolicy, PolicyOutput\n"
         "class Rome(AgentPolicy):\n"
@@ -121,7 +121,9 @@ def test_errors_are_raised_before_writing(task: Path, tmp_path: Path, options: d
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_programs_own_logging_stays_as_it_was(task: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_configuration_of_the_program_is_unchanged(
+    task: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     package = logging.getLogger("reward_kit")
     before = (package.level, package.propagate, list(package.handlers))
     write_rows(tmp_path, [{**ROWS[0], "ground_truth": "broken"}])

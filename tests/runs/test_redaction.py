@@ -1,4 +1,4 @@
-"""What is kept out of a run's files."""
+"""Redaction of secrets in the files of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestValues:
         (record,) = read_episodes(store.path)
         assert load_episode(store.path, record).messages[0].text == f"\ud800 [name] has {HIDDEN}"
 
-    def test_of_two_secrets_where_one_holds_the_other_nothing_is_left(self) -> None:
+    def test_overlapping_secrets_are_fully_hidden(self) -> None:
         assert Redaction(["abcdefgh", "abcdefgh-ijkl"]).redact_text("abcdefgh-ijkl abcdefgh") == f"{HIDDEN} {HIDDEN}"
 
     def test_short_value_is_not_a_secret(self) -> None:
@@ -56,8 +56,8 @@ class TestValues:
         assert SECRET not in shown and shown.count(HIDDEN) == 2
 
 
-class TestWhatIsKnown:
-    def test_it_comes_from_the_environment_dotenv_and_secret_like_keys(
+class TestKnownSecrets:
+    def test_secrets_come_from_environment_dotenv_and_secret_keys(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ class TestWhatIsKnown:
         assert not {values["NOT_NAMED"], str(tmp_path), "https://x.example"} & found
         assert Redaction(found).redact_text("Bearer of-a-header and of-a-header") == f"{HIDDEN} and {HIDDEN}"
 
-    def test_a_password_in_a_url_is_one_under_any_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_password_in_a_url_variable_is_a_secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DATABASE_URL", "postgres://me:pass%2Fword@db.example:5432/shop?at=a:b@c")
         monkeypatch.setenv("PROXY", "http://me:p@ssw0rd@proxy.example")
         monkeypatch.setenv("PLAIN_URL", "http://example.org:8080/a:b@c")
@@ -114,7 +114,7 @@ class TestWhatIsKnown:
 
 
 class TestHook:
-    def test_it_sees_every_text_of_a_record_and_the_files_hold_what_it_returned(self, tmp_path: Path) -> None:
+    def test_hook_is_applied_to_every_text_of_a_record(self, tmp_path: Path) -> None:
         redaction = Redaction(hook=lambda text: text.replace("Ada", "[name]").replace("a-0", "[id]"))
         with RunFolder.create(tmp_path / "run", RunHeader(task_name="t"), redaction) as store:
             store.append_episode(make_episode(text="I am Ada"))
@@ -125,7 +125,7 @@ class TestHook:
         assert record["messages"][0]["content"] == "I am [name]" and record["rollout_id"] == "a-0"
 
     @pytest.mark.parametrize("hook", [lambda text: 1 / 0, lambda text: None], ids=["raises", "returns nothing"])
-    def test_where_it_fails_nothing_is_written(self, tmp_path: Path, hook: object) -> None:
+    def test_failed_hook_prevents_writing(self, tmp_path: Path, hook: object) -> None:
         with (
             RunFolder.create(tmp_path / "run", RunHeader(task_name="t"), Redaction(hook=hook)) as store,  # type: ignore[arg-type]
             pytest.raises(StoreError, match="redact function"),
@@ -133,7 +133,7 @@ class TestHook:
             store.append_episode(make_episode())
         assert not (store.path / "episodes.jsonl").read_bytes()
 
-    def test_it_is_loaded_by_name_and_must_be_a_function(self, tmp_path: Path) -> None:
+    def test_hook_is_loaded_by_name_and_must_be_a_function(self, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text("blot = str.upper\nnumber = 3\n")
         hook = load_hook("mine.py:blot", tmp_path)
         assert hook is not None and hook("a") == "A"

@@ -133,7 +133,7 @@ def assert_untouched(folder: Path, listener: Listener) -> None:
 
 
 @pytest.mark.parametrize("attack", NAMES, indirect=True)
-async def test_a_row_that_reaches_out_is_refused_before_anything_starts(
+async def test_malicious_row_is_rejected_before_anything_starts(
     attack: Any, tmp_path: Path, listener: Listener
 ) -> None:
     task, row = attack
@@ -148,7 +148,7 @@ async def test_a_row_that_reaches_out_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("attack", NAMES, indirect=True)
-async def test_a_task_from_python_refuses_such_rows_too(attack: Any, tmp_path: Path, listener: Listener) -> None:
+async def test_malicious_row_is_rejected_in_a_task_from_python(attack: Any, tmp_path: Path, listener: Listener) -> None:
     task, row = attack
     with pytest.raises(ConfigError, match=r"dataset\[0\]: resource_config.*a row cannot set"):
         Task("t", initial_user_prompt="x", dataset=[{"resource_config": row}], folder=tmp_path / "task", **task)
@@ -156,9 +156,7 @@ async def test_a_task_from_python_refuses_such_rows_too(attack: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("attack", NAMES, indirect=True)
-async def test_a_worker_refuses_such_a_sample_when_nothing_checked_it_before(
-    attack: Any, tmp_path: Path, listener: Listener
-) -> None:
+async def test_malicious_sample_is_rejected_by_a_worker(attack: Any, tmp_path: Path, listener: Listener) -> None:
     task, row = attack
     definition = TaskDefinitionModel(name="t", initial_user_prompt="x", **task)
     worker = RLRolloutWorker(definition, ScriptedPolicy([]))
@@ -170,7 +168,7 @@ async def test_a_worker_refuses_such_a_sample_when_nothing_checked_it_before(
 
 
 @pytest.mark.parametrize("attack", NAMES, indirect=True)
-async def test_environments_for_trl_refuse_such_a_row(attack: Any, tmp_path: Path, listener: Listener) -> None:
+async def test_malicious_row_is_rejected_by_trl_environments(attack: Any, tmp_path: Path, listener: Listener) -> None:
     task, row = attack
     if "resources" in task:
         task = {"resource_type": "composite", "base_resource_config": {"resources": task["resources"]}}
@@ -197,13 +195,13 @@ class TestTaskFolder:
             ),
         ],
     )
-    def test_a_task_file_cannot_move_it(self, tmp_path: Path, text: str, line: int) -> None:
+    def test_task_file_cannot_set_the_task_folder(self, tmp_path: Path, text: str, line: int) -> None:
         path = tmp_path / "task.yaml"
         path.write_text(f"name: t\ninitial_user_prompt: x\n{text}")
         with pytest.raises(ConfigError, match=rf"task\.yaml:{line}: task_folder is always the folder of the task file"):
             load_task(path)
 
-    def test_neither_can_the_command_line(self, tmp_path: Path) -> None:
+    def test_command_line_cannot_set_the_task_folder(self, tmp_path: Path) -> None:
         path = tmp_path / "task.yaml"
         path.write_text("name: t\ninitial_user_prompt: x\nresource_type: filesystem\n")
         with pytest.raises(ConfigError, match="task_folder is always the folder of the task file"):
@@ -223,7 +221,7 @@ class Levels(PythonStateResource):
 class TestOwnResources:
     """A resource declares what rows may set."""
 
-    def test_declared_keys_are_laid_over_the_tasks(self) -> None:
+    def test_declared_row_keys_override_task_keys(self) -> None:
         base = {"level": {"a": 1}, "rules": {"size": 3, "command": "x"}}
         row = {"level": {"b": 2}, "rules": {"size": 4}}
         expected = {"level": {"a": 1, "b": 2}, "rules": {"size": 4, "command": "x"}}
@@ -244,12 +242,12 @@ class TestOwnResources:
             ({"": 1}, ""),
         ],
     )
-    def test_all_others_are_refused_with_the_remedy(self, row: dict[Any, Any], key: str) -> None:
+    def test_undeclared_row_keys_are_rejected_with_the_remedy(self, row: dict[Any, Any], key: str) -> None:
         told = re.escape(f"rows.jsonl:3: resource_config.{key}: a row cannot set this key (rows may set level, ")
         with pytest.raises(ConfigError, match=rf"{told}.*add it to Levels\.per_sample_keys"):
             merged_config(Levels, {}, row, "rows.jsonl:3")
 
-    def test_by_default_there_are_none(self) -> None:
+    def test_rows_may_set_no_keys_by_default(self) -> None:
         with pytest.raises(ConfigError, match=r"rows may not set any of its keys.*add it to Closed\.per_sample_keys"):
             merged_config(Closed, {}, {"level": 1}, "row 1")
 
@@ -257,7 +255,7 @@ class TestOwnResources:
         with pytest.raises(ConfigError, match=r"Misdeclared\.per_sample_keys: must be a set of names, got 'level'"):
             merged_config(Misdeclared, {}, {"level": 1}, "row 1")
 
-    async def test_a_part_of_several_has_its_own(self) -> None:
+    async def test_parts_of_a_composite_resource_declare_their_own_keys(self) -> None:
         base = {"resources": [{"type": f"{__name__}:Levels", "name": "game"}, {"type": "sqlite"}]}
         merged = merged_config(CompositeResource, base, {"game": {"level": 1}, "sqlite": {"seed_sql": ""}}, "row 1")
         assert read_parts(merged)["game"][1] == {"level": 1}
@@ -298,7 +296,7 @@ async def test_a_published_game_lies_below_its_folder(tmp_path: Path, monkeypatc
             game_file(settings)
 
 
-def test_the_fields_of_a_row_are_values_and_never_templates(tmp_path: Path) -> None:
+def test_row_fields_are_not_rendered_as_templates(tmp_path: Path) -> None:
     text = "{{ 7 * 7 }} {% raw %} {{ question }} ${HOME}"
     row = {"question": text, "replies": [text], "who": text}
     task = Task("t", initial_user_prompt="Q: {{ question }}", dataset=[row, {"question": "{{ 1 }}"}], folder=tmp_path)
@@ -310,7 +308,7 @@ def test_the_fields_of_a_row_are_values_and_never_templates(tmp_path: Path) -> N
     assert own.messages(0)[0].text == text
 
 
-def test_a_sample_id_names_no_path(tmp_path: Path) -> None:
+def test_sample_id_is_not_used_as_a_path(tmp_path: Path) -> None:
     ids = ["../../../x", "/etc/x", "..", "a/b\\c", "\u202e.txt"]
     policy = ScriptedPolicy([{"type": "text", "content": "done"}])
     rows = [{"id": name} for name in ids]

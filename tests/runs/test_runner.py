@@ -1,4 +1,4 @@
-"""`Run`: what is opened, overlapped, written, stopped and taken up again."""
+"""`Run`: groups, overlap of collecting and scoring, resume, limits and shutdown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Bases(Counter):
 
 
 @pytest.fixture(autouse=True)
-def no_world_is_open():
+def no_resource_is_open():
     Counter.open_worlds.clear()
     Bases.open_bases.clear()
     Bases.setups = Bases.most = 0
@@ -124,18 +124,18 @@ def scored_ids(path: Path) -> list[str]:
 
 
 class TestGroups:
-    async def test_each_is_set_up_once_and_closed_before_the_next_begins(self, tmp_path: Path) -> None:
+    async def test_group_resource_is_set_up_once_and_closed_before_the_next_group(self, tmp_path: Path) -> None:
         run = await run_in(tmp_path / "run", plan_of([call(), text("x")], resource_type=WORLD, max_concurrency=1))
         assert len(run.rows) == 6
         assert (Bases.setups, Bases.most) == (3, 1)
 
     @pytest.mark.parametrize("script", [[call("crash")], lambda *_: None], ids=["a broken world", "a broken policy"])
-    async def test_they_are_closed_where_every_episode_broke(self, tmp_path: Path, script: Any) -> None:
+    async def test_group_resources_are_closed_if_every_episode_fails(self, tmp_path: Path, script: Any) -> None:
         run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(script), resource_type=WORLD))
         assert all(row.error_class == "crash" for row in run.rows.values())
         assert Bases.setups == 3 and not Bases.open_bases
 
-    async def test_they_are_closed_where_the_run_is_cut_off(self, tmp_path: Path) -> None:
+    async def test_group_resources_are_closed_if_the_run_is_cancelled(self, tmp_path: Path) -> None:
         control = Control()
 
         async def act(observation: Any, tools: Any) -> Any:
@@ -148,7 +148,7 @@ class TestGroups:
         assert policy.closed == 1
         assert status(tmp_path / "run") == "interrupted"
 
-    async def test_a_resumed_group_is_closed_after_its_missing_episodes_alone(self, tmp_path: Path) -> None:
+    async def test_resumed_group_runs_only_its_missing_episodes(self, tmp_path: Path) -> None:
         fields = {"samples": 2, "resource_type": WORLD, "on_text": "end", "max_concurrency": 1}
         await run_in(tmp_path / "run", plan_of([text("x")], rollouts=1, **fields))
         Bases.setups = Bases.most = 0
@@ -176,7 +176,7 @@ class TestOverlap:
         run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act), reward=reward, max_concurrency=1))
         assert len(run.rows) == 6 and all(row.score == 1.0 for row in run.rows.values())
 
-    async def test_a_slow_score_keeps_no_slot_of_collecting(self, tmp_path: Path) -> None:
+    async def test_slow_score_does_not_occupy_an_episode_slot(self, tmp_path: Path) -> None:
         all_collected = anyio.Event()
 
         async def reward(messages: Any) -> Any:
@@ -216,7 +216,7 @@ class TestOverlap:
         written = [record["rollout_id"] for record in read_episodes(tmp_path / "run")]
         assert sorted(written) == sorted(scored_ids(tmp_path / "run")) == sorted(run.rows)
 
-    async def test_the_slots_are_never_more_than_allowed_and_all_used(self, tmp_path: Path) -> None:
+    async def test_episodes_use_all_allowed_slots_and_no_more(self, tmp_path: Path) -> None:
         acting = most = 0
         everybody = anyio.Event()
 
@@ -235,8 +235,8 @@ class TestOverlap:
         assert most == 3
 
 
-class TestTakingStock:
-    async def test_only_what_is_missing_is_run(self, tmp_path: Path) -> None:
+class TestResume:
+    async def test_only_missing_episodes_are_run(self, tmp_path: Path) -> None:
         plan = plan_of([text("x")])
         whole = await run_in(tmp_path / "whole", plan)
         await run_in(tmp_path / "run", plan_of([text("x")], samples=2))
@@ -266,7 +266,7 @@ class TestTakingStock:
         assert all(row.score == 1.0 for row in run.rows.values())
         assert status(path) == "complete"
 
-    async def test_a_final_state_is_there_for_a_score_that_comes_later(self, tmp_path: Path) -> None:
+    async def test_stored_final_state_is_available_for_later_scoring(self, tmp_path: Path) -> None:
         async def total(messages: Any, state: Any) -> Any:
             return {"score": float(state["total"])}
 
@@ -275,7 +275,7 @@ class TestTakingStock:
         run = await run_in(tmp_path / "run", plan_of([], reward=total, **fields))
         assert {row.score for row in run.rows.values()} == {3.0}
 
-    async def test_errors_are_neither_scored_nor_run_again(self, tmp_path: Path) -> None:
+    async def test_failed_episodes_are_neither_scored_nor_rerun(self, tmp_path: Path) -> None:
         scored: list[int] = []
 
         async def reward(messages: Any) -> Any:
@@ -288,7 +288,7 @@ class TestTakingStock:
             assert {row.error_class for row in run.rows.values()} == {"crash"}
             assert scored == scored_ids(tmp_path / "run") == []
 
-    async def test_a_failed_score_is_a_result_and_is_not_tried_again(self, tmp_path: Path) -> None:
+    async def test_failed_score_is_not_retried_on_resume(self, tmp_path: Path) -> None:
         await run_in(tmp_path / "run", plan_of([text("x")], reward=broken))
         run = await run_in(tmp_path / "run", plan_of([text("x")]))
         assert {(row.score, row.score_error) for row in run.rows.values()} == {(None, "crash")}
@@ -296,7 +296,7 @@ class TestTakingStock:
 
 
 @pytest.mark.parametrize(("max_concurrency", "cpus"), [(24, 1), (1, 24)])
-async def test_as_many_scores_are_in_flight_as_episodes_or_as_the_sandbox_has_slots(
+async def test_scores_in_flight_match_concurrency_or_sandbox_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_concurrency: int, cpus: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
@@ -336,7 +336,7 @@ class Flaky(ScriptedPolicy):
 
 
 class TestOnlyFailed:
-    async def test_only_errors_run_again_under_their_ids(self, tmp_path: Path) -> None:
+    async def test_only_failed_reruns_failed_episodes_under_their_ids(self, tmp_path: Path) -> None:
         path, policy = tmp_path / "run", Flaky("s1")
         first = await run_in(path, plan_of(policy))
         broken_ids = {row.rollout_id for row in first.rows.values() if row.is_error}
@@ -351,7 +351,7 @@ class TestOnlyFailed:
         latest = {line["rollout_id"]: line["attempt"] for line in read_episodes(path)}
         assert latest == {key: int(key in broken_ids) for key in first.rows}
 
-    async def test_a_later_resume_takes_the_latest_attempt(self, tmp_path: Path) -> None:
+    async def test_later_resume_uses_the_latest_attempt(self, tmp_path: Path) -> None:
         path, policy = tmp_path / "run", Flaky("s1")
         await run_in(path, plan_of(policy))
         policy.is_repaired = True
@@ -360,7 +360,7 @@ class TestOnlyFailed:
         assert [row.score for row in run.rows.values()] == [1.0] * 6
         assert status(path) == "complete"
 
-    async def test_a_score_that_failed_is_tried_again(self, tmp_path: Path) -> None:
+    async def test_only_failed_retries_failed_scores(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         await run_in(path, plan_of([text("x")], reward=broken))
         run = await run_in(path, plan_of(ScriptedPolicy(breaks)), only_failed=True)
@@ -381,7 +381,7 @@ class TestRunLimits:
             ({"steps": 7}, "7 of 7 steps (run_limits.steps)"),
         ],
     )
-    async def test_no_further_step_is_taken_once_the_budget_is_used_up(
+    async def test_no_step_is_taken_after_the_budget_is_used_up(
         self, tmp_path: Path, limits: dict[str, float], said: str
     ) -> None:
         fields = {"resource_type": WORLD, "max_episode_steps": 3, "reward": None, "max_concurrency": 1}
@@ -403,7 +403,7 @@ class TestRunLimits:
         assert len(again.rows) == 6 and status(path) == "complete"
         assert {line["attempt"] for line in read_episodes(path) if line["num_steps"] == 1} == {0}
 
-    async def test_the_time_of_earlier_processes_counts(self, tmp_path: Path) -> None:
+    async def test_wall_time_of_earlier_processes_counts(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         plan = plan_of([text("x")], reward=None, run_limits={"wall_time_s": 0.2})
         with open_store(path) as store:
@@ -417,7 +417,7 @@ class TestErrorLimit:
     @pytest.mark.parametrize(
         ("limit", "episodes"), [(0, 1), (2, 3), (0.2, 3), (0.25, 3), (1, 2), (9, 10), (10, 10), (0.95, 10)]
     )
-    async def test_it_is_a_count_from_1_on_and_a_share_of_the_total_below(
+    async def test_error_limit_is_a_count_or_a_share_of_the_total(
         self, tmp_path: Path, limit: float, episodes: int
     ) -> None:
         control = Control()
@@ -429,11 +429,11 @@ class TestErrorLimit:
             assert control.stop_reason.startswith(f"--fail-on-error {limit:g}: {episodes} episodes ended with an error")
         assert status(tmp_path / "run") == ("complete" if episodes == 10 else "interrupted")
 
-    async def test_without_one_everything_is_run(self, tmp_path: Path) -> None:
+    async def test_run_without_an_error_limit_runs_everything(self, tmp_path: Path) -> None:
         run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(breaks)))
         assert len(run.rows) == 6
 
-    async def test_an_episode_that_cannot_be_scored_counts(self, tmp_path: Path) -> None:
+    async def test_unscored_episode_counts_as_an_error(self, tmp_path: Path) -> None:
         control = Control()
         plan = plan_of([text("x")], reward=broken)
         await run_in(tmp_path / "run", plan, error_limit=5, control=control)
@@ -446,7 +446,7 @@ class TestErrorLimit:
         assert control.stop_reason and len(run.rows) == 4
 
 
-class TestTheEnd:
+class TestEnd:
     async def test_episodes_in_flight_are_finished_and_scored(self, tmp_path: Path) -> None:
         control, begun = Control(), []
 
@@ -466,7 +466,7 @@ class TestTheEnd:
         control.finish("second")
         assert control.stop_reason == "first"
 
-    async def test_the_number_of_slots_changes_only_the_order_of_the_lines(self, tmp_path: Path) -> None:
+    async def test_concurrency_changes_only_the_order_of_lines(self, tmp_path: Path) -> None:
         found = []
         for slots in (1, 7):
             path = tmp_path / f"run-{slots}"
@@ -481,7 +481,7 @@ class TestTheEnd:
         await run_in(tmp_path / "run", plan_of(policy))
         assert policy.closed == 1
 
-    async def test_a_policy_that_does_not_close_costs_a_line_and_not_the_run(
+    async def test_error_while_closing_a_policy_is_logged_and_does_not_fail_the_run(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         class Clings(ScriptedPolicy):
@@ -494,15 +494,15 @@ class TestTheEnd:
         assert "close of p: OSError: the engine is gone" in caplog.text
 
 
-class TestTheRecordOfAScore:
-    async def test_it_says_what_scored_and_what_came_of_it(self, tmp_path: Path) -> None:
+class TestScoreRecord:
+    async def test_score_record_contains_the_scorer_and_the_result(self, tmp_path: Path) -> None:
         await run_in(tmp_path / "run", plan_of([text("x")], samples=1, rollouts=1))
         (record,) = read_scores(tmp_path / "run")
         assert record["scorer"] == {"id": "one", "hash": scorer_hash(reward_spec(one))}
         assert (record["score"], record["result"]["score"], record["failure"]) == (1.0, 1.0, None)
         assert record["timing"]["duration_s"] >= 0
 
-    def test_the_hash_is_of_the_functions_file_or_of_its_name(self, tmp_path: Path) -> None:
+    def test_scorer_hash_covers_the_file_or_the_name_of_the_function(self, tmp_path: Path) -> None:
         (tmp_path / "alone.py").write_text("def fair(messages):\n    return None\n")
         spec = reward_spec(load_object("alone.py:fair", tmp_path))
         assert scorer_hash(spec) == hashlib.sha256((tmp_path / "alone.py").read_bytes()).hexdigest()

@@ -83,7 +83,7 @@ class TestGroups:
             scored = told.events.index(("scored", rollout_id))
             assert all(told.events.index(("stopped", other)) < scored for other in siblings)
 
-    async def test_the_group_of_one_sample_is_scored_while_others_are_collected(self, tmp_path: Path) -> None:
+    async def test_group_is_scored_while_other_groups_are_collected(self, tmp_path: Path) -> None:
         first, acted = anyio.Event(), []
 
         @reward_function(mode="batch")
@@ -100,7 +100,7 @@ class TestGroups:
         run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act), reward=reward, max_concurrency=1))
         assert [row.score for row in run.rows.values()] == [1.0] * 6
 
-    async def test_errors_do_not_block_a_group_and_are_not_scored(self, tmp_path: Path) -> None:
+    async def test_failed_episodes_do_not_block_their_group_and_are_not_scored(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         run = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3))
         assert sum(row.is_error for row in run.rows.values()) == 3
@@ -109,7 +109,7 @@ class TestGroups:
         assert len(scored_ids(path)) == 6, "they are not scored again because of it"
         assert [row.score for row in again.rows.values()] == [row.score for row in run.rows.values()]
 
-    async def test_a_run_that_stops_in_a_group_scores_it_when_it_goes_on(self, tmp_path: Path) -> None:
+    async def test_incomplete_group_is_scored_after_a_resume(self, tmp_path: Path) -> None:
         path, control = tmp_path / "run", Control()
         plan = plan_of(Breaks(stop_after=5, control=control), reward=share, rollouts=3, max_concurrency=1, samples=2)
         stopped = await run_in(path, plan, control=control)
@@ -123,7 +123,7 @@ class TestGroups:
         assert_scored_as_groups(path, run, members=3)
 
     @pytest.mark.parametrize("kept", range(6))
-    async def test_a_group_that_lost_a_score_is_scored_again_as_a_whole(self, tmp_path: Path, kept: int) -> None:
+    async def test_group_with_a_lost_score_is_rescored_as_a_whole(self, tmp_path: Path, kept: int) -> None:
         path, plan = tmp_path / "run", plan_of([text("x")], reward=share, rollouts=3, samples=2)
         await run_in(path, plan)
         lines = (path / "scores.jsonl").read_bytes().splitlines(keepends=True)
@@ -136,7 +136,7 @@ class TestGroups:
         await run_in(path, plan)
         assert len(scored_ids(path)) == (6 if kept in (0, 3) else 6 + kept % 3), "and now all hold"
 
-    async def test_an_episode_that_runs_again_has_its_group_scored_again(self, tmp_path: Path) -> None:
+    async def test_rerun_episode_has_its_group_rescored(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         first = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3, samples=1))
         assert_scored_as_groups(path, first, members=2)
@@ -149,7 +149,7 @@ class TestGroups:
         assert {row.score for row in later.rows.values()} == {1.0 / 3} and len(scored_ids(path)) == 5
 
     @pytest.mark.parametrize("written", [1, 2])
-    async def test_a_kill_between_the_lines_of_a_group_mixes_no_old_scores_with_new_ones(
+    async def test_kill_while_writing_a_group_does_not_mix_old_and_new_scores(
         self, tmp_path: Path, written: int
     ) -> None:
         path = tmp_path / "run"
@@ -160,14 +160,14 @@ class TestGroups:
         run = await run_in(path, plan_of(Breaks(), reward=share, rollouts=3, samples=1))
         assert_scored_as_groups(path, run, members=3)
 
-    async def test_one_that_breaks_again_leaves_the_scores_of_its_group(self, tmp_path: Path) -> None:
+    async def test_rerun_episode_that_fails_again_keeps_the_scores_of_its_group(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3, samples=1))
         run = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3, samples=1), only_failed=True)
         assert len(scored_ids(path)) == 2 and run.missing() == 0
         assert [row.score for row in run.rows.values() if not row.is_error] == [0.5, 0.5]
 
-    async def test_a_group_whose_scores_failed_is_tried_again_with_the_failed(self, tmp_path: Path) -> None:
+    async def test_group_with_failed_scores_is_rescored_by_only_failed(self, tmp_path: Path) -> None:
         @reward_function(mode="batch", id="share")
         async def fails(rollouts_messages: Any) -> Any:
             return [{"score": 1.0}] * (len(rollouts_messages) - 1) + [None]
@@ -180,21 +180,21 @@ class TestGroups:
         run = await run_in(path, plan_of([], reward=share, rollouts=3, samples=2), only_failed=True)
         assert_scored_as_groups(path, run, members=3)
 
-    async def test_more_rollouts_make_other_groups(self, tmp_path: Path) -> None:
+    async def test_additional_rollouts_form_new_groups(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         await run_in(path, plan_of([text("x")], reward=share, rollouts=2))
         run = await run_in(path, plan_of([text("x")], reward=share, rollouts=3))
         assert_scored_as_groups(path, run, members=3)
         assert len(scored_ids(path)) == 6 + 9
 
-    async def test_policies_are_not_compared_with_one_another(self, tmp_path: Path) -> None:
+    async def test_episodes_of_different_policies_are_separate_groups(self, tmp_path: Path) -> None:
         path, plan = tmp_path / "run", plan_of([text("x")], reward=share, samples=2)
         plan = replace(plan, policies=[NamedPolicy(label, ScriptedPolicy([text(label)])) for label in ("a", "b")])
         run = await run_in(path, plan)
         assert len(run.rows) == 8
         assert_scored_as_groups(path, run, members=2)
 
-    async def test_rows_of_one_id_are_a_group_of_transcripts(self, tmp_path: Path) -> None:
+    async def test_transcripts_with_equal_ids_are_a_group(self, tmp_path: Path) -> None:
         said = [{"id": name, "messages": [{"role": "assistant", "content": "x"}]} for name in ("a", "b", "a", "a", "c")]
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
         episodes = read_transcripts(tmp_path / "rows.jsonl")

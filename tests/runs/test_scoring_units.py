@@ -1,4 +1,4 @@
-"""What is scored together: single episodes, or groups that are complete, and which stored scores still hold."""
+"""Units of scoring: single episodes or complete groups, and validity of stored scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ids(unit: Any) -> list[str]:
     return [request.rollout_id for request in unit.requests()]
 
 
-def test_of_a_pointwise_reward_each_episode_stands_alone_and_a_broken_one_is_nothing() -> None:
+def test_pointwise_units_are_single_episodes_without_failures() -> None:
     units = ScoringUnits("pointwise", 2)
     (unit,) = units.add("g", stopped(0))
     assert (ids(unit), unit.group, unit.is_scored) == (["r0"], None, False)
@@ -32,9 +32,7 @@ def test_of_a_pointwise_reward_each_episode_stands_alone_and_a_broken_one_is_not
 
 
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4)))
-def test_a_group_comes_with_its_last_episode_in_its_own_order_and_without_those_that_broke(
-    order: list[int], broken: set[int]
-) -> None:
+def test_batch_unit_is_complete_with_its_last_episode_and_omits_failures(order: list[int], broken: set[int]) -> None:
     units = ScoringUnits("batch", 5)
     found = [units.add("g", stopped(index, broke=index in broken)) for index in order]
     assert found[:-1] == [[]] * 4
@@ -56,7 +54,7 @@ def of_two(*episodes: StoppedEpisode) -> Any:
     return unit
 
 
-def test_scores_hold_for_the_episodes_beside_which_they_were_given() -> None:
+def test_scores_are_valid_only_for_the_same_group_members() -> None:
     name = of_two(stopped(0), stopped(1)).group
     line = {"score": 1.0, "scored_group": name}
     assert of_two(stopped(0, score=line), stopped(1, score=line)).is_scored

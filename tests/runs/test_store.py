@@ -58,7 +58,7 @@ def store(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
 
 
-def test_an_episode_comes_back_equal_with_its_final_state(store: RunFolder) -> None:
+def test_episode_round_trip_with_final_state(store: RunFolder) -> None:
     episode = make_episode(text="lone \ud800 surrogate and ünïcode")
     with store:
         store.append_episode(episode)
@@ -67,7 +67,7 @@ def test_an_episode_comes_back_equal_with_its_final_state(store: RunFolder) -> N
     assert [path.suffix for path in (store.path / "states").iterdir()] == [".json"]
 
 
-def test_a_changed_or_missing_final_state_is_noticed(store: RunFolder) -> None:
+def test_changed_or_missing_final_state_is_detected(store: RunFolder) -> None:
     with store:
         store.append_episode(make_episode())
     (record,) = read_episodes(store.path)
@@ -81,7 +81,7 @@ def test_a_changed_or_missing_final_state_is_noticed(store: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"rollout_id": "b', b"{", b"x" * 200_000])
-def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(store: RunFolder, torn: bytes) -> None:
+def test_incomplete_last_line_is_ignored_and_truncated_on_opening(store: RunFolder, torn: bytes) -> None:
     with store:
         store.append_episode(make_episode())
     path = store.path / "episodes.jsonl"
@@ -92,7 +92,7 @@ def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(store: RunFolder, to
         assert path.read_bytes() == whole
 
 
-def test_a_file_that_is_all_torn_becomes_empty(store: RunFolder) -> None:
+def test_file_with_only_an_incomplete_line_becomes_empty(store: RunFolder) -> None:
     (store.path / "scores.jsonl").write_bytes(b'{"rollout')
     with RunFolder(store.path):
         assert list(read_scores(store.path)) == []
@@ -110,13 +110,13 @@ def test_invalid_score_is_reported_before_figures(tmp_path: Path, value: str) ->
         list(read_scores(store.path))
 
 
-def test_a_broken_line_in_the_middle_is_an_error_with_its_number(store: RunFolder) -> None:
+def test_damaged_line_in_the_middle_is_an_error_with_its_number(store: RunFolder) -> None:
     (store.path / "scores.jsonl").write_bytes(b'{"rollout_id": "a"}\nnot json\n{"rollout_id": "b"}\n')
     with pytest.raises(StoreError, match=r"scores\.jsonl:2"):
         list(read_scores(store.path))
 
 
-def test_one_run_is_open_in_one_process_at_a_time(store: RunFolder) -> None:
+def test_run_is_locked_against_a_second_process(store: RunFolder) -> None:
     with store, pytest.raises(StoreError, match="another process"), RunFolder(store.path):
         pass
     with RunFolder(store.path):
@@ -124,7 +124,7 @@ def test_one_run_is_open_in_one_process_at_a_time(store: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("name", [".lock", "episodes.jsonl", "scores.jsonl", "run.json"])
-def test_a_run_that_cannot_be_opened_is_named_and_stays_free(store: RunFolder, name: str) -> None:
+def test_run_that_cannot_be_opened_is_named_and_not_locked(store: RunFolder, name: str) -> None:
     (store.path / name).unlink(missing_ok=True)
     (store.path / name).mkdir()
     with pytest.raises(StoreError, match=rf"cannot \w+ .*{name}"), RunFolder(store.path):
@@ -135,7 +135,7 @@ def test_a_run_that_cannot_be_opened_is_named_and_stays_free(store: RunFolder, n
         pass
 
 
-def test_a_run_whose_folder_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_run_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot open .*gone"), RunFolder(tmp_path / "gone"):
         pass
 
@@ -146,7 +146,7 @@ def test_unreadable_run_file_is_named(store: RunFolder) -> None:
         list(read_episodes(store.path))
 
 
-def test_a_final_state_that_cannot_be_kept_is_named(store: RunFolder) -> None:
+def test_unwritable_final_state_is_named(store: RunFolder) -> None:
     (store.path / "states").write_text("no folder")
     with store, pytest.raises(StoreError, match=r"cannot write .*states"):
         store.append_episode(make_episode())
@@ -171,13 +171,13 @@ def test_secrets_are_hidden_at_any_depth() -> None:
 
 
 @given(st.text(max_size=80))
-def test_a_run_path_is_always_one_plain_folder_name(name: str) -> None:
+def test_run_path_is_always_a_single_plain_folder_name(name: str) -> None:
     path = new_run_path(Path("runs"), name)
     assert path.parent == Path("runs")
     assert path.name.isascii() and "/" not in path.name and not path.name.startswith((".", "-2"))
 
 
-def test_of_several_resources_each_state_is_redacted(tmp_path: Path) -> None:
+def test_states_of_several_resources_are_redacted(tmp_path: Path) -> None:
     parts = {"a": StateSnapshot("json", b'{"key":"abcdefgh1234"}'), "b": StateSnapshot("sqlite", b"abcdefgh1234")}
     snapshot = compose(parts)
     episode = make_episode()

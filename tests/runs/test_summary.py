@@ -60,7 +60,7 @@ TABLE = [
 ]
 
 
-def test_the_table_by_hand() -> None:
+def test_summary_matches_values_by_hand() -> None:
     found = summary_of(*TABLE)
     assert (found.episodes, found.scored) == (9, 6)
     assert found.score is not None and found.score.mean == pytest.approx(3.5 / 6)
@@ -78,7 +78,7 @@ def test_the_table_by_hand() -> None:
     assert found.first_error == "429"
 
 
-def test_errors_failures_and_limits_are_three_things() -> None:
+def test_errors_failures_and_limits_are_counted_separately() -> None:
     found = summary_of(row("a", 0, 1.0, stop_reason="wall_time_limit"), row("b", 0, 0.0), broken("c", 0))
     assert (found.errors, found.failures, found.limits) == ({"crash": 1}, 1, 1)
     assert found.episodes == 3 and found.scored == 2
@@ -94,29 +94,29 @@ def test_unscored_is_not_zero() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "passes"), [(0.5, 2), (0.51, 1), (1.0, 1), (1.01, 0), (0.0, 3)])
-def test_a_score_of_the_threshold_passes(threshold: float, passes: int) -> None:
+def test_score_equal_to_the_threshold_passes(threshold: float, passes: int) -> None:
     found = summary_of(row("a", 0, 0.0), row("b", 0, 0.5), row("c", 0, 1.0), threshold=threshold)
     assert found.pass_at_1 == pytest.approx(passes / 3)
     assert found.failures == 3 - passes
 
 
 class TestK:
-    def test_it_is_the_attempts_of_the_complete_samples(self) -> None:
+    def test_k_is_the_attempt_count_of_complete_samples(self) -> None:
         attempts = [row("a", index, 1.0) for index in range(4)] + [row("b", index, 0.0) for index in range(3)]
         found = summary_of(*attempts, broken("b", 3))
         assert (found.k, found.pass_at_k, found.pass_hat_k) == (4, 1.0, 1.0)
 
-    def test_a_crash_in_the_only_sample_leaves_fewer_attempts(self) -> None:
+    def test_failed_attempt_of_the_only_sample_reduces_k(self) -> None:
         found = summary_of(*(row("a", index, float(index > 0)) for index in range(3)), broken("a", 3))
         assert (found.k, found.pass_at_k, found.pass_hat_k) == (3, 1.0, 0.0)
 
-    def test_one_attempt_is_pass_at_1_and_nothing_besides(self) -> None:
+    def test_single_attempt_has_only_pass_at_1(self) -> None:
         found = summary_of(row("a", 0, 1.0), row("b", 0, 0.0))
         assert (found.k, found.pass_at_1, found.pass_at_k, found.pass_hat_k) == (1, 0.5, None, None)
 
 
 class TestTokensAndCost:
-    def test_they_are_summed_over_all_episodes_the_broken_ones_too(self) -> None:
+    def test_tokens_and_cost_include_failed_episodes(self) -> None:
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25, "cached_tokens": 9}
         found = summary_of(row("a", 0, 1.0, usage=usage), broken("b", 0, usage=usage), row("c", 0, 1.0))
         assert (found.tokens, found.cost) == (30, 0.5)
@@ -129,7 +129,7 @@ class TestTokensAndCost:
         assert free == 0.0 and isinstance(free, float)
 
 
-def test_each_policy_has_its_own_row_whatever_the_order() -> None:
+def test_each_policy_has_its_own_summary_in_any_order() -> None:
     rows = [row("a", 0, 1.0, policy="z"), row("a", 1, 0.0, policy="a"), row("b", 0, 0.0, policy="z")]
     found = summarise(rows, 1.0)
     assert [(summary.policy, summary.episodes, summary.failures) for summary in found] == [("a", 1, 1), ("z", 2, 1)]
@@ -137,7 +137,7 @@ def test_each_policy_has_its_own_row_whatever_the_order() -> None:
     assert summarise([], 1.0) == []
 
 
-def test_the_first_error_is_that_of_the_first_rollout_with_its_traceback() -> None:
+def test_first_error_is_of_the_first_rollout_and_has_a_traceback() -> None:
     rows = [broken("b", 0, message="second"), broken("a", 0, message="first", error_traceback="tb"), row("a", 1, 1.0)]
     found = summary_of(*rows)
     assert (found.first_error, found.first_traceback) == ("first", "tb")
@@ -159,25 +159,25 @@ RECORD = {
 
 
 class TestRows:
-    def test_the_row_of_an_episode(self) -> None:
+    def test_row_is_read_from_an_episode_record(self) -> None:
         found = EpisodeRow.from_record(RECORD)
         assert (found.rollout_id, found.sample_id, found.policy) == ("a-0", "a", "p")
         assert (found.stop_reason, found.num_steps, found.environment_return) == ("answered", 2, 1.5)
         assert (found.tool_errors, dict(found.usage), found.is_error) == (2, {}, False)
 
-    def test_an_episode_that_never_began_has_no_tools(self) -> None:
+    def test_row_of_an_episode_that_never_started(self) -> None:
         failure = {"class": "refused", "message": "no world", "traceback": "tb", "where": "ConfigError"}
         record = {key: value for key, value in RECORD.items() if key != "final"}
         found = EpisodeRow.from_record({**record, "steps": [], "failure": failure})
         assert (found.error_class, found.error_message, found.error_traceback) == ("refused", "no world", "tb")
         assert found.is_error and found.tool_errors == 0
 
-    def test_a_score_joins_it(self) -> None:
+    def test_score_is_added_to_a_row(self) -> None:
         found = EpisodeRow.from_record(RECORD)
         found.add_score({"score": 0.5, "failure": None})
         assert (found.score, found.is_error) == (0.5, False)
 
-    def test_a_score_that_failed_is_an_error_and_its_reason_does_not_hide_the_episodes(self) -> None:
+    def test_failed_score_is_an_error_but_keeps_the_error_of_the_episode(self) -> None:
         found = EpisodeRow.from_record(RECORD)
         found.add_score({"score": None, "failure": {"class": "timeout", "message": "slow", "traceback": ""}})
         assert (found.score, found.score_error, found.error_message, found.is_error) == (None, "timeout", "slow", True)
@@ -193,7 +193,7 @@ def test_tool_errors_are_counted_over_all_episodes() -> None:
 
 
 class TestInterval:
-    def test_it_stays_where_the_scores_can_be(self) -> None:
+    def test_interval_of_scores_within_0_and_1_is_clipped(self) -> None:
         found = score_interval([1.0, 1.0, 0.9], ["a", "b", "c"])
         assert found.high == 1.0 and found.low is not None and found.low < found.mean
 
@@ -212,7 +212,7 @@ figures = st.builds(
 
 
 @given(st.lists(figures, min_size=1, max_size=30))
-def test_every_episode_is_counted_once_and_the_summary_survives_its_file(drawn: list[tuple[str, Any, str]]) -> None:
+def test_every_episode_is_counted_once_and_summary_json_round_trips(drawn: list[tuple[str, Any, str]]) -> None:
     makers = {"broken": broken, "unscored": unscored}
     rows = [
         row(sample, index, score) if kind == "scored" else makers[kind](sample, index)

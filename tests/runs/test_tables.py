@@ -53,7 +53,7 @@ def cells(*summaries: PolicySummary) -> dict[str, str]:
     return found
 
 
-def test_every_figure_stands_behind_its_name() -> None:
+def test_every_figure_is_shown_with_its_name() -> None:
     found = cells(SUMMARY)
     expected = {
         "mean score": "0.750  [0.500, 0.900]",
@@ -74,14 +74,14 @@ def test_every_figure_stands_behind_its_name() -> None:
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_it_fits_and_names_task_and_policies_in_order() -> None:
+def test_table_fits_80_columns_and_lists_policies_in_order() -> None:
     text = shown(SUMMARY, replace(SUMMARY, policy="random"))
     assert all(len(line) <= 80 for line in text.splitlines())
     assert text.splitlines()[0].strip() == "my task"
     assert text.index("openai/your-model") < text.index("random")
 
 
-def test_a_long_name_is_folded_and_not_lost() -> None:
+def test_long_name_is_wrapped() -> None:
     name = "openai/" + "a-very-long-model-name-" * 3 + "end"
     text = shown(replace(SUMMARY, policy=name))
     assert all(len(line) <= 80 for line in text.splitlines())
@@ -90,13 +90,13 @@ def test_a_long_name_is_folded_and_not_lost() -> None:
 
 
 @pytest.mark.parametrize("name", ["model[1]", "[draft]", "[/b]", "[red]x[/red]"])
-def test_a_name_in_brackets_is_shown_as_it_is(name: str) -> None:
+def test_name_in_brackets_is_shown_literally(name: str) -> None:
     text = shown(replace(SUMMARY, policy=name), title=f"{name}  (3 samples)")
     assert text.splitlines()[0].strip() == f"{name}  (3 samples)"
     assert name in text.splitlines()[2]
 
 
-class TestWhatIsUnknown:
+class TestUnknown:
     def test_no_scores_are_shown_as_unscored(self) -> None:
         bare = replace(SUMMARY, score=None, scored=0, pass_at_1=None, k=0, mean_return=None, errors={}, stop_reasons={})
         found = cells(bare)
@@ -104,7 +104,7 @@ class TestWhatIsUnknown:
         assert (found["errors"], found["episodes (scored)"]) == ("0", "12 (0)")
         assert not [name for name in found if name.startswith(("pass@0", "pass^"))]
 
-    def test_a_mean_without_an_interval_stands_alone(self) -> None:
+    def test_mean_without_an_interval_is_shown_alone(self) -> None:
         assert cells(replace(SUMMARY, score=Interval(0.5, None, None, None, 2, 1)))["mean score"] == "0.500"
 
     def test_unknown_cost_is_not_free(self) -> None:
@@ -114,15 +114,15 @@ class TestWhatIsUnknown:
     def test_token_line_is_absent_without_tokens(self) -> None:
         assert not {"tokens", "cost"} & cells(replace(SUMMARY, tokens=0)).keys()
 
-    def test_one_attempt_has_no_second_line(self) -> None:
+    def test_single_attempt_shows_only_pass_at_1(self) -> None:
         found = cells(replace(SUMMARY, k=1, pass_at_k=None, pass_hat_k=None))
         assert [name for name in found if name.startswith("pass")] == ["pass@1"]
 
-    def test_no_policy_at_all_is_a_table_all_the_same(self) -> None:
+    def test_table_without_policies_is_shown(self) -> None:
         assert "my task" in shown()
 
 
-def test_each_policy_stands_under_its_own_k() -> None:
+def test_each_policy_is_shown_under_its_own_k() -> None:
     fewer = replace(SUMMARY, policy="other", k=3, pass_at_k=0.875, pass_hat_k=0.375)
     found = {line.split()[0]: line.split()[1:] for line in shown(SUMMARY, fewer).splitlines() if "pass" in line[:8]}
     assert found == {
@@ -134,8 +134,8 @@ def test_each_policy_stands_under_its_own_k() -> None:
     }
 
 
-class TestTheFirstError:
-    def test_it_is_shown_below_with_the_users_own_frames(self) -> None:
+class TestFirstError:
+    def test_first_error_is_shown_with_user_frames(self) -> None:
         traceback = "ZeroDivisionError: division by zero\n  reward.py:3 in f\n    return 1 / 0"
         text = shown(replace(SUMMARY, first_error="reward 'f': division by zero\nmore", first_traceback=traceback))
         after = text[text.index("first error") :].splitlines()
@@ -146,7 +146,7 @@ class TestTheFirstError:
             "    return 1 / 0",
         ]
 
-    def test_the_last_lines_of_a_server_are_shown_each_in_one_line(self) -> None:
+    def test_last_log_lines_of_a_server_are_truncated_to_a_line_each(self) -> None:
         log = [f"line {n}" for n in range(20)] + ["wide " * 40, "OSError: no licence"]
         text = shown(replace(SUMMARY, first_error="\n".join(["the server ended; its last lines:", *log])))
         first, *more = [line.rstrip() for line in text[text.index("first error") :].splitlines()]
@@ -158,17 +158,17 @@ class TestTheFirstError:
         text = shown(replace(SUMMARY, first_error="reward 'f': \x1b[2J\x9b31m owned", first_traceback=None))
         assert "reward 'f': \\x1b[2J\\x9b31m owned" in text
 
-    def test_it_takes_no_more_than_a_screen(self) -> None:
+    def test_first_error_fits_a_screen(self) -> None:
         traceback = "\n".join(f"  line {n}" for n in range(100))
         text = shown(replace(SUMMARY, first_error="x" * 5_000, first_traceback=traceback), width=2_000)
         assert len(text[text.index("first error") :].splitlines()) <= 15
         assert "x" * 500 in text and "x" * 501 not in text
 
-    def test_an_error_without_a_message_or_frames_is_no_crash(self) -> None:
+    def test_error_without_message_or_frames_is_shown(self) -> None:
         assert "first error" in shown(replace(SUMMARY, first_error="\n", first_traceback=None))
         assert "first error" not in shown(replace(SUMMARY, first_error=None))
 
-    def test_brackets_of_a_message_are_no_markup(self) -> None:
+    def test_brackets_in_a_message_are_not_markup(self) -> None:
         assert "got [/x] in [red]" in shown(replace(SUMMARY, first_error="got [/x] in [red]"))
 
 

@@ -32,7 +32,7 @@ def test_a_task_without_a_dataset_is_its_own_only_sample(tmp_path: Path) -> None
     assert task.rollouts_per_sample == 3
 
 
-def test_two_samples_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
+def test_duplicate_sample_ids_are_rejected_with_both_locations(tmp_path: Path) -> None:
     write(tmp_path, '{"id": "a"}\n{"id": "a"}\n', "rows.jsonl")
     with pytest.raises(ConfigError, match=r"rows\.jsonl:2.*'a' is already used at .*rows\.jsonl:1"):
         load_task(write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\n"))
@@ -62,7 +62,7 @@ def test_every_problem_is_named_with_its_own_line(tmp_path: Path) -> None:
         ("name: t\npoc_max_turns: 3\nmax_episode_steps: 4\ninitial_user_prompt: x\n", "two names of one key"),
     ],
 )
-def test_a_file_that_is_no_task(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_task_file_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_task(write(tmp_path, text))
 
@@ -118,7 +118,7 @@ def test_a_key_without_effect_is_an_error(tmp_path: Path, keys: str, message: st
         ),
     ],
 )
-def test_a_reward_that_would_break_on_every_episode_is_refused(tmp_path: Path, source: str, message: str) -> None:
+def test_reward_with_unusable_parameters_is_rejected(tmp_path: Path, source: str, message: str) -> None:
     write(tmp_path, source, "reward.py")
     with pytest.raises(ConfigError, match=message):
         load_task(write(tmp_path, MINIMAL + "reward_function_path: reward.py:r\n"))
@@ -138,7 +138,7 @@ def test_overrides_reach_inner_keys_and_are_validated(tmp_path: Path) -> None:
         load_task(path, dict(map(parse_override, ["user.type=human", "user.stop_phrase="])))
 
 
-def test_selection(tmp_path: Path) -> None:
+def test_samples_are_selected_by_id_range_and_limit(tmp_path: Path) -> None:
     write(tmp_path, "".join(json.dumps({"id": f"s{n}"}) + "\n" for n in range(5)), "rows.jsonl")
     task = load_task(write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\n"))
     assert [sample.id for sample in select_samples(task, limit=2)] == ["s0", "s1"]
@@ -184,7 +184,9 @@ class TestSeveralResources:
         write(folder, self.SHOP, "shop.py")
         return write(folder, self.TWO + more)
 
-    async def test_each_gets_what_one_alone_would_get(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_each_resource_gets_its_own_configuration(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = self.project(tmp_path)
         monkeypatch.chdir("/")
         task = load_task(path)
@@ -222,11 +224,11 @@ class TestSeveralResources:
             ),
         ],
     )
-    def test_error_has_its_line(self, tmp_path: Path, text: str, message: str) -> None:
+    def test_resource_error_has_its_line(self, tmp_path: Path, text: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             load_task(write(tmp_path, MINIMAL + text))
 
-    async def test_a_part_that_cannot_be_made_is_named_before_the_run(self, tmp_path: Path) -> None:
+    async def test_invalid_resource_is_named_before_the_run(self, tmp_path: Path) -> None:
         path = write(tmp_path, MINIMAL + "resources:\n  - {type: sqlite, config: {seed_sq: x}}\n")
         where = re.escape(f"{path}:3: ")
         with pytest.raises(ConfigError, match=rf"{where}resources: part 'sqlite': sqlite resource: seed_sq: unknown"):
@@ -248,7 +250,7 @@ class TestSeveralResources:
         with pytest.raises(ConfigError, match=r"rows\.jsonl:1: resource_config: unknown resource 'shop'"):
             load_task(tmp_path / "task.yaml")
 
-    def test_overrides_reach_into_the_list(self, tmp_path: Path) -> None:
+    def test_overrides_apply_to_list_items(self, tmp_path: Path) -> None:
         path = self.project(tmp_path)
         task = load_task(path, {"resources.0.config.max_rows": 3})
         assert task.definition.base_resource_config["resources"][0]["config"]["max_rows"] == 3
@@ -265,9 +267,7 @@ class TestSeveralResources:
             ),
         ],
     )
-    def test_a_tool_that_asks_for_what_is_not_there_is_refused(
-        self, tmp_path: Path, signature: str, message: str
-    ) -> None:
+    def test_tool_requiring_a_missing_resource_is_rejected(self, tmp_path: Path, signature: str, message: str) -> None:
         imports = "from reward_kit.environments import FilesystemResource, PythonStateResource, SqliteResource\n"
         source = (
             f"import reward_kit\n{imports}r = reward_kit.ToolRegistry('r')\n@r.tool\ndef own({signature}):\n    ''\n"
@@ -280,7 +280,7 @@ class TestSeveralResources:
         with pytest.raises(ConfigError, match=message):
             load_task(path)
 
-    def test_a_server_goes_to_the_one_resource_that_starts_it(self, tmp_path: Path) -> None:
+    def test_server_option_applies_to_the_resource_that_starts_it(self, tmp_path: Path) -> None:
         served = (
             "from reward_kit.environments import PythonStateResource\n"
             "class Served(PythonStateResource):\n    takes_resource_server = True\n"

@@ -1,4 +1,4 @@
-"""What training keeps of an update is found again by its number."""
+"""Files of kept training episodes are found by update number."""
 
 from __future__ import annotations
 

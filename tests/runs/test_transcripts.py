@@ -1,4 +1,4 @@
-"""Transcripts that somebody has: which rows are accepted, and the episodes they become."""
+"""Transcripts as episodes: accepted rows and errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def facts(episode: SingleAgentEpisode, *names: str) -> tuple[Any, ...]:
 
 
 class TestSteps:
-    def test_each_assistant_message_is_one(self, tmp_path: Path) -> None:
+    def test_each_assistant_message_is_a_step(self, tmp_path: Path) -> None:
         tool = {"role": "tool", "content": "four", "tool_call_id": "c0"}
         (episode,) = read(tmp_path, {"messages": [USER, calling(("add", '{"x": 2}')), tool, ANSWER]})
         assert len(episode) == 2
@@ -50,12 +50,12 @@ class TestSteps:
         assert [message.to_chat() for message in episode.messages][1]["tool_calls"][0]["function"]["name"] == "add"
         assert episode.is_terminated and facts(episode, "stop_reason", "failure") == ("recorded", None)
 
-    def test_what_precedes_the_first_is_the_observation_it_acted_on(self, tmp_path: Path) -> None:
+    def test_messages_before_the_first_action_are_its_observation(self, tmp_path: Path) -> None:
         system = {"role": "system", "content": "be short"}
         (episode,) = read(tmp_path, {"messages": [system, USER, ANSWER]})
         assert episode.get_observations(0) == "be short\n2+2"
 
-    def test_a_transcript_may_have_none_or_end_with_the_user(self, tmp_path: Path) -> None:
+    def test_transcript_can_have_no_steps_or_end_with_the_user(self, tmp_path: Path) -> None:
         none, ended = read(
             tmp_path, {"messages": [USER]}, {"messages": [USER, ANSWER, {"role": "user", "content": "?"}]}
         )
@@ -69,7 +69,7 @@ class TestSteps:
 
 
 class TestIdentity:
-    def test_rows_of_one_id_are_rollouts_of_one_sample(self, tmp_path: Path) -> None:
+    def test_rows_with_equal_ids_are_rollouts_of_the_same_sample(self, tmp_path: Path) -> None:
         row = {"messages": [USER, ANSWER]}
         episodes = read(tmp_path, {"id": "a", **row}, {"id": "b", **row}, {"id": "a", **row}, row)
         found = [facts(episode, "sample_id", "rollout_index") for episode in episodes]
@@ -78,7 +78,7 @@ class TestIdentity:
         assert groups[0] == groups[2] and len(set(groups)) == 3
         assert len({episode.id_ for episode in episodes}) == 4
 
-    def test_a_number_is_an_id_as_well(self, tmp_path: Path) -> None:
+    def test_number_is_accepted_as_id(self, tmp_path: Path) -> None:
         (episode,) = read(tmp_path, {"id": 7, "messages": [USER]})
         assert episode.custom_data["sample_id"] == "7"
 
@@ -91,11 +91,11 @@ class TestIdentity:
             ({"policy": ""}, "transcript"),
         ],
     )
-    def test_the_policy_is_the_rows_own(self, tmp_path: Path, row: dict[str, Any], policy: str) -> None:
+    def test_policy_name_comes_from_the_row(self, tmp_path: Path, row: dict[str, Any], policy: str) -> None:
         (episode,) = read(tmp_path, {**row, "messages": [USER]})
         assert episode.custom_data["policy"] == policy
 
-    def test_everything_else_in_the_row_is_for_the_reward(self, tmp_path: Path) -> None:
+    def test_other_row_fields_are_passed_to_the_reward(self, tmp_path: Path) -> None:
         (episode,) = read(tmp_path, {"id": "a", "messages": [USER], "ground_truth": {"x": 1}, "level": 3})
         assert facts(episode, "ground_truth", "sample") == ({"x": 1}, {"id": "a", "level": 3})
 
@@ -105,7 +105,7 @@ class TestActions:
         ("arguments", "known"),
         [("", {"arguments": {}}), ('{"x": 2}', {"arguments": {"x": 2}}), ('{"x": ' * 100_000, None)],
     )
-    def test_they_are_those_of_a_policy_that_says_the_same(
+    def test_actions_equal_those_of_a_policy_with_the_same_output(
         self, tmp_path: Path, arguments: str, known: dict[str, Any] | None
     ) -> None:
         (episode,) = read(tmp_path, {"messages": [USER, calling(("add", arguments))]})
@@ -130,12 +130,12 @@ class TestRefusals:
             ({"messages": ["hello"]}, "messages: .*hello"),
         ],
     )
-    def test_the_line_is_named(self, tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    def test_invalid_row_is_reported_with_its_line(self, tmp_path: Path, row: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=rf"data\.jsonl:2: .*{message}") as caught:
             read(tmp_path, {"messages": [USER]}, row)
         assert len(str(caught.value).splitlines()) == 1
 
-    def test_one_message_that_is_none_among_many_is_counted(self, tmp_path: Path) -> None:
+    def test_invalid_message_among_valid_messages_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="messages: role: missing"):
             read(tmp_path, {"messages": [USER, {"content": "x"}]})
 
@@ -155,17 +155,17 @@ class TestEpisodesOfARun:
                 store.append_episode(make_episode(rollout_id))
         return store.path
 
-    def test_they_come_back_as_they_were(self, tmp_path: Path) -> None:
+    def test_episodes_of_a_run_round_trip(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0", "a-1")
         assert read_transcripts(path / "episodes.jsonl") == [make_episode("a-0"), make_episode("a-1")]
 
-    def test_one_that_stands_there_twice_is_refused_with_both_lines(self, tmp_path: Path) -> None:
+    def test_duplicate_episode_is_rejected_with_both_lines(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0", "a-1", "a-0") / "episodes.jsonl"
         with pytest.raises(ConfigError) as caught:
             read_transcripts(path)
         assert str(caught.value) == f"{path}:3: rollout 'a-0' is already used at {path}:1"
 
-    def test_a_file_taken_away_from_its_final_states_says_so(self, tmp_path: Path) -> None:
+    def test_file_moved_without_its_final_states_is_reported(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"
         moved = path.rename(tmp_path / "moved.jsonl")
         with pytest.raises(StoreError, match=r"its final state .* is missing"):
@@ -179,20 +179,20 @@ class TestEpisodesOfARun:
             ({"kind": "json", "payload": {"__type__": "bytes", "value": "e"}}, r"episodes.jsonl:1: it cannot be read"),
         ],
     )
-    def test_a_damaged_final_state_is_one_line(self, tmp_path: Path, state: Any, expected: str) -> None:
+    def test_damaged_final_state_is_reported_in_a_single_line(self, tmp_path: Path, state: Any, expected: str) -> None:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"
         path.write_text(json.dumps({**json.loads(path.read_text()), "final_state": state}) + "\n")
         with pytest.raises(StoreError, match=expected):
             read_transcripts(path)
 
-    def test_an_episode_of_another_version_is_one_line(self, tmp_path: Path) -> None:
+    def test_episode_of_another_version_is_reported_in_a_single_line(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "schema_version": 99}) + "\n")
         with pytest.raises(EpisodeError, match="episode record of version 99"):
             read_transcripts(path)
 
-    def test_of_several_attempts_the_latest_counts_and_none_that_a_limit_cut_off(self, tmp_path: Path) -> None:
+    def test_latest_attempt_counts_and_episodes_cut_off_by_a_limit_do_not(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0", "a-1", "a-2") / "episodes.jsonl"
         first, second, third = map(json.loads, path.read_text().splitlines())
         again = {**first, "attempt": 2, "policy": "again"}

@@ -1,4 +1,4 @@
-"""Whatever a task file says: what is not asked about executes no code and sends no variable."""
+"""Fuzz test of trust: task files loaded without a question execute no code and send no variable."""
 
 from __future__ import annotations
 
@@ -195,16 +195,16 @@ def explore(folder: Path, listener: Listener, examples: int) -> None:
     assert all(outcomes.values()), f"an outcome never came about: {outcomes}"
 
 
-def test_what_is_not_asked_about_runs_nothing(folder: Path, listener: Listener) -> None:
+def test_task_files_loaded_without_a_question_execute_nothing(folder: Path, listener: Listener) -> None:
     explore(folder, listener, examples=150)
 
 
 @pytest.mark.campaign
-def test_what_is_not_asked_about_runs_nothing_in_twenty_thousand_files(folder: Path, listener: Listener) -> None:
+def test_twenty_thousand_task_files_loaded_without_a_question_execute_nothing(folder: Path, listener: Listener) -> None:
     explore(folder, listener, examples=20_000)
 
 
-def test_the_canaries_would_be_seen(folder: Path) -> None:
+def test_canaries_detect_execution(folder: Path) -> None:
     (folder / "task.yaml").write_text("name: t\nmessages: [{role: user, content: x}]\ntools_module_path: canary.py\n")
     load_task(folder / "task.yaml")
     assert (folder / "touched").exists()

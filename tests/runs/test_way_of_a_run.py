@@ -1,4 +1,4 @@
-"""The ways of a run and of an update on the architecture page are the ways that they take."""
+"""The call sequences on the architecture page match the code."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def way(title: str) -> list[tuple[str, str]]:
 RUN, UPDATE = way("The way of a run"), way("The way of an update")
 
 
-def test_the_page_has_the_steps() -> None:
+def test_page_lists_the_steps() -> None:
     assert len(RUN) >= 15 and len(UPDATE) >= 15
 
 
 @pytest.mark.parametrize(("file", "name"), RUN + UPDATE, ids=".".join)
-def test_each_function_is_where_the_page_says(file: str, name: str) -> None:
+def test_listed_functions_exist(file: str, name: str) -> None:
     body: Any = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
     for part in name.split("."):
         found = [node for node in body if getattr(node, "name", None) == part]
@@ -70,14 +70,14 @@ def record_calls(arguments: list[str], steps: list[tuple[str, str]]) -> list[tup
     return called
 
 
-def test_one_run_calls_them_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_calls_the_listed_functions_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = Project(tmp_path, rows=1, num_rollouts_per_sample=1)
     monkeypatch.chdir(project.folder)
     monkeypatch.setenv("REWARD_KIT_TRUST", "1")
     assert record_calls(["run", "task.yaml", "--sandbox", "in_process"], RUN) == RUN
 
 
-def test_one_update_calls_them_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_calls_the_listed_functions_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

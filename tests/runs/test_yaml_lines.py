@@ -1,4 +1,4 @@
-"""YAML with line numbers: every key can be pointed at, and a file that is none says where."""
+"""YAML with line numbers, and errors of invalid files."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_location_falls_back_to_the_nearest_parent_key(tmp_path: Path, place: tu
     assert located(tmp_path, DOCUMENT).where(place) == f"{tmp_path / 'task.yaml'}:{line}"
 
 
-def test_the_data_are_what_yaml_says(tmp_path: Path) -> None:
+def test_data_equals_yaml_safe_load(tmp_path: Path) -> None:
     assert located(tmp_path, DOCUMENT).data == yaml.safe_load(DOCUMENT)
     assert located(tmp_path, "").data is None
     assert located(tmp_path, "# nothing\n").data is None
 
 
-def test_dates_stay_the_text_they_are_written_as(tmp_path: Path) -> None:
+def test_dates_stay_strings(tmp_path: Path) -> None:
     found = located(tmp_path, "day: 2025-03-01\nmoment: 2025-03-01 10:00:00\nnumber: 3\nhalf: 0.5\nyes: true\n")
     assert found.data["day"] == "2025-03-01" and found.data["moment"] == "2025-03-01 10:00:00"
     assert (found.data["number"], found.data["half"]) == (3, 0.5)
@@ -101,13 +101,13 @@ def test_anchors_and_merges_can_be_used(tmp_path: Path) -> None:
     assert found.where(("two", "y")).endswith(":5")
 
 
-class TestFilesThatCannotBeRead:
-    def test_the_nearest_name_is_offered(self, tmp_path: Path) -> None:
+class TestUnreadableFiles:
+    def test_missing_file_suggests_the_nearest_name(self, tmp_path: Path) -> None:
         (tmp_path / "task.yaml").touch()
         with pytest.raises(ConfigError, match=r"cannot read .*tsk\.yaml: No such file.*did you mean 'task\.yaml'\?"):
             LocatedYaml(tmp_path / "tsk.yaml")
 
-    def test_where_nothing_is_near_nothing_is_listed(self, tmp_path: Path) -> None:
+    def test_missing_file_without_a_near_name_lists_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "zzz").touch()
         with pytest.raises(ConfigError) as caught:
             LocatedYaml(tmp_path / "task.yaml")
@@ -115,7 +115,7 @@ class TestFilesThatCannotBeRead:
         with pytest.raises(ConfigError, match="No such file"):
             LocatedYaml(tmp_path / "no" / "folder.yaml")
 
-    def test_a_folder_and_another_encoding(self, tmp_path: Path) -> None:
+    def test_folder_and_wrong_encoding_are_reported(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="Is a directory"):
             LocatedYaml(tmp_path)
         (tmp_path / "task.yaml").write_bytes("name: é".encode("latin-1"))
@@ -132,7 +132,7 @@ values = st.recursive(
 
 @settings(max_examples=examples(40))
 @given(st.dictionaries(st.text("abc", min_size=1), values))
-def test_whatever_is_dumped_is_read_and_every_key_has_its_line(tmp_path_factory: pytest.TempPathFactory, data) -> None:
+def test_dumped_yaml_is_read_and_every_key_has_its_line(tmp_path_factory: pytest.TempPathFactory, data) -> None:
     text = yaml.safe_dump(data, default_flow_style=False)
     found = located(tmp_path_factory.getbasetemp(), text, "drawn.yaml")
     assert found.data == data
@@ -176,6 +176,6 @@ def test_more_values_than_the_limit_are_refused(tmp_path: Path, monkeypatch: pyt
         located(tmp_path, "- 1\n" * 200)
 
 
-def test_honest_aliases_and_merges_are_read(tmp_path: Path) -> None:
+def test_ordinary_aliases_and_merges_are_read(tmp_path: Path) -> None:
     text = "base: &base {a: 1, b: [1, 2]}\none: {<<: *base, a: 2}\ntwo: *base\n"
     assert located(tmp_path, text).data == yaml.safe_load(text)

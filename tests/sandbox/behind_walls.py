@@ -1,4 +1,4 @@
-"""What the tests of the sandbox share: which strengths are here, and one call of a few lines."""
+"""Helpers of the sandbox tests: available strengths and calls of short programs."""
 
 from __future__ import annotations
 

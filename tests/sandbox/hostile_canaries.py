@@ -1,4 +1,4 @@
-"""What hostile code would reach for, each of which tells when it was touched, and what a call may leave behind."""
+"""Canaries that detect access by hostile code, and leftovers of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One piece of hostile or broken code, what its first line says must become of it, and whether that happened."""
+"""A piece of hostile code, the expectation in its first line, and the comparison with its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer's bytes: one frame that only this call's harness can have written, or a fault of its own kind."""
+"""Encoding and validation of the frames between the sandbox and its host."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_frame_round_trip(value):
     assert read_answer(pack(NONCE, payload), NONCE, len(payload)) == value
 
 
-def test_each_fault_of_the_frame_has_its_kind():
+def test_each_frame_fault_has_its_own_kind():
     frame = pack(NONCE, b"1")
     assert fault(b"") == "no_result"
     assert fault(frame[:-1]) == "truncated_frame"
@@ -84,11 +84,11 @@ def test_each_fault_of_the_frame_has_its_kind():
         (b"{'a':1}", "not_json"),
     ],
 )
-def test_each_fault_of_the_value_has_its_kind(payload, kind):
+def test_each_value_fault_has_its_own_kind(payload, kind):
     assert fault_in(payload) == kind
 
 
-def test_what_only_looks_like_a_fault_is_read():
+def test_valid_values_resembling_faults_are_decoded():
     assert decode(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     brackets = json.dumps("[{" * 500 + '\\"').encode()
     assert decode(brackets) == json.loads(brackets)
@@ -97,7 +97,7 @@ def test_what_only_looks_like_a_fault_is_read():
     assert decode(b"9" * 1000) == int("9" * 1000)
 
 
-def test_a_request_keeps_halves_of_surrogate_pairs():
+def test_request_keeps_lone_surrogates():
     assert json.loads(encode_request({"content": "\ud800"})) == {"content": "\ud800"}
 
 
@@ -114,7 +114,7 @@ def test_any_bytes_give_a_value_or_a_fault(data):
 
 @given(json_values, st.data())
 @settings(max_examples=examples(200), deadline=None)
-def test_a_frame_with_one_changed_header_byte_is_not_taken_for_another_value(value, data):
+def test_frame_with_a_changed_header_byte_is_rejected(value, data):
     frame = bytearray(pack(NONCE, encode_request(value)))
     place = data.draw(st.integers(0, HEADER.size - 1))
     frame[place] ^= data.draw(st.integers(1, 255))
@@ -130,7 +130,7 @@ def test_a_frame_is_complete_exactly_at_its_last_byte(payload, cut):
     assert answer_end(part, NONCE, LIMIT) == (len(frame) if len(part) == len(frame) else None)
 
 
-def test_reading_takes_time_in_proportion_to_the_bytes():
+def test_decoding_time_is_linear():
     unterminated = b"[" * 101 + b'"' + b'\\"' * 200_000
     started = time.process_time()  # of this process alone, whatever else the machine does
     with pytest.raises(FrameError):

@@ -1,4 +1,4 @@
-"""A million broken answers: none crashes the reader, none is taken that is not exactly the harness's frame."""
+"""Fuzz test of the frame reader."""
 
 from __future__ import annotations
 

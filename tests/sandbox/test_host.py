@@ -1,4 +1,4 @@
-"""Calls behind walls, at both strengths: values come back, nothing else does, and nothing stays."""
+"""Calls in the sandbox at both strengths: values, output, faults and isolation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def sandbox(request):
         yield opened
 
 
-async def test_a_reward_gets_its_arguments_and_gives_its_value(sandbox):
+async def test_reward_receives_arguments_and_returns_its_value(sandbox):
     reward = Program(
         """
 def evaluate(messages, ground_truth=None, **kwargs):
@@ -39,7 +39,7 @@ def evaluate(messages, ground_truth=None, **kwargs):
         assert (outcome.kind, outcome.level, outcome.strength) == ("ok", level, sandbox.strength)
 
 
-async def test_output_is_kept_apart_from_the_result(sandbox):
+async def test_output_is_separate_from_the_result(sandbox):
     outcome = await run(
         sandbox,
         r"""
@@ -58,7 +58,7 @@ async def test_output_beyond_its_limit_is_cut_and_marked(sandbox):
     assert (outcome.value, len(outcome.stdout), outcome.is_output_cut) == (1, 4096, True)
 
 
-async def test_questions_are_put_one_at_a_time_to_one_child(sandbox):
+async def test_questions_are_answered_in_order_by_the_same_child(sandbox):
     source = "seen = []\ndef solve(x):\n    seen.append(x)\n    return 1 // x, len(seen)"
     program = Program(source, "solve", form="plain")
     outcomes = await sandbox.ask(program, [1, 0, 2], limits=QUICK)
@@ -66,12 +66,12 @@ async def test_questions_are_put_one_at_a_time_to_one_child(sandbox):
     assert outcomes[1].failure.message.startswith("ZeroDivisionError")
 
 
-async def test_questions_after_the_childs_end_fail_like_the_one_that_ended_it(sandbox):
+async def test_questions_after_the_child_exits_fail_with_the_same_kind(sandbox):
     outcomes = await sandbox.ask(plain("if x: os._exit(0)\nreturn x"), [0, 1, 0], limits=QUICK)
     assert [outcome.kind for outcome in outcomes] == ["ok", "no_result", "no_result"]
 
 
-async def test_an_answer_stands_for_no_other_question(sandbox):
+async def test_open_files_do_not_end_the_child_and_an_exit_between_questions_fails(sandbox):
     """What is left open or running between questions does not end them, and an end between them is a failure."""
     leaves_open = "globals().setdefault('kept', []).append(open('/dev/null'))\nreturn x"
     assert [outcome.value for outcome in await sandbox.ask(plain(leaves_open), [1, 2, 3], limits=QUICK)] == [1, 2, 3]
@@ -110,7 +110,7 @@ async def test_questions_share_their_cpu_time(sandbox):
         ("raise ValueError('bad')", "exception", "crash"),
     ],
 )
-async def test_each_fault_has_its_kind_and_the_next_call_is_clean(sandbox, level, body, kind, failure_class):
+async def test_each_fault_has_its_kind_and_does_not_affect_the_next_call(sandbox, level, body, kind, failure_class):
     if body == "os.kill(os.getpid(), 11)" and sandbox.strength == "namespaces":
         body = "import ctypes; ctypes.string_at(0)"  # process 1 of a namespace ignores signals that it sends itself
     limits = (
@@ -126,7 +126,7 @@ async def test_each_fault_has_its_kind_and_the_next_call_is_clean(sandbox, level
 
 
 @pytest.mark.parametrize("level", ["isolated", "warm"])
-async def test_cpu_time_is_limited_apart_from_wall_time(sandbox, level):
+async def test_cpu_time_is_limited_separately_from_wall_time(sandbox, level):
     # The kernel counts a child's seconds whole; a warm worker's are looked at by the host.
     cpu_s = 1 if level == "isolated" else 0.3
     outcome = await run(sandbox, "while True: pass", limits=Limits(wall_s=20, cpu_s=cpu_s), level=level)
@@ -149,7 +149,7 @@ async def test_unloadable_program_reports_the_reason(sandbox, source, message):
     assert re.search(message, outcome.failure.message)
 
 
-async def test_the_users_line_is_in_the_traceback(sandbox):
+async def test_traceback_shows_lines_of_user_code(sandbox):
     program = Program(
         "def solve(x):\n    return inner(x)\ndef inner(x):\n    return x['key']", "solve", "my.py", "plain"
     )
@@ -161,7 +161,7 @@ async def test_the_users_line_is_in_the_traceback(sandbox):
     ]
 
 
-async def test_secrets_of_the_host_are_out_of_reach(sandbox, monkeypatch):
+async def test_host_environment_and_files_are_not_readable(sandbox, monkeypatch):
     monkeypatch.setenv("TEST_API_KEY", "canary-4711")
     body = """
 seen = [dict(os.environ)]
@@ -177,12 +177,12 @@ return seen
     assert len(outcome.value) == 1, "a file of the host was read"
 
 
-async def test_an_async_function_is_refused(sandbox):
+async def test_async_function_is_rejected(sandbox):
     source = "async def solve(x):\n    return x"
     assert (await sandbox.call(Program(source, "solve", form="plain"), 5, limits=QUICK)).kind == "type"
 
 
-async def test_declared_imports_are_there_at_once_and_wrong_ones_are_named(sandbox):
+async def test_declared_imports_are_preloaded_and_unknown_imports_are_named(sandbox):
     body = "import decimal\nreturn str(decimal.Decimal('0.1') + 1)"
     assert (await run(sandbox, body, imports=("decimal",))).value == "1.1"
     outcome = await run(sandbox, "return 1", imports=("no_such_module",))
@@ -191,7 +191,7 @@ async def test_declared_imports_are_there_at_once_and_wrong_ones_are_named(sandb
 
 
 async def test_preloaded_modules_have_no_network_and_no_host_files(sandbox, tmp_path):
-    open_way(tmp_path)
+    make_parents_searchable(tmp_path)
     (tmp_path / "greedy.py").write_text(
         """
 import _socket
@@ -210,8 +210,8 @@ for what in (lambda: _socket.socket(2, 1).bind(("127.0.0.1", 0)), lambda: open("
     assert (await run(sandbox, body, **settings)).value == (1 if sandbox.strength == "namespaces" else 0)
 
 
-async def test_declared_paths_are_readable_and_nothing_beside_them(sandbox, tmp_path):
-    open_way(tmp_path)
+async def test_only_declared_paths_are_readable(sandbox, tmp_path):
+    make_parents_searchable(tmp_path)
     data = tmp_path / "data"
     data.mkdir()
     (data / "table.txt").write_text("42")
@@ -230,14 +230,14 @@ return reached
     assert outcome.value == [["data/table.txt", "r"]]
 
 
-def open_way(path: Path) -> None:
+def make_parents_searchable(path: Path) -> None:
     """Let any user pass through the temporary folders that pytest made for us."""
     for folder in (path, *path.parents):
         if "pytest" in str(folder):
             folder.chmod(0o755)
 
 
-async def test_the_work_folder_is_empty_writable_and_gone(sandbox):
+async def test_work_folder_is_empty_writable_and_removed_afterwards(sandbox):
     body = """
 import tempfile
 before = os.listdir(".")
@@ -257,7 +257,7 @@ return before, os.getcwd()
         assert is_gone(first.value[1])
 
 
-async def test_memory_of_an_earlier_call_is_not_in_the_next_child(sandbox):
+async def test_memory_of_earlier_calls_is_not_visible_to_later_calls(sandbox):
     marker = "earlier-" + "needle" * 3
     assert (await run(sandbox, "return len(x)", marker * 1000)).value
     body = """
@@ -268,7 +268,7 @@ return sum("earlier-" + "needle" in repr(item)[:10000] for item in gc.get_object
     assert (await run(sandbox, body)).value == 0
 
 
-async def test_a_warm_worker_is_used_again_and_left_when_something_stays_behind(sandbox):
+async def test_warm_worker_is_reused_unless_a_call_leaves_a_thread(sandbox):
     source = "import threading, os, time\nn = 0\ndef solve(x):\n    global n\n    n += 1\n    {}\n    return n"
     clean = Program(source.format("pass"), "solve", form="plain")
     assert [(await sandbox.call(clean, 1, level="warm")).value for _ in range(3)] == [1, 2, 3]
@@ -277,7 +277,7 @@ async def test_a_warm_worker_is_used_again_and_left_when_something_stays_behind(
         assert [(await sandbox.call(leaky, 1, level="warm")).value for _ in range(2)] == [1, 1]
 
 
-async def test_a_second_frame_after_the_answer_ends_a_warm_worker(sandbox):
+async def test_warm_worker_is_replaced_after_a_second_frame(sandbox):
     source = """
 import os, signal
 n = 0
@@ -306,7 +306,7 @@ async def test_a_cancelled_call_leaves_no_process_and_a_working_sandbox(sandbox)
         assert (await run(sandbox, "return 1", level=level)).value == 1
 
 
-async def test_many_calls_at_once_keep_their_answers_apart(sandbox):
+async def test_concurrent_calls_get_their_own_answers(sandbox):
     outcomes = await asyncio.gather(*(run(sandbox, "return x * 2", number) for number in range(40)))
     assert [outcome.value for outcome in outcomes] == [2 * number for number in range(40)]
 
@@ -327,17 +327,17 @@ async def test_large_requests_and_results_pass(sandbox):
         ({"function": "a b"}, "is not a function name"),
     ],
 )
-async def test_a_program_that_asks_for_what_cannot_be_is_refused(settings, message):
+async def test_invalid_program_settings_are_rejected(settings, message):
     with pytest.raises(ConfigError, match=message):
         Program("", **settings)
 
 
-async def test_a_path_that_is_not_there_is_refused(sandbox):
+async def test_missing_read_path_is_rejected(sandbox):
     with pytest.raises(ConfigError, match="read path /not/there does not exist"):
         await run(sandbox, "return 1", read_paths=("/not/there",))
 
 
-async def test_requests_without_a_json_form_are_refused(sandbox):
+async def test_requests_that_are_not_json_are_rejected(sandbox):
     with pytest.raises(ConfigError, match="JSON"):
         await run(sandbox, "return 1", object())
     with pytest.raises(ConfigError, match="by name"):

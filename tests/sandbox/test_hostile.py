@@ -77,7 +77,7 @@ def test_unconfined_hostile_code_is_noticed(tmp_path):
 
 
 @pytest.mark.skipif(missing_cage() != "", reason=missing_cage())
-def test_the_baseline_is_fooled():
+def test_unsandboxed_baseline_accepts_forged_results():
     names = ["forge_harness_patched", "result_boolean", "honest_submission"]
     row = naive_row(CASES, read_cases(CASES, names), sys.executable, os.geteuid())
     assert row.passed == 1
@@ -86,7 +86,7 @@ def test_the_baseline_is_fooled():
 
 
 @pytest.mark.parametrize("strength", ["namespaces", "landlock"])
-async def test_what_landlock_does_not_see_is_refused_without_a_root_of_its_own(strength):
+async def test_file_metadata_changes_are_denied_without_a_private_root(strength):
     """Such calls would change the modes, times and lengths of any file of the user who runs us."""
     if missing(strength):
         pytest.skip(missing(strength))
@@ -126,7 +126,7 @@ async def test_late_kill_does_not_affect_the_next_call():
         assert (await call).value == 2
 
 
-def test_a_first_line_is_read(tmp_path):
+def test_expectations_are_parsed_from_the_first_line(tmp_path):
     (tmp_path / "one.py").write_text(HEAD + "x = '@MARK@ @OTHER@'\n")
     case = read_case(tmp_path / "one.py")
     assert (case.expect, case.kind, case.score, case.max_score) == ({"denied", "ok"}, "reward", 0.5, 0.0)
@@ -160,7 +160,7 @@ def test_evidence_decides_the_outcome(tmp_path, seen, problem):
     assert (found == []) if problem is None else found[0].startswith(problem), found
 
 
-def test_an_answer_of_another_type_is_no_answer():
+def test_answer_of_another_type_does_not_pass():
     assert share_passed([wanted for _, wanted in TESTS]) == 1.0
     assert share_passed([float(wanted) for _, wanted in TESTS]) == 0.25
     assert share_passed([]) == 0.0

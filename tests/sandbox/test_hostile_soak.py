@@ -1,4 +1,4 @@
-"""The sandbox over many calls: nothing leaks, and hostile neighbours change no verdict. By `make sandbox-campaign`."""
+"""Soak tests of the sandbox with hostile calls, run by `make sandbox-campaign`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_hundred_thousand_calls_leak_nothing(strength):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("strength", ["namespaces", "landlock"])
-async def test_a_quarter_of_hostile_calls_changes_no_verdict(strength):
+async def test_hostile_calls_do_not_change_results_of_other_calls(strength):
     if missing(strength):
         pytest.skip(missing(strength))
     kinds, got = list(HOSTILE), Counter()

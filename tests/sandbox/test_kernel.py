@@ -1,4 +1,4 @@
-"""The system call filter, decided by a small interpreter of its program for both machines, and Landlock's masks."""
+"""The system call filter, run in a small interpreter for both machines, and Landlock's masks."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ FORBIDDEN = {machine: [int(number) for number in text.split()] for machine, text
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_doors_that_namespaces_leave_open_are_closed(machine):
+def test_forbidden_system_calls_are_denied(machine):
     code = Filter(machine)
     assert {number: code.number(number) for number in FORBIDDEN[machine]} == dict.fromkeys(FORBIDDEN[machine], EPERM)
     assert code.number(10_000) == EPERM
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_calls_of_another_machine_kill(machine):
+def test_system_calls_of_another_architecture_kill_the_process(machine):
     code = Filter(machine)
     assert code.number(0x40000000 | 41) == KILL
     assert code.number(0, arch=0x40000003) == KILL
@@ -95,7 +95,7 @@ def test_calls_of_another_machine_kill(machine):
     assert code.number(0, arch=linux.audit_arch(other)) == KILL
 
 
-def test_threads_are_allowed_and_processes_are_not(confined):
+def test_filter_allows_threads_and_denies_processes(confined):
     assert confined("clone", 0x3D0F00) == ALLOW
     assert confined("clone", 17) == EPERM
     assert confined("clone", 0x10000 | 0x10000000) == EPERM
@@ -103,21 +103,21 @@ def test_threads_are_allowed_and_processes_are_not(confined):
     assert confined("execve") == EPERM
 
 
-def test_processes_may_be_granted_but_no_namespace(with_processes):
+def test_filter_with_processes_still_denies_namespaces(with_processes):
     assert with_processes("clone", 17) == ALLOW
     assert with_processes("execve") == ALLOW
     assert with_processes("kill", 1) == ALLOW
     assert with_processes("clone", 17 | 0x10000000) == EPERM
 
 
-def test_signals_reach_only_oneself(confined):
+def test_signals_to_other_processes_are_denied(confined):
     assert confined("kill", PID, 9) == ALLOW
     assert confined("tgkill", PID, PID, 6) == ALLOW
     for target in (0, 1, 2**32 - 1, 2**64 - 1, PID + 1):
         assert confined("kill", target, 9) == EPERM
 
 
-def test_arguments_decide(confined):
+def test_system_calls_are_filtered_by_their_arguments(confined):
     assert confined("prlimit64", 0, 7, 0) == ALLOW
     assert confined("prlimit64", 0, 7, 1 << 32) == EPERM
     assert confined("prlimit64", 1, 7, 0) == EPERM
@@ -136,12 +136,12 @@ def test_arguments_decide(confined):
     assert confined("fgetxattr") == errno.ENOTSUP
 
 
-def test_a_machine_without_a_table_is_refused():
+def test_unsupported_architecture_is_rejected():
     with pytest.raises(SetupError, match="riscv64"):
         seccomp.build("riscv64", may_start_processes=False, has_own_root=True)
 
 
-def test_landlock_decides_on_what_its_version_knows():
+def test_landlock_handles_only_rights_known_to_its_version():
     assert landlock.handled(1) == (1 << 13) - 1
     assert landlock.handled(3) == (1 << 15) - 1
     assert landlock.handled(7) == (1 << 16) - 1

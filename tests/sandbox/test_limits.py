@@ -1,4 +1,4 @@
-"""Limits are checked when they are written down, not when a call meets them."""
+"""Validation of sandbox limits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from reward_kit.sandbox import Limits
         ("result_kb", 0),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused_by_name(name, value):
+def test_invalid_limit_is_named(name, value):
     with pytest.raises(ConfigError, match=rf"limits\.{name}"):
         Limits(**{name: value})
 
 
-def test_equal_limits_are_one_key():
+def test_equal_limits_have_equal_hashes():
     assert hash(Limits(wall_s=2.0)) == hash(Limits(wall_s=2.0))

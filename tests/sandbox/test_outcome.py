@@ -1,4 +1,4 @@
-"""How a call is judged from what is known of it."""
+"""Classification of a sandbox call from the available evidence."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def judged(**known):
     return judge(Evidence(**{"is_ready": True, "exit": 0, **known}), LIMITS, "isolated", "namespaces")
 
 
-def told(kind, message="m"):
+def judged_error(kind, message="m"):
     return judged(answer={"error": {"kind": kind, "type": "E", "message": message, "traceback": "t"}, "left": []})
 
 
-def test_a_value_is_a_value():
+def test_answer_with_a_value_is_ok():
     outcome = judged(answer={"value": None, "left": []})
     assert (outcome.kind, outcome.failure, word_of(outcome)) == ("ok", None, "ok")
     assert word_of(judged(answer={"value": 1, "left": []}, is_output_cut=True)) == "output-capped"
@@ -58,19 +58,19 @@ def test_host_evidence_is_classified(known, kind, failure_class, word):
         ("result_size", "result_kb"),
     ],
 )
-def test_a_limit_that_was_met_is_named_with_the_way_to_raise_it(kind, limit):
-    assert f"raise limits.{limit}" in told(kind).failure.message
-    assert told(kind).failure.failure_class == "limit"
+def test_exceeded_limit_message_says_how_to_raise_the_limit(kind, limit):
+    assert f"raise limits.{limit}" in judged_error(kind).failure.message
+    assert judged_error(kind).failure.failure_class == "limit"
 
 
-def test_times_name_their_limits_too():
+def test_timeout_messages_name_the_time_limits():
     assert "raise limits.wall_s" in judged(how="late").failure.message
     assert "raise limits.cpu_s" in judged(how="cpu").failure.message
 
 
 def test_harness_may_report_only_kinds_that_code_can_cause():
-    assert told("exception").failure.message == "E: m"
-    assert told("exception").failure.traceback == "t"
+    assert judged_error("exception").failure.message == "E: m"
+    assert judged_error("exception").failure.traceback == "t"
     for answer in (
         {"error": {"kind": "ok", "type": "", "message": "", "traceback": ""}},
         {"error": {"kind": "zygote", "type": "", "message": "", "traceback": ""}},

@@ -1,4 +1,4 @@
-"""Children made ready before their call: fresh all the same, of the right kind, and dropped when they misbehave."""
+"""Children prepared before their call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def after_load(sandbox) -> None:
     assert waiting
 
 
-async def test_the_next_call_finds_its_child_ready_and_fresh(sandbox):
+async def test_next_call_uses_a_prepared_child_with_fresh_state(sandbox):
     for number in range(4):
         assert (await sandbox.call(STATEFUL, number, limits=QUICK)).value == [number]
         waiting = await settled(sandbox)
@@ -55,7 +55,7 @@ async def test_the_next_call_finds_its_child_ready_and_fresh(sandbox):
         assert child.ended.done()
 
 
-async def test_other_limits_and_other_programs_get_another_child(sandbox):
+async def test_prepared_child_is_not_used_for_other_limits_or_programs(sandbox):
     await run(sandbox, "return 1")
     first = await settled(sandbox)
     assert (await run(sandbox, "return 2")).value == 2
@@ -86,26 +86,26 @@ def solve(x):
 
 
 @pytest.mark.parametrize("act", ["os.write(3, b'x' * 500)", "os._exit(0)"])
-async def test_a_child_that_acts_while_it_waits_is_replaced(sandbox, act):
+async def test_prepared_child_that_acts_while_waiting_is_replaced(sandbox, act):
     program = Program(LATER.format(act=act), "solve", form="plain")
     assert (await sandbox.call(program, 1, limits=QUICK)).value == 1
     await after_load(sandbox)
     assert (await sandbox.call(program, 2, limits=QUICK)).value == 2
 
 
-async def test_output_while_loading_belongs_to_the_call(sandbox):
+async def test_output_while_loading_is_included_in_the_call(sandbox):
     program = Program("print('loaded')\ndef solve(x):\n    print(x)\n    return x\n", "solve", form="plain")
     for number in range(3):
         assert (await sandbox.call(program, number, limits=QUICK)).stdout == f"loaded\n{number}\n"
 
 
-async def test_a_program_larger_than_a_socket_holds_arrives_before_its_call(sandbox):
+async def test_program_larger_than_the_socket_buffer_is_sent_ahead(sandbox):
     program = Program(f"text = {'x' * 3_000_000!r}\ndef solve(x):\n    return len(text) + x\n", "solve", form="plain")
     for number in range(3):
         assert (await sandbox.call(program, number, limits=QUICK)).value == 3_000_000 + number
 
 
-async def test_nothing_waits_after_the_end(sandbox):
+async def test_closing_the_sandbox_ends_prepared_children(sandbox):
     await run(sandbox, "return 1")
     waiting = await settled(sandbox)
     await sandbox.__aexit__(None, None, None)

@@ -1,4 +1,4 @@
-"""The strengths by themselves: what each grants, what is left when it ends, and which one is chosen."""
+"""Each sandbox strength: what it grants, what it leaves behind and which is chosen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.parametrize("strength", ["namespaces", "landlock"])
-async def test_a_zygote_that_dies_costs_one_call(strength):
+async def test_dead_zygote_fails_a_single_call(strength):
     if missing(strength):
         pytest.skip(missing(strength))
     async with Sandbox(strength=strength, slots=1) as sandbox:
@@ -36,7 +36,7 @@ async def test_a_zygote_that_dies_costs_one_call(strength):
 
 
 @pytest.mark.parametrize("strength", ["namespaces", "landlock"])
-async def test_nothing_stays_when_the_sandbox_closes(strength):
+async def test_closing_the_sandbox_leaves_no_processes_or_descriptors(strength):
     if missing(strength):
         pytest.skip(missing(strength))
     descriptors = open_descriptors()
@@ -52,7 +52,7 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_processes_are_granted_counted_and_ended():
+async def test_processes_can_be_allowed_and_are_limited_and_ended():
     if missing("namespaces"):
         pytest.skip(missing("namespaces"))
     async with Sandbox(strength="namespaces", slots=1) as sandbox:
@@ -75,7 +75,7 @@ except BlockingIOError:
         assert outcome.wall_s < 3
 
 
-async def test_each_process_of_a_tree_has_the_memory_limit():
+async def test_memory_limit_applies_to_each_process():
     if missing("namespaces"):
         pytest.skip(missing("namespaces"))
     body = """
@@ -109,7 +109,7 @@ async def test_processes_need_namespaces():
             await run(sandbox, "return 1", limits=Limits(processes=1))
 
 
-async def test_a_weaker_strength_is_found_where_namespaces_are_denied():
+async def test_landlock_is_chosen_if_namespaces_are_denied():
     """As inside Docker with its default profile: the calls that make namespaces fail."""
     if missing("landlock"):
         pytest.skip(missing("landlock"))
@@ -141,7 +141,7 @@ asyncio.run(main())
     assert "cannot confine code (namespaces: make a" in lines[2]
 
 
-async def test_limits_alone_are_never_chosen_but_can_be_named():
+async def test_process_strength_can_be_requested_explicitly():
     async with Sandbox(strength="process", slots=1) as sandbox:
         outcome = await run(sandbox, "return x", 3)
     assert (outcome.value, outcome.strength) == (3, "process")

@@ -1,4 +1,4 @@
-"""Episodes with tokens that hypothesis makes, and what their rows are by a plain loop that shares nothing with ours."""
+"""Hypothesis strategies for episodes with tokens, and a reference loop that builds their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tokens were chosen from, in training rows: places count from a row's first token, whatever the padding."""
+"""Allowed token ids in training rows."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def allowed_tokens(rows):
 
 @pytest.mark.parametrize("padding", ["right", "left", "outer"])
 @pytest.mark.parametrize("per", ["segment", "action"])
-def test_every_restricted_token_is_found_and_was_allowed(padding, per):
+def test_sampled_tokens_are_among_their_allowed_tokens(padding, per):
     rows = build_rows([episode("long", [([0] * 7, [1], None)], 1), episode()], pad_token_id=0, padding=padding, per=per)
     found = allowed_tokens(rows)
     assert [ids for _, _, ids in found] == [[4, 9], [5, 7], [3, 4]]
@@ -44,12 +44,12 @@ def test_every_restricted_token_is_found_and_was_allowed(padding, per):
         assert rows.batch["input_ids"][row, column] in ids
 
 
-def test_a_row_without_a_constraint_has_none():
+def test_unconstrained_row_has_no_allowed_ids():
     rows = build_rows([episode("free", [([1], [2], None)], 1), episode()], pad_token_id=0)
     assert [allowed is None for allowed in rows.non_tensor_batch["allowed_ids"]] == [True, False, False]
 
 
-def test_row_operations_take_the_places_along():
+def test_row_operations_carry_allowed_ids_along():
     rows = build_rows([episode("a"), episode("b", [([1], [2, 3], [None, [3, 8]])], 1)], pad_token_id=0)
     again = TokenBatch.concat([rows[[2]], rows[[0, 1]]]).repeat(2)
     expected = [ids for row in (2, 2, 0, 0, 1, 1) for r, _, ids in allowed_tokens(rows) if r == row]
@@ -58,7 +58,7 @@ def test_row_operations_take_the_places_along():
     assert rows.union(rows).non_tensor_batch["allowed_ids"][0] == rows.non_tensor_batch["allowed_ids"][0]
 
 
-def test_a_chunk_of_an_episode_has_its_own_steps_only():
+def test_episode_chunk_has_allowed_ids_of_its_own_steps_only():
     whole = episode()
     rows = build_rows([whole[1:2]], pad_token_id=0)
     assert [ids for _, _, ids in allowed_tokens(rows)] == [[5, 7]]

@@ -1,4 +1,4 @@
-"""A batch keeps its rows whole whatever is done to it, and refuses what would mix them up."""
+"""Operations on TokenBatch keep rows intact and reject incompatible input."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def small(rows: int = 3) -> TokenBatch:
 
 @quick
 @given(made=batches(), padding=PADDING, cut=st.integers(0, 4))
-def test_batches_built_apart_and_joined_are_the_batch_built_at_once(made: list[Played], padding: str, cut: int) -> None:
+def test_concat_of_separate_batches_equals_one_batch(made: list[Played], padding: str, cut: int) -> None:
     parts = [rows_of(made[:cut], padding), rows_of(made[cut:], padding)]
     assert alike(TokenBatch.concat(parts), rows_of(made, padding))
 
 
 @quick
 @given(made=batches(), padding=PADDING, cut=st.integers(0, 4))
-def test_trimming_a_part_gives_the_part_built_alone(made: list[Played], padding: str, cut: int) -> None:
+def test_trimmed_slice_equals_batch_of_the_slice(made: list[Played], padding: str, cut: int) -> None:
     first = rows_of(made[:cut], padding)
     assert alike(rows_of(made, padding)[: len(first)].trim(), first)
 
 
 @quick
 @given(made=batches(), times=st.integers(0, 3))
-def test_repeating(made: list[Played], times: int) -> None:
+def test_repeat_repeats_rows_in_both_orders(made: list[Played], times: int) -> None:
     rows = rows_of(made)
     together, apart = rows.repeat(times), rows.repeat(times, interleave=False)
     assert len(together) == len(apart) == times * len(rows)
@@ -61,7 +61,7 @@ def test_repeating(made: list[Played], times: int) -> None:
 
 @quick
 @given(made=batches(), data=st.data())
-def test_reordering_and_back(made: list[Played], data: st.DataObject) -> None:
+def test_reorder_can_be_undone(made: list[Played], data: st.DataObject) -> None:
     rows = rows_of(made)
     order = data.draw(st.permutations(range(len(rows))))
     moved = rows.reorder(order)
@@ -71,7 +71,7 @@ def test_reordering_and_back(made: list[Played], data: st.DataObject) -> None:
 
 @quick
 @given(made=batches(), size=st.integers(1, 5))
-def test_split_and_chunk_lose_no_row_and_copy_none(made: list[Played], size: int) -> None:
+def test_split_and_chunk_keep_every_row_exactly_once(made: list[Played], size: int) -> None:
     rows = rows_of(made)
     if not len(rows):
         assert rows.split(size) == []
@@ -85,7 +85,7 @@ def test_split_and_chunk_lose_no_row_and_copy_none(made: list[Played], size: int
 
 @quick
 @given(made=batches(), data=st.data())
-def test_a_list_a_mask_and_a_slice_of_the_same_rows_are_alike(made: list[Played], data: st.DataObject) -> None:
+def test_indexing_by_list_mask_and_slice_agree(made: list[Played], data: st.DataObject) -> None:
     rows = rows_of(made)
     first = data.draw(st.integers(0, len(rows)))
     numbers = list(range(len(rows)))[first:]
@@ -94,7 +94,7 @@ def test_a_list_a_mask_and_a_slice_of_the_same_rows_are_alike(made: list[Played]
     assert len(rows[np.zeros(len(rows), dtype=bool)]) == 0
 
 
-def test_widening_fills_with_what_padding_holds() -> None:
+def test_concat_pads_shorter_rows_with_padding_values() -> None:
     short, long = rows_of([play("r0", [([1], [2])])]), rows_of([play("r1", [([1, 2], [3, 4])])])
     joined = TokenBatch.concat([short, long]).batch
     assert joined["input_ids"].tolist() == [[1, 2, PAD, PAD], [1, 2, 3, 4]]
@@ -103,7 +103,7 @@ def test_widening_fills_with_what_padding_holds() -> None:
     assert joined["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
 
 
-def test_joining_refuses_different_keys_and_names_them() -> None:
+def test_concat_rejects_different_keys_and_names_them() -> None:
     with pytest.raises(ConfigError, match="different batch keys cannot be joined: attention_mask missing in batch 1"):
         TokenBatch.concat([small(), small().select(["input_ids"])])
     with pytest.raises(ConfigError, match="different non_tensor_batch keys cannot be joined: uid missing in batch 0"):
@@ -112,7 +112,7 @@ def test_joining_refuses_different_keys_and_names_them() -> None:
         TokenBatch.concat([])
 
 
-def test_meta_info_is_merged_and_contradictions_are_refused() -> None:
+def test_concat_merges_meta_info_and_rejects_contradictions() -> None:
     first, second = small(), small()
     first.meta_info["step"], second.meta_info["policy"] = 3, float("nan")
     assert TokenBatch.concat([first, second]).meta_info == first.meta_info | second.meta_info
@@ -124,7 +124,7 @@ def test_meta_info_is_merged_and_contradictions_are_refused() -> None:
         TokenBatch.concat([rows_of([made], "left"), rows_of([made], "right")])
 
 
-def test_arrays_that_cannot_be_widened_are_named() -> None:
+def test_concat_names_arrays_that_cannot_be_padded() -> None:
     extra = [TokenBatch({"images": np.zeros((1, 2, size))}) for size in (2, 3)]
     with pytest.raises(ConfigError, match=r"'images' cannot be padded .* \(2, 2\), \(2, 3\)"):
         TokenBatch.concat(extra)
@@ -135,7 +135,7 @@ def test_arrays_that_cannot_be_widened_are_named() -> None:
         TokenBatch.concat([rows_of([one], "outer").select(["input_ids"]) for one in made])
 
 
-def test_a_union_has_the_keys_of_both() -> None:
+def test_union_has_keys_of_both_batches() -> None:
     values = TokenBatch({"values": np.full((3, 2), np.nan)}, {}, {"critic": "c"})
     union = small().union(values)
     assert union.batch.keys() == {"input_ids", "attention_mask", "values"}
@@ -143,7 +143,7 @@ def test_a_union_has_the_keys_of_both() -> None:
     assert alike(union.union(values), union)
 
 
-def test_a_union_refuses_a_conflict() -> None:
+def test_union_rejects_conflicting_values() -> None:
     other = small()
     other.batch["input_ids"][1, 1] = 0
     with pytest.raises(ConfigError, match=r"batch\['input_ids'\] differs"):
@@ -154,7 +154,7 @@ def test_a_union_refuses_a_conflict() -> None:
         small().union(small(2))
 
 
-def test_selecting() -> None:
+def test_select_keeps_named_keys_and_rejects_unknown_keys() -> None:
     part = small().select(["input_ids"], [], ["pad_token_id"])
     assert (part.batch.keys(), part.non_tensor_batch, part.meta_info) == ({"input_ids"}, {}, {"pad_token_id": PAD})
     assert alike(small().select(), small())
@@ -165,7 +165,7 @@ def test_selecting() -> None:
         small().select(non_tensor_keys=["uids"])
 
 
-def test_renaming() -> None:
+def test_rename_renames_keys_and_rejects_collisions() -> None:
     renamed = small().rename({"input_ids": "ids", "uid": "group"})
     assert renamed.batch.keys() == {"ids", "attention_mask"} and renamed.non_tensor_batch.keys() == {"group"}
     assert alike(renamed.rename({"ids": "input_ids", "group": "uid"}), small())
@@ -179,12 +179,12 @@ def test_renaming() -> None:
         small().rename({"ids": "input_ids"})
 
 
-def test_rows_of_different_number_are_no_batch() -> None:
+def test_batch_rejects_arrays_with_different_row_counts() -> None:
     with pytest.raises(ConfigError, match=r"same number of rows; got \{'a': 1, 'b': 2\}"):
         TokenBatch({"a": np.zeros(1)}, {"b": np.zeros(2)})
 
 
-def test_numbers_that_cannot_be() -> None:
+def test_invalid_counts_and_row_indices_are_rejected() -> None:
     with pytest.raises(ConfigError, match="chunks must be from 1 to 3, the number of rows, got 4"):
         small().chunk(4)
     with pytest.raises(ConfigError, match="size must be at least 1, got 0"):
@@ -212,6 +212,6 @@ def test_trim_needs_masks() -> None:
 
 
 @pytest.mark.parametrize("index", [True, np.True_, None, 1.0, "uid", np.array([[0], [1]]), [0.0]], ids=repr)
-def test_what_numpy_would_take_in_another_sense_is_no_index(index: Any) -> None:
+def test_ambiguous_numpy_indices_are_rejected(index: Any) -> None:
     with pytest.raises(IndexError, match="an index must be an int, a slice, a list of ints or a mask"):
         small()[index]

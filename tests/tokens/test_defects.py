@@ -1,4 +1,4 @@
-"""Faults that rows have in other stacks, and not in ours."""
+"""Regression tests for defects known from the row building of other training stacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def group() -> list[Played]:
 
 @pytest.mark.parametrize("padding", ["right", "left", "outer"])
 @pytest.mark.parametrize("per", ["segment", "action"])
-def test_an_empty_response_puts_no_reward_into_the_last_column(per: str, padding: str) -> None:
+def test_empty_response_puts_no_reward_into_padding(per: str, padding: str) -> None:
     """verl indexes `valid length - 1`, which is -1 here and hits the padding."""
     made = [play("empty", [([1], [])], [{"base_reward": 5.0, "advantage": 1.0}]), play("other", [([1], [2, 3])])]
     batch = build_rows(
@@ -36,7 +36,7 @@ def test_an_empty_response_puts_no_reward_into_the_last_column(per: str, padding
     assert not batch.non_tensor_batch["ends_episode"][batch.non_tensor_batch["rollout_id"] == "empty"].any()
 
 
-def test_an_empty_last_action_leaves_the_end_to_the_row_before() -> None:
+def test_empty_last_action_moves_episode_end_to_previous_row() -> None:
     made = play("r", [([1], [2]), ([9], [])])
     batch = build_rows([made.episode], pad_token_id=PAD)
     assert batch.non_tensor_batch["ends_episode"].tolist() == [True, False]
@@ -56,7 +56,7 @@ def test_no_row_is_copied_or_dropped_to_make_a_batch_divisible() -> None:
 
 
 @pytest.mark.parametrize("per", ["segment", "action"])
-def test_the_episode_advantage_is_constant_along_a_trajectory(per: str) -> None:
+def test_episode_advantage_is_constant_along_a_trajectory(per: str) -> None:
     """In verl-agent a penalty on one row's score changes that row's A_E and not its siblings'."""
     made = group()
     steps = [episode_steps(one.episode) for one in made]
@@ -69,7 +69,7 @@ def test_the_episode_advantage_is_constant_along_a_trajectory(per: str) -> None:
         assert len(set(values.tolist())) == 1 and values[0] != 0.0
 
 
-def test_what_an_action_is_worth_does_not_depend_on_the_order_of_the_episodes() -> None:
+def test_action_values_do_not_depend_on_episode_order() -> None:
     """verl-agent discounts in the order of the batch's rows."""
     values = [{"advantage": float(t), "return_to_go": 10.0 + t, "base_reward": -float(t)} for t in range(3)]
     made = [play("a", FIRST, values), play("b", SECOND, values[2:])]
@@ -84,7 +84,7 @@ def test_what_an_action_is_worth_does_not_depend_on_the_order_of_the_episodes() 
     assert by_name(made) == by_name(made[::-1])
 
 
-def test_facts_are_each_episodes_own_and_never_the_batchs_mean() -> None:
+def test_episode_facts_are_per_episode_and_not_batch_means() -> None:
     """verl-agent writes the mean success of the batch onto every row."""
     rows = build_rows([one.episode for one in group()], pad_token_id=PAD, scores=[1.0, None])
     assert rows.non_tensor_batch["success"].tolist() == [True, True, False]
@@ -98,13 +98,13 @@ def test_rows_of_one_episode_share_no_dict() -> None:
     assert ["seen" in info for info in rows.non_tensor_batch["extra_info"]] == [True, False, False]
 
 
-def test_one_row_of_an_episode_carries_its_end_and_not_each() -> None:
+def test_only_the_last_row_of_an_episode_ends_it() -> None:
     """verl-agent puts the whole score onto every step's row."""
     rows = build_rows([one.episode for one in group()], pad_token_id=PAD, per="action")
     assert rows.non_tensor_batch["ends_episode"].tolist() == [False, False, True, True]
 
 
-def test_repeating_rows_repeats_their_facts_once() -> None:
+def test_repeat_repeats_row_facts_once() -> None:
     """verl's separated trainer repeats facts that were repeated already, and misaligns ground truths."""
     rows = build_rows([one.episode for one in group()], pad_token_id=PAD).repeat(2)
     assert isinstance(rows, TokenBatch)

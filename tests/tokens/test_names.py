@@ -1,4 +1,4 @@
-"""One mapping between our names and verl's, and a batch with the shapes that verl's code indexes by."""
+"""Conversion of a TokenBatch to the names and shapes of verl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def outer(made: list[Played]) -> TokenBatch:
     return build_rows([one.episode for one in made], [one.steps for one in made], pad_token_id=PAD, padding="outer")
 
 
-def test_shapes_and_places() -> None:
+def test_verl_batch_has_verl_shapes_and_positions() -> None:
     long = play("long", [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])], [{"advantage": 1.0}, {"advantage": 2.0}])
     batch = verl_batch(outer([long, play("short", [([7], [8])])])).batch
     assert batch["prompts"].tolist() == [[1, 2], [PAD, 7]]
@@ -33,7 +33,7 @@ def test_shapes_and_places() -> None:
 
 @quick
 @given(made=batches())
-def test_nothing_is_lost_on_the_way(made: list[Played]) -> None:
+def test_verl_batch_keeps_every_value(made: list[Played]) -> None:
     ours = outer(made)
     theirs = verl_batch(ours)
     prompt = ours.batch["prompt_ids"].shape[1]
@@ -50,7 +50,7 @@ def test_nothing_is_lost_on_the_way(made: list[Played]) -> None:
 
 @quick
 @given(made=batches())
-def test_under_the_other_names_batches_join_and_trim_as_well(made: list[Played]) -> None:
+def test_verl_batches_can_be_concatenated_and_trimmed(made: list[Played]) -> None:
     whole = verl_batch(outer(made))
     first, rest = verl_batch(outer(made[:1])), verl_batch(outer(made[1:]))
     joined = TokenBatch.concat([first, rest])
@@ -60,7 +60,7 @@ def test_under_the_other_names_batches_join_and_trim_as_well(made: list[Played])
         np.testing.assert_array_equal(first.batch[key], values, err_msg=key)
 
 
-def test_rows_padded_otherwise_are_refused() -> None:
+def test_verl_batch_rejects_rows_without_outer_padding() -> None:
     made = play("r", [([1], [2])])
     with pytest.raises(ConfigError, match=r"build_rows\(…, padding='outer'\), got rows with padding 'right'"):
         verl_batch(build_rows([made.episode], pad_token_id=PAD))

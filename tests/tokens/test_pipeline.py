@@ -1,4 +1,4 @@
-"""Connectors are small, users put their own between ours, and none touches what it was given."""
+"""Row pipelines: default and custom connectors, and validation of their columns."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ class OnlyScored:
         return columns.select_rows(taking_part > 0)
 
 
-def test_the_default_is_a_list_of_named_connectors() -> None:
+def test_default_pipeline_lists_named_connectors() -> None:
     names = ["segment_rows", "step_values", "credit_on_tokens", "identities", "episode_facts"]
     assert default_pipeline().names == names
     assert default_pipeline("action").names == ["action_rows", *names[1:]]
     assert "identities" in default_pipeline() and len(list(default_pipeline())) == len(default_pipeline()) == 5
 
 
-def test_a_column_of_ones_own_becomes_an_array() -> None:
+def test_custom_column_becomes_a_batch_array() -> None:
     pipeline = default_pipeline()
     pipeline.insert_after("segment_rows", turn_numbers)
     assert rows_by(pipeline).batch["acted"].tolist() == [[0, 0, 1, 2, 2, 3], [3, 4, 0, 0, 0, 0]]
 
 
-def test_what_a_connector_masks_is_not_learnt_from() -> None:
+def test_tokens_masked_by_a_connector_get_no_loss() -> None:
     def no_first_tokens(columns: Columns) -> Columns:
         mask = columns.tokens["action_mask"].copy()
         mask[[2, 7]] = 0
@@ -74,7 +74,7 @@ def test_what_a_connector_masks_is_not_learnt_from() -> None:
     assert rows.non_tensor_batch["ends_episode"].tolist() == [True, False]
 
 
-def test_rows_may_be_left_out() -> None:
+def test_connector_can_drop_rows() -> None:
     pipeline = default_pipeline()
     pipeline.insert_after("credit_on_tokens", OnlyScored())
     assert "OnlyScored" in pipeline
@@ -85,7 +85,7 @@ def test_rows_may_be_left_out() -> None:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(made=batches())
-def test_taking_rows_is_indexing_the_batch(made: list[Played]) -> None:
+def test_select_rows_equals_indexing_the_batch(made: list[Played]) -> None:
     columns = row_columns([one.episode for one in made], [one.steps for one in made])
     order = np.arange(len(columns.lengths_B))[::-2]
     taken = pad_rows(columns.select_rows(order), pad_token_id=PAD)
@@ -96,7 +96,7 @@ def test_taking_rows_is_indexing_the_batch(made: list[Played]) -> None:
         np.testing.assert_array_equal(indexed.non_tensor_batch[key], values, err_msg=key)
 
 
-def test_advantages_are_standardized_per_action_before_they_are_expanded() -> None:
+def test_advantages_are_standardized_per_action_before_expansion() -> None:
     """Per token, the two tokens of the first action would count twice: a mean of 3, not 2.5."""
     pipeline = default_pipeline()
     pipeline.insert_after("step_values", standardized_advantages)
@@ -107,14 +107,14 @@ def test_advantages_are_standardized_per_action_before_they_are_expanded() -> No
 
 
 @pytest.mark.parametrize("advantages", [[0.1, 0.1], [0.1, None], [None, None]])
-def test_equal_advantages_become_zero_and_unknown_ones_stay_unknown(advantages: list[float | None]) -> None:
+def test_equal_advantages_become_zero_and_unknown_advantages_stay_nan(advantages: list[float | None]) -> None:
     steps = [step.model_copy(update={"advantage": a}) for step, a in zip(LONG.steps, advantages, strict=True)]
     made = standardized_advantages(step_values(Columns.from_episodes([LONG.episode], [steps])))
     expected = [np.nan if a is None else 0.0 for a in advantages]
     np.testing.assert_array_equal(made.steps["advantage"], expected)
 
 
-def test_inserting_and_removing() -> None:
+def test_connectors_can_be_inserted_and_removed() -> None:
     pipeline = RowPipeline([segment_rows])
     pipeline.append(identities)
     pipeline.insert_before("identities", turn_numbers, name="mine")
@@ -123,7 +123,7 @@ def test_inserting_and_removing() -> None:
     assert pipeline.names == ["segment_rows", "identities"]
 
 
-def test_wrong_names_are_refused() -> None:
+def test_unknown_and_duplicate_connector_names_are_rejected() -> None:
     pipeline = default_pipeline()
     with pytest.raises(ConfigError, match="unknown connector 'identitys'; did you mean 'identities'"):
         pipeline.insert_before("identitys", turn_numbers)
@@ -144,7 +144,7 @@ def test_connector_errors_name_the_connector() -> None:
         rows_by(forgetful)
 
 
-def test_columns_have_the_length_of_their_axis() -> None:
+def test_columns_must_have_the_length_of_their_axis() -> None:
     columns = segment_rows(Columns.from_episodes(EPISODES))
     for axis, size in (("tokens", 8), ("rows", 2), ("steps", 3)):
         with pytest.raises(ConfigError, match=rf"{axis} column 'x' has the shape \(9,\), but there are {size} {axis}"):
@@ -157,7 +157,7 @@ def test_a_pipeline_without_rows_makes_no_batch() -> None:
             lay_out(row_columns(EPISODES, STEPS, pipeline=RowPipeline([step_values])))
 
 
-def test_invalid_columns_are_not_laid_out() -> None:
+def test_layout_functions_reject_values_that_are_not_columns() -> None:
     batch = pad_rows(row_columns(EPISODES, STEPS), pad_token_id=PAD)
     for lay_out in (pack_rows, lambda columns: pad_rows(columns, pad_token_id=PAD)):
         for wrong, kind in ((batch, "a TokenBatch"), (EPISODES, "a list")):
@@ -165,7 +165,7 @@ def test_invalid_columns_are_not_laid_out() -> None:
                 lay_out(wrong)  # type: ignore[arg-type]
 
 
-def test_no_connector_changes_what_it_is_given() -> None:
+def test_connectors_do_not_modify_their_input() -> None:
     before = copy.deepcopy([episode.get_state() for episode in EPISODES])
     columns = Columns.from_episodes(EPISODES, STEPS, [1.0, None])
     for connector in (*default_pipeline(), standardized_advantages, turn_numbers):

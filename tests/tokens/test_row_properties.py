@@ -1,4 +1,4 @@
-"""Rows are what a plain loop makes of them, whatever the episodes, and lose and invent nothing."""
+"""Property tests of training rows against a reference loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_of(made: list[Played], **options: Any) -> TokenBatch:
 
 @quick
 @given(per=PER, padding=PADDING, made=batches())
-def test_rows_are_those_of_a_plain_loop(per: str, padding: str, made: list[Played]) -> None:
+def test_rows_match_a_reference_loop(per: str, padding: str, made: list[Played]) -> None:
     batch = rows_of(made, per=per, padding=padding).batch
     expected = [row for one in made for row in LOOPS[per](one)]
     assert len(batch["input_ids"]) == len(expected)
@@ -39,7 +39,7 @@ def test_rows_are_those_of_a_plain_loop(per: str, padding: str, made: list[Playe
 
 @quick
 @given(per=PER, made=batches())
-def test_the_side_of_the_padding(per: str, made: list[Played]) -> None:
+def test_padding_side_moves_rows_without_changing_them(per: str, made: list[Played]) -> None:
     right, left, outer = (rows_of(made, per=per, padding=side).batch for side in ("right", "left", "outer"))
     for index in range(len(right["input_ids"])):
         length = right["attention_mask"][index].sum()
@@ -54,7 +54,7 @@ def test_the_side_of_the_padding(per: str, made: list[Played]) -> None:
 
 @quick
 @given(padding=PADDING, made=batches())
-def test_prompt_and_completion_are_the_two_parts_of_the_row(padding: str, made: list[Played]) -> None:
+def test_prompt_and_completion_ids_are_the_two_parts_of_a_row(padding: str, made: list[Played]) -> None:
     batch = rows_of(made, padding=padding).batch
     expected = [row for one in made for row in looped_segments(one)]
     for key, part, on_left in (
@@ -69,7 +69,7 @@ def test_prompt_and_completion_are_the_two_parts_of_the_row(padding: str, made: 
 
 @quick
 @given(per=PER, made=batches())
-def test_packed_rows_hold_the_same(per: str, made: list[Played]) -> None:
+def test_packed_rows_equal_padded_rows(per: str, made: list[Played]) -> None:
     columns = row_columns([one.episode for one in made], [one.steps for one in made], per=per)
     packed, padded = pack_rows(columns), pad_rows(columns, pad_token_id=PAD).batch
     there = padded["attention_mask"] == 1
@@ -84,7 +84,7 @@ def test_packed_rows_hold_the_same(per: str, made: list[Played]) -> None:
 
 @quick
 @given(per=PER, made=batches())
-def test_the_loss_mask_is_the_product_where_there_is_an_advantage(per: str, made: list[Played]) -> None:
+def test_loss_mask_is_product_of_masks_where_advantage_is_known(per: str, made: list[Played]) -> None:
     credited = [
         Played(one.episode, one.turns, [s.model_copy(update={"advantage": 1.0}) for s in one.steps]) for one in made
     ]
@@ -107,7 +107,7 @@ def test_every_sampled_token_counts_once_per_segment_and_per_action(made: list[P
 
 @quick
 @given(made=batches(2))
-def test_concatenation_restores_exactly_what_the_model_saw(made: list[Played]) -> None:
+def test_rows_contain_exactly_the_prompts_the_model_saw(made: list[Played]) -> None:
     """Up to any action, a segment's row is that action's prompt; and so is the prompt of the action's own row."""
     segments, actions = rows_of(made).batch, rows_of(made, per="action").batch
     row = 0
@@ -128,7 +128,7 @@ def test_concatenation_restores_exactly_what_the_model_saw(made: list[Played]) -
 
 @quick
 @given(per=PER, made=batches(), scores=st.lists(st.none() | st.floats(0, 1), min_size=4, max_size=4))
-def test_one_row_ends_an_episode_that_sampled_anything(
+def test_exactly_one_row_ends_each_episode_with_sampled_tokens(
     per: str, made: list[Played], scores: list[float | None]
 ) -> None:
     batch = rows_of(made, per=per, scores=scores[: len(made)])
@@ -143,7 +143,7 @@ def test_one_row_ends_an_episode_that_sampled_anything(
 
 @quick
 @given(made=batches(2), start=st.integers(0, 3))
-def test_chunks_of_episodes_have_the_rows_of_their_own_tokens(made: list[Played], start: int) -> None:
+def test_episode_chunks_have_rows_of_their_own_tokens_only(made: list[Played], start: int) -> None:
     """What lies before a chunk is context, and a segment that is nothing else has no row."""
     episodes = []
     for one in made:
@@ -163,7 +163,7 @@ def test_chunks_of_episodes_have_the_rows_of_their_own_tokens(made: list[Played]
 
 @quick
 @given(made=batches())
-def test_episodes_are_left_as_they_were(made: list[Played]) -> None:
+def test_building_rows_does_not_modify_episodes(made: list[Played]) -> None:
     before = [(one.episode.get_state(), [step.model_dump() for step in one.steps]) for one in made]
     batch = rows_of(made)
     for values in batch.batch.values():

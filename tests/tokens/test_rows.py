@@ -1,4 +1,4 @@
-"""Rows are what the model saw and sampled; masks say what counts; values stand where they belong."""
+"""Layout of training rows: token ids, masks, values and facts per row."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def rows(values: list[float | None] | None = None) -> TokenBatch:
         ("step_rewards", [[0, 0, 0, 50.0, 0, -100.0], [0, 200.0, 0, 0, 0, 0]]),
     ],
 )
-def test_layout(key: str, expected: list[list[float]]) -> None:
+def test_batch_layout(key: str, expected: list[list[float]]) -> None:
     np.testing.assert_array_equal(rows().batch[key], expected)
 
 
-def test_where_the_policy_has_a_critic_returns_are_what_it_is_to_expect() -> None:
+def test_returns_are_returns_to_go_without_value_estimates_added() -> None:
     """A + V comes with the credit; rows take `return_to_go` as it is, and V is not added once more."""
     steps = [
         [step.model_copy(update={"policy_value_estimate": 3.0}) for step in episode_steps(e)] for e in (LONG, SHORT)
@@ -74,26 +74,26 @@ def test_where_the_policy_has_a_critic_returns_are_what_it_is_to_expect() -> Non
     np.testing.assert_array_equal(batch["returns"], [[0, 0, 3.5, 3.5, 0, 3.5], [0, 2.5, 0, 0, 0, 0]])
 
 
-def test_every_array_is_named_in_the_layout_test() -> None:
-    (mark,) = test_layout.pytestmark  # type: ignore[attr-defined]
+def test_layout_test_covers_every_array() -> None:
+    (mark,) = test_batch_layout.pytestmark  # type: ignore[attr-defined]
     assert {key for key, _ in mark.args[1]} == rows().batch.keys()
 
 
-def test_a_step_without_an_advantage_takes_no_part() -> None:
+def test_step_without_advantage_is_masked_out_of_the_loss() -> None:
     batch = rows([None, 1.0]).batch
     np.testing.assert_array_equal(batch["loss_mask"][0], [0, 0, 0, 0, 0, 1])
     np.testing.assert_array_equal(batch["action_mask"][0], [0, 0, 1, 1, 0, 1])
     np.testing.assert_array_equal(batch["advantages"][0], [0, 0, 0, 0, 0, 1.0])
 
 
-def test_an_unscored_episode_has_an_empty_loss_mask() -> None:
+def test_unscored_episode_has_empty_loss_mask() -> None:
     batch = rows([None, None]).batch
     assert not batch["loss_mask"][0].any()
     assert batch["loss_mask"][1].any()
     assert not build_rows([LONG], pad_token_id=PAD).batch["loss_mask"].any()
 
 
-def test_a_rewritten_context_gives_a_row_per_segment() -> None:
+def test_rewritten_context_starts_a_new_row() -> None:
     made = episode("two", [([1, 2], [3]), ([1, 9], [4])])
     batch = build_rows([made], [valued(made, [1.0, 2.0])], pad_token_id=PAD)
     assert batch.batch["input_ids"].tolist() == [[1, 2, 3], [1, 9, 4]]
@@ -102,7 +102,7 @@ def test_a_rewritten_context_gives_a_row_per_segment() -> None:
     assert batch.non_tensor_batch["segment"].tolist() == [0, 1]
 
 
-def test_an_unknown_logprob_stays_unknown() -> None:
+def test_unknown_logprob_is_nan() -> None:
     made = SingleAgentEpisode("r")
     made.add_env_reset("o")
     made.tokens.add_turn(0, [1], [2], None)
@@ -110,14 +110,14 @@ def test_an_unknown_logprob_stays_unknown() -> None:
     assert np.isnan(build_rows([made], pad_token_id=PAD).batch["logprobs"][0, 1])
 
 
-def test_names_and_facts() -> None:
+def test_batch_has_ids_and_meta_info() -> None:
     batch = rows()
     assert batch.non_tensor_batch["rollout_id"].tolist() == ["long", "short"]
     assert batch.non_tensor_batch["group_id"].tolist() == ["group of long", "group of short"]
     assert batch.meta_info == {"pad_token_id": PAD, "padding": "right"}
 
 
-def test_what_reward_managers_ask_of_an_episode() -> None:
+def test_batch_has_the_facts_that_reward_managers_read() -> None:
     made = SingleAgentEpisode("r")
     made.add_env_reset("o", {"won": False})
     image = {"url": "data:image/png;base64,AA=="}
@@ -143,7 +143,7 @@ def test_what_reward_managers_ask_of_an_episode() -> None:
 
 
 @pytest.mark.parametrize("index", [slice(1, None), [1], np.array([1]), np.array([False, True])])
-def test_rows_are_taken_by_slice_list_and_mask(index: slice | list[int] | np.ndarray) -> None:
+def test_rows_can_be_indexed_by_slice_list_and_mask(index: slice | list[int] | np.ndarray) -> None:
     part = rows()[index]
     assert isinstance(part, TokenBatch)
     assert len(part) == 1
@@ -152,7 +152,7 @@ def test_rows_are_taken_by_slice_list_and_mask(index: slice | list[int] | np.nda
     assert part.meta_info == {"pad_token_id": PAD, "padding": "right"}
 
 
-def test_an_int_gives_one_row_without_the_leading_axis() -> None:
+def test_int_index_returns_a_row_without_the_leading_axis() -> None:
     item = rows()[-1]
     assert isinstance(item, TokenItem)
     assert item.batch["prompt_ids"].tolist() == [7, PAD]
@@ -162,14 +162,14 @@ def test_an_int_gives_one_row_without_the_leading_axis() -> None:
         rows()[2]
 
 
-def test_nothing_to_train_on_is_an_empty_batch() -> None:
+def test_episodes_without_tokens_give_an_empty_batch() -> None:
     without_tokens = SingleAgentEpisode("r")
     assert len(build_rows([without_tokens], [[]], pad_token_id=PAD)) == 0
     assert len(build_rows([], pad_token_id=PAD)) == 0
     assert len(rows()[[]]) == 0
 
 
-def test_a_row_per_action_has_everything_before_it_as_its_prompt() -> None:
+def test_action_row_has_all_preceding_tokens_as_prompt() -> None:
     batch = build_rows([LONG], [valued(LONG, [0.5, -1.0])], pad_token_id=PAD, per="action")
     assert batch.batch["prompt_ids"].tolist() == [[1, 2, PAD, PAD, PAD], [1, 2, 3, 4, 5]]
     assert batch.batch["completion_ids"].tolist() == [[3, 4], [6, PAD]]
@@ -203,7 +203,7 @@ def test_pad_token_id_must_be_a_token_id(pad_token_id: object) -> None:
         build_rows([LONG], pad_token_id=pad_token_id)  # type: ignore[arg-type]
 
 
-def test_a_version_may_be_a_time_in_milliseconds() -> None:
+def test_policy_version_can_be_a_time_in_milliseconds() -> None:
     made = SingleAgentEpisode("r")
     made.add_env_reset("o")
     made.tokens.add_turn(0, [1], [2, 3], policy_version=1_800_000_000_000)

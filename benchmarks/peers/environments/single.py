@@ -1,4 +1,4 @@
-"""A single-turn environment for verifiers."""
+"""A single-turn environment for verifiers. Run by `rollouts.py` with `vf-eval`."""
 
 import verifiers as vf
 from datasets import Dataset

@@ -1,4 +1,4 @@
-"""A tool environment for verifiers: the server asks for four additions and then answers."""
+"""A tool environment for verifiers: four tool calls, then the answer. Run by `rollouts.py` with `vf-eval`."""
 
 import verifiers as vf
 from datasets import Dataset

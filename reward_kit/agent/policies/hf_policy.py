@@ -177,7 +177,7 @@ class HFAgentPolicy(AgentPolicy):
     def module(self) -> nn.Module:
         """The weights being trained: a `transformers` model or a `PolicyWithValue`; the engine uses a copy.
 
-        Weights from a directory are loaded again on first use, since a policy that only acts does not need a second copy.
+        Weights from a directory are loaded again on first use, since a policy that only acts needs no second copy.
         """
         return self._given if self._given is not None else self._load()
 

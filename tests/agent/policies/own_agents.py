@@ -1,4 +1,4 @@
-"""Agents with loops of their own, and an episode of one in front of a scripted model."""
+"""Agents with their own loops, and an episode of such an agent with a scripted model."""
 
 from __future__ import annotations
 

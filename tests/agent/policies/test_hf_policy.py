@@ -1,4 +1,4 @@
-"""A language model acts in real worlds: what it saw and sampled is recorded, and proved by computing it anew."""
+"""Test language models in real environments, with recorded log-probabilities recomputed from the tokens."""
 
 import json
 from contextlib import asynccontextmanager
@@ -87,7 +87,7 @@ def gap(policy, episodes, padding, temperature=1.0):
 
 
 @pytest.mark.parametrize("padding", ["right", "left", "outer"])
-async def test_recorded_logprobs_are_those_of_the_model_on_the_exact_tokens(padding):
+async def test_recorded_logprobs_match_the_model_on_the_exact_tokens(padding):
     async with a_policy(max_new_tokens=8, temperature=0.7, action_format="plain") as policy:
         episodes = await episodes_of(policy, LAKE)
         assert gap(policy, episodes, padding, 0.7) < 1e-4
@@ -96,7 +96,7 @@ async def test_recorded_logprobs_are_those_of_the_model_on_the_exact_tokens(padd
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama", "mistral", "plain", "bare"])
-async def test_a_constrained_policy_makes_valid_calls_only_and_its_masks_are_recorded(form):
+async def test_constrained_policy_makes_only_valid_calls_and_records_masks(form):
     async with a_policy(constrain=True, action_format=form, max_new_tokens=80) as policy:
         episodes = await episodes_of(policy, LAKE)
         for episode in episodes:
@@ -113,7 +113,7 @@ async def test_a_constrained_policy_makes_valid_calls_only_and_its_masks_are_rec
         assert gap(policy, episodes, "right") < 1e-4
 
 
-async def test_a_world_that_lists_its_commands_constrains_every_step_anew():
+async def test_listed_commands_constrain_every_step():
     options = {"constrain": True, "action_format": "bare", "tools_in_prompt": False, "max_new_tokens": 12}
     async with a_policy(WORDS, undecided(WORDS), **options) as policy:
         episodes = await episodes_of(policy, CHORES, size=4)
@@ -125,7 +125,7 @@ async def test_a_world_that_lists_its_commands_constrains_every_step_anew():
         assert [segment.reason for segment in episodes[0].tokens.segments] == ["start"]
 
 
-async def test_free_text_follows_a_grammar_and_its_masks_are_recorded():
+async def test_free_text_follows_the_grammar_and_records_masks():
     task = CHORES.model_copy(
         update={"base_resource_config": {"action_form": "text", "index": 3}, "max_episode_steps": 2}
     )
@@ -139,7 +139,7 @@ async def test_free_text_follows_a_grammar_and_its_masks_are_recorded():
         assert gap(policy, episodes, "outer") < 1e-4
 
 
-async def test_tools_that_change_in_the_prompt_begin_segments_that_say_so():
+async def test_changed_tools_in_the_prompt_begin_segments_with_a_reason():
     options = {"constrain": True, "action_format": "plain", "max_new_tokens": 12}
     async with a_policy(WORDS, undecided(WORDS), **options) as policy:
         episodes = await episodes_of(policy, CHORES, size=4)
@@ -148,7 +148,7 @@ async def test_tools_that_change_in_the_prompt_begin_segments_that_say_so():
         assert gap(policy, episodes, "right") < 1e-4
 
 
-async def test_usage_version_value_and_the_end_of_an_answer_are_recorded():
+async def test_usage_version_value_and_end_token_are_recorded():
     module = PolicyWithValue(small_llama(len(BYTES), context=4096))
     torch.nn.init.normal_(module.value_head.weight, generator=torch.Generator().manual_seed(1))
     async with a_policy(model=module, constrain=True, action_format="plain") as policy:
@@ -166,7 +166,7 @@ async def test_usage_version_value_and_the_end_of_an_answer_are_recorded():
         assert first.token_ids[-1] == BYTES.eos_token_id
 
 
-async def test_an_answer_that_was_cut_is_ended_by_tokens_that_nobody_sampled():
+async def test_cut_answer_is_closed_by_unsampled_tokens():
     async with a_policy(model=undecided(BYTES), max_new_tokens=3, action_format="plain") as policy:
         (episode,) = await episodes_of(policy, LAKE, size=1)
         assert episode.get_infos(1)["finish_reason"] == "length"
@@ -176,14 +176,14 @@ async def test_an_answer_that_was_cut_is_ended_by_tokens_that_nobody_sampled():
         assert second.prompt_ids[len(first.prompt_ids) + 3] == BYTES.eos_token_id
 
 
-async def test_a_full_context_ends_the_episode_and_does_not_break_it():
+async def test_full_context_ends_the_episode_as_a_limit():
     async with a_policy(max_new_tokens=50, max_context=700, action_format="plain") as policy:
         (episode,) = await episodes_of(policy, LAKE.model_copy(update={"max_episode_steps": 50}), size=1)
         assert episode.custom_data["stop_reason"] == "context_limit"
         assert len(episode) > 0
 
 
-async def test_the_same_seed_gives_the_same_episodes_and_another_one_others():
+async def test_episodes_depend_only_on_the_seed():
     async def play(run_seed):
         async with a_policy(max_new_tokens=6, action_format="plain", lockstep=True) as policy:
             episodes = await episodes_of(policy, LAKE, run_seed=run_seed)
@@ -195,7 +195,7 @@ async def test_the_same_seed_gives_the_same_episodes_and_another_one_others():
     assert len({str(state["ids"]) for state in first}) == 3
 
 
-async def test_new_weights_act_once_they_are_published():
+async def test_new_weights_act_after_publication():
     async with a_policy(constrain=True, action_format="bare", max_new_tokens=20, temperature=0) as policy:
         before = (await episodes_of(policy, LAKE, size=1))[0].get_actions()
         with torch.no_grad():
@@ -208,7 +208,7 @@ async def test_new_weights_act_once_they_are_published():
         assert policy.version == 3
 
 
-async def test_a_critic_is_published_with_its_model_or_not_at_all():
+async def test_critic_and_model_are_published_together():
     module = PolicyWithValue(small_llama(len(BYTES), context=4096))
     async with a_policy(model=module, constrain=True, action_format="bare", max_new_tokens=20) as policy:
 
@@ -230,14 +230,14 @@ async def test_a_critic_is_published_with_its_model_or_not_at_all():
         assert await value() == pytest.approx(7.0)
 
 
-async def test_a_critic_that_is_not_there_is_not_published():
+async def test_weights_of_a_missing_critic_are_rejected():
     async with a_policy() as policy:
         weights = {**policy.module.state_dict(), "value_head.bias": torch.zeros(1)}
         with pytest.raises(PolicyError, match="unknown bias of the value head"):
             await policy.publish(1, weights)
 
 
-def test_models_are_read_without_progress_bars_and_the_users_setting_stays(folder, capfd):
+def test_loading_hides_progress_bars_and_restores_the_user_setting(folder, capfd):
     from transformers.utils import logging
 
     hook = logging.set_tqdm_hook(None)
@@ -249,7 +249,7 @@ def test_models_are_read_without_progress_bars_and_the_users_setting_stays(folde
     assert logging.set_tqdm_hook(hook) is hook
 
 
-async def test_a_text_task_needs_no_format():
+async def test_text_task_needs_no_action_format():
     task = TaskDefinitionModel(name="talk", initial_user_prompt="Say something.")
     async with a_policy(byte_tokenizer(PLAIN_TEXT), max_new_tokens=4) as policy:
         (episode,) = await episodes_of(policy, task, size=1)
@@ -258,7 +258,7 @@ async def test_a_text_task_needs_no_format():
         assert len(output.log_probs["token_ids"]) <= 4
 
 
-async def test_what_cannot_be_trained_on_says_why():
+async def test_untrainable_sampling_options_report_the_reason():
     for options, reason in (
         ({"temperature": 0}, "temperature 0"),
         ({"top_p": 0.9}, "top_p and top_k"),
@@ -268,7 +268,7 @@ async def test_what_cannot_be_trained_on_says_why():
             assert reason in policy.untrainable_reason
 
 
-async def test_a_format_that_cannot_be_told_breaks_the_episode_with_what_to_set():
+async def test_undetectable_format_fails_the_episode_with_the_options():
     async with a_policy(byte_tokenizer(PLAIN_TEXT)) as policy:
         (episode,) = await collect_group(RLRolloutWorker(LAKE, policy), Sample("lake"), 1)
         assert "set action_format to hermes, llama, mistral, plain or bare" in episode.custom_data["failure"]["message"]
@@ -282,7 +282,7 @@ def folder(tmp_path_factory):
     return path
 
 
-async def test_a_folder_is_loaded_and_its_weights_are_read_again_to_be_trained(folder):
+async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
     policy = make_policy("hf", {"model": "small", "max_new_tokens": 4, "action_format": "plain"}, folder.parent)
     assert isinstance(policy, HFAgentPolicy)
     episodes = await episodes_of(policy, LAKE, size=1)
@@ -327,28 +327,28 @@ async def test_a_folder_is_loaded_and_its_weights_are_read_again_to_be_trained(f
         ({}, "policy 'hf' needs policy.model"),
     ],
 )
-def test_bad_options_are_one_clear_error(folder, options, message):
+def test_invalid_option_raises_one_config_error(folder, options, message):
     with pytest.raises(ConfigError, match=message):
         make_policy("hf", options, folder.parent)
 
 
-def test_a_model_without_its_tokenizer_is_refused():
+def test_model_object_without_tokenizer_is_rejected():
     with pytest.raises(ConfigError, match="tokenizer: a model object needs its tokenizer"):
         HFAgentPolicy(small_llama(10))
 
 
-def test_the_tokenizer_of_a_larger_model_is_refused():
+def test_tokenizer_larger_than_the_model_is_rejected():
     with pytest.raises(ConfigError, match=r"tokenizer: it has \d+ tokens and the model 10"):
         HFAgentPolicy(small_llama(10), BYTES)
 
 
-async def test_foreign_weights_are_refused():
+async def test_weights_of_another_model_are_rejected():
     async with a_policy() as policy:
         with pytest.raises(PolicyError, match="do not fit the model"):
             await policy.publish(1, {"nothing": torch.zeros(1)})
 
 
-def test_a_device_that_is_not_there_is_told_with_what_is(folder):
+def test_unavailable_device_is_reported_with_available_devices(folder):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     message = r"^device: 'cuda' cannot be used; on this machine torch supports only cpu \("
@@ -357,10 +357,10 @@ def test_a_device_that_is_not_there_is_told_with_what_is(folder):
     assert "AssertionError" not in str(told.value)
 
 
-class TestWhatAModelRemembers:
+class TestStoredOptions:
     """A model goes on as it was taught, or it is said that it is asked for something else."""
 
-    async def test_options_go_with_the_tokenizer_wherever_it_is_saved(self, tmp_path):
+    async def test_options_are_saved_with_the_tokenizer(self, tmp_path):
         async with a_policy(byte_tokenizer(), action_format="bare", tools_in_prompt=False) as policy:
             assert policy.taught == {"action_format": "bare", "tools_in_prompt": False}
             assert save_weights(tmp_path / "model", policy)
@@ -382,7 +382,7 @@ class TestWhatAModelRemembers:
             ({"tools_in_prompt": True}, "tools_in_prompt: the model was trained with false, .* here it is true"),
         ],
     )
-    def test_a_contradiction_is_refused(self, tmp_path, options, told):
+    def test_contradicting_options_are_rejected(self, tmp_path, options, told):
         tokenizer = byte_tokenizer()
         remember(tokenizer, action_format="bare")
         remember(tokenizer, tools_in_prompt=False)
@@ -390,7 +390,7 @@ class TestWhatAModelRemembers:
         with pytest.raises(ConfigError, match=told):
             make_policy("hf", {"model": "model", **options}, tmp_path)
 
-    def test_what_is_no_option_is_not_kept_and_what_is_unknown_is_not_read(self):
+    def test_unknown_stored_options_are_ignored_and_cannot_be_saved(self):
         tokenizer = byte_tokenizer()
         with pytest.raises(ConfigError, match="unknown option temperature"):
             remember(tokenizer, temperature=1.0)
@@ -398,7 +398,7 @@ class TestWhatAModelRemembers:
         assert remembered(tokenizer) == {"tool_role": "user"}
 
 
-def test_without_weights_everything_is_there_but_them(folder):
+def test_meta_device_builds_the_policy_without_weights(folder):
     policy = make_policy("hf", {"model": "small", "device": "meta", "value_head": True}, folder.parent)
     assert {one.device.type for one in policy.module.parameters()} == {"meta"}
     assert "value_head.weight" in dict(policy.module.named_parameters())

@@ -1,4 +1,4 @@
-"""The page on local models says what is so."""
+"""Test that the page on local models matches the code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
 
 
-def test_the_keys_are_those_of_the_policy_with_their_defaults() -> None:
+def test_page_lists_every_policy_option_with_its_default() -> None:
     parameters = inspect.signature(HFAgentPolicy).parameters
     listed = {}
     for keys, default, _ in rows("Key | Default | Meaning"):
@@ -33,7 +33,7 @@ def test_the_keys_are_those_of_the_policy_with_their_defaults() -> None:
             assert default.strip("`") == str(actual).replace("True", "true").replace("False", "false"), key
 
 
-def test_the_formats_and_the_reasons_are_those_of_the_code() -> None:
+def test_page_lists_every_format_and_segment_reason() -> None:
     assert {name.strip("`") for name, _ in rows("`action_format` | The model writes")} == {*FORMATS, "template"}
     reasons = {
         value

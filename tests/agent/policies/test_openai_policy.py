@@ -1,4 +1,4 @@
-"""`OpenAIAgentPolicy` against a real local server: what it sends, and what action it makes of each answer."""
+"""Test the requests of `OpenAIAgentPolicy` to a local server and the actions it parses from each answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def act(behaviour, observation=HELLO, tools=TOOLS, **options):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_text(stream):
+async def test_text_answer_becomes_a_text_action(stream):
     output = await act(answer("hello"), stream=stream)
     assert output.action_structured == {"type": "text", "content": "hello"}
     assert output.raw_policy_output == "hello"
@@ -45,21 +45,21 @@ async def test_text(stream):
 
 
 @pytest.mark.parametrize("text", [None, ""])
-async def test_an_empty_answer_is_an_empty_text(text):
+async def test_empty_answer_is_an_empty_text(text):
     output = await act(answer(text))
     assert output.action_structured == {"type": "text", "content": ""}
     assert output.raw_policy_output == ""
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_call(stream):
+async def test_single_call_becomes_a_tool_call(stream):
     output = await act(tool_calls([("move", {"to": "north"})]), stream=stream)
     expected = {"type": "tool_call", "name": "move", "arguments": {"to": "north"}, "id": "call_move_0"}
     assert output.action_structured == expected
     assert output.raw_policy_output is None
 
 
-async def test_one_call_with_text_keeps_the_text():
+async def test_single_call_with_text_keeps_the_text():
     output = await act(tool_calls([("move", {"to": "north"})], "Going."))
     assert output.action_structured == {
         "type": "tool_calls",
@@ -70,7 +70,7 @@ async def test_one_call_with_text_keeps_the_text():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_ten_parallel_calls_in_order(stream):
+async def test_ten_parallel_calls_keep_their_order(stream):
     output = await act(tool_calls([("move", {"to": str(n)}) for n in range(10)]), stream=stream)
     calls = output.action_structured["calls"]
     assert [call["arguments"]["to"] for call in calls] == [str(n) for n in range(10)]
@@ -78,7 +78,7 @@ async def test_ten_parallel_calls_in_order(stream):
 
 
 @pytest.mark.parametrize("text", ['{"to": ', "[1]", '"north"', "null", '{"x": NaN}', "move north", "[" * 100_000])
-async def test_arguments_that_are_no_object_go_along_verbatim(text):
+async def test_arguments_that_are_not_an_object_are_kept_verbatim(text):
     output = await act(tool_calls([("move", text)]))
     assert output.action_structured == {
         "type": "tool_call",
@@ -88,16 +88,16 @@ async def test_arguments_that_are_no_object_go_along_verbatim(text):
     }
 
 
-async def test_no_arguments_at_all_are_empty_ones():
+async def test_missing_arguments_are_an_empty_object():
     assert (await act(tool_calls([("move", "")]))).action_structured["arguments"] == {}
 
 
-async def test_reasoning_goes_with_the_action():
+async def test_reasoning_is_part_of_the_action():
     output = await act(answer("42", message={"reasoning_content": "hm"}))
     assert output.action_structured == {"type": "text", "content": "42", "reasoning_content": "hm"}
 
 
-async def test_token_ids_logprobs_and_cost(tmp_path):
+async def test_token_ids_logprobs_and_cost_are_recorded(tmp_path):
     prices = tmp_path / "prices.yaml"
     prices.write_text("m: {input: 1000000, output: 10}\n")
     tokens = {"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}, "token_ids": [9]}
@@ -112,7 +112,7 @@ async def test_token_ids_logprobs_and_cost(tmp_path):
     }
 
 
-async def test_what_is_sent():
+async def test_request_contains_every_configured_option():
     options = {
         "temperature": 0,
         "top_p": 0.9,
@@ -140,7 +140,7 @@ async def test_what_is_sent():
     assert not {"tools", "parallel_tool_calls"} & without_tools.keys()
 
 
-async def test_nothing_is_sent_that_was_not_asked_for():
+async def test_unset_options_are_not_sent():
     async with ChatServer([answer()]) as server, session_at(server, send_seed=False) as session:
         await session.get_action(HELLO)
         assert server.bodies[0].keys() == {"model", "messages"}
@@ -156,7 +156,7 @@ async def test_each_episode_sends_its_own_seed():
         assert sorted(body.get("seed", -1) for body in server.bodies) == [-1, *range(20)]
 
 
-async def test_a_growing_conversation_arrives_whole_in_every_turn():
+async def test_every_turn_sends_the_whole_conversation():
     conversation = list(HELLO)
     async with ChatServer(lambda _: answer()) as server, session_at(server) as session:
         for turn in range(5):
@@ -167,7 +167,7 @@ async def test_a_growing_conversation_arrives_whole_in_every_turn():
 
 
 @pytest.mark.parametrize("send", [False, True])
-async def test_earlier_reasoning_is_sent_back_only_when_asked(send):
+async def test_earlier_reasoning_is_sent_only_if_enabled(send):
     conversation = [*HELLO, Message(role="assistant", content="a", reasoning_content="hm"), HELLO[1]]
     async with ChatServer([answer()]) as server, session_at(server, send_reasoning=send) as session:
         await session.get_action(conversation)
@@ -180,7 +180,7 @@ async def test_faults_are_retried_within_an_action():
         assert (await session.get_action(HELLO)).raw_policy_output == "there"
 
 
-async def test_a_failure_is_a_provider_error_and_the_next_action_works():
+async def test_exhausted_retries_raise_provider_error_and_next_action_works():
     script = [status(503), status(503), answer("back")]
     async with ChatServer(script) as server, session_at(server, max_attempts=2) as session:
         with pytest.raises(ProviderError, match="gave up after 2 attempts"):
@@ -211,13 +211,13 @@ async def test_a_failure_is_a_provider_error_and_the_next_action_works():
         ({"price_file": "/no/such/file.yaml"}, "price file /no/such/file.yaml cannot be read"),
     ],
 )
-def test_a_wrong_option_is_a_config_error_that_names_it(options, said):
+def test_invalid_option_is_named_in_the_config_error(options, said):
     with pytest.raises(ConfigError) as caught:
         OpenAIAgentPolicy(**{"model": "m", "base_url": "http://127.0.0.1:1/v1", **options})
     assert said in str(caught.value)
 
 
-def test_the_key_comes_from_the_named_variable_and_is_not_shown(monkeypatch, tmp_path):
+def test_api_key_is_read_from_its_variable_and_never_shown(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

@@ -1,4 +1,4 @@
-"""`OpenAIAgentPolicy` with what a run shares: recordings, limits, prices."""
+"""Test `OpenAIAgentPolicy` with the recordings, limits and prices that a run shares."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def without_times(episode):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_replayed_episodes_are_the_same_without_a_server_and_without_a_key(tmp_path, monkeypatch, stream):
+async def test_replayed_episodes_need_no_server_and_no_key(tmp_path, monkeypatch, stream):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
     options = {"model": "m", "stream": stream}
@@ -68,18 +68,18 @@ async def test_replayed_episodes_are_the_same_without_a_server_and_without_a_key
     assert replayed == recorded
 
 
-def test_only_policies_that_take_a_traffic_are_given_one():
+def test_provider_session_is_passed_only_to_policies_that_accept_it():
     shared = ProviderSession()
     assert make_policy("openai", {"model": "m", "base_url": "http://a/v1"}, traffic=shared)._endpoint._traffic is shared
     assert isinstance(make_policy("scripted", {"actions": []}, traffic=shared), ScriptedPolicy)
 
 
-def test_a_traffic_is_no_key_of_a_task_file():
+def test_traffic_is_not_a_task_file_key():
     with pytest.raises(ConfigError, match=r"policy\.traffic: unknown key for policy 'openai'"):
         make_policy("openai", {"model": "m", "base_url": "http://a/v1", "traffic": None})
 
 
-def test_two_policies_of_a_run_that_disagree_on_the_rates_of_one_model_are_refused():
+def test_policies_with_conflicting_rates_for_a_model_are_rejected():
     shared, options = ProviderSession(), {"model": "m", "base_url": "http://a/v1"}
     make_policy("openai", {**options, "requests_per_minute": 60}, traffic=shared)
     make_policy("openai", {**options, "model": "other"}, traffic=shared)
@@ -88,7 +88,7 @@ def test_two_policies_of_a_run_that_disagree_on_the_rates_of_one_model_are_refus
         make_policy("openai", {**options, "requests_per_minute": 90}, traffic=shared)
 
 
-def test_the_cost_is_known_where_the_price_file_has_the_model(tmp_path):
+def test_cost_is_known_if_the_price_file_lists_the_model(tmp_path):
     prices = tmp_path / "prices.yaml"
     prices.write_text("m: {input: 1, output: 1}\n")
     policies = {

@@ -1,4 +1,4 @@
-"""Agents that bring their own loop: every answer of the model is recorded, and what they did with it."""
+"""Test agents with their own loop: every model answer is recorded with its tool results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.chat_server import Behaviour, answer, tool_calls
 
 
 @pytest.mark.parametrize("agent", [loop, streaming_loop, threaded_loop])
-async def test_an_agent_and_its_calls_make_the_episode_a_plain_policy_would_make(agent: Callable[..., Any]) -> None:
+async def test_own_agent_episode_equals_a_plain_policy_episode(agent: Callable[..., Any]) -> None:
     script = [SUM, tool_calls([("add", {"x": 3, "y": 4}), ("add", {"x": 5, "y": 6})], "Two more."), answer("18")]
     episode, server = await collect(script, agent)
     assert shown(episode) == [
@@ -54,7 +54,7 @@ async def test_an_agent_and_its_calls_make_the_episode_a_plain_policy_would_make
     assert {request.headers["Authorization"] for request in server.requests} == {"Bearer secret"}
 
 
-async def test_token_ids_and_logprobs_of_the_real_model_become_token_rows() -> None:
+async def test_token_ids_and_logprobs_become_token_rows() -> None:
     def reply(prompt: list[int], sampled: list[int], behaviour: Callable[..., Behaviour] = answer, **rest: Any):
         entries = [{"token": f"t{t}", "logprob": -0.5, "top_logprobs": []} for t in sampled]
         choice = {"token_ids": sampled, "logprobs": {"content": entries}}
@@ -72,7 +72,7 @@ async def test_token_ids_and_logprobs_of_the_real_model_become_token_rows() -> N
     assert all(body["return_token_ids"] and body["logprobs"] and body["temperature"] == 0.5 for body in server.bodies)
 
 
-async def test_the_policys_options_go_before_the_agents_and_the_rest_passes_through() -> None:
+async def test_policy_options_override_those_of_the_agent() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         form = {"type": "json_object"}
         await ask(base_url, "Add.", temperature=1.9, max_tokens=5, model="gpt", stop=["x"], response_format=form, n=1)
@@ -83,14 +83,14 @@ async def test_the_policys_options_go_before_the_agents_and_the_rest_passes_thro
     assert (body["stop"], body["response_format"]) == (["x"], {"type": "json_object"}) and "n" not in body
 
 
-async def test_the_world_counts_what_the_agent_calls() -> None:
+async def test_tool_calls_of_the_agent_step_the_resource() -> None:
     episode, _ = await collect([COUNT, COUNT, answer("4")], loop, tools=None, resource_type=WORLD)
     assert list(episode.get_rewards()) == [2.0, 2.0, 0.0]
     assert episode.get_infos(2)["state_key"] == "count 4"
     assert episode.custom_data["final_state"]["payload"] == b'{"total":4}'
 
 
-async def test_wrong_calls_answer_the_agent_and_are_counted() -> None:
+async def test_invalid_calls_are_answered_and_counted() -> None:
     script = [tool_calls([("ad", {})]), tool_calls([("add", "{")]), answer("I give up")]
     episode, _ = await collect(script, loop)
     texts = [text for role, text in shown(episode) if role == "tool"]
@@ -98,7 +98,7 @@ async def test_wrong_calls_answer_the_agent_and_are_counted() -> None:
     assert [info["is_action_valid"] for info in episode.get_infos(slice(1, None))] == [False, False, True]
 
 
-async def test_a_text_does_not_end_an_agent_that_goes_on() -> None:
+async def test_text_does_not_end_an_agent_that_continues() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         first = (await ask(base_url, "Add."))["choices"][0]["message"]
         messages = [*task.messages, first, {"role": "user", "content": "Sure?"}]
@@ -110,7 +110,7 @@ async def test_a_text_does_not_end_an_agent_that_goes_on() -> None:
     assert reason(episode) == "answered"
 
 
-async def test_what_the_agent_makes_of_the_prompt_is_how_the_record_begins() -> None:
+async def test_record_begins_with_the_prompt_the_agent_sent() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         await ask(base_url, f"You are kind. {task.prompt}")
 
@@ -118,7 +118,7 @@ async def test_what_the_agent_makes_of_the_prompt_is_how_the_record_begins() -> 
     assert shown(episode) == [("user", "You are kind. Add."), ("assistant", "3")]
 
 
-async def test_a_rewritten_context_is_kept_beside_the_conversation() -> None:
+async def test_rewritten_context_is_recorded_with_the_conversation() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         await ask(base_url, "Add.")
         await ask(base_url, "In short: add.")
@@ -130,7 +130,7 @@ async def test_a_rewritten_context_is_kept_beside_the_conversation() -> None:
 
 
 @pytest.mark.parametrize(("returned", "steps"), [(None, 1), (" 3 ", 1), ("three", 2)])
-async def test_the_text_that_an_agent_returns_is_its_last_word(returned: str | None, steps: int) -> None:
+async def test_returned_text_becomes_the_final_answer(returned: str | None, steps: int) -> None:
     async def agent(task: AgentTask, base_url: str) -> str | None:
         await ask(base_url, task.prompt)
         return returned
@@ -140,7 +140,7 @@ async def test_the_text_that_an_agent_returns_is_its_last_word(returned: str | N
     assert reason(episode) == ("answered" if steps == 1 else "terminate_action")
 
 
-async def test_an_agent_that_never_asks_the_model_is_one_step() -> None:
+async def test_agent_without_model_requests_is_one_step() -> None:
     async def agent(task: AgentTask, base_url: str) -> str:
         return await task.call_tool("add", {"by": 3})
 
@@ -150,7 +150,7 @@ async def test_an_agent_that_never_asks_the_model_is_one_step() -> None:
     assert reason(episode) == "terminate_action"
 
 
-async def test_results_are_known_also_where_the_agent_ends_without_telling_the_model() -> None:
+async def test_results_are_recorded_if_the_agent_ends_after_its_calls() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         await ask(base_url, "Add.")
         await task.call_tool("add", {"x": 1, "y": 2})
@@ -161,7 +161,7 @@ async def test_results_are_known_also_where_the_agent_ends_without_telling_the_m
     assert episode.messages[2].tool_call_id == "call_add_0" and reason(episode) == "answered"
 
 
-async def test_a_closing_text_costs_nothing_under_a_limit_on_cost(tmp_path) -> None:
+async def test_returned_text_costs_nothing_under_a_cost_limit(tmp_path) -> None:
     (tmp_path / "prices.yaml").write_text("m: {input: 1.0, output: 1.0}\n")
 
     async def agent(task: AgentTask, base_url: str) -> str:
@@ -174,14 +174,14 @@ async def test_a_closing_text_costs_nothing_under_a_limit_on_cost(tmp_path) -> N
     assert episode.custom_data["usage"]["cost"] == pytest.approx(18e-6)
 
 
-async def test_steps_are_views_with_the_usage_of_the_model() -> None:
+async def test_steps_include_the_usage_of_the_model() -> None:
     episode, _ = await collect([SUM, answer("3")], loop)
     first, last = episode_steps(episode)
     assert first.action_taken["name"] == "add" and first.policy_logprobs["usage"]["prompt_tokens"] == 11
     assert last.is_done and [said.role for said in first.resulting_messages_history] == ["user", "assistant", "tool"]
 
 
-def test_a_task_file_names_the_agent_beside_it(tmp_path) -> None:
+def test_task_file_names_the_agent_by_path(tmp_path) -> None:
     (tmp_path / "mine.py").write_text("async def agent(task, base_url): ...\ndef short(task): ...\nnumber = 3\n")
     options = {"agent": "mine.py:agent", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
     assert repr(make_policy("own_agent", options, tmp_path)).startswith("OwnAgentPolicy('agent'")
@@ -199,7 +199,7 @@ def test_a_task_file_names_the_agent_beside_it(tmp_path) -> None:
         make_policy("own_agent", {}, tmp_path)
 
 
-async def test_there_is_no_action_outside_of_an_episode() -> None:
+async def test_get_action_outside_an_episode_is_rejected() -> None:
     async with served([], loop) as (_, policy):
         with pytest.raises(PolicyError, match="open a session"):
             await policy.get_action([])
@@ -207,7 +207,7 @@ async def test_there_is_no_action_outside_of_an_episode() -> None:
         await session.close()
 
 
-async def test_an_agent_is_told_what_it_may_know_of_its_episode() -> None:
+async def test_agent_receives_the_fields_of_its_episode() -> None:
     told: list[AgentTask] = []
 
     async def agent(task: AgentTask, base_url: str) -> None:

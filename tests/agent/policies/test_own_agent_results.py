@@ -1,4 +1,4 @@
-"""What an agent did after an answer, read from its next request or from its calls."""
+"""Test that tool results of an agent are inferred from its next request or its calls."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ ANSWER = said(None, ("c1", "add", '{"x": 1}'))
         (result("c1", "3"), result("c2", "3"), False),
     ],
 )
-def test_conversations_are_the_same_where_they_say_the_same(one, other, same):
+def test_same_conversation_compares_the_content(one, other, same):
     assert same_conversation([USER, one], [USER, other]) is same
     assert not same_conversation([one], [one, other])
 
 
-def test_results_follow_the_place_of_the_answer_whatever_its_shape():
+def test_results_follow_the_position_of_the_answer():
     later = [USER, said("rephrased"), result("c1", "3"), USER]
     assert read_results([USER], ANSWER, later) == [result("c1", "3"), USER]
     assert read_results([USER], ANSWER, [USER, ANSWER]) == []
 
 
-def test_in_a_rewritten_context_results_are_known_by_the_ids_of_their_calls():
+def test_results_in_a_rewritten_context_are_matched_by_call_id():
     summary = {"role": "user", "content": "So far: nothing."}
     assert read_results([USER], ANSWER, [summary, ANSWER, result("c1", "3"), USER]) == [result("c1", "3")]
     assert read_results([USER], ANSWER, [summary]) is None
@@ -61,7 +61,7 @@ def test_in_a_rewritten_context_results_are_known_by_the_ids_of_their_calls():
     assert read_results([USER], said("3"), [USER, USER]) is None
 
 
-def test_calls_that_were_made_answer_the_models_calls_by_name_and_order():
+def test_made_calls_are_matched_by_name_and_order():
     calls = [{"name": "add", "id": "c1"}, {"name": "mul", "id": "c2"}, {"name": "add", "id": "c3"}]
     action = {"type": "tool_calls", "calls": calls}
     made = [CallMade("mul", "6"), CallMade("add", "3"), CallMade("look", "a wall"), CallMade("add", "4")]
@@ -70,6 +70,6 @@ def test_calls_that_were_made_answer_the_models_calls_by_name_and_order():
 
 
 @pytest.mark.parametrize(("is_over", "expected"), [(False, []), (True, ["Not executed: the episode is over."])])
-def test_a_call_that_nobody_made_has_an_answer_only_where_the_world_is_over(is_over, expected):
+def test_unmade_call_is_answered_only_if_the_episode_is_over(is_over, expected):
     action = {"type": "tool_call", "name": "add", "id": "c1", "arguments": {}}
     assert [message["content"] for message in results_of_calls(action, [], is_over)] == expected

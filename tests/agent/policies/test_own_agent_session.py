@@ -1,4 +1,4 @@
-"""An agent beside the worker: limits, ends, failures, and many at once."""
+"""Test sessions of an agent with its own loop: limits, ends, failures and concurrency."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.agent.worlds import WORLD, failure, reason
 from tests.chat_server import Behaviour, answer, slow, status, tool_calls
 
 
-async def test_the_world_ends_the_episode_and_the_agent_with_it() -> None:
+async def test_end_of_the_environment_ends_the_agent() -> None:
     heard: list[str] = []
 
     async def agent(task: AgentTask, base_url: str) -> None:
@@ -55,7 +55,7 @@ async def test_the_world_ends_the_episode_and_the_agent_with_it() -> None:
     assert heard == ["won", "no running episode has this address"]
 
 
-async def test_a_thread_whose_episode_is_over_is_told_so() -> None:
+async def test_thread_of_a_finished_episode_gets_an_error() -> None:
     heard: list[BaseException] = []
     told = threading.Event()
 
@@ -76,14 +76,14 @@ async def test_a_thread_whose_episode_is_over_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("agent", [loop, threaded_loop])
-async def test_the_step_limit_stops_the_agent(agent: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_step_limit_stops_the_agent(agent: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
     episode, server = await collect(lambda _: SUM, agent, max_episode_steps=3)
     assert (reason(episode), len(episode), len(server.requests)) == ("max_steps", 3, 3)
     assert shown(episode)[-1] == ("tool", "3")
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_the_token_limit_stops_the_agent() -> None:
+async def test_token_limit_stops_the_agent() -> None:
     episode, server = await collect(lambda _: SUM, loop, max_episode_steps=50, limits={"total_tokens": 40})
     assert (reason(episode), len(server.requests)) == ("token_limit", 3)
 
@@ -91,7 +91,7 @@ async def test_the_token_limit_stops_the_agent() -> None:
 @pytest.mark.parametrize(
     ("limit", "expected"), [("wall_time_s", ("wall_time_limit", None)), ("policy_time_s", ("error", "timeout"))]
 )
-async def test_an_agent_that_dawdles_is_stopped_and_its_answer_is_kept(limit: str, expected: tuple[str, Any]) -> None:
+async def test_slow_agent_is_stopped_and_its_answer_is_kept(limit: str, expected: tuple[str, Any]) -> None:
     stopped = asyncio.Event()
 
     async def agent(task: AgentTask, base_url: str) -> None:
@@ -107,7 +107,7 @@ async def test_an_agent_that_dawdles_is_stopped_and_its_answer_is_kept(limit: st
     assert episode.custom_data["usage"]["completion_tokens"] == 7
 
 
-async def test_an_agent_that_will_not_end_is_left_behind_with_a_warning(monkeypatch, caplog) -> None:
+async def test_agent_that_ignores_the_end_is_abandoned_with_a_warning(monkeypatch, caplog) -> None:
     monkeypatch.setattr(session, "_END_SECONDS", 0.05)
     allowed, ended = asyncio.Event(), asyncio.Event()
 
@@ -127,7 +127,7 @@ async def test_an_agent_that_will_not_end_is_left_behind_with_a_warning(monkeypa
     await ended.wait()
 
 
-async def test_a_call_that_is_cut_off_leaves_no_final_state() -> None:
+async def test_interrupted_call_leaves_no_final_state() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         await ask(base_url, "Add.")
         await task.call_tool("slow")
@@ -137,7 +137,7 @@ async def test_a_call_that_is_cut_off_leaves_no_final_state() -> None:
     assert reason(episode) == "wall_time_limit" and episode.custom_data["final_state"] is None
 
 
-async def test_a_call_beside_a_request_is_over_before_the_worker_goes_on() -> None:
+async def test_concurrent_call_finishes_before_the_worker_continues() -> None:
     naps = ToolRegistry("naps")
 
     @naps.tool
@@ -159,13 +159,13 @@ async def test_a_call_beside_a_request_is_over_before_the_worker_goes_on() -> No
     ]
 
 
-async def test_a_world_that_breaks_in_a_call_is_the_episodes_failure() -> None:
+async def test_resource_failure_in_a_call_fails_the_episode() -> None:
     episode, _ = await collect([tool_calls([("crash", {})])], loop, tools=None, resource_type=WORLD)
     assert (reason(episode), failure(episode)["where"]) == ("error", "EnvironmentFailure")
     assert "the world broke" in failure(episode)["message"] and len(episode) == 1
 
 
-async def test_requests_at_the_same_time_are_answered_one_after_another() -> None:
+async def test_concurrent_requests_are_answered_in_turn() -> None:
     async def agent(task: AgentTask, base_url: str) -> str:
         answers = await asyncio.gather(*(ask(base_url, "Add.", tag=n) for n in range(5)))
         return " ".join(sorted(reply["choices"][0]["message"]["content"] for reply in answers))
@@ -176,7 +176,7 @@ async def test_requests_at_the_same_time_are_answered_one_after_another() -> Non
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_an_agent_that_raises_fails_its_episode_with_its_own_frames(is_async: bool) -> None:
+async def test_exception_in_the_agent_fails_the_episode_with_its_traceback(is_async: bool) -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         await ask(base_url, "Add.")
         raise ZeroDivisionError("in my agent")
@@ -191,7 +191,7 @@ async def test_an_agent_that_raises_fails_its_episode_with_its_own_frames(is_asy
     assert shown(episode)[-1] == ("assistant", "3")
 
 
-async def test_an_agent_returns_text_or_nothing() -> None:
+async def test_agent_must_return_text_or_none() -> None:
     async def agent(task: AgentTask, base_url: str) -> int:
         return 3
 
@@ -199,13 +199,13 @@ async def test_an_agent_returns_text_or_nothing() -> None:
     assert "the agent must return text or None, got an int" in failure(episode)["message"]
 
 
-async def test_a_failure_of_the_real_endpoint_is_the_episodes_failure() -> None:
+async def test_endpoint_failure_fails_the_episode() -> None:
     episode, _ = await collect([SUM, status(401, text="bad key")], loop)
     assert failure(episode)["class"] == "provider_error" and "bad key" in failure(episode)["message"]
     assert len(episode) == 1
 
 
-async def test_a_request_that_the_agent_takes_back_is_not_sent_on() -> None:
+async def test_cancelled_request_is_not_forwarded() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         first = asyncio.create_task(ask(base_url, "one"))
         await asyncio.sleep(0.02)
@@ -219,7 +219,7 @@ async def test_a_request_that_the_agent_takes_back_is_not_sent_on() -> None:
     assert (reason(episode), len(episode)) == ("answered", 2)
 
 
-async def test_an_answer_that_the_agent_did_not_wait_for_is_recorded_all_the_same() -> None:
+async def test_answer_to_an_abandoned_request_is_recorded() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask(base_url, "Add."), 0.05)
@@ -230,7 +230,7 @@ async def test_an_answer_that_the_agent_did_not_wait_for_is_recorded_all_the_sam
     assert episode.custom_data["usage"]["completion_tokens"] == 14
 
 
-async def test_a_hundred_episodes_at_once_leave_nothing_behind() -> None:
+async def test_hundred_concurrent_episodes_leak_nothing() -> None:
     def script(body: dict[str, Any]) -> Behaviour:
         return answer("3") if len(body["messages"]) > 4 else SUM
 
@@ -248,7 +248,7 @@ async def test_a_hundred_episodes_at_once_leave_nothing_behind() -> None:
             await http.get(url)
 
 
-async def test_the_record_does_not_depend_on_how_many_run_at_once() -> None:
+async def test_record_does_not_depend_on_concurrency() -> None:
     def script(body: dict[str, Any]) -> Behaviour:
         return answer(f"seed {body['seed']}") if len(body["messages"]) > 2 else SUM
 

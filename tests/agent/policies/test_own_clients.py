@@ -1,4 +1,4 @@
-"""The user's own model client: in `OpenAIAgentPolicy`, and in a custom policy whose errors are those of the client."""
+"""Test the user's own model clients in `OpenAIAgentPolicy` and in custom policies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def worker_of(kind: type[Asking], base_url: str) -> AsyncIterator[RLRollou
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_requests_go_through_the_users_client(stream: bool) -> None:
+async def test_requests_use_the_given_client(stream: bool) -> None:
     async with ChatServer([status(503), answer("42")]) as server:
         headers = {"X-Team": "blue"}
         async with openai.AsyncOpenAI(base_url=server.base_url, api_key="sk-own", default_headers=headers) as client:
@@ -72,7 +72,7 @@ async def test_requests_go_through_the_users_client(stream: bool) -> None:
     assert (second.body["temperature"], second.body["top_k"], second.body.get("stream", False)) == (0.5, 5, stream)
 
 
-async def test_an_azure_client_addresses_its_deployment() -> None:
+async def test_azure_client_addresses_its_deployment() -> None:
     asked = []
 
     async def handle(request: web.Request) -> web.Response:
@@ -111,7 +111,7 @@ async def test_an_azure_client_addresses_its_deployment() -> None:
         (dropped(), r"gave no answer"),
     ],
 )
-async def test_a_failure_of_the_users_client_is_a_provider_error(behaviour: Any, message: str) -> None:
+async def test_failure_of_the_given_client_is_a_provider_error(behaviour: Any, message: str) -> None:
     async with (
         ChatServer([behaviour] * 2) as server,
         openai.AsyncOpenAI(base_url=server.base_url, api_key="sk-own-secret") as client,
@@ -138,7 +138,7 @@ async def test_a_failure_of_the_users_client_is_a_provider_error(behaviour: Any,
         ({"base_url": "http://127.0.0.1:1/v1?api_key=secret", "api_key": "k"}, "contains a credential, 'api_key'"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+def test_contradicting_options_are_rejected(options: dict[str, Any], message: str) -> None:
     clients = {"own": openai.AsyncOpenAI(api_key="k"), "sync": openai.OpenAI(api_key="k")}
     options = {key: clients.get(value, value) if key == "client" else value for key, value in options.items()}
     with pytest.raises(ConfigError, match=message):
@@ -148,7 +148,7 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 # Custom policies
 
 
-async def test_a_completion_becomes_an_output() -> None:
+async def test_completion_converts_to_policy_output() -> None:
     message = {
         "role": "assistant",
         "content": "Let me look.",
@@ -190,13 +190,13 @@ async def test_a_completion_becomes_an_output() -> None:
         PolicyOutput.from_chat_completion({"choices": []})
 
 
-async def test_calls_without_ids_get_those_of_their_step() -> None:
+async def test_calls_without_ids_get_step_ids() -> None:
     call = {"function": {"name": "look", "arguments": {}}}
     output = PolicyOutput.from_chat_completion({"choices": [{"message": {"tool_calls": [call]}}]})
     assert output.action_structured == {"type": "tool_call", "name": "look", "arguments": {}, "id": ""}
 
 
-async def test_a_client_that_fails_for_a_while_is_waited_for() -> None:
+async def test_temporary_client_failures_are_retried() -> None:
     script = [status(503), status(429, {"Retry-After": "0"}), dropped(), answer("42")]
     async with ChatServer(script) as server, worker_of(Asking, server.base_url) as worker:
         episode = await worker.collect_episode()
@@ -208,7 +208,7 @@ async def test_a_client_that_fails_for_a_while_is_waited_for() -> None:
     ("code", "advice"),
     [(400, "fix the request"), (401, "check the key"), (404, "check the base URL"), (422, "fix the request")],
 )
-async def test_a_permanent_failure_says_what_to_fix(code: int, advice: str) -> None:
+async def test_permanent_failure_reports_the_fix(code: int, advice: str) -> None:
     async with ChatServer([status(code)]) as server, worker_of(Asking, server.base_url) as worker:
         with pytest.raises(ProviderError, match=rf"the endpoint of Asking answered HTTP {code}: .*; {advice}"):
             await worker.run_episode()
@@ -216,7 +216,7 @@ async def test_a_permanent_failure_says_what_to_fix(code: int, advice: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["httpx", "aiohttp", "anthropic"])
-async def test_errors_of_other_clients_count_too(kind: str) -> None:
+async def test_errors_of_other_http_clients_are_retried(kind: str) -> None:
     class Other(Asking):
         async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
             url = f"{self.client.base_url}chat/completions"
@@ -238,7 +238,7 @@ async def test_errors_of_other_clients_count_too(kind: str) -> None:
     assert steps[0].raw_policy_output == "42" and len(server.requests) == 2
 
 
-async def test_a_policy_that_has_acted_is_not_asked_again() -> None:
+async def test_policy_that_has_called_tools_is_not_retried() -> None:
     class Acting(Asking):
         call_tool: Any = None
 
@@ -256,7 +256,7 @@ async def test_a_policy_that_has_acted_is_not_asked_again() -> None:
     assert len(server.requests) == 1
 
 
-async def test_a_bug_stays_a_crash() -> None:
+async def test_bug_in_a_policy_is_not_retried() -> None:
     class Broken(AgentPolicy):
         async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
             raise KeyError("answer")

@@ -1,4 +1,4 @@
-"""The endpoint that other frameworks talk to: OpenAI's form, whole and streamed, and nothing for strangers."""
+"""Test the endpoint for other agent frameworks: OpenAI's format, whole and streamed, with access by token."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Served:
         return AsyncOpenAI(base_url=self.url, api_key="any", max_retries=0)
 
 
-async def test_an_answer_has_openais_form() -> None:
+async def test_answer_has_the_openai_format() -> None:
     async with Served() as served, served.client() as client:
         reply = await client.chat.completions.create(model="any", messages=HELLO)
     (choice,) = reply.choices
@@ -67,7 +67,7 @@ async def test_an_answer_has_openais_form() -> None:
     assert choice.message.reasoning_content == "hm"
 
 
-async def test_a_streamed_answer_adds_up_to_the_same() -> None:
+async def test_streamed_answer_equals_the_whole_answer() -> None:
     async with Served() as served, served.client() as client:
         whole = await client.chat.completions.create(model="any", messages=HELLO)
         async with client.chat.completions.stream(
@@ -84,7 +84,7 @@ async def test_a_streamed_answer_adds_up_to_the_same() -> None:
     assert dumped[1] == dumped[0]
 
 
-async def test_a_stream_ends_with_done_and_has_its_usage_only_where_it_is_wanted() -> None:
+async def test_stream_ends_with_done_and_includes_usage_on_request() -> None:
     async with Served() as served:
         for options, chunks_with_usage in (({}, 0), ({"stream_options": {"include_usage": True}}, 1)):
             body = {"messages": HELLO, "stream": True, **options}
@@ -95,7 +95,7 @@ async def test_a_stream_ends_with_done_and_has_its_usage_only_where_it_is_wanted
             assert sum("usage" in json.loads(chunk) for chunk in chunks) == chunks_with_usage
 
 
-async def test_what_the_model_did_not_say_is_left_out() -> None:
+async def test_absent_model_fields_are_left_out() -> None:
     async with Served(ChatCompletion(Message(role="assistant", content="ok"))) as served:
         _, body = await served.post({"messages": HELLO})
         async with served.http.get(f"{served.url}/models") as response:
@@ -105,7 +105,7 @@ async def test_what_the_model_did_not_say_is_left_out() -> None:
     assert [model["id"] for model in models["data"]] == ["real-model"]
 
 
-async def test_what_the_agent_asks_for_arrives_but_for_what_it_may_not_decide() -> None:
+async def test_request_options_are_forwarded_except_reserved_keys() -> None:
     passed_on = {"tools": [{"type": "function", "function": {"name": "add"}}], "tool_choice": "auto", "stop": ["x"]}
     own = {"model": "gpt", "n": 1, "seed": 7, "stream": False, "logprobs": False, "stream_options": None}
     async with Served() as served:
@@ -129,13 +129,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("body", "words"), REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_served_is_refused_in_words(body: Any, words: str) -> None:
+async def test_invalid_request_is_rejected_with_a_message(body: Any, words: str) -> None:
     async with Served() as served:
         status, reply = await served.post(body)
     assert status == 400 and words in reply["error"]["message"] and not served.asked
 
 
-async def test_an_episode_that_is_over_says_so() -> None:
+async def test_finished_episode_returns_an_error() -> None:
     async def over(request: ChatRequest) -> RecordedAnswer:
         raise EpisodeError("the episode is over")
 
@@ -147,7 +147,7 @@ async def test_an_episode_that_is_over_says_so() -> None:
         assert status == 404 and "no running episode has this address" in reply["error"]["message"] and not served.asked
 
 
-async def test_a_stranger_finds_nothing() -> None:
+async def test_unknown_token_returns_404() -> None:
     async with Served() as served:
         root, token = served.url.split("/v1")[0].rsplit("/", 1)
         other = await served.endpoint.open(served.answer)
@@ -158,13 +158,13 @@ async def test_a_stranger_finds_nothing() -> None:
         assert root.startswith("http://127.0.0.1:")
 
 
-async def test_other_interfaces_of_the_api_are_named_as_not_served() -> None:
+async def test_other_api_routes_are_reported_as_unsupported() -> None:
     async with Served() as served, served.http.post(f"{served.url}/responses", json={}) as response:
         assert response.status == 404
         assert "use POST chat/completions" in (await response.json())["error"]["message"]
 
 
-async def test_a_body_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_body_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_agent_policy, "AGENT_REQUEST_BYTES", 1000)
     async with Served() as served:
         assert (await served.post({"messages": HELLO}))[0] == 200

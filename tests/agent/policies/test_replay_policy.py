@@ -1,4 +1,4 @@
-"""A replay: the same episode over again, or the first thing that is not as it was."""
+"""Test that a replay repeats the recorded episode or reports the first difference."""
 
 from __future__ import annotations
 
@@ -110,19 +110,19 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("policy", SCRIPTS.values(), ids=SCRIPTS)
-async def test_a_replay_is_the_recorded_episode_byte_by_byte(tmp_path: Path, policy: Any) -> None:
+async def test_replay_equals_the_recorded_episode_byte_for_byte(tmp_path: Path, policy: Any) -> None:
     script = policy if isinstance(policy, AgentPolicy) else ScriptedPolicy(policy)
     first, again = await replayed(tmp_path, script)
     assert line(again) == line(first)
 
 
-async def test_with_a_simulated_user_too(tmp_path: Path) -> None:
+async def test_simulated_user_is_replayed(tmp_path: Path) -> None:
     fields = {"user": ScriptedUser(["hi", "bye"]), "on_text": "continue", "initial_user_prompt": None}
     first, again = await replayed(tmp_path, ScriptedPolicy([THINKS, call(), text("b"), text("c")]), before=fields)
     assert reason(first) == "user_stopped" and line(again) == line(first)
 
 
-async def test_each_episode_is_its_own(tmp_path: Path) -> None:
+async def test_each_episode_replays_its_own_record(tmp_path: Path) -> None:
     scripts = iter([[call(by=n), text(f"number {n}")] for n in range(4)])
 
     class Next(ScriptedPolicy):
@@ -135,13 +135,13 @@ async def test_each_episode_is_its_own(tmp_path: Path) -> None:
     assert [*map(line, await collect(replay, **many))] == [*map(line, first)]
 
 
-async def test_under_another_label_an_episode_is_found_by_sample_and_position(tmp_path: Path) -> None:
+async def test_episode_of_another_label_is_found_by_sample_and_position(tmp_path: Path) -> None:
     (first,) = await collect(ScriptedPolicy([call(by=4), text("done")]))
     (again,) = await collect(ReplayPolicy(written(tmp_path, first)), label="other")
     assert again.id_ != first.id_ and again.messages == first.messages
 
 
-async def test_the_latest_attempt_counts(tmp_path: Path) -> None:
+async def test_latest_attempt_is_replayed(tmp_path: Path) -> None:
     (failed,) = await collect(ScriptedPolicy([call("crash")]))
     (good,) = await collect(ScriptedPolicy([call(by=4), text("done")]))
     written(written(tmp_path, good, attempt=1), failed)
@@ -150,7 +150,7 @@ async def test_the_latest_attempt_counts(tmp_path: Path) -> None:
         assert again.messages == good.messages
 
 
-class TestOwnAccount:
+class TestOwnCalls:
     """Policies with a loop of their own: what they did by themselves is done again, or taken from the record."""
 
     @staticmethod
@@ -166,7 +166,7 @@ class TestOwnAccount:
         PolicyOutput({**text("done"), "results": [], "is_final": True}),
     )
 
-    async def test_what_it_did_is_done_again(self, tmp_path):
+    async def test_own_calls_are_repeated(self, tmp_path):
         fields = {"on_text": "continue"}
         first, again = await replayed(tmp_path, Own(*self.STEPS), before=fields)
         assert (reason(first), len(first), failure(first)) == ("answered", 4, None)
@@ -184,7 +184,7 @@ class TestOwnAccount:
         assert line(again) == line(first)
         assert check_episode(first) == check_episode(again) == []
 
-    async def test_so_does_an_agent_in_a_framework_of_its_own(self, tmp_path):
+    async def test_agent_with_its_own_loop_is_replayed(self, tmp_path):
         async def agent(task, base_url):
             """Asks twice, the second time with a prompt that it made up."""
             messages = [{"role": "system", "content": "mine"}, *task.messages]
@@ -202,18 +202,18 @@ class TestOwnAccount:
         assert (reason(first), len(first), first.get_rewards(0)) == ("answered", 2, 2.0)
         assert line(again) == line(first)
 
-    async def test_a_prompt_of_its_own_is_taken_over(self, tmp_path):
+    async def test_custom_prompt_is_replayed(self, tmp_path):
         prompt = [{"role": "system", "content": "mine"}, {"role": "user", "content": "Count!"}]
         own = Own(PolicyOutput({**call(), "prompt_messages": prompt}), PolicyOutput(text("done")))
         first, again = await replayed(tmp_path, own)
         assert first.messages[0].text == "mine" and line(again) == line(first)
 
-    async def test_a_task_that_changed_under_it_is_noticed(self, tmp_path):
+    async def test_changed_task_is_reported_with_a_custom_prompt(self, tmp_path):
         own = Own(PolicyOutput({**call(), "prompt_messages": [{"role": "user", "content": "x"}]}))
         _, again = await replayed(tmp_path, own, now={"initial_user_prompt": "Sum."})
         assert "message 0 (user) differs at .content: 'Count.' became 'Sum.'" in failure(again)["message"]
 
-    async def test_what_follows_a_short_prompt_of_its_own_is_compared_from_its_first_message(self, tmp_path):
+    async def test_messages_after_a_short_custom_prompt_are_compared(self, tmp_path):
         prompt = [{"role": "user", "content": "x"}]
         own = Own(PolicyOutput({**call(), "prompt_messages": prompt}), PolicyOutput(call()), PolicyOutput(text("done")))
         now = {"resource_type": f"{__name__}:Louder"}
@@ -222,7 +222,7 @@ class TestOwnAccount:
         )
         assert "step 1: message 2 (tool) differs" in failure(again)["message"]
 
-    async def test_so_is_an_answer_that_changed(self, tmp_path, caplog):
+    async def test_changed_answer_to_an_own_call_is_reported(self, tmp_path, caplog):
         other = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(tmp_path, Own(*self.STEPS), before={"on_text": "continue"}, now=other)
         assert "add {'by': 2} has a different answer than recorded: 'THE COUNT IS 2'" in failure(again)["message"]
@@ -248,13 +248,13 @@ class TestDifferences:
     BEFORE = {"tools": tools_that_answer("sunny")}  # noqa: RUF012
     NOW = {"tools": tools_that_answer("rainy")}  # noqa: RUF012
 
-    async def test_the_first_one_stops_the_episode_and_is_shown(self, tmp_path):
+    async def test_first_difference_fails_the_episode_and_is_reported(self, tmp_path):
         first, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), before=self.BEFORE, now=self.NOW)
         what = "step 2: message 5 (tool) differs at .content: 'sunny' became 'rainy'"
         assert failure(again)["message"] == f"replay of {first.id_} ({tmp_path / 'episodes.jsonl'}): {what}"
         assert (reason(again), len(again)) == ("error", 2)
 
-    async def test_or_is_logged_once_and_the_script_goes_on(self, tmp_path, caplog):
+    async def test_on_difference_continue_logs_the_difference_once(self, tmp_path, caplog):
         script = ScriptedPolicy([call("weather"), *self.SCRIPT])
         fields = {"before": self.BEFORE, "now": self.NOW, "on_difference": "continue"}
         with caplog.at_level(logging.WARNING, "reward_kit.agent"):
@@ -265,13 +265,13 @@ class TestDifferences:
         assert len(caplog.records) == 1
         assert (reason(again), len(again)) == (reason(first), len(first))
 
-    async def test_after_the_last_action_too(self, tmp_path):
+    async def test_difference_after_the_last_action_is_reported(self, tmp_path):
         fields = {"before": {**self.BEFORE, "max_episode_steps": 2}, "now": self.NOW}
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields)
         assert "step 2: message 5 (tool) differs" in failure(again)["message"]
         assert (len(again), again.messages[-1].text) == (2, "rainy")
 
-    async def test_an_episode_that_goes_on_longer(self, tmp_path):
+    async def test_episode_longer_than_recorded_is_reported(self, tmp_path):
         fields = {"before": {**self.BEFORE, "max_episode_steps": 2}, "now": {"max_episode_steps": 3}}
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields)
         assert (
@@ -280,25 +280,25 @@ class TestDifferences:
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields, on_difference="continue")
         assert (reason(again), len(again)) == ("terminate_action", 3)
 
-    async def test_an_episode_that_ends_sooner(self, tmp_path):
+    async def test_episode_shorter_than_recorded_is_reported(self, tmp_path):
         fields = {"before": self.BEFORE, "now": {"max_episode_steps": 2}}
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields)
         assert "message 6 (assistant): 'done' is missing now" in failure(again)["message"]
 
-    async def test_a_world_that_breaks_now_breaks_the_episode_by_its_own_name(self, tmp_path):
+    async def test_new_resource_failure_is_recorded_as_environment_failure(self, tmp_path):
         now = {"resource_type": f"{__name__}:Crashing", "tools": None}
         _, again = await replayed(tmp_path, ScriptedPolicy([call(), text("x")]), before={}, now=now)
         assert failure(again)["where"] == "EnvironmentFailure"
 
-    async def test_a_world_that_does_not_break_any_more(self, tmp_path):
+    async def test_recorded_failure_that_no_longer_occurs_is_reported(self, tmp_path):
         before = {"resource_type": f"{__name__}:Broken", "tools": None}
         first, again = await replayed(tmp_path, ScriptedPolicy([call(), text("x")]), before=before, now=COUNT)
         assert failure(first)["where"] == "EnvironmentFailure"
         assert "ended with error after 1 actions, but this one continues" in failure(again)["message"]
 
 
-class TestTheRun:
-    async def test_an_episode_that_was_not_recorded(self, tmp_path):
+class TestRecordedRun:
+    async def test_unrecorded_episode_fails(self, tmp_path):
         (first,) = await collect(ScriptedPolicy([text("done")]))
         _, second = await collect(ReplayPolicy(written(tmp_path, first)), rollouts=2)
         assert (
@@ -306,14 +306,14 @@ class TestTheRun:
             in failure(second)["message"]
         )
 
-    async def test_a_torn_last_line_is_left_out(self, tmp_path):
+    async def test_torn_last_line_is_ignored(self, tmp_path):
         (first,) = await collect(ScriptedPolicy([text("done")]))
         with (written(tmp_path, first) / "episodes.jsonl").open("a") as file:
             file.write('{"schema_version":1,"rollout_id":"torn')
         (again,) = await collect(ReplayPolicy(tmp_path / "episodes.jsonl"))
         assert line(again) == line(first)
 
-    async def test_memory_does_not_grow_with_the_length_of_the_episodes(self, tmp_path):
+    async def test_memory_does_not_grow_with_episode_length(self, tmp_path):
         (first,) = await collect(ScriptedPolicy([text("x" * 200_000)]))
         for number in range(20):
             written(tmp_path, first, rollout_id=f"r{number}")
@@ -324,7 +324,7 @@ class TestTheRun:
         tracemalloc.stop()
         assert held < 20_000 and most < 3_000_000
 
-    async def test_several_policies_in_one_run(self, tmp_path):
+    async def test_policy_option_selects_among_several_policies(self, tmp_path):
         for label in ("a", "b"):
             written(tmp_path, *await collect(ScriptedPolicy([text(f"I am {label}")]), label=label))
         (again,) = await collect(ReplayPolicy(tmp_path, policy="b"), label="b")
@@ -334,7 +334,7 @@ class TestTheRun:
         with pytest.raises(ConfigError, match="no episode of policy 'c'"):
             ReplayPolicy(tmp_path, policy="c")
 
-    def test_what_is_no_run(self, tmp_path):
+    def test_invalid_run_folder_is_rejected(self, tmp_path):
         (tmp_path / "empty").mkdir()
         for path, problem in (
             (tmp_path / "empty", "not a run to replay"),
@@ -353,7 +353,7 @@ class TestTheRun:
 
 
 class TestCommandLine:
-    def test_a_whole_run_again(self, tmp_path):
+    def test_whole_run_replays_to_equal_episodes(self, tmp_path):
         project = Project(tmp_path)
         assert project.call("run", "task.yaml", "--seed", "7").returncode == 0
         first = project.run_path()
@@ -362,7 +362,7 @@ class TestCommandLine:
         (again,) = (tmp_path / "again").iterdir()
         assert lines(again / "episodes.jsonl") == lines(first / "episodes.jsonl")
 
-    async def test_each_policy_under_its_own_label(self, tmp_path):
+    async def test_each_policy_is_replayed_under_its_label(self, tmp_path):
         Project(tmp_path, policy=None)
         task = load_task(tmp_path / "task.yaml")
         (tmp_path / "run").mkdir()

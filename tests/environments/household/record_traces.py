@@ -1,4 +1,4 @@
-"""Records episodes of the real engine, against which the native one is tested.
+"""Record episodes of the real engine for the tests of the native one.
 
     python tests/environments/household/record_traces.py [--count 2040] [--processes 2] [--out traces.jsonl.xz]
 

@@ -1,4 +1,4 @@
-"""Household problems so small that every state of theirs can be listed."""
+"""Household problems small enough to enumerate every state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The household as a resource: its forms of action, what a step tells, forks, and the real engine beside it."""
+"""Test the household resource: action forms, observations, forks, and the comparison with the real engine."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ PLAN = (
 
 @pytest.mark.parametrize("form", ["text", "choice", "tools"])
 @pytest.mark.parametrize("task_type", TaskType)
-async def test_the_checker_finds_nothing(form: str, task_type: TaskType) -> None:
+async def test_resource_passes_the_checker(form: str, task_type: TaskType) -> None:
     config = {"action_form": form, "task_types": [task_type.value], "split": "development"}
     assert await check_resource(AlfworldResource, config, steps=30) == []
 
 
-async def test_a_limit_on_commands_passes_the_checker() -> None:
+async def test_command_limit_passes_the_checker() -> None:
     assert await check_resource(AlfworldResource, {"max_commands": 7}) == []
 
 
-def test_both_are_built_in() -> None:
+def test_both_resources_are_built_in() -> None:
     assert resource_class("alfworld") is AlfworldResource
     assert resource_class("alfworld_real") is RealAlfworldResource
     assert (AlfworldResource.fork_kind, RealAlfworldResource.fork_kind) == ("native", "replay")
@@ -72,7 +72,7 @@ def test_both_are_built_in() -> None:
 
 @pytest.mark.parametrize("form", ["text", "choice", "tools"])
 @pytest.mark.parametrize("task_type", TaskType)
-async def test_the_expert_succeeds_in_every_form(form: str, task_type: TaskType) -> None:
+async def test_expert_succeeds_in_every_action_form(form: str, task_type: TaskType) -> None:
     resource = await made(split="held_out", task_types=[task_type.value], action_form=form)
     outcomes = []
     while action := await resource.expert_action():
@@ -84,7 +84,7 @@ async def test_the_expert_succeeds_in_every_form(form: str, task_type: TaskType)
         await (resource.step("look", {}) if form == "tools" else act(resource, "look"))
 
 
-async def test_the_first_observation_is_the_room_and_the_task_and_later_what_came_of_it() -> None:
+async def test_observation_is_the_introduction_followed_by_the_last_answer() -> None:
     resource = await small()
     first = await resource.get_observation()
     assert first.startswith("-= Welcome") and first.endswith("Your task is to: put a clean mug in cabinet.")
@@ -101,7 +101,7 @@ async def test_milestones_are_reported_once() -> None:
     assert state["milestones"] == {"found": 0, "taken": 1, "transformed": 3, "placed": 6}
 
 
-async def test_a_lamp_that_is_used_is_a_milestone_and_nothing_is_placed() -> None:
+async def test_lamp_milestones_have_no_placement() -> None:
     things = [thing("desklamp 1", "shelf 1", "toggleable", fixed=True), thing("mug 1", "shelf 1")]
     problem = household(TaskType.LOOK_IN_LIGHT, "desklamp", ["shelf 1"], things)
     resource = await made(problem=problem.to_json())
@@ -110,13 +110,13 @@ async def test_a_lamp_that_is_used_is_a_milestone_and_nothing_is_placed() -> Non
     assert outcomes[-1].terminated
 
 
-async def test_a_dirty_object_in_its_place_is_not_placed() -> None:
+async def test_dirty_object_at_its_destination_is_not_placed() -> None:
     resource = await small()
     outcomes = await act(resource, *PLAN[:2], *PLAN[4:])
     assert [outcome.info["milestones"] for outcome in outcomes][-1] == []
 
 
-async def test_a_command_that_is_not_open_is_no_error() -> None:
+async def test_inadmissible_command_is_marked_invalid() -> None:
     for form, call in (
         ("text", ("act", {"command": "fly"})),
         ("choice", ("act", {"command": "fly"})),
@@ -140,13 +140,13 @@ async def test_a_command_that_is_not_open_is_no_error() -> None:
         ("text", ("act", {"command": "look", "why": "so"}), "unknown argument 'why'"),
     ],
 )
-async def test_a_call_that_does_not_fit_its_tool_is_refused(form: str, call: Any, message: str) -> None:
+async def test_call_that_does_not_match_its_tool_is_rejected(form: str, call: Any, message: str) -> None:
     resource = await small(action_form=form)
     with pytest.raises(ToolError, match=message):
         await resource.step(*call)
 
 
-async def test_the_choice_is_among_what_is_open_now() -> None:
+async def test_choice_form_offers_the_admissible_commands() -> None:
     resource = await small(action_form="choice")
     for command in PLAN[:3]:
         (spec,) = await resource.get_tools_spec()
@@ -175,7 +175,7 @@ async def test_every_command_but_help_is_a_tool() -> None:
         assert (await resource.step(call, arguments)).observation == outcome.observation
 
 
-async def test_the_seed_picks_the_problem_unless_it_is_named() -> None:
+async def test_seed_selects_the_problem_unless_an_index_is_given() -> None:
     texts = {seed: await (await made(seed=seed)).get_observation() for seed in range(6)}
     assert len(set(texts.values())) > 4
     assert await (await made(seed=3)).get_observation() == texts[3]
@@ -184,7 +184,7 @@ async def test_the_seed_picks_the_problem_unless_it_is_named() -> None:
     assert await (await made(index=5, seed=1)).state_key() != await (await made(index=11, seed=1)).state_key()
 
 
-async def test_an_index_counts_within_the_task_types() -> None:
+async def test_index_counts_within_the_task_types() -> None:
     for index, wanted in enumerate([TaskType.HEAT, TaskType.COOL, TaskType.HEAT]):
         resource = await made(
             index=index, task_types=["pick_heat_then_place_in_recep", "pick_cool_then_place_in_recep"]
@@ -192,7 +192,7 @@ async def test_an_index_counts_within_the_task_types() -> None:
         assert json.loads((await resource.final_state()).payload)["task_type"] == wanted.value
 
 
-async def test_the_final_state_says_where_everything_is() -> None:
+async def test_final_state_lists_every_location() -> None:
     resource = await small()
     await act(resource, *PLAN)
     state = open_snapshot(await resource.final_state())
@@ -201,7 +201,7 @@ async def test_the_final_state_says_where_everything_is() -> None:
     assert state["things"] == {"knife 1": {"at": "countertop 1"}, "mug 1": {"at": "cabinet 1", "clean": True}}
 
 
-async def test_the_command_limit_truncates_and_is_no_part_of_the_key() -> None:
+async def test_command_limit_truncates_and_is_not_in_the_state_key() -> None:
     resource, free = await small(max_commands=2), await small()
     one, two = await act(resource, "look", "look")
     assert (one.truncated, two.truncated, two.terminated) == (False, True, False)
@@ -211,7 +211,7 @@ async def test_the_command_limit_truncates_and_is_no_part_of_the_key() -> None:
         await act(resource, "look")
 
 
-async def test_a_checkpoint_brings_back_the_state_the_milestones_and_the_count() -> None:
+async def test_checkpoint_restores_state_milestones_and_count() -> None:
     resource = await small()
     await act(resource, *PLAN[:2])
     saved, before = await resource.checkpoint(), await resource.final_state()
@@ -234,7 +234,7 @@ async def test_a_checkpoint_brings_back_the_state_the_milestones_and_the_count()
         ({"action_from": "text"}, "did you mean 'action_form'"),
     ],
 )
-async def test_a_wrong_configuration_is_named(config: dict[str, Any], message: str) -> None:
+async def test_invalid_configuration_is_reported(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await AlfworldResource().setup(config)
 
@@ -272,11 +272,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     return StandIn
 
 
-async def test_the_real_resource_passes_the_checker(stand_in: type[StandIn]) -> None:
+async def test_real_resource_passes_the_checker(stand_in: type[StandIn]) -> None:
     assert await check_resource(RealAlfworldResource, {"split": "development"}) == []
 
 
-async def test_the_real_resource_is_played_and_forked_by_its_commands(stand_in: type[StandIn]) -> None:
+async def test_real_resource_is_forked_by_replaying_commands(stand_in: type[StandIn]) -> None:
     resource = await small(RealAlfworldResource)
     await act(resource, *PLAN[:4])
     twin = await resource.fork()
@@ -286,14 +286,14 @@ async def test_the_real_resource_is_played_and_forked_by_its_commands(stand_in: 
     await resource.close()
 
 
-async def test_engines_that_differ_end_the_episode(stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_difference_ends_the_episode(stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand_in, "changed", PLAN[1])
     resource = await small(RealAlfworldResource)
     with pytest.raises(EnvironmentFailure, match="differ in observation: 'Something else"):
         await act(resource, *PLAN[:2])
 
 
-async def test_a_published_game_is_played_by_its_texts(
+async def test_published_game_is_played_by_its_texts(
     stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "valid_unseen" / "trial" / "game.tw-pddl"
@@ -313,7 +313,7 @@ async def test_a_published_game_is_played_by_its_texts(
         await made(RealAlfworldResource, game_file="../game.tw-pddl", task_folder=str(tmp_path / "task"))
 
 
-async def test_published_games_are_picked_by_split_type_and_index(
+async def test_published_games_are_selected_by_split_type_and_index(
     stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
@@ -334,7 +334,7 @@ async def test_published_games_are_picked_by_split_type_and_index(
         await made(AlfworldResource, **config)
 
 
-async def test_the_keys_of_published_games_tell_states_apart_as_ours_do(
+async def test_state_keys_of_published_games_agree_with_the_native_engine(
     stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "game.tw-pddl").write_text("{}")
@@ -353,7 +353,7 @@ async def test_the_keys_of_published_games_tell_states_apart_as_ours_do(
     assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}) > 40
 
 
-async def test_a_planner_whose_plan_is_left_gives_none(stand_in: type[StandIn], tmp_path: Path) -> None:
+async def test_expert_has_no_action_after_leaving_its_plan(stand_in: type[StandIn], tmp_path: Path) -> None:
     (tmp_path / "game.tw-pddl").write_text("{}")
     resource = await made(RealAlfworldResource, game_file=str(tmp_path / "game.tw-pddl"))
     await act(resource, "nonsense", PLAN[0])
@@ -362,7 +362,7 @@ async def test_a_planner_whose_plan_is_left_gives_none(stand_in: type[StandIn], 
     assert await resource.expert_action() is None
 
 
-async def test_chance_seldom_succeeds() -> None:
+async def test_random_commands_rarely_succeed() -> None:
     wins = 0
     for index in range(120):
         engine, rng = HouseholdEngine(generator.generate_problem("development", index)), random.Random(index)

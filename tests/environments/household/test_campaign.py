@@ -1,4 +1,4 @@
-"""A hundred fresh episodes on the real engine, in which the native one plays along and must never differ.
+"""Compare the native engine with the real one in a hundred new episodes.
 
 Run by `make text-games-campaign`, which installs the engine's packages; not by `make test`.
 """
@@ -22,7 +22,7 @@ INSTALLED = all(importlib.util.find_spec(name) for name in ("textworld", "alfwor
 @pytest.mark.campaign
 @pytest.mark.skipif(not INSTALLED, reason="needs pip install 'reward-kit[text-games]'")
 @pytest.mark.parametrize(("policy", "steps"), [(RandomPolicy(), 25), (ExpertPolicy(), 25)])
-async def test_fresh_episodes_never_differ(policy: RandomPolicy | ExpertPolicy, steps: int) -> None:
+async def test_native_and_real_engine_agree_in_new_episodes(policy: RandomPolicy | ExpertPolicy, steps: int) -> None:
     task = TaskDefinitionModel(name="fresh", resource_type="alfworld_real", max_episode_steps=steps, on_text="end")
     worker = RLRolloutWorker(task, policy)
     ends: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The expert's plans are as short as a plain breadth-first search over the engine finds them, from every state."""
+"""Test that the expert's plans are as short as a breadth-first search finds them, from every state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def follow(engine: HouseholdEngine, plan: list[str]) -> bool:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("task_type", TaskType)
-def test_no_plan_is_shorter_from_any_state(task_type: TaskType, seed: int) -> None:
+def test_plans_are_shortest_from_every_state(task_type: TaskType, seed: int) -> None:
     found = distances(random_household(task_type, seed))
     chosen = random.Random(seed).sample(list(found.items()), min(len(found), 1_500))
     for engine, far in chosen:
@@ -52,7 +52,7 @@ def test_no_plan_is_shorter_from_any_state(task_type: TaskType, seed: int) -> No
 
 
 @pytest.mark.parametrize("task_type", TaskType)
-def test_generated_problems_are_solved_and_again_after_a_random_walk(task_type: TaskType) -> None:
+def test_generated_problems_are_solvable_even_after_a_random_walk(task_type: TaskType) -> None:
     rng = random.Random(1)
     for index in range(40):
         engine = HouseholdEngine(generator.generate_problem("development", index, 7, task_type))
@@ -65,12 +65,12 @@ def test_generated_problems_are_solved_and_again_after_a_random_walk(task_type: 
         assert again is not None and follow(engine, again)
 
 
-def test_nothing_is_left_to_do_at_the_goal() -> None:
+def test_plan_at_the_goal_is_empty() -> None:
     problem = household(TaskType.PICK_AND_PLACE, "shelf", ["shelf 1"], [thing("mug 1", "shelf 1")])
     assert shortest_plan(HouseholdEngine(problem)) == []
 
 
-def test_there_is_no_plan_where_there_is_no_way() -> None:
+def test_unsolvable_problem_has_no_plan() -> None:
     things = [thing("mug 1", "shelf 1", "cleanable")]
     assert (
         shortest_plan(HouseholdEngine(household(TaskType.CLEAN, "cabinet", ["cabinet 1", "shelf 1"], things))) is None
@@ -118,7 +118,7 @@ def longest(per_type: int, most: int) -> list[tuple[int, Problem]]:
     return sorted(found, key=lambda entry: -entry[0])[:most]
 
 
-def test_a_plain_search_finds_nothing_shorter_for_some_problems_of_every_type() -> None:
+def test_breadth_first_search_finds_no_shorter_plan_for_every_type() -> None:
     for task_type in TaskType:
         problem = generator.generate_problem("held_out", 4, 0, task_type)
         plan = shortest_plan(HouseholdEngine(problem))
@@ -126,6 +126,6 @@ def test_a_plain_search_finds_nothing_shorter_for_some_problems_of_every_type() 
 
 
 @pytest.mark.campaign
-def test_all_of_200_problems_a_type_are_solved_and_a_plain_search_confirms_the_50_longest() -> None:
+def test_plans_of_200_problems_per_type_are_shortest() -> None:
     for length, problem in longest(200, 50):
         assert states_searched(problem, length), problem.id

@@ -1,4 +1,4 @@
-"""Generated problems: the same for the same seed, solvable, unsolved at the start, and no layout in two splits."""
+"""Test generated problems: reproducible, solvable, unsolved at the start, and with disjoint splits."""
 
 from collections import Counter
 from functools import cache
@@ -39,13 +39,13 @@ def type_of(name: str) -> str:
     return name.split(" ")[0]
 
 
-def test_same_arguments_give_the_same_problem():
+def test_equal_arguments_give_equal_problems():
     assert problems("train")[:30] == tuple(generate_problem("train", index) for index in range(30))
     assert generate_problem("train", 8, seed=4) == generate_problem("train", 8, 4, "pick_clean_then_place_in_recep")
     assert content(generate_problem("train", 8, seed=4)) != content(generate_problem("train", 8, seed=5))
 
 
-def test_a_known_problem_stays_what_it_is():
+def test_known_problem_is_unchanged():
     """Recorded results name problems by their ids: a change of the generator is a change of the benchmark."""
     drawn = generate_problem("held_out", 3)
     assert drawn.id == "held_out-pick_heat_then_place_in_recep-0-3"
@@ -64,7 +64,7 @@ def test_a_known_problem_stays_what_it_is():
     }
 
 
-def test_no_layout_and_no_problem_in_two_splits():
+def test_splits_share_no_layout_and_no_problem():
     layouts = [{drawn.layout for drawn in problems(split)} for split in SPLITS]
     assert not layouts[0] & layouts[1] and not layouts[0] & layouts[2] and not layouts[1] & layouts[2]
     assert min(len(found) for found in layouts) > 500
@@ -72,7 +72,7 @@ def test_no_layout_and_no_problem_in_two_splits():
     assert max(Counter(drawn.id for drawn in everything()).values()) == 1
 
 
-def test_the_layout_says_what_stands_there_and_decides_the_split():
+def test_layout_lists_the_receptacles_and_decides_the_split():
     for drawn in everything():
         counts = Counter(item.type for item in drawn.receptacles)
         room, _, listed = drawn.layout.partition(": ")
@@ -81,7 +81,7 @@ def test_the_layout_says_what_stands_there_and_decides_the_split():
         assert split_of_layout(drawn.layout) == drawn.split
 
 
-def test_sizes_and_names():
+def test_sizes_and_names_are_within_range():
     sizes = {len(drawn.receptacles) for drawn in everything()}
     assert sizes == set(range(6, 17))
     for drawn in everything():
@@ -94,7 +94,7 @@ def test_sizes_and_names():
             assert all(item.name == f"{item.type} {number}" for item, (_, number) in zip(items, order, strict=True))
 
 
-def test_everything_is_where_it_can_be_and_can_do_what_its_type_can():
+def test_things_have_allowed_places_and_properties():
     for drawn in everything():
         places = {item.name: item for item in drawn.receptacles}
         assert all(item.openable == (item.type in domain.OPENABLE) for item in drawn.receptacles)
@@ -111,7 +111,7 @@ def test_everything_is_where_it_can_be_and_can_do_what_its_type_can():
 
 
 @pytest.mark.parametrize("task_type", list(TaskType))
-def test_every_problem_can_be_solved_and_is_not_solved_at_the_start(task_type):
+def test_every_problem_is_solvable_and_unsolved_at_the_start(task_type):
     asked = [drawn for drawn in everything() if drawn.task_type is task_type]
     assert len(asked) == COUNT / 6 * len(SPLITS)
     for drawn in asked:
@@ -130,7 +130,7 @@ def test_every_problem_can_be_solved_and_is_not_solved_at_the_start(task_type):
             assert max(there.values(), default=0) <= 1
 
 
-def test_targets_have_the_property_their_task_needs():
+def test_targets_have_the_property_of_their_task():
     needed = {TaskType.CLEAN: "cleanable", TaskType.HEAT: "heatable", TaskType.COOL: "coolable"}
     for drawn in everything():
         if drawn.task_type in needed:
@@ -138,7 +138,7 @@ def test_targets_have_the_property_their_task_needs():
             assert all(getattr(thing, needed[drawn.task_type]) for thing in targets)
 
 
-def test_rooms_differ_and_some_have_more_targets_than_needed():
+def test_rooms_vary_and_some_problems_have_spare_targets():
     for split in SPLITS:
         assert {drawn.layout.partition(":")[0] for drawn in problems(split)} == set(domain.ROOMS)
         spare = [drawn for drawn in problems(split) if len(homes_of_targets(drawn)) > 2]
@@ -159,6 +159,6 @@ def test_problems_survive_json():
         (("train", 0, 0, "pick_heat"), "unknown task type 'pick_heat'"),
     ],
 )
-def test_unknown_names_are_refused(arguments, said):
+def test_unknown_names_are_rejected(arguments, said):
     with pytest.raises(ConfigError, match=said):
         generate_problem(*arguments)

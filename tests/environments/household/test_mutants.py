@@ -1,4 +1,4 @@
-"""Each single rule that is changed in the native engine is noticed by the recorded traces."""
+"""Test that the recorded traces detect every changed rule of the native engine."""
 
 from __future__ import annotations
 
@@ -144,6 +144,6 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch.setattr)
     assert any(difference(trace) for trace in traces())

@@ -1,4 +1,4 @@
-"""The native engine: its texts and rules, forks that share nothing, and keys that say exactly what matters."""
+"""Test the native engine: texts, rules, forks and state keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def play(engine: HouseholdEngine, *commands: str) -> list[str]:
     return [engine.step(command).observation for command in commands]
 
 
-def test_the_introduction_lists_the_room_and_the_task() -> None:
+def test_introduction_lists_the_room_and_the_task() -> None:
     view = kitchen().reset()
     assert view.observation == (
         "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "
@@ -41,7 +41,7 @@ def test_the_introduction_lists_the_room_and_the_task() -> None:
     assert (view.reward, view.done, view.won) == (0.0, False, False)
 
 
-def test_a_task_is_played_to_its_end() -> None:
+def test_task_is_played_to_its_end() -> None:
     engine = kitchen()
     assert play(engine, "go to cabinet 1", "open cabinet 1", "take mug 2 from cabinet 1", "inventory") == [
         "You arrive at cabinet 1. The cabinet 1 is closed.",
@@ -66,7 +66,7 @@ def test_a_task_is_played_to_its_end() -> None:
     assert (taken.reward, taken.done) == (0.0, False)
 
 
-def test_a_knife_reaches_into_a_closed_fridge_and_a_lamp_needs_no_hand() -> None:
+def test_knife_slices_in_a_closed_fridge_and_lamp_needs_no_free_hand() -> None:
     engine = kitchen()
     play(engine, "go to countertop 1", "take knife 1 from countertop 1")
     assert play(engine, "slice apple 1 with knife 1", "go to fridge 1", "slice apple 2 with knife 1") == [
@@ -79,7 +79,7 @@ def test_a_knife_reaches_into_a_closed_fridge_and_a_lamp_needs_no_hand() -> None
     ]
 
 
-def test_an_examined_thing_tells_all_that_was_done_to_it() -> None:
+def test_examine_lists_every_change_of_a_thing() -> None:
     engine = kitchen()
     play(engine, "go to countertop 1", "take knife 1 from countertop 1", "slice apple 1 with knife 1")
     play(engine, "move knife 1 to countertop 1", "take apple 1 from countertop 1")
@@ -114,7 +114,7 @@ def test_inadmissible_action_changes_nothing(command: str) -> None:
     assert (view.observation, view.admissible, engine.state_key()) == (NOTHING, before, key)
 
 
-def test_white_space_around_a_command_is_forgiven() -> None:
+def test_whitespace_around_a_command_is_ignored() -> None:
     assert play(kitchen(), " go to sidetable 1\n") == [
         "You arrive at sidetable 1. On the sidetable 1, you see a desklamp 1."
     ]
@@ -130,7 +130,7 @@ def test_forks_share_no_state() -> None:
     assert play(engine, "examine countertop 1") == ["On the countertop 1, you see a apple 1, a knife 1, and a mug 1."]
 
 
-def test_engines_of_one_problem_have_one_key_and_other_problems_another() -> None:
+def test_state_keys_of_one_problem_are_equal_and_other_problems_differ() -> None:
     one, two = kitchen(), kitchen()
     assert one.state_key() == two.state_key()
     other = HouseholdEngine(household(TaskType.COOL, "cabinet", KITCHEN, THINGS))
@@ -138,7 +138,7 @@ def test_engines_of_one_problem_have_one_key_and_other_problems_another() -> Non
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_admissible_commands_are_those_that_do_something(seed: int) -> None:
+def test_admissible_commands_are_those_with_an_effect(seed: int) -> None:
     """`admissible` is remembered by situation; a fresh engine that is brought to the state finds the same list."""
     rng = random.Random(seed)
     problem = generator.generate_problem("train", seed)
@@ -180,7 +180,7 @@ def bisimulation(problem: Problem) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("task_type", TaskType)
-def test_two_states_have_one_key_exactly_where_they_have_one_future(task_type: TaskType) -> None:
+def test_state_keys_are_equal_exactly_if_futures_are_equal(task_type: TaskType) -> None:
     states, _, _ = bisimulation(random_household(task_type, 3))
     assert states > 20
 

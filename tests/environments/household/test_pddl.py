@@ -1,4 +1,4 @@
-"""The PDDL of a problem: names in the problem's order, all of its facts, and ALFRED's goal for its task."""
+"""Test the PDDL of a problem: names, facts and goals."""
 
 import re
 
@@ -30,7 +30,7 @@ def goal(drawn: Problem) -> str:
     return pddl_problem(drawn).partition("(:goal")[2].partition("(:metric")[0]
 
 
-def test_names_are_padded_so_that_their_order_is_that_of_type_and_number():
+def test_pddl_names_sort_by_type_and_number():
     assert [pddl_name(name) for name in ("mug 2", "mug 10")] == ["mug_02", "mug_10"]
     for drawn in DRAWN:
         for items in (drawn.receptacles, drawn.things):
@@ -38,7 +38,7 @@ def test_names_are_padded_so_that_their_order_is_that_of_type_and_number():
             assert names == sorted(names)
 
 
-def test_the_facts_of_a_small_problem():
+def test_small_problem_has_the_expected_facts():
     assert facts(small(TaskType.HEAT)) == {
         "atLocation agent1 loc_00",
         "receptacleAtLocation cabinet_01 loc_01",
@@ -79,21 +79,21 @@ def _mug(name: str, receptacle: str, place: str) -> set[str]:
         (TaskType.PICK_TWO, ["(inReceptacle ?o ?r)", "(inReceptacle ?p ?r)", "(not (= ?o ?p))"]),
     ],
 )
-def test_goals_that_end_in_a_receptacle(task_type, words):
+def test_receptacle_goals_match_the_task_type(task_type, words):
     text = goal(small(task_type))
     states = {"isClean", "isHot", "isCool"}
     assert all(word in text for word in ["(objectType ?o mugType)", "(receptacleType ?r cabinetType)", *words])
     assert {word for word in states if word in text} == {word for word in states if any(word in part for part in words)}
 
 
-def test_the_goal_of_looking_in_the_light():
+def test_look_in_light_goal_needs_a_lit_lamp_and_the_held_object():
     text = goal(small(TaskType.LOOK_IN_LIGHT, destination="desklamp"))
     lit = "(objectType ?t desklampType) (toggleable ?t) (isToggled ?t) (inReceptacle ?t ?r)"
     assert f"{lit} (receptacleAtLocation ?r ?l) (atLocation ?a ?l)" in text
     assert "(objectType ?o mugType) (holds ?a ?o)" in text
 
 
-def test_whatever_the_facts_name_is_declared_and_every_parenthesis_closes():
+def test_used_names_are_declared_and_parentheses_balanced():
     for drawn in DRAWN:
         text = pddl_problem(drawn)
         assert text.count("(") == text.count(")")
@@ -103,7 +103,7 @@ def test_whatever_the_facts_name_is_declared_and_every_parenthesis_closes():
         assert {f"{kind}Type" for kind in ("fridge", "microwave", "sinkbasin", *domain.KNIVES)} <= declared
 
 
-def test_the_game_tells_the_task_and_the_names():
+def test_game_contains_the_task_and_the_names():
     drawn = small(TaskType.COOL)
     data = game_data(drawn, "DOMAIN", "Your task is to: UNKNOWN GOAL.")
     assert data["grammar"] == "Your task is to: put a cool mug in cabinet."

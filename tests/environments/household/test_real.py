@@ -1,4 +1,4 @@
-"""The real engine: it plays generated problems and game files, and refuses what is none."""
+"""Test the real engine with generated problems and game files."""
 
 import json
 import re
@@ -26,7 +26,7 @@ async def engine():
 
 @needs_engine
 @pytest.mark.parametrize("task_type", list(TaskType))
-async def test_the_planner_solves_a_generated_problem(engine, task_type):
+async def test_planner_solves_a_generated_problem(engine, task_type):
     drawn = generate_problem("train", 0, seed=1, task_type=task_type)
     view = await engine.load(drawn)
     assert view.observation.startswith("-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room.")
@@ -48,13 +48,13 @@ async def test_inadmissible_action_changes_nothing(engine):
 
 
 @needs_engine
-async def test_one_engine_plays_one_game_after_another(engine):
+async def test_engine_plays_consecutive_games(engine):
     views = [await engine.load(generate_problem("train", index)) for index in (0, 1, 0)]
     assert views[0] == views[2] != views[1]
 
 
 @needs_engine
-async def test_a_published_game_file_is_played_with_its_own_names(engine, tmp_path):
+async def test_published_game_file_is_played_with_its_own_names(engine, tmp_path):
     """Its identifiers are the simulator's, and the package's own code numbers them."""
     drawn = generate_problem("train", 0)
     data = resources.files("alfworld.data")
@@ -71,7 +71,7 @@ async def test_a_published_game_file_is_played_with_its_own_names(engine, tmp_pa
 
 
 @needs_engine
-async def test_a_file_that_is_no_game_is_refused_and_the_engine_goes_on(engine, tmp_path):
+async def test_invalid_game_file_is_rejected_and_the_engine_continues(engine, tmp_path):
     (tmp_path / "game.tw-pddl").write_text('{"grammar": ""}')
     with pytest.raises(ConfigError, match="pddl_domain, pddl_problem missing"):
         await engine.load(tmp_path / "game.tw-pddl")
@@ -87,7 +87,7 @@ async def test_missing_packages_name_the_extra():
         await engine.start()
 
 
-def test_game_files_are_found_and_those_the_text_domain_cannot_play_are_left_out(tmp_path, monkeypatch):
+def test_game_files_unsupported_by_the_text_domain_are_skipped(tmp_path, monkeypatch):
     for folder in ("b/trial_1", "a/trial_2", "pick_and_place_with_movable_recep-x/trial_3", "AppleSliced/trial_4"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "game.tw-pddl").write_text("{}")

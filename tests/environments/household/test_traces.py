@@ -1,4 +1,4 @@
-"""The native engine answers every recorded command as the real one did: text, commands, reward and end."""
+"""Test that the native engine answers every recorded command as the real one did."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_answer_of_every_trace_is_equal() -> None:
     assert [found for trace in traces() if (found := difference(trace))] == []
 
 
-def test_the_traces_are_many_and_cover_every_task_and_effect() -> None:
+def test_traces_cover_every_task_and_effect() -> None:
     assert len(traces()) >= 2_000
     types = Counter(trace["problem"]["task_type"] for trace in traces())
     assert set(types) == {kind.value for kind in TaskType} and min(types.values()) >= 200

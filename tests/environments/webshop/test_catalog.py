@@ -1,4 +1,4 @@
-"""A seeded catalog, a search that no text can break, and goals that can be met."""
+"""Test the seeded product catalog, its search, and its goals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reward_kit.errors import ToolError
 SIZE = 200
 
 
-def test_a_catalog_follows_its_seed_and_a_smaller_one_is_the_beginning_of_it() -> None:
+def test_catalog_follows_its_seed_and_smaller_catalogs_are_prefixes() -> None:
     products = catalog(SIZE, 0).products
     assert Catalog(50, 0).products == products[:50]
     assert Catalog(50, 1).products[0] != products[0]
@@ -42,7 +42,7 @@ def test_product_texts_contain_its_attributes() -> None:
         assert all(len(values) >= 2 for values in product.options.values())
 
 
-def test_no_two_attributes_or_values_of_a_kind_match_one_another() -> None:
+def test_attributes_and_values_of_a_kind_never_match_each_other() -> None:
     for kind in KINDS:
         lists = [kind.attributes, *(values for name, values in kind.options.items() if name != "size")]
         for one, other in (pair for values in lists for pair in combinations(values, 2)):
@@ -50,7 +50,7 @@ def test_no_two_attributes_or_values_of_a_kind_match_one_another() -> None:
         assert set(kind.name.split()).isdisjoint(kind.keywords) and len(set(kind.keywords)) == 5
 
 
-def test_all_resources_of_a_process_share_one_catalog() -> None:
+def test_resources_of_a_process_share_one_catalog() -> None:
     found = []
     threads = [threading.Thread(target=lambda: found.append(catalog(20, 99))) for _ in range(4)]
     for thread in threads:
@@ -60,12 +60,12 @@ def test_all_resources_of_a_process_share_one_catalog() -> None:
     assert len({id(shop) for shop in found}) == 1
 
 
-def test_the_shared_database_cannot_be_written() -> None:
+def test_shared_database_is_read_only() -> None:
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         catalog(SIZE, 0)._database.execute("DELETE FROM products")
 
 
-def test_a_search_puts_the_best_matches_first() -> None:
+def test_search_ranks_the_best_matches_first() -> None:
     shop = catalog(1000, 0)
     found = [shop.products[number] for number in shop.search("waterproof hiking boots")]
     assert len(shop.search("machine washable in color black")) == MAX_RESULTS
@@ -92,14 +92,14 @@ def test_a_search_puts_the_best_matches_first() -> None:
         "² rain",
     ],
 )
-def test_nothing_in_a_query_is_syntax(query) -> None:
+def test_query_syntax_is_ignored(query) -> None:
     shop = catalog(SIZE, 0)
     shop.search(query)
     assert shop.search("rain")
 
 
 @given(st.text(st.characters(), max_size=300))
-def test_no_text_breaks_the_search(query) -> None:
+def test_search_accepts_any_text(query) -> None:
     try:
         found = catalog(20, 0).search(query)
     except ToolError:
@@ -111,12 +111,12 @@ def test_no_text_breaks_the_search(query) -> None:
     ("query", "message"),
     [("", "no word"), ("*** __ !", "no word"), (" ".join(f"w{n}" for n in range(25)), "25 different words")],
 )
-def test_a_query_without_words_or_with_too_many_is_refused(query, message) -> None:
+def test_query_without_words_or_with_too_many_is_rejected(query, message) -> None:
     with pytest.raises(ToolError, match=message):
         catalog(SIZE, 0).search(query)
 
 
-def test_a_goal_follows_its_number_and_its_product_satisfies_it() -> None:
+def test_goal_is_reproducible_and_met_by_its_product() -> None:
     shop = catalog(SIZE, 0)
     goals = [draw_goal(shop, index) for index in range(100)]
     assert goals == [draw_goal(shop, index) for index in range(100)]

@@ -1,4 +1,4 @@
-"""The shop as a resource: pages and choices, an expert that always succeeds, and the contract."""
+"""Test the shop resource: pages, actions, the expert, and the contract of resources."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ async def play_expert(resource):
 
 
 @pytest.mark.parametrize("config", [{"products": 100}, {"products": 30, "page_size": 3, "index": 4}])
-async def test_the_resource_keeps_the_contract(config) -> None:
+async def test_resource_passes_the_checker(config) -> None:
     for seed in range(3):
         assert await check_resource(WebshopResource, config, seed=seed, steps=15) == []
 
 
-async def test_the_expert_earns_the_full_reward_for_sixty_goals() -> None:
+async def test_expert_earns_the_full_reward_for_sixty_goals() -> None:
     for seed in range(60):
         rewards, outcome = await play_expert(await made(seed, products=1000, page_size=3 if seed % 2 else 10))
         assert outcome.terminated
         assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
 
 
-async def test_the_expert_finds_its_way_from_a_wrong_product_page_and_option() -> None:
+async def test_expert_recovers_from_a_wrong_product_page_and_option() -> None:
     resource = await made(3, page_size=2)
     goal = resource._goal
     await call(resource, "search", query="green tea lip balm")
@@ -82,7 +82,7 @@ async def results_whose_second_or_later_page_has_the_product() -> tuple[WebshopR
     raise AssertionError("no such goal")
 
 
-async def test_the_expert_turns_pages_in_both_directions() -> None:
+async def test_expert_turns_pages_in_both_directions() -> None:
     resource, page = await results_whose_second_or_later_page_has_the_product()
     assert (await resource.expert_action())["name"] == "next_page"
     (wrong, *_) = await resource.admissible_actions()
@@ -96,7 +96,7 @@ async def test_the_expert_turns_pages_in_both_directions() -> None:
     assert rewards[-1] == 1.0
 
 
-async def test_chance_earns_little() -> None:
+async def test_random_actions_earn_little() -> None:
     total = 0.0
     for seed in range(30):
         resource, rng = await made(seed), random.Random(seed)
@@ -108,7 +108,7 @@ async def test_chance_earns_little() -> None:
     assert total / 30 < 0.2
 
 
-async def test_only_the_purchase_is_rewarded_and_it_ends_the_visit() -> None:
+async def test_only_the_purchase_is_rewarded_and_ends_the_episode() -> None:
     resource = await made()
     page = await at_a_product(resource)
     assert page.splitlines()[2] == "Options:"
@@ -120,7 +120,7 @@ async def test_only_the_purchase_is_rewarded_and_it_ends_the_visit() -> None:
         await call(resource, "back")
 
 
-async def test_the_final_state_lets_a_reward_be_computed_again() -> None:
+async def test_reward_can_be_recomputed_from_the_final_state() -> None:
     resource = await made(2)
     nothing = open_snapshot(await resource.final_state())
     assert (nothing["purchase"], nothing["reward"], nothing["actions"]) == (None, 0.0, 0)
@@ -132,7 +132,7 @@ async def test_the_final_state_lets_a_reward_be_computed_again() -> None:
     assert 0.0 < match.reward < 1.0 and state["actions"] == 3
 
 
-async def test_pages_of_results_lead_on_and_back() -> None:
+async def test_result_pages_lead_forward_and_back() -> None:
     resource = await made(page_size=10)
     outcome = await call(resource, "search", query="rain jacket boots tea")
     first = outcome.observation
@@ -149,7 +149,7 @@ async def test_pages_of_results_lead_on_and_back() -> None:
     assert "Start page" in (await call(resource, "back")).observation
 
 
-async def test_a_product_shows_its_options_and_texts_and_forgets_choices_when_left() -> None:
+async def test_product_page_shows_its_details_and_forgets_choices_when_left() -> None:
     resource = await made()
     page = await at_a_product(resource)
     option, value = page.splitlines()[3].removeprefix("- ").split(", ")[0].split(": ")
@@ -175,7 +175,7 @@ async def test_every_admissible_action_is_accepted() -> None:
         assert len(await resource.admissible_actions()) <= 60
 
 
-async def test_the_state_key_knows_the_page_and_not_the_way_or_the_time() -> None:
+async def test_state_key_depends_on_the_page_only() -> None:
     resource = await made()
     start = await resource.state_key()
     assert await (await made(seed=1)).state_key() != start
@@ -218,7 +218,7 @@ async def test_choices_of_a_fork_do_not_change_its_origin() -> None:
         ("buy", {}, "no product is open"),
     ],
 )
-async def test_a_wrong_call_is_refused_and_changes_nothing(tool, arguments, message) -> None:
+async def test_invalid_call_is_rejected_and_changes_nothing(tool, arguments, message) -> None:
     resource = await made()
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
@@ -236,7 +236,7 @@ async def test_a_wrong_call_is_refused_and_changes_nothing(tool, arguments, mess
         ("next_page", {}, "no results on this page"),
     ],
 )
-async def test_a_wrong_choice_at_a_product_names_what_there_is(tool, arguments, message) -> None:
+async def test_invalid_product_choice_lists_the_options(tool, arguments, message) -> None:
     resource = await made(index=next(i for i in range(99) if "color" in draw_goal(catalog(SIZE, 0), i).options))
     await at_a_product(resource)
     with pytest.raises(ToolError, match=message):
@@ -251,6 +251,6 @@ async def test_a_wrong_choice_at_a_product_names_what_there_is(tool, arguments, 
         ({"page_size": 0}, "page_size"),
     ],
 )
-async def test_a_wrong_configuration_is_one_clear_error(config, message) -> None:
+async def test_invalid_configuration_is_one_clear_error(config, message) -> None:
     with pytest.raises(ConfigError, match=message):
         await WebshopResource().setup(config)

@@ -1,4 +1,4 @@
-"""The published reward: its formula counted by hand, its thresholds, and what it says of every purchase."""
+"""Test the published reward of the shop: formula, thresholds and range."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ RIGHT = Purchase(
         ({"nouns": ("kestrel",), "query": "polo shirt", "category": ("Clothing", "Tops", "Polos"), "price": 99}, 0.4),
     ],
 )
-def test_the_reward_of_a_purchase_counted_by_hand(changes, expected) -> None:
+def test_reward_of_a_purchase_matches_hand_computed_values(changes, expected) -> None:
     assert match_purchase(GOAL, replace(RIGHT, **changes)).reward == pytest.approx(expected, abs=1e-12)
 
 
@@ -86,7 +86,7 @@ def test_the_reward_of_a_purchase_counted_by_hand(changes, expected) -> None:
         (0, 0, "polo shirt", "Clothing Tops Polos", 0.5),
     ],
 )
-def test_the_type_factor_has_the_published_thresholds(shared, of, query, category, expected) -> None:
+def test_type_factor_has_the_published_thresholds(shared, of, query, category, expected) -> None:
     nouns = tuple(f"n{number}" for number in range(of))
     bought = replace(RIGHT, nouns=(*nouns[:shared], "other"), query=query, category=tuple(category.split()))
     assert type_factor(replace(GOAL, nouns=nouns), bought) == expected
@@ -103,13 +103,13 @@ def test_the_type_factor_has_the_published_thresholds(shared, of, query, categor
         ("", "", False),
     ],
 )
-def test_texts_match_as_the_published_tests_say(one, other, matches) -> None:
+def test_token_set_ratio_matches_the_published_examples(one, other, matches) -> None:
     assert (token_set_ratio(one, other) > 85) is matches
     assert token_set_ratio(one, other) == token_set_ratio(one, other.upper())
 
 
 @given(st.data())
-def test_a_reward_is_a_share_and_full_only_where_all_is_met(data) -> None:
+def test_reward_is_a_fraction_and_full_only_if_the_goal_is_met(data) -> None:
     shop = catalog(SIZE, 0)
     goal = draw_goal(shop, data.draw(st.integers(0, 10_000)))
     product = shop.products[data.draw(st.integers(0, SIZE - 1))]

@@ -1,4 +1,4 @@
-"""Training runs made by hand: figures of updates, as `reward-kit train` writes them."""
+"""Helpers that write training runs as `reward-kit train` does."""
 
 from __future__ import annotations
 

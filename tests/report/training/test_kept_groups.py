@@ -1,4 +1,4 @@
-"""The groups of a kept update: what the page's views of episodes and groups read of them."""
+"""Groups of a training run's kept episodes."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def read(text: str) -> list[tuple[str, Any]]:
     return [(one[0], json.loads(one[1:])) for one in text.splitlines()]
 
 
-def found(run: Path) -> KeptGroups:
+def groups_in(run: Path) -> KeptGroups:
     groups = kept_groups(run, HEADER)
     assert groups is not None
     return groups
 
 
-def test_each_episode_stands_with_its_score_and_the_credit_of_its_steps(tmp_path: Path) -> None:
+def test_kept_episode_has_its_score_and_step_credit(tmp_path: Path) -> None:
     kept(tmp_path, 2, [line("b", "g", 1, 0.0), line("a", "g", 0, 1.0)])
-    groups = found(tmp_path)
+    groups = groups_in(tmp_path)
     assert (groups.update, groups.groups, groups.left_out) == (2, {"g": ["a", "b"]}, 0)
     (text,) = groups.data.texts
     letters = read(text)
@@ -59,14 +59,14 @@ def test_each_episode_stands_with_its_score_and_the_credit_of_its_steps(tmp_path
     assert "credit" not in record["training"], "it stands in its own line already"
 
 
-def test_the_index_names_them_and_says_by_what_they_were_credited(tmp_path: Path) -> None:
+def test_index_lists_kept_episodes_and_the_estimator(tmp_path: Path) -> None:
     kept(tmp_path, 1, [line("a", "g", 0, 1.0)])
-    index = json.loads(found(tmp_path).data.index)
+    index = json.loads(groups_in(tmp_path).data.index)
     assert index["chunks"] == [[["g", 1, 0, ["a"]]]]
     assert index["credit"] == {"estimator": "gigpo", "omega": 0.5}
 
 
-def test_it_is_the_latest_update_and_groups_whose_scores_differ_come_first(tmp_path: Path) -> None:
+def test_kept_groups_are_of_the_latest_update_with_differing_scores_first(tmp_path: Path) -> None:
     kept(tmp_path, 9, [line("old", "g", 0, 1.0)])
     rows = [
         line("a", "same", 0, 1.0),
@@ -75,31 +75,31 @@ def test_it_is_the_latest_update_and_groups_whose_scores_differ_come_first(tmp_p
         line("d", "apart", 1, 0.0),
     ]
     kept(tmp_path, 10, [*rows, line("e", "unscored", 0, None)])
-    groups = found(tmp_path)
+    groups = groups_in(tmp_path)
     assert groups.update == 10 and list(groups.groups) == ["apart", "same", "unscored"]
 
 
-def test_those_for_which_there_is_no_room_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_beyond_the_size_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 3000)
     kept(tmp_path, 1, [line(f"r{number}", f"g{number}", 0, 1.0) for number in range(9)])
-    groups = found(tmp_path)
+    groups = groups_in(tmp_path)
     assert len(groups.groups) + groups.left_out == 9 and 1 <= len(groups.groups) < 9
     assert sum(map(len, groups.data.texts)) <= 3000 + len(groups.data.texts[0])
 
 
-def test_lines_of_a_release_that_kept_the_episode_alone_have_nothing_to_show(tmp_path: Path) -> None:
+def test_lines_without_training_values_give_no_groups(tmp_path: Path) -> None:
     record = json.loads(line("a", "g", 0, 1.0))
     del record["training"]
     kept(tmp_path, 1, [json.dumps(record) + "\n"])
     assert kept_groups(tmp_path, HEADER) is None
 
 
-def test_where_nothing_was_kept_there_is_nothing(tmp_path: Path) -> None:
+def test_run_without_kept_episodes_has_no_groups(tmp_path: Path) -> None:
     assert kept_groups(tmp_path, HEADER) is None
 
 
 @pytest.mark.parametrize("damage", ["{", "[]\n", "{}\n"])
-def test_a_damaged_line_is_told_of(tmp_path: Path, damage: str) -> None:
+def test_damaged_line_is_reported(tmp_path: Path, damage: str) -> None:
     kept(tmp_path, 1, [line("a", "g", 0, 1.0), damage])
     with pytest.raises(StoreError, match=r"update-000001\.jsonl:2"):
         kept_groups(tmp_path, HEADER)

@@ -1,4 +1,4 @@
-"""The page of a training run, taken apart: what stands on it, and what strangers wrote that must not run."""
+"""The page of a training run: content, size and escaping of untrusted text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pictures(page: Parsed) -> list[str]:
     return [told for tag, given in page.tags if tag == "svg" and (told := given.get("data-chart"))]
 
 
-def test_the_page_says_how_it_went(tmp_path: Path) -> None:
+def test_page_shows_progress_and_best_update(tmp_path: Path) -> None:
     scores = [0.25, 0.75, 0.5]
     lines = [(n, update(n, held_out__score=s, held_out__standard_error=0.05)) for n, s in enumerate(scores)]
     page = page_of(make_training(tmp_path, lines))
@@ -38,14 +38,14 @@ def test_the_page_says_how_it_went(tmp_path: Path) -> None:
     assert {mark["data-update"] for mark in marks} == {"1"} and len(marks) == len(pictures(page))
 
 
-def test_the_script_gets_the_points_and_other_axes(tmp_path: Path) -> None:
+def test_script_data_contains_points_and_axes(tmp_path: Path) -> None:
     page = page_of(make_training(tmp_path, [(n, update(n)) for n in (1, 2)]))
     data = json.loads(page.blocks["script"][0])
     assert data["charts"]["policy-0"]["lines"] == [{"label": "within the update", "u": [1, 2], "v": [0.01, 0.01]}]
     assert data["axes"]["environment steps"] == {"u": [0, 1, 2], "v": [0.0, 32.0, 64.0]}
 
 
-def test_only_its_own_script_and_style_may_run(tmp_path: Path) -> None:
+def test_content_security_policy_allows_only_the_own_script_and_style(tmp_path: Path) -> None:
     run = make_training(tmp_path, [(1, update(1))], task_name=HOSTILE, config={"note": HOSTILE})
     (run / "episodes").mkdir()
     said = {"role": HOSTILE, "content": HOSTILE, "tool_calls": [{"function": {"name": HOSTILE, "arguments": "{}"}}]}
@@ -61,7 +61,7 @@ def test_only_its_own_script_and_style_may_run(tmp_path: Path) -> None:
     assert f"style-src '{digest(page.blocks['style'][0])}'" in policy
 
 
-def test_alarms_are_counted_with_the_worst_of_each(tmp_path: Path) -> None:
+def test_alarms_are_listed_with_count_and_worst_value(tmp_path: Path) -> None:
     alarm = "learner__alarm__ratio_max"
     lines = [(n, update(n, **({alarm: 1e4 * n} if n in (2, 4) else {}))) for n in range(1, 6)]
     lines.append((6, update(6, learner__alarm__effective_share=0.125)))
@@ -70,7 +70,7 @@ def test_alarms_are_counted_with_the_worst_of_each(tmp_path: Path) -> None:
     assert "ratio_max 2 2 4 40,000" in text and "effective_share 1 6 6 0.125" in text
 
 
-def test_what_must_be_known_is_told_first(tmp_path: Path) -> None:
+def test_page_begins_with_warnings(tmp_path: Path) -> None:
     lines = [(1, update(1)), (2, update(2, learner__loss=None)), (3, update(3, reward_agent__done=1.0))]
     text = page_of(make_training(tmp_path, lines, status="interrupted")).text
     assert "Training ended before the last update. Resume with: reward-kit train --resume" in text
@@ -78,7 +78,7 @@ def test_what_must_be_known_is_told_first(tmp_path: Path) -> None:
     assert "Resumed 1 times, at update 3" in text and "No samples are held out" in text
 
 
-def test_episodes_that_were_kept_are_shown_over_time(tmp_path: Path) -> None:
+def test_kept_episodes_are_shown_over_time(tmp_path: Path) -> None:
     run = make_training(tmp_path, [(n, update(n)) for n in (1, 2)])
     (run / "episodes").mkdir()
     for number in range(1, 31):
@@ -92,12 +92,12 @@ def test_episodes_that_were_kept_are_shown_over_time(tmp_path: Path) -> None:
     assert "go 0 " in page.text and "go 39 " in page.text and "… (3,005 characters)" in page.text
 
 
-def test_a_run_without_a_line_has_a_page(tmp_path: Path) -> None:
+def test_run_without_metrics_has_a_page(tmp_path: Path) -> None:
     text = page_of(make_training(tmp_path, [], status="failed")).text
     assert "No score yet." in text and "0 of 10 updates" in text
 
 
-def test_ten_thousand_updates_are_a_small_page(tmp_path: Path) -> None:
+def test_page_of_ten_thousand_updates_is_small(tmp_path: Path) -> None:
     draw = random.Random(1)
     names = [
         f"learner__{name}" for name in ("grad_norm", "grad_norm_max", "clip_fraction", "lr", "ratio_max", "lag_mean")
@@ -113,7 +113,7 @@ def test_ten_thousand_updates_are_a_small_page(tmp_path: Path) -> None:
     assert len(points["u"]) == len(points["low"]) == len(points["high"]) == 200
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a run folder"):
         write_report(tmp_path)
     run = make_training(tmp_path, [])

@@ -1,4 +1,4 @@
-"""A viewer of a folder, served for a test, and somebody who asks it as a browser, a stranger or a program does."""
+"""A served viewer of a folder and an HTTP client for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that a browser, another site's page, another machine's name or a curious program could send."""
+"""Access control of the viewer: tokens, codes, hosts, origins and paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_the_address_opens_the_runs_and_leaves_the_token_behind(folder: Path) -> None:
+async def test_token_in_the_url_is_exchanged_for_a_cookie(folder: Path) -> None:
     async with serving(RunCatalogue(folder)) as address:
         visitor = Visitor(address)
         assert address.startswith("http://127.0.0.1:") and len(visitor.token) >= 43
@@ -46,7 +46,7 @@ async def entered_by_code(access: Access, address: str) -> tuple[Visitor, str]:
     return visitor, path
 
 
-async def test_a_code_opens_the_runs_once_and_is_worth_nothing_afterwards(folder: Path) -> None:
+async def test_access_code_works_only_once(folder: Path) -> None:
     async with serving(RunCatalogue(folder), access=(access := Access())) as address:
         visitor, path = await entered_by_code(access, address)
         assert access.token not in visitor.cookie and path.partition("=")[2] not in visitor.cookie
@@ -55,7 +55,7 @@ async def test_a_code_opens_the_runs_once_and_is_worth_nothing_afterwards(folder
         assert again.status == 403 and "set-cookie" not in again.headers and "./run/" not in again.body
 
 
-async def test_a_second_use_of_a_code_withdraws_what_the_first_opened(folder: Path) -> None:
+async def test_second_use_of_an_access_code_revokes_the_first_session(folder: Path) -> None:
     async with serving(RunCatalogue(folder), access=(access := Access())) as address:
         thief, path = await entered_by_code(access, address)
         reader, writer = await thief.sent("GET", "/events?since=0")
@@ -67,7 +67,7 @@ async def test_a_second_use_of_a_code_withdraws_what_the_first_opened(folder: Pa
         assert (await (await Visitor(address).enter()).get("/")).status == 200
 
 
-async def test_a_code_of_another_start_or_too_old_or_among_others_is_refused(folder: Path) -> None:
+async def test_unknown_expired_and_ambiguous_access_codes_are_rejected(folder: Path) -> None:
     async with serving(RunCatalogue(folder), access=(access := Access())) as address:
         visitor = Visitor(address)
         late, good = access.one_time_code(lasts_s=0), access.one_time_code()
@@ -79,7 +79,7 @@ async def test_a_code_of_another_start_or_too_old_or_among_others_is_refused(fol
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_nothing_is_told_without_the_token(folder: Path, path: str) -> None:
+async def test_every_path_requires_the_token(folder: Path, path: str) -> None:
     async with visiting(folder) as visitor:
         visitor.cookie, name = "", visitor.cookie.split("=")[0]
         assert (await visitor.get(path)).status == 403
@@ -103,7 +103,7 @@ async def test_nothing_is_told_without_the_token(folder: Path, path: str) -> Non
         "user@localhost",
     ],
 )
-async def test_another_name_of_this_machine_is_refused_though_the_cookie_is_there(folder: Path, host: str) -> None:
+async def test_foreign_host_header_is_rejected_despite_a_valid_cookie(folder: Path, host: str) -> None:
     async with visiting(folder) as visitor:
         for path in PATHS:
             assert (await visitor.get(path, Host=host.format(port=visitor.port))).status in (400, 403)
@@ -111,19 +111,19 @@ async def test_another_name_of_this_machine_is_refused_though_the_cookie_is_ther
         assert refused.status in (400, 403) and "set-cookie" not in refused.headers
 
 
-async def test_no_host_and_two_hosts_are_refused(folder: Path) -> None:
+async def test_missing_and_duplicate_host_headers_are_rejected(folder: Path) -> None:
     async with visiting(folder) as visitor:
         assert (await visitor.get("/", Host=None)).status in (400, 403)
         assert (await visitor.get("/", host="evil.example")).status in (400, 403)
 
 
-async def test_localhost_and_a_forwarded_port_are_this_machine(folder: Path) -> None:
+async def test_localhost_with_any_port_is_accepted(folder: Path) -> None:
     async with visiting(folder) as visitor:
         for host in (f"localhost:{visitor.port}", "localhost:9000", "127.0.0.1:1", "LOCALHOST"):
             assert (await visitor.get("/", Host=host)).status == 200
 
 
-async def test_pages_of_other_sites_are_refused(folder: Path) -> None:
+async def test_cross_origin_requests_are_rejected(folder: Path) -> None:
     async with visiting(folder) as visitor:
         for origin in ("http://evil.example", "null", "https://127.0.0.1", "http://127.0.0.1:1"):
             assert (await visitor.get("/run/episode/a", Origin=origin)).status == 403
@@ -137,7 +137,7 @@ async def test_pages_of_other_sites_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-async def test_it_can_only_be_read(folder: Path, method: str) -> None:
+async def test_only_get_and_head_are_allowed(folder: Path, method: str) -> None:
     async with visiting(folder) as visitor:
         for path in PATHS:
             answer = await visitor.ask(method, path, Content_Length="0")
@@ -145,7 +145,7 @@ async def test_it_can_only_be_read(folder: Path, method: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/?token=x", "/run/no"])
-async def test_every_answer_is_for_our_pages_alone_and_kept_nowhere(folder: Path, path: str) -> None:
+async def test_responses_have_security_headers_and_are_not_cached(folder: Path, path: str) -> None:
     async with visiting(folder) as visitor:
         answer = await visitor.ask("HEAD" if path.endswith("events") else "GET", path)
         assert answer.headers["cache-control"] == "no-store"
@@ -156,7 +156,7 @@ async def test_every_answer_is_for_our_pages_alone_and_kept_nowhere(folder: Path
         assert "server" not in answer.headers
 
 
-async def test_a_token_leads_to_no_other_site(folder: Path) -> None:
+async def test_token_redirect_stays_on_the_server(folder: Path) -> None:
     async with visiting(folder) as visitor:
         for path in ("//evil.example/", "/\\evil.example", "//evil.example", "http://evil.example/"):
             answer = await visitor.get(f"{path}?token={visitor.token}", Cookie=None)
@@ -167,7 +167,7 @@ async def test_a_token_leads_to_no_other_site(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["..", "%2e%2e", "..%2f..", "%2e%2e%2fsecret", "run%2f..%2f..%2fsecret", "run%00", "%5c..%5csecret", "."]
 )
-async def test_a_name_never_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+async def test_run_name_cannot_escape_the_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "runs").mkdir()
     make_run(tmp_path / "runs", [], [])
     (tmp_path / "secret").mkdir()
@@ -179,7 +179,7 @@ async def test_a_name_never_leads_out_of_the_folder(tmp_path: Path, name: str) -
             assert answer.status in (400, 404) and "classified" not in answer.body
 
 
-async def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+async def test_symlinks_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "outside").mkdir()
     outside = make_run(tmp_path / "outside", [episode("classified")], [score("classified", 1.0)])
@@ -194,7 +194,7 @@ async def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("linked", ["episodes", "episodes/update-000001.jsonl", "summary.json", "metrics.jsonl"])
-async def test_no_page_of_a_training_run_follows_a_link_out_of_the_folder(tmp_path: Path, linked: str) -> None:
+async def test_training_pages_do_not_follow_symlinks_out_of_the_folder(tmp_path: Path, linked: str) -> None:
     (tmp_path / "runs").mkdir()
     own, outside = make_run(tmp_path / "runs", [], [], training={"train_path": "x"}), tmp_path / "outside"
     said = [{"role": "user", "content": "classified"}]
@@ -212,7 +212,7 @@ async def test_no_page_of_a_training_run_follows_a_link_out_of_the_folder(tmp_pa
             assert answer.status == 404 and "classified" not in answer.body
 
 
-async def test_a_link_that_leads_in_a_circle_hides_no_other_run(folder: Path) -> None:
+async def test_circular_symlink_does_not_hide_other_runs(folder: Path) -> None:
     make_run(folder / "run", [], []).rename(folder / "broken")
     (folder / "circle").symlink_to("circle")
     (folder / "broken" / "metrics.jsonl").symlink_to("metrics.jsonl")
@@ -220,13 +220,13 @@ async def test_a_link_that_leads_in_a_circle_hides_no_other_run(folder: Path) ->
         assert "./run/" in (await visitor.get("/")).body
 
 
-async def test_a_link_that_stays_in_the_folder_is_a_run(folder: Path) -> None:
+async def test_symlink_within_the_folder_is_listed_as_a_run(folder: Path) -> None:
     (folder / "again").symlink_to(folder / "run")
     async with visiting(folder) as visitor:
         assert (await visitor.get("/again/")).status == 200
 
 
-async def test_a_port_that_is_taken_is_named(folder: Path) -> None:
+async def test_occupied_port_is_reported(folder: Path) -> None:
     async with visiting(folder) as visitor:
         with pytest.raises(ConfigError, match=rf"--port {visitor.port}: .*; choose another"):
             async with serving(RunCatalogue(folder), visitor.port):

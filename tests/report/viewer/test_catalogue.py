@@ -1,4 +1,4 @@
-"""The table of runs: what it says of runs that are complete, go on, were killed, are damaged, come and go."""
+"""The catalog of runs: complete, running, damaged, added and removed runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def row_of(catalogue: RunCatalogue, name: str) -> RunRow:
     return row
 
 
-def test_a_complete_run_is_as_its_summary_says(tmp_path: Path) -> None:
+def test_row_of_a_complete_run_matches_its_summary(tmp_path: Path) -> None:
     path = random_run(tmp_path, 80)
     facts = read_run(path)
     summaries = summarise((one.row for one in facts.episodes), facts.pass_threshold)
@@ -47,7 +47,7 @@ def test_a_complete_run_is_as_its_summary_says(tmp_path: Path) -> None:
         )
 
 
-def test_a_run_without_a_summary_is_counted(tmp_path: Path) -> None:
+def test_row_without_a_summary_is_computed_from_the_episodes(tmp_path: Path) -> None:
     path = random_run(tmp_path, 80)
     counted, summed = RunCatalogue(tmp_path), RunCatalogue(tmp_path)
     counted.poll()
@@ -58,7 +58,7 @@ def test_a_run_without_a_summary_is_counted(tmp_path: Path) -> None:
     assert counted.rows == summed.rows
 
 
-def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None:
+def test_row_of_a_running_run_is_updated_with_new_lines(tmp_path: Path) -> None:
     catalogue = RunCatalogue(tmp_path)
     store = RunFolder.create(tmp_path / "now", RunHeader(task_name="t", total=2))
     with store:
@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None
         with (tmp_path / "now" / "episodes.jsonl").open("a") as file:
             file.write(json.dumps(episode("a")) + "\n")
         store.append_score(score("a", 0.5))
-        row = _looked_until(catalogue, lambda: row_of(catalogue, "now").mean is not None)
+        row = _poll_until(catalogue, lambda: row_of(catalogue, "now").mean is not None)
         assert row_of(catalogue, "now")[3:7] == ("running", 1, 2, 0.5), row
     catalogue.poll()
     assert row_of(catalogue, "now").status == "killed", "it says running, and no process has it open"
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None
     assert row_of(catalogue, "now")[3:5] == ("interrupted", 1)
 
 
-def _looked_until(catalogue: RunCatalogue, holds: Any) -> list[RunRow]:
+def _poll_until(catalogue: RunCatalogue, holds: Any) -> list[RunRow]:
     """Figures of a run that goes on are made again now and then, not with every look."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -87,7 +87,7 @@ def _looked_until(catalogue: RunCatalogue, holds: Any) -> list[RunRow]:
     return catalogue.rows
 
 
-def test_only_what_changed_is_told(tmp_path: Path) -> None:
+def test_changed_since_returns_changed_rows_only(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run_named(tmp_path, name)
     catalogue = RunCatalogue(tmp_path)
@@ -101,7 +101,7 @@ def test_only_what_changed_is_told(tmp_path: Path) -> None:
     assert [(row.run, row.task) for row in catalogue.changed_since(change)] == [("two", "other")]
 
 
-def test_runs_come_and_go(tmp_path: Path) -> None:
+def test_added_and_removed_runs_are_noticed(tmp_path: Path) -> None:
     catalogue = RunCatalogue(tmp_path)
     catalogue.poll()
     assert catalogue.rows == []
@@ -131,7 +131,7 @@ def test_runs_come_and_go(tmp_path: Path) -> None:
         ("scores.jsonl", '{"rollout_id": "a", "score": "x"}\n', "finite number"),
     ],
 )
-def test_what_is_damaged_has_a_row_that_says_so_and_hides_no_other(
+def test_damaged_run_is_listed_as_unreadable_without_hiding_other_runs(
     tmp_path: Path, file: str, content: str, told: str
 ) -> None:
     run_named(tmp_path, "good")
@@ -148,7 +148,7 @@ def test_what_is_damaged_has_a_row_that_says_so_and_hides_no_other(
     assert row_of(catalogue, "damaged").status == "complete"
 
 
-def test_a_run_that_is_damaged_while_it_is_looked_at_keeps_its_name(tmp_path: Path) -> None:
+def test_run_damaged_while_watched_keeps_its_task_name(tmp_path: Path) -> None:
     path = run_named(tmp_path, "one", task_name="walk")
     catalogue = RunCatalogue(tmp_path)
     catalogue.poll()
@@ -157,7 +157,7 @@ def test_a_run_that_is_damaged_while_it_is_looked_at_keeps_its_name(tmp_path: Pa
     assert row_of(catalogue, "one")[1:4] == ("walk", "", "unreadable")
 
 
-def test_a_training_run_says_how_far_it_is(tmp_path: Path) -> None:
+def test_row_of_a_training_run_shows_its_progress(tmp_path: Path) -> None:
     path = run_named(tmp_path, "learns", training={"train_path": "x", "updates": 12})
     figures = [{"update": 10, "held_out/score": 0.25}, {"update": 11, "held_out/score": 0.75}, {"update": 12}]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures) + '{"update": 13, "held')
@@ -167,7 +167,7 @@ def test_a_training_run_says_how_far_it_is(tmp_path: Path) -> None:
     assert (row.policy, row.mean, row.total) == ("in training, 12 updates", 0.75, None)
 
 
-def test_one_run_alone_is_shown_where_it_was_named(tmp_path: Path) -> None:
+def test_only_option_lists_a_single_run(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run_named(tmp_path, name)
     catalogue = RunCatalogue(tmp_path, only="one")

@@ -1,4 +1,4 @@
-"""What the viewer serves: the table of runs, the page of each, its episodes, and what comes while a run goes on."""
+"""Pages and event streams that the viewer serves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def page_at(visitor: Visitor, path: str) -> Parsed:
     return Parsed(answer.body)
 
 
-async def test_the_table_of_runs_is_data_of_its_page(tmp_path: Path) -> None:
+async def test_runs_page_contains_the_table_of_runs(tmp_path: Path) -> None:
     random_run(tmp_path, 40)
     async with visiting(tmp_path) as visitor:
         page = await page_at(visitor, "/")
@@ -53,7 +53,7 @@ async def test_the_table_of_runs_is_data_of_its_page(tmp_path: Path) -> None:
         assert runs["key"] == 2
 
 
-async def test_the_page_of_a_run_says_what_its_report_says(tmp_path: Path) -> None:
+async def test_run_page_matches_its_report(tmp_path: Path) -> None:
     run = random_run(tmp_path, 40)
     async with visiting(tmp_path) as visitor:
         page = await page_at(visitor, "/run/")
@@ -66,7 +66,7 @@ async def test_the_page_of_a_run_says_what_its_report_says(tmp_path: Path) -> No
         assert figures.figures == page.figures and figures.column("episodes", "rollout") == []
 
 
-async def test_a_name_of_a_run_may_hold_anything_that_a_folder_may(tmp_path: Path) -> None:
+async def test_run_name_with_special_characters_is_served(tmp_path: Path) -> None:
     name = "a b%2f#?<i>é"
     make_run(tmp_path, [episode("a")], []).rename(tmp_path / name)
     async with visiting(tmp_path) as visitor:
@@ -77,7 +77,7 @@ async def test_a_name_of_a_run_may_hold_anything_that_a_folder_may(tmp_path: Pat
         assert (await page_at(visitor, answer.headers["location"].removeprefix("."))).column("episodes", "rollout")
 
 
-async def test_an_episode_and_its_group_come_as_they_are_stored(tmp_path: Path) -> None:
+async def test_episode_and_group_are_served_as_stored(tmp_path: Path) -> None:
     strange = "half \ud800 / é"
     run = make_run(tmp_path, [episode("a"), episode(strange), episode("c", sample="y")], [score("a", 1.0)])
     stored = (run / "episodes.jsonl").read_text().splitlines()
@@ -95,7 +95,7 @@ async def test_an_episode_and_its_group_come_as_they_are_stored(tmp_path: Path) 
             assert refused.status == 404 and refused.headers["content-type"].startswith("text/plain")
 
 
-async def test_a_damaged_run_has_a_page_that_says_so(tmp_path: Path) -> None:
+async def test_damaged_run_has_an_error_page(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a")], [])
     (run / "episodes.jsonl").write_text('{"rollout_id": "<b>"}\n')
     async with visiting(tmp_path) as visitor:
@@ -107,7 +107,7 @@ async def test_a_damaged_run_has_a_page_that_says_so(tmp_path: Path) -> None:
         assert (await visitor.get("/run/")).status == 200
 
 
-async def test_episodes_of_a_run_that_goes_on_come_as_they_finish(tmp_path: Path) -> None:
+async def test_finished_episodes_of_a_running_run_are_streamed(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a")], [score("a", 1.0)], status="running", total=3)
     async with visiting(tmp_path) as visitor:
         mark = mark_in((await visitor.get("/run/")).body)
@@ -124,7 +124,7 @@ async def test_episodes_of_a_run_that_goes_on_come_as_they_finish(tmp_path: Path
             assert figures.figures["p"]["mean"] == 0.625
 
 
-async def test_a_page_that_hung_up_is_told_what_it_missed(tmp_path: Path) -> None:
+async def test_reconnected_page_receives_missed_events(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a")], [], status="running")
     async with visiting(tmp_path) as visitor:
         mark = mark_in((await visitor.get("/run/")).body)
@@ -138,13 +138,13 @@ async def test_a_page_that_hung_up_is_told_what_it_missed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mark", ["", "x", "0-0", "-1", "deadbeef-3"])
-async def test_a_mark_of_another_start_makes_the_page_load_again(tmp_path: Path, mark: str) -> None:
+async def test_unknown_event_position_reloads_the_page(tmp_path: Path, mark: str) -> None:
     make_run(tmp_path, [episode("a")], [])
     async with visiting(tmp_path) as visitor, visitor.events(f"/run/events?since={mark}") as events:
         assert await next_of(events, "reload") == {}
 
 
-async def test_a_run_that_breaks_or_goes_while_its_page_is_open_says_so(tmp_path: Path) -> None:
+async def test_damaged_or_removed_run_is_reported_on_its_open_page(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a")], [])
     async with visiting(tmp_path) as visitor:
         mark = mark_in((await visitor.get("/run/")).body)
@@ -157,7 +157,7 @@ async def test_a_run_that_breaks_or_goes_while_its_page_is_open_says_so(tmp_path
             assert (await next_of(events, "trouble"))["message"]
 
 
-async def test_the_table_of_runs_is_told_what_changes_in_it(tmp_path: Path, tmp_path_factory: Any) -> None:
+async def test_runs_page_receives_changed_rows(tmp_path: Path, tmp_path_factory: Any) -> None:
     aside = tmp_path_factory.mktemp("aside")
     make_run(tmp_path, [episode("a")], [])
     async with visiting(tmp_path) as visitor:
@@ -177,7 +177,7 @@ async def test_the_table_of_runs_is_told_what_changes_in_it(tmp_path: Path, tmp_
             assert await next_of(events, "reload") == {}
 
 
-async def test_a_training_run_has_its_page_and_is_told_of_its_updates(tmp_path: Path) -> None:
+async def test_training_run_page_is_served_and_receives_updates(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [], task_name="<lake>", training={"train_path": "x", "updates": 1})
     async with visiting(tmp_path) as visitor:
         page = await visitor.get("/run/")
@@ -191,7 +191,7 @@ async def test_a_training_run_has_its_page_and_is_told_of_its_updates(tmp_path: 
         assert (await visitor.get("/run/")).status == 404
 
 
-async def test_the_end_of_the_server_ends_its_streams(tmp_path: Path) -> None:
+async def test_server_shutdown_ends_event_streams(tmp_path: Path) -> None:
     make_run(tmp_path, [episode("a")], [])
     async with asyncio.timeout(120):
         async with visiting(tmp_path) as visitor:
@@ -201,7 +201,7 @@ async def test_the_end_of_the_server_ends_its_streams(tmp_path: Path) -> None:
         await stream.__aexit__(None, None, None)
 
 
-async def test_a_run_that_began_after_the_header_was_read_has_the_status_of_now(tmp_path: Path) -> None:
+async def test_run_page_shows_the_current_status(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a")], [], status="running")
     async with visiting(tmp_path) as visitor:
         mark = mark_in((await visitor.get("/run/")).body)

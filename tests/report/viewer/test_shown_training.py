@@ -1,4 +1,4 @@
-"""The mark of a training run's page: another one with each file that the page is made of, and no other."""
+"""Change detection for the page of a training run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.report.made import make_run
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "summary.json", "episodes/update-000001.jsonl"])
-def test_a_file_that_comes_and_one_that_changes_make_another_mark(tmp_path: Path, name: str) -> None:
+def test_added_and_changed_files_change_the_training_mark(tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path, [], [], training={"train_path": "x"})
     (run / "episodes").mkdir()
     marks = [training_mark(run)]

@@ -1,4 +1,4 @@
-"""A file of lines that grows, is torn, damaged, replaced and removed while it is read."""
+"""Incremental reading of a file of lines that grows, is damaged or is replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(reader: TailReader) -> list[str]:
     return [placed.record["rollout_id"] for placed in reader.news().lines]
 
 
-def test_each_line_is_told_once_and_nothing_is_read_twice(tmp_path: Path) -> None:
+def test_each_line_is_returned_and_read_once(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     reader = TailReader(path)
     assert names(reader) == []
@@ -35,7 +35,7 @@ def test_each_line_is_told_once_and_nothing_is_read_twice(tmp_path: Path) -> Non
     assert reader.bytes_read == path.stat().st_size
 
 
-def test_offsets_find_the_lines_again(tmp_path: Path) -> None:
+def test_offsets_locate_lines_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     add(path, line("a") + line("é\u2028b") + line("c"))
     reader = TailReader(path)
@@ -48,7 +48,7 @@ def test_offsets_find_the_lines_again(tmp_path: Path) -> None:
     assert [json.loads(one)["rollout_id"] for one in lines] == ["a", "é\u2028b", "c", "d"]
 
 
-def test_a_torn_line_waits_until_it_is_whole(tmp_path: Path) -> None:
+def test_incomplete_line_is_returned_once_complete(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     whole = line("b")
     add(path, line("a") + whole[:9])
@@ -59,7 +59,7 @@ def test_a_torn_line_waits_until_it_is_whole(tmp_path: Path) -> None:
     assert names(reader) == ["b"]
 
 
-def test_a_long_file_comes_in_parts(tmp_path: Path) -> None:
+def test_long_file_is_read_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     add(path, b"".join(line(f"r{number}", text="x" * 700_000) for number in range(5)))
     reader = TailReader(path, most_bytes=1)
@@ -73,14 +73,14 @@ def test_a_long_file_comes_in_parts(tmp_path: Path) -> None:
     assert found == [f"r{number}" for number in range(5)] and news.is_all
 
 
-def test_a_line_longer_than_a_part_is_whole(tmp_path: Path) -> None:
+def test_line_longer_than_a_part_is_returned_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     add(path, line("long", text="x" * 5_000_000))
     (placed,) = TailReader(path, most_bytes=1).news().lines
     assert len(placed.record["text"]) == 5_000_000
 
 
-def test_another_file_in_its_place_is_told_and_read_from_its_begin(tmp_path: Path) -> None:
+def test_replaced_file_is_reported_and_read_from_the_start(tmp_path: Path) -> None:
     path, other = tmp_path / "x.jsonl", tmp_path / "y.jsonl"
     add(path, line("a") + line("b"))
     reader = TailReader(path)
@@ -97,7 +97,7 @@ def test_another_file_in_its_place_is_told_and_read_from_its_begin(tmp_path: Pat
     assert reader.news() == ([], False, True)
 
 
-def test_a_damaged_line_is_named_every_time_and_hides_no_other(tmp_path: Path) -> None:
+def test_damaged_line_is_named_on_every_read_until_fixed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     add(path, line("a"))
     reader = TailReader(path)
@@ -110,7 +110,7 @@ def test_a_damaged_line_is_named_every_time_and_hides_no_other(tmp_path: Path) -
     assert names(reader) == ["b", "c"]
 
 
-def test_what_more_is_refused_is_told_of_its_line(tmp_path: Path) -> None:
+def test_custom_check_error_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     add(path, line("a"))
 

@@ -1,4 +1,4 @@
-"""A run in memory that grows: what it knows is what a reader of the whole files knows, and no line is read twice."""
+"""A run watched while it grows agrees with a run read at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(watch: WatchedRun, since: int = 0) -> list[str]:
     return [facts.row.rollout_id for facts in watch.changed_since(since)]
 
 
-def test_a_run_that_came_line_by_line_is_as_one_that_was_read_at_once(tmp_path: Path) -> None:
+def test_run_read_incrementally_equals_run_read_at_once(tmp_path: Path) -> None:
     whole = random_run(tmp_path, 60)
     (tmp_path / "growing").mkdir()
     growing = make_run(tmp_path / "growing", [], [], task={"pass_threshold": 0.5})
@@ -44,7 +44,7 @@ def test_a_run_that_came_line_by_line_is_as_one_that_was_read_at_once(tmp_path: 
     assert at_once.facts() == read_run(whole)
 
 
-def test_each_byte_is_read_once_however_often_somebody_looks(tmp_path: Path) -> None:
+def test_each_byte_is_read_once_across_polls(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [])
     watch = WatchedRun(run)
     for number in range(50):
@@ -56,7 +56,7 @@ def test_each_byte_is_read_once_however_often_somebody_looks(tmp_path: Path) -> 
     assert watch.bytes_read == sum((run / name).stat().st_size for name in ("episodes.jsonl", "scores.jsonl"))
 
 
-def test_what_is_new_since_a_change_is_told_and_nothing_else(tmp_path: Path) -> None:
+def test_changed_since_returns_new_episodes_and_scores_only(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a"), episode("b")], [score("a", 1.0)])
     watch = WatchedRun(run)
     watch.poll_all()
@@ -70,7 +70,7 @@ def test_what_is_new_since_a_change_is_told_and_nothing_else(tmp_path: Path) -> 
     assert [facts.row.score for facts in watch.changed_since(before) if facts.row.rollout_id == "b"] == [0.0]
 
 
-def test_another_attempt_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_later_attempt_replaces_the_earlier_attempt(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a", stop_reason="error")], [])
     watch = WatchedRun(run)
     watch.poll_all()
@@ -85,7 +85,7 @@ def test_another_attempt_takes_the_place_of_the_one_before(tmp_path: Path) -> No
     assert watch.facts().episodes[0].row.score == 0.25
 
 
-def test_files_that_were_replaced_make_everything_new(tmp_path: Path) -> None:
+def test_replaced_files_start_a_new_epoch(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a"), episode("b")], [score("a", 1.0)])
     watch = WatchedRun(run)
     watch.poll_all()
@@ -98,7 +98,7 @@ def test_files_that_were_replaced_make_everything_new(tmp_path: Path) -> None:
     assert [(facts.row.rollout_id, facts.row.score) for facts in watch.facts().episodes] == [("z", 0.5)]
 
 
-def test_the_header_is_that_of_now(tmp_path: Path) -> None:
+def test_header_is_reread_when_it_changes(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [], status="running")
     watch = WatchedRun(run)
     watch.poll_all()
@@ -109,7 +109,7 @@ def test_the_header_is_that_of_now(tmp_path: Path) -> None:
     assert watch.header.status == "complete" and watch.change > before
 
 
-def test_the_lines_of_a_group_are_as_they_stand_in_the_files(tmp_path: Path) -> None:
+def test_group_lines_are_returned_as_stored(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a"), episode("other", sample="y"), episode("b")], [score("b", 1.0)])
     steps = [{"rollout_id": "a", "step": 0, "A": 0.5}, {"rollout_id": "a", "step": 1, "A": 1.0}]
     add(run, "credit", *steps, {"rollout_id": "other", "step": 0})
@@ -124,7 +124,7 @@ def test_the_lines_of_a_group_are_as_they_stand_in_the_files(tmp_path: Path) -> 
     assert watch.group_lines("x-p") == watch.episode_lines("a")
 
 
-def test_an_episode_that_the_budget_cut_off_is_none_of_its_group(tmp_path: Path) -> None:
+def test_episode_cut_off_by_a_limit_is_not_in_its_group(tmp_path: Path) -> None:
     cut = episode("cut", stop_reason="run_limit")
     watch = WatchedRun(make_run(tmp_path, [episode("a"), cut], []))
     watch.poll_all()
@@ -133,7 +133,7 @@ def test_an_episode_that_the_budget_cut_off_is_none_of_its_group(tmp_path: Path)
         watch.episode_lines("cut")
 
 
-def test_of_a_large_group_those_beside_an_episode_are_told(tmp_path: Path) -> None:
+def test_episode_lines_of_a_large_group_are_the_surrounding_part(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode(f"r{n:03}", rollout_index=n) for n in range(150)], [])
     watch = WatchedRun(run)
     watch.poll_all()
@@ -143,7 +143,7 @@ def test_of_a_large_group_those_beside_an_episode_are_told(tmp_path: Path) -> No
     assert watch.group_lines("x-p").first == 0
 
 
-def test_credit_that_was_assigned_again_is_read_again(tmp_path: Path) -> None:
+def test_rewritten_credit_is_reread(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a")], [])
     watch = WatchedRun(run)
     watch.poll_all()
@@ -154,7 +154,7 @@ def test_credit_that_was_assigned_again_is_read_again(tmp_path: Path) -> None:
         assert json.loads(watch.episode_lines("a").lines[0].credit)["A"] == value
 
 
-def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_unknown_episode_and_group_are_named(tmp_path: Path) -> None:
     watch = WatchedRun(make_run(tmp_path, [episode("a")], []))
     watch.poll_all()
     for ask, told in ((watch.episode_lines, "episode 'z'"), (watch.group_lines, "group 'z'")):
@@ -173,7 +173,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
             watch.poll_all()
 
 
-def test_a_training_run_has_no_episodes(tmp_path: Path) -> None:
+def test_training_run_is_rejected(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [], training={"train_path": "x"})
     with pytest.raises(ConfigError, match="training run"):
         WatchedRun(run)

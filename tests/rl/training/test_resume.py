@@ -70,7 +70,7 @@ async def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
     """Four updates straight = two updates, kill -9, resume, two updates."""
     lake_folder(tmp_path, updates=4, checkpoints={"every": 1}, rollout={"samples_per_update": 3, "group_size": 8})
-    straight = command_line.call_anew("train", "train.yaml", "--log-dir", "straight", cwd=tmp_path)
+    straight = command_line.call_new_process("train", "train.yaml", "--log-dir", "straight", cwd=tmp_path)
     assert straight.returncode == 0, straight.stderr
     killed = subprocess.Popen(
         command_line.command("train", "train.yaml", "--log-dir", "killed"), cwd=tmp_path, stderr=subprocess.DEVNULL
@@ -82,7 +82,7 @@ def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
     killed.wait()
     (run,) = tmp_path.glob("killed/*")
     assert RunHeader.read(run).status == "running" and not (run / "summary.json").exists()
-    resumed = command_line.call_anew("train", "--resume", "--log-dir", "killed", cwd=tmp_path)
+    resumed = command_line.call_new_process("train", "--resume", "--log-dir", "killed", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     (whole,) = tmp_path.glob("straight/*")
     assert same(weights_of(run), weights_of(whole))

@@ -1,4 +1,4 @@
-"""A comparison by hand: the common samples, what is left out, what flipped, and what else differs."""
+"""Comparison of runs: pairing of samples, verdicts and mismatches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def difference(tmp_path: Path) -> Difference:
     return found
 
 
-def test_samples_count_where_both_have_a_score(difference: Difference) -> None:
+def test_samples_scored_in_both_runs_are_compared(difference: Difference) -> None:
     assert [pair.sample_id for pair in difference.pairs] == ["a", "b", "c", "d"]
     assert [pair.difference for pair in difference.pairs] == [0.5, 1.0, -0.75, 0.0]
     assert difference.figures == paired_figures([0.5, 1.0, -0.75, 0.0], reach=1.0)
@@ -49,7 +49,7 @@ def test_flipped_samples_are_named(difference: Difference) -> None:
     assert difference.p_mcnemar == 1.0
 
 
-def test_a_sample_counts_once_however_many_rollouts_it_has(tmp_path: Path) -> None:
+def test_sample_counts_once_regardless_of_its_rollouts(tmp_path: Path) -> None:
     before = make_run(tmp_path / "before", {"a": [0.0] * 50, "b": [0.0]})
     after = make_run(tmp_path / "after", {"a": [0.0] * 50, "b": [1.0]})
     (found,) = compared(before, after).differences
@@ -65,19 +65,19 @@ class TestRollouts:
         runs = make_run(tmp_path / "before", before), make_run(tmp_path / "after", after, **header)
         return compared(*runs).differences[0]
 
-    def test_those_of_one_name_count_where_both_have_a_score(self, tmp_path: Path) -> None:
+    def test_rollouts_of_equal_name_scored_in_both_runs_are_paired(self, tmp_path: Path) -> None:
         found = self.found(tmp_path, SOME, OTHERS)
         assert {pair.sample_id: pair.difference for pair in found.pairs} == {"a": 1.0, "b": 1.0}
         assert (found.pairing.by, found.pairing.rollouts, found.pairing.single_rollouts) == ("rollout", 2, 4)
         assert found.left_out.no_rollout_in_both == 1, "c is scored in both, by other rollouts"
 
-    def test_where_they_have_other_names_samples_are_paired(self, tmp_path: Path) -> None:
+    def test_samples_are_paired_if_rollouts_have_different_names(self, tmp_path: Path) -> None:
         found = self.found(tmp_path, SOME, {**OTHERS, "a": [None, 1.0, 1.0]})
         assert {pair.sample_id: pair.difference for pair in found.pairs} == {"a": 0.5, "b": 0.5, "c": 0.0}
         assert (found.pairing.by, found.pairing.rollouts, found.left_out.no_rollout_in_both) == ("sample", 0, 0)
 
     @pytest.mark.parametrize("one", [None, {"run_id": "first"}])
-    def test_a_rescoring_is_paired_by_rollout_though_the_run_went_on(
+    def test_rescored_run_is_paired_by_rollout_after_the_run_continued(
         self, tmp_path: Path, one: dict[str, str] | None
     ) -> None:
         before = make_run(tmp_path / "before", {**SOME, "a": [1.0, 0.0, 0.0]}, rescored_from=one)
@@ -87,7 +87,7 @@ class TestRollouts:
         told = "after: the same episodes are scored in both, so they are paired by rollout: 2 have a score in both; 5 "
         assert comparison_notes(comparison)[0].startswith(told)
 
-    def test_none_in_both(self, tmp_path: Path) -> None:
+    def test_runs_without_a_common_scored_rollout_are_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="each rollout of the 1 common samples is unscored in one of them"):
             self.found(tmp_path, {"c": [1.0, None]}, {"c": [None, 1.0]})
 
@@ -109,11 +109,11 @@ class TestVerdict:
             ("1", "0", "not shown"),
         ],
     )
-    def test_it_takes_the_interval_and_p(self, tmp_path: Path, before: str, after: str, verdict: str) -> None:
+    def test_verdict_requires_interval_and_p_value(self, tmp_path: Path, before: str, after: str, verdict: str) -> None:
         runs = make_run(tmp_path / "b", scores(before)), make_run(tmp_path / "a", scores(after))
         assert compared(*runs).differences[0].verdict == verdict
 
-    def test_many_runs_make_a_finding_less_sure(self, tmp_path: Path) -> None:
+    def test_comparing_many_runs_corrects_p_values(self, tmp_path: Path) -> None:
         """p = 2/64 alone; of three such comparisons, Holm's correction leaves none."""
         runs = [make_run(tmp_path / name, scores("1" * 6), policy=name) for name in "xyz"]
         alone = compared(make_run(tmp_path / "b", scores("0" * 6)), runs[0]).differences[0]
@@ -125,12 +125,12 @@ class TestVerdict:
 
 
 class TestNothingInCommon:
-    def test_other_samples(self, tmp_path: Path) -> None:
+    def test_runs_with_different_samples_are_rejected(self, tmp_path: Path) -> None:
         runs = make_run(tmp_path / "b", {"q1": [1.0]}), make_run(tmp_path / "a", {f"x{n}": [1.0] for n in range(9)})
         with pytest.raises(ConfigError, match=r"scored in both.*'x0', 'x1', 'x2' and 6 more, the second 'q1'"):
             compared(*runs)
 
-    def test_the_same_samples_without_scores(self, tmp_path: Path) -> None:
+    def test_runs_without_common_scored_samples_are_rejected(self, tmp_path: Path) -> None:
         runs = make_run(tmp_path / "b", {"a": [1.0], "b": [None]}), make_run(tmp_path / "a", {"a": [None], "b": [1.0]})
         with pytest.raises(ConfigError, match="each of the 2 common samples is unscored in one of them"):
             compared(*runs)
@@ -144,13 +144,13 @@ def began(run: Path, states: dict[str, str]) -> None:
     (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-class TestWhatElseDiffers:
+class TestMismatches:
     def told(self, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]) -> dict[str, str]:
         runs = make_run(tmp_path / "b", {"a": [1.0]}, **one), make_run(tmp_path / "a", {"a": [1.0]}, **other)
         (found,) = compared(*runs).differences
         return {mismatch.what: mismatch.message for mismatch in found.mismatches}
 
-    def test_nothing(self, tmp_path: Path) -> None:
+    def test_irrelevant_differences_are_not_mismatches(self, tmp_path: Path) -> None:
         assert self.told(tmp_path, {}, {"task": {"policy": {"type": "random"}, "run_limits": {"cost": 1}}}) == {}
 
     @pytest.mark.parametrize(
@@ -174,14 +174,14 @@ class TestWhatElseDiffers:
         ],
         ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
     )
-    def test_each_is_named(self, tmp_path: Path, change: dict[str, Any], what: str, word: str) -> None:
+    def test_each_mismatch_is_named(self, tmp_path: Path, change: dict[str, Any], what: str, word: str) -> None:
         import re
 
         told = self.told(tmp_path, {"digests": {"dataset": "00"}}, {"digests": {"dataset": "00"}, **change})
         assert list(told) == [what]
         assert re.search(word, told[what])
 
-    def test_samples_that_began_in_another_state_are_counted(self, tmp_path: Path) -> None:
+    def test_samples_with_different_start_states_are_counted(self, tmp_path: Path) -> None:
         samples: Scores = {"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [1.0]}
         before, after = make_run(tmp_path / "b", samples), make_run(tmp_path / "a", samples)
         began(before, {"a": "one", "b": "two"})
@@ -191,7 +191,7 @@ class TestWhatElseDiffers:
         assert (starts.what, starts.baseline, starts.run) == ("starts", {"b": ["two"]}, {"b": ["other"]})
         assert starts.message.startswith("1 of 2 samples started in another state than in the baseline, such as b")
 
-    def test_another_reward(self, tmp_path: Path) -> None:
+    def test_different_reward_is_a_mismatch(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / name, {"a": [1.0]}) for name in ("b", "a")]
         (runs[1] / "scores.jsonl").write_text((runs[1] / "scores.jsonl").read_text().replace("abcdef", "fedcba"))
         (found,) = compared(*runs).differences
@@ -202,7 +202,7 @@ class TestWhatElseDiffers:
         assert told == {}
 
 
-def test_the_json_says_all_of_it(tmp_path: Path) -> None:
+def test_comparison_to_json_is_complete(tmp_path: Path) -> None:
     comparison = compared(make_run(tmp_path / "before", BEFORE), make_run(tmp_path / "after", AFTER))
     document = json.loads(json.dumps(to_json(comparison), allow_nan=False))
     assert [run["label"] for run in document["runs"]] == ["before", "after"]
@@ -219,7 +219,7 @@ def test_the_json_says_all_of_it(tmp_path: Path) -> None:
     assert found["left_out"]["unscored_in_run"] == 1 and found["mismatches"] == []
 
 
-def test_scores_beyond_1_have_no_bounds_put_on_them(tmp_path: Path) -> None:
+def test_scores_beyond_1_have_unbounded_intervals(tmp_path: Path) -> None:
     """Means between 0 and 1 may be of scores that are not."""
     runs = make_run(tmp_path / "b", {"a": [-5.0, 5.5], "b": [0.5]}), make_run(tmp_path / "a", {"a": [9.0], "b": [0.0]})
     (found,) = compared(*runs).differences

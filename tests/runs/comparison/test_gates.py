@@ -1,4 +1,4 @@
-"""Where a comparison fails a CI job."""
+"""Gates that fail a CI job after a comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pair(folder: Path, differences: list[float]) -> tuple[Path, Path]:
 
 class TestRegression:
     @pytest.mark.parametrize(("margin", "fails"), [(0.0, True), (0.05, True), (0.15, False), (0.25, False)])
-    def test_it_falls_where_the_upper_bound_is_below_the_margin(
+    def test_regression_gate_fails_if_the_upper_bound_is_below_the_margin(
         self, tmp_path: Path, margin: float, fails: bool
     ) -> None:
         """The mean is -0.25 and the interval about [-0.408, -0.092]: not the mean decides, but its bound."""
@@ -30,23 +30,23 @@ class TestRegression:
         assert high is not None and gate.failed == fails == (high < -margin)
         assert ("is worse than" in gate.message) == fails
 
-    def test_a_gain_and_a_loss_that_is_not_shown_pass(self, tmp_path: Path) -> None:
+    def test_gains_and_insignificant_losses_pass(self, tmp_path: Path) -> None:
         for place, differences in enumerate(([-value for value in LOST], [-0.5, 0.5, -0.5, 0.0], [0.0] * 4)):
             (gate,) = regression_gates(compared(*pair(tmp_path / str(place), differences)), 0.0)
             assert not gate.failed and "not shown to be worse" in gate.message
 
-    def test_what_cannot_be_told_falls(self, tmp_path: Path) -> None:
+    def test_undefined_interval_fails(self, tmp_path: Path) -> None:
         (gate,) = regression_gates(compared(*pair(tmp_path, [0.5])), 0.0)
         assert gate.failed and "gives no interval" in gate.message
 
-    def test_each_run_has_its_own(self, tmp_path: Path) -> None:
+    def test_each_run_has_its_own_gate(self, tmp_path: Path) -> None:
         runs = pair(tmp_path, LOST)
         third = make_run(tmp_path / "third", {f"s{place}": [0.5] for place in range(8)})
         assert [gate.failed for gate in regression_gates(compared(*runs, third), 0.0)] == [True, False]
 
 
 class TestUnder:
-    def test_it_looks_at_the_mean_or_at_its_lower_bound(self, tmp_path: Path) -> None:
+    def test_under_gate_checks_the_mean_or_its_lower_bound(self, tmp_path: Path) -> None:
         side = compared(*pair(tmp_path, LOST)).sides[-1]
         assert side.summary.score is not None and side.summary.score.mean == 0.25
         assert side.summary.score.low == pytest.approx(0.092, abs=0.001)

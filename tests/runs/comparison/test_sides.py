@@ -1,4 +1,4 @@
-"""What is compared: which runs and policies, under which names, and what is refused."""
+"""Selection and labels of the runs and policies to compare."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_a_side_has_the_scores_of_each_sample(tmp_path: Path) -> None:
     assert side.scorers == {"reward.py:right abcdef012345…"} and side.is_unit and side.unfinished == 0
 
 
-def test_half_of_the_episodes_is_no_pass(tmp_path: Path) -> None:
+def test_sample_with_half_of_its_episodes_passing_does_not_pass(tmp_path: Path) -> None:
     side, _ = read_sides([make_run(tmp_path / "one", ONE), make_run(tmp_path / "two", ONE)])
     assert not side.samples["a"].passes and side.samples["b"].passes
 
 
-def test_the_latest_attempt_counts_and_what_a_limit_cut_off_does_not(tmp_path: Path) -> None:
+def test_latest_attempts_count_and_episodes_cut_off_by_a_limit_do_not(tmp_path: Path) -> None:
     run = make_run(tmp_path / "one", {"a": [0.0], "b": [1.0]}, total=3)
     with (run / "episodes.jsonl").open("a") as episodes, (run / "scores.jsonl").open("a") as scores:
         lines = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
@@ -46,24 +46,24 @@ def test_the_latest_attempt_counts_and_what_a_limit_cut_off_does_not(tmp_path: P
 
 
 class TestNames:
-    def test_policies_where_they_differ(self, tmp_path: Path) -> None:
+    def test_differing_policies_are_labels(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / f"t-{name}", ONE, policy=name) for name in ("small", "large")]
         assert labels(*runs) == ["small", "large"]
 
-    def test_else_runs_without_what_their_names_have_in_common(self, tmp_path: Path) -> None:
+    def test_run_names_without_their_common_prefix_are_labels(self, tmp_path: Path) -> None:
         names = ["clock-face-20260101T120000Z-ab12cd", "clock-face-20260102T120000Z-ef34ab"]
         assert labels(*(make_run(tmp_path / name, ONE) for name in names)) == [
             "20260101T120000Z-ab12cd",
             "20260102T120000Z-ef34ab",
         ]
 
-    def test_else_both(self, tmp_path: Path) -> None:
+    def test_policy_and_run_are_labels_if_both_are_needed(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / name, ONE) for name in ("before", "after")]
         for run in runs:
             make_run(run, ONE, policy="q", append=True)
         assert labels(*runs, policies=("p", "q")) == ["p of before", "q of before", "p of after", "q of after"]
 
-    def test_else_folders(self, tmp_path: Path) -> None:
+    def test_folders_are_labels_of_runs_with_equal_names(self, tmp_path: Path) -> None:
         runs = [tmp_path / name / "run" for name in ("before", "after")]
         assert labels(*(make_run(run, ONE) for run in runs)) == [f"p of {run}" for run in runs]
 
@@ -73,22 +73,22 @@ class TestPolicies:
     def both(self, tmp_path: Path) -> Path:
         return make_run(make_run(tmp_path / "both", ONE, policy="zebra"), ONE, policy="ape", append=True)
 
-    def test_one_run_is_compared_by_its_policies(self, both: Path) -> None:
+    def test_policies_of_a_single_run_are_compared(self, both: Path) -> None:
         assert labels(both) == ["ape", "zebra"]
         assert labels(both, policies=("zebra", "ape", "zebra")) == ["zebra", "ape"], "the first is the baseline"
 
-    def test_a_run_with_one_policy_is_taken_as_it_is(self, both: Path, tmp_path: Path) -> None:
+    def test_policy_option_is_ignored_for_runs_with_a_single_policy(self, both: Path, tmp_path: Path) -> None:
         assert labels(both, make_run(tmp_path / "other", ONE), policies=("ape",)) == ["ape", "p"]
 
-    def test_several_without_a_choice_are_refused_by_name(self, both: Path, tmp_path: Path) -> None:
+    def test_several_policies_without_a_choice_are_rejected(self, both: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="both has several policies: ape, zebra; choose one with --policy"):
             read_sides([both, make_run(tmp_path / "other", ONE)])
 
-    def test_typo_is_reported(self, both: Path) -> None:
+    def test_misspelled_policy_suggests_the_nearest(self, both: Path) -> None:
         with pytest.raises(ConfigError, match="--policy zebre: no run has it; did you mean 'zebra'"):
             read_sides([both], ["zebre"])
 
-    def test_one_of_one_is_nothing_to_compare(self, both: Path, tmp_path: Path) -> None:
+    def test_single_policy_of_a_single_run_is_rejected(self, both: Path, tmp_path: Path) -> None:
         for run, policies in ((both, ["ape"]), (make_run(tmp_path / "one", ONE), [])):
             with pytest.raises(ConfigError, match="one run of one policy; name another run"):
                 read_sides([run], policies)
@@ -102,33 +102,33 @@ class TestRefused:
         with pytest.raises(ConfigError, match="`reward-kit runs list` names them"):
             read_sides([run, tmp_path / "nowhere" / "x"])
 
-    def test_a_run_named_twice(self, tmp_path: Path) -> None:
+    def test_run_named_twice_is_rejected(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "one", ONE)
         with pytest.raises(ConfigError, match="named twice"):
             read_sides([run, tmp_path / "." / "one"])
 
-    def test_a_training_run_with_what_to_do_instead(self, tmp_path: Path) -> None:
+    def test_training_run_is_rejected_with_a_hint(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / "one", ONE), make_run(tmp_path / "two", ONE, training={"config": {}})]
         with pytest.raises(ConfigError, match=r"two is a training run.*run the trained model with `reward-kit run`"):
             read_sides(runs)
 
-    def test_a_run_without_episodes(self, tmp_path: Path) -> None:
+    def test_run_without_episodes_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="empty has no episodes yet"):
             read_sides([make_run(tmp_path / "empty", {}), make_run(tmp_path / "two", ONE)])
 
     @pytest.mark.parametrize("value", ['"1.0"', "NaN", "Infinity", "true", f"1{'0' * 400}"])
-    def test_a_score_that_is_no_number_names_the_file_and_the_episode(self, tmp_path: Path, value: str) -> None:
+    def test_invalid_score_names_the_file_and_the_episode(self, tmp_path: Path, value: str) -> None:
         run = make_run(tmp_path / "one", {"a": [0.5]})
         text = (run / "scores.jsonl").read_text().replace('"score": 0.5', f'"score": {value}', 1)
         (run / "scores.jsonl").write_text(text)
         with pytest.raises(StoreError, match=r"scores\.jsonl:\d+: the score of a-p-0 must be a finite number or null"):
             read_sides([run, make_run(tmp_path / "two", ONE)])
 
-    def test_a_score_beyond_all_measure(self, tmp_path: Path) -> None:
+    def test_score_of_excessive_magnitude_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="beyond 1e99"):
             read_sides([make_run(tmp_path / "one", {"a": [1e300]}), make_run(tmp_path / "two", ONE)])
 
-    def test_a_damaged_line_of_an_episode(self, tmp_path: Path) -> None:
+    def test_damaged_episode_line_is_rejected(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "one", ONE)
         text = (run / "episodes.jsonl").read_text().replace('"policy": "p", ', "", 1)
         (run / "episodes.jsonl").write_text(text)

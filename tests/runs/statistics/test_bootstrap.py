@@ -1,4 +1,4 @@
-"""Bootstrap intervals against SciPy's, their coverage, and what they refuse to say."""
+"""Bootstrap intervals: agreement with SciPy, coverage and undefined cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mean_of(values):
     return lambda at: np.array([values[at].mean()])
 
 
-def test_bca_of_scipy():
+def test_bca_interval_matches_scipy():
     """`scipy.stats.bootstrap` of SciPy 1.17.1, method="BCa", 100,000 resamples: (0.4625, 1.3562) for the mean.
 
     Its percentile interval is (0.4094, 1.2125): the correction is what is tested.
@@ -31,19 +31,19 @@ def test_bca_of_scipy():
     assert found.high == pytest.approx(1.3562, abs=0.03)
 
 
-def test_bca_of_scipy_for_a_rank_correlation():
+def test_bca_interval_of_a_rank_correlation_matches_scipy():
     """The same of spearmanr, paired, 20,000 resamples: (0.7493, 0.9705)."""
     (found,) = bootstrap_bounds(lambda at: np.array([spearman(ONE[at], OTHER[at])]), range(15), resamples=4_000)
     assert found.low == pytest.approx(0.7493, abs=0.02)
     assert found.high == pytest.approx(0.9705, abs=0.005)
 
 
-def test_the_seed_decides():
+def test_bootstrap_is_determined_by_the_seed():
     one, again = (bootstrap_bounds(mean_of(SKEWED), range(16), seed=3, resamples=200) for _ in range(2))
     assert one == again != bootstrap_bounds(mean_of(SKEWED), range(16), seed=4, resamples=200)
 
 
-def test_more_confidence_is_wider():
+def test_higher_confidence_gives_a_wider_interval():
     narrow, wide = (bootstrap_bounds(mean_of(SKEWED), range(16), confidence=c)[0] for c in (0.8, 0.99))
     assert wide.low < narrow.low < SKEWED.mean() < narrow.high < wide.high
 
@@ -65,7 +65,7 @@ def test_undefined_rows_have_no_interval(values, clusters):
     assert bootstrap_bounds(mean_of(np.array(values)), clusters)[0] == (None, None)
 
 
-def test_draws_in_which_a_figure_is_not_defined_are_left_out_while_they_are_the_fewer():
+def test_undefined_resamples_are_ignored_if_a_minority():
     values = np.array([0.0] * 3 + [1.0])
 
     def figure(at):
@@ -77,12 +77,12 @@ def test_draws_in_which_a_figure_is_not_defined_are_left_out_while_they_are_the_
     assert seldom.low is None
 
 
-def test_several_figures_are_of_the_same_draws():
+def test_several_statistics_share_the_same_resamples():
     one, other = bootstrap_bounds(lambda at: np.array([SKEWED[at].mean(), 2 * SKEWED[at].mean()]), range(16))
     assert other == pytest.approx((2 * one.low, 2 * one.high))
 
 
-def test_the_interval_covers_as_often_as_it_says():
+def test_interval_has_the_nominal_coverage():
     chance, covered = np.random.default_rng(11), 0
     for trial in range(100):
         values = chance.exponential(size=40)
@@ -93,31 +93,31 @@ def test_the_interval_covers_as_often_as_it_says():
 
 class TestMeans:
     @pytest.mark.parametrize("method", ["bca", "percentile"])
-    def test_it_is_the_same_as_of_any_figure(self, method):
+    def test_bootstrap_mean_equals_the_general_bootstrap(self, method):
         """The draws are the same ones where each value is a cluster of its own, and so are the bounds."""
         (one,) = bootstrap_bounds(mean_of(SKEWED), range(16), seed=5, resamples=500, method=method)
         assert bootstrap_mean(SKEWED, seed=5, resamples=500, method=method) == pytest.approx(one, abs=1e-12)
 
-    def test_clusters_of_several_sizes_are_drawn_whole(self):
+    def test_clusters_of_unequal_size_are_resampled_whole(self):
         values, clusters = np.repeat(SKEWED, 2)[:27], np.repeat(np.arange(16), 2)[:27].tolist()
         (one,) = bootstrap_bounds(mean_of(values), clusters, seed=5, resamples=500)
         assert bootstrap_mean(values, clusters, seed=5, resamples=500) == pytest.approx(one, abs=1e-12)
 
-    def test_the_order_of_rows_does_not_matter_while_clusters_come_in_the_same_order(self):
+    def test_row_order_within_clusters_does_not_matter(self):
         clusters = ["a", "b", "a", "c", "b"]
         one = bootstrap_mean([1.0, 2.0, 3.0, 4.0, 5.0], clusters)
         assert bootstrap_mean([3.0, 5.0, 1.0, 4.0, 2.0], clusters) == one
 
     @settings(deadline=None)
     @given(st.lists(st.floats(-10, 10), min_size=3, max_size=20), st.floats(-5, 5), st.floats(0.1, 5))
-    def test_shifting_and_scaling_moves_it(self, values, shift, factor):
+    def test_interval_is_equivariant_under_shift_and_scale(self, values, shift, factor):
         assume(np.ptp(values) > 1e-3)
         one = bootstrap_mean(values, resamples=200)
         other = bootstrap_mean(np.array(values) * factor + shift, resamples=200)
         assume(one.low is not None)
         assert other == pytest.approx((one.low * factor + shift, one.high * factor + shift), abs=1e-6)
 
-    def test_draws_in_parts_are_those_of_one_piece(self):
+    def test_chunked_resampling_equals_unchunked_resampling(self):
         values = np.random.default_rng(1).normal(size=400)
         drawn = np.random.default_rng(2).integers(0, 400, (1_500, 400))
         means = values[drawn].mean(axis=1)

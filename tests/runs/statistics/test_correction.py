@@ -9,7 +9,7 @@ from reward_kit.runs.statistics import benjamini_hochberg, holm
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
 
-def test_by_hand():
+def test_corrections_match_values_by_hand():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert benjamini_hochberg([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.02, 0.04, 0.04, 0.02])
 
@@ -28,10 +28,10 @@ class TestEither:
 
     @settings(deadline=None)
     @given(p_values)
-    def test_none_becomes_smaller_or_more_than_1(self, correction, given_p):
+    def test_corrected_p_values_are_not_smaller_and_at_most_1(self, correction, given_p):
         assert all(p <= one + 1e-15 and one <= 1.0 for p, one in zip(given_p, correction(given_p), strict=True))
 
-    def test_one_alone_stays_as_it_is(self, correction):
+    def test_single_p_value_is_unchanged(self, correction):
         assert correction([0.037]) == [0.037]
         assert correction([]) == []
 
@@ -49,7 +49,7 @@ def test_holm_is_never_below_benjamini_and_hochberg(given_p):
 
 @settings(deadline=None)
 @given(p_values)
-def test_holm_agrees_with_its_own_steps(given_p):
+def test_holm_agrees_with_the_stepwise_procedure(given_p):
     """It rejects as Holm's procedure does: from the smallest on, while p_(i) <= alpha/(m - i + 1)."""
     alpha, rejected = 0.05, set()
     for place, at in enumerate(sorted(range(len(given_p)), key=given_p.__getitem__)):

@@ -1,7 +1,4 @@
-"""Whether intervals hold the truth as often as they say, and tests find nothing as often as they promise.
-
-Long, thousands of runs drawn for each; `-s` shows the shares.
-"""
+"""Coverage of intervals and error rates of tests by simulation; slow, `-s` shows the shares."""
 
 from __future__ import annotations
 
@@ -86,7 +83,7 @@ def of_differences(values: Any, number: int) -> tuple[float | None, float | None
 
 @pytest.mark.parametrize("samples", [10, 20, 49, 50, 200])
 @pytest.mark.parametrize("draw", [normal_scores, shares, passes], ids=lambda draw: draw.__name__)
-def test_the_mean_of_clusters(draw, samples):
+def test_clustered_mean_interval_has_nominal_coverage(draw, samples):
     share = covered(draw, samples, clustered, DRAWS)
     print(f"\nmean, {draw.__name__}, {samples} samples of {ROLLOUTS}: {share:.2%}")
     assert 0.94 <= share <= 0.96
@@ -94,7 +91,7 @@ def test_the_mean_of_clusters(draw, samples):
 
 @pytest.mark.parametrize("samples", [10, 20, 49, 50, 200])
 @pytest.mark.parametrize("draw", [paired_shares, paired_passes], ids=lambda draw: draw.__name__)
-def test_the_difference_of_two_runs(draw, samples):
+def test_difference_interval_has_nominal_coverage(draw, samples):
     share = covered(paired(draw), samples, of_differences, DRAWS)
     print(f"\ndifference, {draw.__name__}, {samples} samples of {ROLLOUTS}: {share:.2%}")
     assert 0.94 <= share <= 0.96
@@ -103,7 +100,7 @@ def test_the_difference_of_two_runs(draw, samples):
 @pytest.mark.parametrize("method", ["bca", "percentile"])
 @pytest.mark.parametrize("samples", [50, 100, 200])
 @pytest.mark.parametrize("draw", [paired_shares, paired_passes], ids=lambda draw: draw.__name__)
-def test_the_bootstrap_of_50_samples_and_more(draw, samples, method):
+def test_bootstrap_interval_of_50_or_more_samples_has_nominal_coverage(draw, samples, method):
     def bounds(values: Any, number: int) -> tuple[float | None, float | None]:
         return bootstrap_mean(values, seed=number, resamples=2_000, method=method)
 
@@ -114,7 +111,7 @@ def test_the_bootstrap_of_50_samples_and_more(draw, samples, method):
 
 @pytest.mark.parametrize("samples", [8, 16, 32, 60])
 @pytest.mark.parametrize("kind", ["shares", "passes", "skewed"])
-def test_the_permutation_finds_nothing_where_nothing_is(kind, samples):
+def test_permutation_test_has_the_nominal_error_rate(kind, samples):
     """Two runs alike: p <= 0.05 no more often than once in twenty."""
     rng, found, found_t = np.random.default_rng(samples), 0, 0
     for number in range(5_000):

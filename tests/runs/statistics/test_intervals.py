@@ -1,4 +1,4 @@
-"""A mean and how far it may be off: by hand, against a plain loop, and by simulation."""
+"""Mean intervals: values by hand, a reference loop and simulation."""
 
 import math
 from statistics import NormalDist
@@ -15,7 +15,7 @@ pairs = st.lists(st.tuples(finite, st.integers(0, 5)), min_size=2, max_size=30)
 
 
 class TestMeanInterval:
-    def test_by_hand(self):
+    def test_interval_matches_values_by_hand(self):
         # Cluster sums about the mean 0.5 are 0.5 and -0.5; SE² = 2/1 · (0.25 + 0.25) / 3².
         interval = mean_interval([1.0, 0.5, 0.0], ["a", "a", "b"])
         assert interval.mean == 0.5
@@ -34,7 +34,7 @@ class TestMeanInterval:
 
     @settings(deadline=None)
     @given(pairs)
-    def test_it_agrees_with_a_plain_loop(self, given_pairs):
+    def test_standard_error_agrees_with_a_reference_loop(self, given_pairs):
         scores, clusters = zip(*given_pairs, strict=True)
         groups = set(clusters)
         assume(len(groups) > 1)
@@ -48,7 +48,7 @@ class TestMeanInterval:
 
     @settings(deadline=None)
     @given(pairs, finite, st.randoms(use_true_random=False))
-    def test_shifting_moves_it_and_order_does_not_matter(self, given_pairs, shift, rng):
+    def test_interval_shifts_with_the_scores_and_ignores_order(self, given_pairs, shift, rng):
         assume(len({cluster for _, cluster in given_pairs}) > 1)
         assume(len({round(score, 3) for score, _ in given_pairs}) > 2)
         before = mean_interval(*zip(*given_pairs, strict=True))
@@ -64,7 +64,7 @@ class TestMeanInterval:
 
     @settings(deadline=None)
     @given(pairs, st.sampled_from([1e120, 1e300]))
-    def test_numbers_whose_squares_or_sums_are_beyond_every_float_have_one_too(self, given_pairs, factor):
+    def test_huge_scores_have_an_interval_without_overflow(self, given_pairs, factor):
         scores, clusters = zip(*given_pairs, strict=True)
         assume(len(set(scores)) > 1 and not set(scores) <= {0.0, 1.0} and max(map(abs, scores)) >= 1.0)
         small, large = (mean_interval([score * by for score in scores], clusters) for by in (1.0, factor))
@@ -74,18 +74,18 @@ class TestMeanInterval:
             assert large.low == pytest.approx(small.low * factor, rel=1e-9, abs=1e-9 * size)
             assert large.high == pytest.approx(small.high * factor, rel=1e-9, abs=1e-9 * size)
 
-    def test_a_bound_beyond_every_float_is_none(self):
+    def test_overflowing_bound_is_none(self):
         interval = mean_interval([-1e308, 1e308, 1e308], "abc")
         assert interval.mean == pytest.approx(1e308 / 3) and (interval.low, interval.high) == (None, None)
         equal = mean_interval([1e308] * 3, "abc")
         assert (equal.mean, equal.low, equal.high) == (1e308, 1e308, 1e308)
 
-    def test_more_confidence_is_wider(self):
+    def test_higher_confidence_gives_a_wider_interval(self):
         narrow, wide = (mean_interval([0.0, 0.5, 1.0], "abc", confidence) for confidence in (0.5, 0.99))
         assert wide.low < narrow.low < narrow.high < wide.high
 
     @pytest.mark.parametrize(("scores", "clusters"), [([0.7], "a"), ([0.0, 1.0, 0.5], "aaa"), ([1.0, 1.0], "aa")])
-    def test_one_sample_or_one_score_leaves_the_bounds_open(self, scores, clusters):
+    def test_single_sample_has_no_bounds(self, scores, clusters):
         interval = mean_interval(scores, clusters)
         assert (interval.low, interval.high, interval.standard_error) == (None, None, None)
         assert interval.mean == pytest.approx(sum(scores) / len(scores))
@@ -95,17 +95,17 @@ class TestMeanInterval:
         interval = mean_interval([value] * 7, "abcdefg")
         assert (interval.low, interval.mean, interval.high, interval.standard_error) == (value, value, value, 0.0)
 
-    def test_five_of_five_is_not_certainty(self):
+    def test_five_of_five_passes_have_a_non_degenerate_interval(self):
         won = mean_interval([1.0] * 5, "abcde")
         assert (won.low, won.high) == (pytest.approx(0.565517535, abs=1e-8), 1.0)
         lost = mean_interval([0.0] * 5, "abcde")
         assert (lost.low, lost.high) == (0.0, pytest.approx(1 - 0.565517535, abs=1e-8))
 
-    def test_the_trials_of_that_bound_are_samples_and_not_rollouts(self):
+    def test_bound_for_all_passes_counts_samples_and_not_rollouts(self):
         assert mean_interval([1.0] * 50, "abcde" * 10).low == mean_interval([1.0] * 5, "abcde").low
 
     @pytest.mark.parametrize("rollouts", [[0.0, 1.0], [0.0, 0.0, 1.0]])
-    def test_outcomes_that_split_alike_in_every_sample_are_not_certain_either(self, rollouts):
+    def test_identical_samples_with_mixed_outcomes_have_a_wide_interval(self, rollouts):
         interval = mean_interval(rollouts * 4, [sample for sample in "abcd" for _ in rollouts])
         assert interval.high - interval.low > 0.5
 
@@ -129,7 +129,7 @@ class TestMeanInterval:
         with pytest.raises(ValueError, match=why):
             mean_interval(scores, clusters, confidence)
 
-    def test_it_covers_the_truth_as_often_as_it_says(self):
+    def test_interval_has_the_nominal_coverage(self):
         # 20 samples of 4 rollouts that share most of their luck; ignoring the clusters would cover about 65%.
         rng = np.random.default_rng(7)
         clusters = np.repeat(np.arange(20), 4).tolist()
@@ -146,13 +146,13 @@ class TestMeanInterval:
 
 @settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 40))
-def test_wilsons_bounds_hold_the_share_and_stay_in_range(passes, trials):
+def test_wilson_bounds_contain_the_share_and_stay_in_range(passes, trials):
     assume(passes <= trials)
     low, high = wilson_bounds(passes / trials, trials)
     assert 0.0 <= low <= passes / trials <= high <= 1.0
 
 
-def test_wilsons_bounds_solve_his_equation():
+def test_wilson_bounds_solve_the_score_equation():
     z = NormalDist().inv_cdf(0.975)
     for bound in wilson_bounds(0.3, 10):
         assert abs(0.3 - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / 10))

@@ -34,7 +34,7 @@ def spread_out(values):
 
 
 class TestInterval:
-    def test_students_own_data(self):
+    def test_student_sleep_data(self):
         found = difference_interval(SLEEP)
         assert found.mean == pytest.approx(1.58)
         assert (found.low, found.high) == pytest.approx((0.7001142, 2.4598858), abs=1e-7)
@@ -42,25 +42,25 @@ class TestInterval:
 
     @settings(deadline=None)
     @given(differences.map(spread_out))
-    def test_it_is_the_mean_interval_of_samples(self, values):
+    def test_difference_interval_equals_the_mean_interval(self, values):
         assume(not set(values) <= {0.0, 1.0})
         one, other = difference_interval(values), mean_interval(values, range(len(values)))
         assert (one.mean, one.low, one.high) == pytest.approx((other.mean, other.low, other.high), abs=1e-9)
 
     @settings(deadline=None)
     @given(differences.map(spread_out))
-    def test_the_other_way_round_it_is_mirrored(self, values):
+    def test_negated_differences_mirror_the_interval(self, values):
         one, other = difference_interval(values), difference_interval([-value for value in values])
         assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
 
     @settings(deadline=None)
     @given(differences.map(spread_out))
-    def test_it_leaves_zero_out_just_where_the_t_test_is_below_alpha(self, values):
+    def test_interval_excludes_zero_iff_the_t_test_is_significant(self, values):
         found, p = difference_interval(values), paired_t_test(values)
         assume(abs(p - 0.05) > 1e-9)
         assert (found.low > 0 or found.high < 0) == (p < 0.05)
 
-    def test_it_does_not_leave_what_can_be(self):
+    def test_interval_stays_within_the_reach(self):
         found = difference_interval([-1.0, -1.0, -1.0, 0.5], reach=1.0)
         assert found.low == -1.0 and found.high > 0
 
@@ -69,12 +69,12 @@ class TestInterval:
         assert (found.mean, found.low, found.high, found.standard_error) == (0.5, None, None, None)
 
     @pytest.mark.parametrize("size", [2, 5, 100])
-    def test_five_samples_without_a_difference_are_not_certainty(self, size):
+    def test_equal_runs_have_a_non_degenerate_interval(self, size):
         unseen = 1 - wilson_bounds(1.0, size)[0]
         found = difference_interval([0.0] * size, reach=1.0)
         assert (found.low, found.mean, found.high) == pytest.approx((-unseen, 0.0, unseen))
 
-    def test_five_of_five_won_are_not_certainty_either(self):
+    def test_five_of_five_wins_have_a_non_degenerate_interval(self):
         unseen = 1 - wilson_bounds(1.0, 5)[0]
         won, half = difference_interval([1.0] * 5, reach=1.0), difference_interval([0.5] * 5, reach=1.0)
         assert (won.low, won.high) == pytest.approx((1 - 2 * unseen, 1.0))
@@ -85,19 +85,19 @@ class TestInterval:
         assert difference_interval(noisy, reach=1.0).low == pytest.approx(difference_interval([0.3] * 4, reach=1.0).low)
         assert cohens_dz(noisy) is None and paired_t_test(noisy) is None
 
-    def test_equal_differences_without_a_known_reach(self):
+    def test_equal_differences_without_a_reach_have_zero_width(self):
         found = difference_interval([7.0] * 4)
         assert (found.low, found.high, found.standard_error) == (7.0, 7.0, 0.0)
 
 
 class TestSignFlips:
-    def test_students_own_data(self):
+    def test_student_sleep_data(self):
         # Of 2^9 signs (one difference is 0) none but all alike gives so large a sum, either way.
         assert sign_flip_test(SLEEP) == (2 / 2**9, True)
 
     @settings(deadline=None)
     @given(st.lists(st.integers(-4, 4), min_size=1, max_size=9))
-    def test_it_tries_all_signs(self, counts):
+    def test_sign_flip_test_enumerates_all_signs(self, counts):
         values = [count / 3 for count in counts]
         sums = [abs(sum(s * c for s, c in zip(signs, counts, strict=True)))
                 for signs in itertools.product((-1, 1), repeat=len(counts))]  # fmt: skip
@@ -112,10 +112,10 @@ class TestSignFlips:
 
     @settings(deadline=None)
     @given(st.integers(1, 32))
-    def test_all_in_one_direction_is_the_least_p_there_is(self, size):
+    def test_differences_of_equal_sign_have_the_smallest_p_value(self, size):
         assert sign_flip_test([0.25] * size) == (pytest.approx(2.0 ** (1 - size)), True)
 
-    def test_up_to_32_are_exact_and_more_are_drawn(self):
+    def test_sign_flip_test_is_exact_up_to_32_differences(self):
         values = np.random.default_rng(3).normal(0.3, 1.0, 33)
         exact, drawn = sign_flip_test(values[:32]), sign_flip_test(values)
         assert exact.is_exact and not drawn.is_exact
@@ -129,21 +129,21 @@ class TestSignFlips:
         found = sign_flip_test(values, draws=200_000)
         assert found.p == pytest.approx(exact, abs=4 * math.sqrt(exact / 200_000)) and not found.is_exact
 
-    def test_drawn_p_values_are_never_zero_and_the_seed_decides(self):
+    def test_sampled_p_values_are_positive_and_determined_by_the_seed(self):
         assert sign_flip_test([1.0] * 60, draws=99) == (1 / 100, False)
         values = np.random.default_rng(4).normal(0.2, 1.0, 50)
         one, again, other = (sign_flip_test(values, seed=seed, draws=500).p for seed in (1, 1, 2))
         assert one == again != other
 
     @pytest.mark.parametrize("values", [[0.0], [0.0] * 50, [1.0, -1.0], [0.1, 0.2, -0.3]])
-    def test_no_difference_on_the_average_is_p_1(self, values):
+    def test_zero_mean_difference_has_p_value_1(self, values):
         assert sign_flip_test(values).p == 1.0
 
 
 class TestPassAndFail:
     @settings(deadline=None)
     @given(st.integers(0, 60), st.integers(0, 60))
-    def test_it_is_the_binomial(self, won, lost):
+    def test_mcnemar_test_is_the_binomial_test(self, won, lost):
         size = won + lost
         tail = sum(Fraction(math.comb(size, k), 2**size) for k in range(min(won, lost) + 1))
         assert mcnemar_test(won, lost) == pytest.approx(float(min(Fraction(1), 2 * tail)), rel=1e-14)
@@ -151,11 +151,11 @@ class TestPassAndFail:
 
     @settings(deadline=None)
     @given(st.integers(0, 16), st.integers(0, 16))
-    def test_of_outcomes_the_sign_flips_say_the_same(self, won, lost):
+    def test_sign_flip_test_equals_mcnemar_for_binary_outcomes(self, won, lost):
         assume(won + lost)
         assert sign_flip_test([1.0] * won + [-1.0] * lost).p == pytest.approx(mcnemar_test(won, lost), abs=1e-12)
 
-    def test_many(self):
+    def test_mcnemar_test_of_large_counts(self):
         assert mcnemar_test(6_000, 5_000) == pytest.approx(1.4e-21, rel=0.1)
         assert mcnemar_test(0, 0) == 1.0
 
@@ -165,7 +165,7 @@ class TestPassAndFail:
 
 
 class TestEffects:
-    def test_students_own_data(self):
+    def test_student_sleep_data(self):
         assert cohens_dz(SLEEP) == pytest.approx(1.2845582, abs=1e-6)
         assert paired_cliffs_delta(SLEEP) == 0.9
 
@@ -176,12 +176,12 @@ class TestEffects:
         assert cohens_dz(scaled) == pytest.approx(cohens_dz(values))
         assert paired_cliffs_delta(scaled) == paired_cliffs_delta(values)
 
-    def test_better_less_worse(self):
+    def test_cliffs_delta_is_share_better_minus_share_worse(self):
         assert paired_cliffs_delta([0.1, 0.9, -0.5, 0.0]) == 0.25
 
 
-class TestAllOfThem:
-    def test_students_own_data(self):
+class TestPairedFigures:
+    def test_student_sleep_data(self):
         found = paired_figures(SLEEP)
         assert found.interval == difference_interval(SLEEP)
         assert (found.permutation, found.p_t) == (sign_flip_test(SLEEP), paired_t_test(SLEEP))
@@ -189,14 +189,14 @@ class TestAllOfThem:
         # `scipy.stats.bootstrap` of SciPy 1.17.1, BCa, 200,000 draws.
         assert found.bootstrap == pytest.approx((1.05, 2.62), abs=0.08)
 
-    def test_differences_that_are_alike_have_no_figures_that_need_a_spread(self):
+    def test_equal_differences_have_no_figures_requiring_a_spread(self):
         found = paired_figures([0.0] * 8, reach=1.0)
         assert (found.p_t, found.cohens_dz) == (None, None)
         assert found.bootstrap == (None, None) and found.permutation.p == 1.0
 
     @settings(max_examples=20, deadline=None)
     @given(differences.map(spread_out), st.randoms(use_true_random=False))
-    def test_the_order_of_samples_does_not_matter_to_what_is_not_drawn(self, values, rng):
+    def test_sample_order_does_not_affect_exact_figures(self, values, rng):
         one = paired_figures(values, resamples=50)
         rng.shuffle(values)
         other = paired_figures(values, resamples=50)
@@ -212,7 +212,7 @@ class TestAllOfThem:
             figure(values)
 
 
-def test_pairs_tell_more_than_two_means_apart():
+def test_paired_interval_is_narrower_than_separate_intervals():
     """Samples of very different difficulty: the interval of the difference is far narrower than those of the means."""
     rng = np.random.default_rng(8)
     hard = rng.random(60)

@@ -22,19 +22,19 @@ class TestPasses:
             (10, 3, 4, 5 / 6, 0.0),
         ],
     )
-    def test_by_hand(self, n, c, k, at_least_one, all_of_them):
+    def test_pass_rates_match_values_by_hand(self, n, c, k, at_least_one, all_of_them):
         assert pass_at_k(n, c, k) == pytest.approx(at_least_one)
         assert pass_hat_k(n, c, k) == pytest.approx(all_of_them)
 
     @given(counts)
-    def test_they_are_the_shares_of_all_choices_of_k_attempts(self, count):
+    def test_pass_rates_equal_enumeration_of_choices(self, count):
         n, c, k = count
         choices = list(itertools.combinations([True] * c + [False] * (n - c), k))
         assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices))
         assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, choices)) / len(choices))
 
     @given(counts)
-    def test_one_is_the_others_complement(self, count):
+    def test_pass_at_k_complements_pass_hat_k_of_failures(self, count):
         n, c, k = count
         assert pass_at_k(n, c, k) == pytest.approx(1 - pass_hat_k(n, n - c, k))
 
@@ -47,7 +47,7 @@ class TestPasses:
     def test_large_counts_are_exact(self):
         assert pass_at_k(10_000, 1, 5_000) == 0.5
 
-    def test_means_leave_samples_with_too_few_attempts_out_and_count_them(self):
+    def test_mean_pass_at_k_excludes_and_counts_samples_with_too_few_attempts(self):
         attempts = [(4, 2), (4, 4), (1, 1), (0, 0)]
         assert mean_pass_at_k(attempts, 2) == (pytest.approx((5 / 6 + 1) / 2), 2, 2)
         assert mean_pass_hat_k(attempts, 2) == (pytest.approx((1 / 6 + 1) / 2), 2, 2)

@@ -22,7 +22,7 @@ def test_agrees_with_scipy_and_statsmodels(place):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(10))
-def test_what_they_say_now(part):
+def test_agrees_with_installed_scipy_and_statsmodels(part):
     pytest.importorskip("scipy")
     pytest.importorskip("statsmodels")
     for seed in range(30 * part, 30 * part + 30):

@@ -29,26 +29,26 @@ class TestQuantileOfStudentsT:
             (0.75, 7, 0.711141778),
         ],
     )
-    def test_published_values(self, p, df, published):
+    def test_t_quantile_matches_published_values(self, p, df, published):
         assert t_quantile(p, df) == pytest.approx(published, rel=0, abs=1e-6)
 
     @settings(deadline=None)
     @given(st.floats(0.51, 0.9999))
-    def test_closed_forms(self, p):
+    def test_t_quantile_matches_closed_forms(self, p):
         assert t_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), rel=1e-9)
         assert t_quantile(p, 2) == pytest.approx((2 * p - 1) / math.sqrt(2 * p * (1 - p)), rel=1e-9)
 
     @settings(deadline=None)
     @given(st.floats(0.001, 0.999), st.floats(0.2, 50_000))
-    def test_it_is_odd_about_the_median(self, p, df):
+    def test_t_quantile_is_odd_about_the_median(self, p, df):
         assert t_quantile(p, df) == pytest.approx(-t_quantile(1 - p, df), rel=1e-9, abs=1e-9)
 
-    def test_the_two_ways_of_computing_meet(self):
+    def test_t_quantile_is_continuous_between_algorithms(self):
         for p in (0.9, 0.975, 0.9999):
             below, above = t_quantile(p, 9_999.999), t_quantile(p, 10_000.001)
             assert below == pytest.approx(above, abs=1e-8)
 
-    def test_many_degrees_of_freedom_are_the_normal(self):
+    def test_t_quantile_with_many_degrees_of_freedom_is_normal(self):
         assert t_quantile(0.975, 1e12) == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-9)
 
     @pytest.mark.parametrize(("p", "df"), [(0, 3), (1, 3), (math.nan, 3), (0.9, 0), (0.9, -1), (0.9, math.nan)])
@@ -67,7 +67,7 @@ def test_the_beta_function_is_symmetric(a, b, x):
 class TestTwoSidedP:
     @settings(deadline=None)
     @given(st.floats(1e-6, 60), st.sampled_from([1, 2, 3, 7, 49, 601, 9_999, 10**6, 10**8]))
-    def test_it_agrees_with_many_digits(self, t, df):
+    def test_t_two_sided_agrees_with_mpmath(self, t, df):
         with mpmath.workdps(40):
             x = mpmath.mpf(df) / (df + mpmath.mpf(t) ** 2)
             exact = float(mpmath.betainc(mpmath.mpf(df) / 2, 0.5, 0, x, regularized=True)) if df < 10**6 else None
@@ -79,18 +79,18 @@ class TestTwoSidedP:
 
     @settings(deadline=None)
     @given(st.floats(0.001, 0.999), st.floats(0.5, 20_000))
-    def test_the_quantile_is_its_inverse(self, p, df):
+    def test_t_two_sided_is_inverse_of_the_quantile(self, p, df):
         assert t_two_sided(t_quantile(1 - p / 2, df), df) == pytest.approx(p, abs=1e-11)
 
     @settings(deadline=None)
     @given(st.floats(-50, 50), st.floats(0.5, 500))
-    def test_the_sign_does_not_matter(self, t, df):
+    def test_t_two_sided_ignores_the_sign(self, t, df):
         assert t_two_sided(t, df) == t_two_sided(-t, df)
 
     @pytest.mark.parametrize(("t", "p"), [(0.0, 1.0), (1e200, 0.0), (-1e308, 0.0)])
-    def test_the_ends(self, t, p):
+    def test_t_two_sided_at_extremes(self, t, p):
         assert t_two_sided(t, 5) == pytest.approx(p, abs=1e-300)
 
-    def test_no_degrees_of_freedom_are_refused(self):
+    def test_zero_degrees_of_freedom_are_rejected(self):
         with pytest.raises(ValueError, match="positive"):
             t_two_sided(1.0, 0)

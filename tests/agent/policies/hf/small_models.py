@@ -1,4 +1,4 @@
-"""Models of a few thousand random weights, tokenizers, and chat templates of the shapes that are found in the wild."""
+"""Tiny models with random weights, tokenizers, and chat templates like those of published models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every format reads what it writes; broken JSON goes on verbatim; the rest is a text."""
+"""Test that action formats round-trip, keep broken JSON verbatim, and treat other output as text."""
 
 import pytest
 from hypothesis import given
@@ -50,7 +50,7 @@ values = st.text(st.characters(exclude_categories=["Cs", "Cc"]))
 
 @pytest.mark.parametrize("form", [Hermes(), Llama(), Mistral(), Plain()], ids=lambda form: form.name)
 @given(text=values, x=st.integers(), y=st.integers())
-def test_what_a_format_writes_it_reads(form, text, x, y):
+def test_formats_parse_their_own_output(form, text, x, y):
     for tool, arguments in ((SAY, {"text": text}), (LOOK, {}), (ADD, {"x": x, "y": y}), (ADD, {})):
         # A turn that may begin with reasoning is cut at "</think>", wherever it stands; Hypothesis tries that text too.
         action = form.action(form.write(tool, arguments), TOOLS, may_reason=False)
@@ -85,7 +85,7 @@ def test_what_a_format_writes_it_reads(form, text, x, y):
         (Plain(), "", {"type": "text", "content": ""}),
     ],
 )
-def test_what_is_read(form, text, action):
+def test_formats_parse_model_output(form, text, action):
     if isinstance(action, str):  # name|arguments that are no JSON object
         name, _, verbatim = action.partition("|")
         action = {"type": "tool_call", "name": name, "arguments_text": verbatim}
@@ -94,13 +94,13 @@ def test_what_is_read(form, text, action):
 
 @pytest.mark.parametrize("form", [Hermes(), Llama(), Mistral(), Plain()], ids=lambda form: form.name)
 @pytest.mark.parametrize("text", ["</tool_call>", "a<tool_call>{}</tool_call>b", "</think>", "; {", "}]"])
-def test_what_parts_calls_may_stand_in_their_arguments(form, text):
+def test_call_delimiters_are_allowed_in_arguments(form, text):
     action = form.action(form.write(SAY, {"text": text}), TOOLS, may_reason=False)
     action.pop("id", None)
     assert action == call("say", text=text)
 
 
-def test_a_call_after_a_broken_one_is_read():
+def test_call_after_a_broken_call_is_parsed():
     action = Hermes().action(
         '<tool_call>{"name": "add",</tool_call> and <tool_call>{"name": "look"}</tool_call>.', TOOLS
     )
@@ -109,12 +109,12 @@ def test_a_call_after_a_broken_one_is_read():
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a\n"])
-def test_plain_refuses_names_with_blanks(name):
+def test_plain_format_rejects_tool_names_with_spaces(name):
     with pytest.raises(PolicyError, match="action_format plain cannot call"):
         Plain().check([ToolSchema(name, {})])
 
 
-def test_several_calls_and_the_text_around_them():
+def test_several_calls_are_parsed_with_surrounding_text():
     calls = ['{"name": "look"}', '{"name": "say", "arguments": {"text": "a"}}']
     text = "Both." + "".join(f"\n<tool_call>{each}</tool_call>" for each in calls)
     action = Hermes().action(text, TOOLS)
@@ -133,20 +133,20 @@ def test_several_calls_and_the_text_around_them():
         '[TOOL_CALLS]look[CALL_ID]abc[ARGS]{}[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"x": 1}',
     ],
 )
-def test_all_ways_in_which_mistrals_models_write_calls(text):
+def test_mistral_parses_every_call_syntax(text):
     calls = Mistral().action(text, TOOLS, turn=3)["calls"]
     assert [(each["name"], each["arguments"]) for each in calls] == [("look", {}), ("add", {"x": 1})]
     assert [each["id"] for each in calls] == ["c00003000", "c00003001"]
 
 
-def test_reasoning_is_kept_apart():
+def test_reasoning_is_separated_from_the_action():
     action = Plain().action("<think>\nIt is dark.\n</think>\n\nlook", TOOLS)
     assert action == {**call("look"), "reasoning_content": "It is dark."}
     # The generation prompt may have opened it.
     assert Hermes().action("hm</think>done", TOOLS) == {"type": "text", "content": "done", "reasoning_content": "hm"}
 
 
-def test_bare_is_for_one_tool_with_one_text():
+def test_bare_format_needs_one_tool_with_one_string_argument():
     assert Bare().action(" go to bed\n", [SAY]) == call("say", text="go to bed")
     with pytest.raises(PolicyError, match=r"got say, look.*action_format: plain"):
         Bare().check([SAY, LOOK])
@@ -154,7 +154,7 @@ def test_bare_is_for_one_tool_with_one_text():
         Bare().check([ADD])
 
 
-def test_the_tokenizers_own_response_template_is_used():
+def test_template_format_uses_the_response_template_of_the_tokenizer():
     tokenizer = byte_tokenizer()
     tokenizer.response_template = RESPONSE_TEMPLATE
     form = find_action_format("auto", tokenizer, CHATML, "<|im_end|>\n<|im_start|>assistant\n<think>")
@@ -172,25 +172,25 @@ def test_the_tokenizers_own_response_template_is_used():
     ("template", "name"),
     [(CHATML + '"arguments"', "hermes"), ("[TOOL_CALLS]", "mistral"), (LLAMA_LIKE, "llama")],
 )
-def test_auto_knows_the_formats_by_their_templates(template, name):
+def test_auto_detects_the_format_from_the_template(template, name):
     assert find_action_format("auto", byte_tokenizer(), template).name == name
 
 
 @pytest.mark.parametrize("template", [PLAIN_TEXT, "<tool_call><function=", None])
-def test_auto_says_what_to_set_where_it_cannot_tell(template):
+def test_auto_reports_the_options_if_the_template_is_ambiguous(template):
     error = find_action_format("auto", byte_tokenizer(), template)
     assert isinstance(error, PolicyError)
     assert "set action_format to hermes, llama, mistral, plain or bare" in str(error)
 
 
-def test_an_unknown_format_is_refused():
+def test_unknown_format_is_rejected():
     with pytest.raises(ConfigError, match="did you mean 'hermes'"):
         find_action_format("hermess", byte_tokenizer(), CHATML)
     with pytest.raises(ConfigError, match="no response_template"):
         find_action_format("template", byte_tokenizer(), CHATML)
 
 
-def test_calls_are_listed_where_that_can_be():
+def test_finite_calls_are_enumerated():
     on_off = {"type": "boolean"}
     lamp = ToolSchema("lamp", {"properties": {"on": on_off, "of": {"enum": ["a", "b"]}}, "required": ["of"]})
     assert lamp.listed_calls() == [

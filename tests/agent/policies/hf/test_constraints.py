@@ -1,4 +1,4 @@
-"""The trie allows exactly what continues a choice, and says which one was made."""
+"""Test that a choice trie allows exactly the continuations of its choices and reports the chosen one."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ choices = st.sets(ids, min_size=1, max_size=12).map(lambda found: {str(each): ea
 
 
 @given(choices, ids)
-def test_what_is_allowed_continues_a_choice_and_everything_that_does_is_allowed(choices, said):
+def test_allowed_tokens_are_exactly_the_continuations(choices, said):
     constraint, so_far = Choices(ChoiceTrie(choices, STOP)), ()
     for token in (*said, STOP):
         continuing = {(*each, STOP)[len(so_far)] for each in choices.values() if (*each, STOP)[: len(so_far)] == so_far}
@@ -30,7 +30,7 @@ def test_what_is_allowed_continues_a_choice_and_everything_that_does_is_allowed(
 
 
 @given(choices)
-def test_every_choice_can_be_made_and_one_that_begins_another_too(choices):
+def test_every_choice_can_be_made_even_a_prefix_of_another(choices):
     trie = ChoiceTrie(choices, STOP)
     for text, tokens in choices.items():
         constraint = Choices(trie)
@@ -42,19 +42,19 @@ def test_every_choice_can_be_made_and_one_that_begins_another_too(choices):
     assert trie.longest == 1 + max(map(len, choices.values()))
 
 
-def test_two_choices_with_the_same_ids_are_named():
+def test_choices_with_equal_token_ids_are_rejected():
     with pytest.raises(PolicyError, match="'open Fridge' and 'open fridge' have the same token ids"):
         ChoiceTrie({"open Fridge": [1, 2], "look": [3], "open fridge": [1, 2]}, STOP)
 
 
-def test_no_choice_and_one_that_holds_the_stop_token_are_refused():
+def test_empty_choices_and_stop_tokens_in_choices_are_rejected():
     with pytest.raises(PolicyError, match="at least one choice"):
         ChoiceTrie({}, STOP)
     with pytest.raises(PolicyError, match="'a' contains the token 99"):
         ChoiceTrie({"a": [1, STOP, 2]}, STOP)
 
 
-def test_turns_of_one_trie_do_not_know_of_each_other():
+def test_turns_sharing_a_trie_are_independent():
     trie = ChoiceTrie({"a": [1, 2], "b": [1, 3]}, STOP)
     one, two = Choices(trie), Choices(trie)
     one.advance(1)

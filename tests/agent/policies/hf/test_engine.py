@@ -1,4 +1,4 @@
-"""What the engine records is what the model says: over turns, groups, ragged batches and other weights."""
+"""Test that the engine records what the model computes: turns, groups, ragged batches and new weights."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def gap(model: PreTrainedModel, episodes: Sequence[Played], side: str, sampling:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "mistral", "falcon", "gptj"])
-async def test_recorded_logprobs_are_those_of_a_full_forward_pass(kind: str) -> None:
+async def test_recorded_logprobs_equal_a_full_forward_pass(kind: str) -> None:
     model, sampling = tiny_model(kind), Sampling(temperature=0.7)
     async with running(copy.deepcopy(model)) as engine:
         # More sessions than rows: some compute their contexts anew.
@@ -83,7 +83,7 @@ async def test_recorded_logprobs_are_those_of_a_full_forward_pass(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-async def test_greedy_turns_are_those_of_generate(kind: str) -> None:
+async def test_greedy_turns_equal_transformers_generate(kind: str) -> None:
     model = tiny_model(kind)
     async with running(copy.deepcopy(model)) as engine:
         episodes = await asyncio.gather(*(play(engine, number, sampling=GREEDY) for number in range(8)))
@@ -102,7 +102,7 @@ async def test_greedy_turns_are_those_of_generate(kind: str) -> None:
             assert turn.logprobs == [0.0] * len(turn.token_ids)
 
 
-async def test_a_turn_ends_with_a_stop_token_or_at_its_limit() -> None:
+async def test_turn_ends_at_a_stop_token_or_its_limit() -> None:
     async with running(tiny_model(), stop_ids=range(0, VOCABULARY, 4)) as engine:
         slot = engine.open("a", 0)
         turns = [
@@ -131,7 +131,7 @@ class Counting:
         self.tokens = self.passes = 0
 
 
-async def test_a_turn_computes_only_what_is_new() -> None:
+async def test_turn_computes_only_new_tokens() -> None:
     model = tiny_model()
     async with running(model) as engine:
         counting, slot, context = Counting(model), engine.open("a", 0), list(range(1, 31))
@@ -145,7 +145,7 @@ async def test_a_turn_computes_only_what_is_new() -> None:
         assert counting.tokens == 1
 
 
-async def test_what_a_group_shares_is_computed_once() -> None:
+async def test_shared_prefix_of_a_group_is_computed_once() -> None:
     model = tiny_model()
     async with running(model) as engine:
         counting, slots = Counting(model), [engine.open(number, number) for number in range(8)]
@@ -165,7 +165,7 @@ async def test_what_a_group_shares_is_computed_once() -> None:
         assert counting.tokens == 1
 
 
-async def test_long_prompts_are_computed_in_parts() -> None:
+async def test_long_prompts_are_computed_in_chunks() -> None:
     model = tiny_model()
     async with running(copy.deepcopy(model), tokens_per_forward=16) as engine:
         episodes = await asyncio.gather(*(play(engine, number, group=2, pauses=3) for number in range(8)))
@@ -180,7 +180,7 @@ async def dataset_rows(numbers: Sequence[int], **options: Any) -> dict[int, list
     }
 
 
-async def test_what_a_session_samples_does_not_depend_on_the_others() -> None:
+async def test_samples_of_a_session_do_not_depend_on_other_sessions() -> None:
     together = await dataset_rows(range(12))
     for number in (3, 6):
         assert (await dataset_rows([number]))[number] == together[number]
@@ -188,7 +188,7 @@ async def test_what_a_session_samples_does_not_depend_on_the_others() -> None:
 
 
 @pytest.mark.parametrize("slots", [8, 3])
-async def test_lockstep_repeats_to_the_bit(slots: int) -> None:
+async def test_lockstep_is_bitwise_reproducible(slots: int) -> None:
     async def once(order: Sequence[int]) -> list[list[Generated]]:
         async with running(tiny_model(), lockstep=True, max_slots=slots) as engine:
             gate = asyncio.Event()
@@ -210,7 +210,7 @@ async def test_lockstep_repeats_to_the_bit(slots: int) -> None:
     assert await once([5, 2, 7, 0, 1, 6, 3, 4]) == first
 
 
-async def test_a_batch_in_lockstep_computes_what_it_would_compute_first() -> None:
+async def test_lockstep_does_not_reuse_earlier_computation() -> None:
     """Shapes decide the last bits on some CPUs, so a batch may not reuse what sessions before it computed."""
     model = tiny_model()
     async with running(model, lockstep=True) as engine:
@@ -222,7 +222,7 @@ async def test_a_batch_in_lockstep_computes_what_it_would_compute_first() -> Non
     assert computed[1] == computed[0]
 
 
-async def test_published_weights_act_from_the_next_turn_on_and_nothing_older_is_used() -> None:
+async def test_published_weights_apply_from_the_next_turn_without_old_cache() -> None:
     old, new = tiny_model(seed=0), tiny_model(seed=1)
     async with running(copy.deepcopy(old)) as engine:
         slot, context = engine.open("a", 0), list(range(1, 20))
@@ -237,7 +237,7 @@ async def test_published_weights_act_from_the_next_turn_on_and_nothing_older_is_
         torch.testing.assert_close(torch.tensor(turn.logprobs), expected, atol=1e-4, rtol=0)
 
 
-async def test_a_turn_that_runs_is_finished_with_its_own_weights() -> None:
+async def test_running_turn_finishes_with_its_own_weights() -> None:
     old, new = tiny_model(seed=0), tiny_model(seed=1)
     acting = copy.deepcopy(old)
     async with running(acting) as engine:
@@ -261,7 +261,7 @@ async def test_a_turn_that_runs_is_finished_with_its_own_weights() -> None:
         torch.testing.assert_close(torch.tensor(generated.logprobs), expected, atol=1e-4, rtol=0)
 
 
-async def test_weights_that_do_not_fit_change_nothing() -> None:
+async def test_mismatched_weights_are_rejected_and_change_nothing() -> None:
     weights = tiny_model(seed=1).state_dict()
     async with running(tiny_model()) as engine:
         slot = engine.open("a", 0)
@@ -275,7 +275,7 @@ async def test_weights_that_do_not_fit_change_nothing() -> None:
         assert await engine.generate(slot, [1, 2, 3], max_new_tokens=4, sampling=GREEDY) == before
 
 
-async def test_values_are_of_the_last_prompt_token() -> None:
+async def test_value_is_computed_at_the_last_prompt_token() -> None:
     model, head = tiny_model(), nn.Linear(32, 1)
     async with running(copy.deepcopy(model), value_head=head) as engine:
         episodes = await asyncio.gather(*(play(engine, number) for number in range(6)))
@@ -286,7 +286,7 @@ async def test_values_are_of_the_last_prompt_token() -> None:
                 assert turn.value == pytest.approx(float(head(hidden[start - 1])), abs=1e-5)
 
 
-async def test_the_engine_leaves_the_model_as_it_was() -> None:
+async def test_engine_leaves_the_model_unchanged() -> None:
     model, ids = tiny_model(), torch.tensor([[1, 2, 3]])
     expected = model(ids).logits
     async with running(model) as engine:
@@ -297,7 +297,7 @@ async def test_the_engine_leaves_the_model_as_it_was() -> None:
     assert not model.get_output_embeddings()._forward_pre_hooks
 
 
-async def test_a_context_that_does_not_fit_is_a_limit() -> None:
+async def test_context_overflow_raises_a_limit_error() -> None:
     async with running(tiny_model(), max_context=10) as engine:
         slot = engine.open("a", 0)
         with pytest.raises(LimitError, match="7 tokens and 4 new ones do not fit a context of 10"):
@@ -314,18 +314,18 @@ async def test_a_context_that_does_not_fit_is_a_limit() -> None:
         ([-1], 1, "outside"),
     ],
 )
-async def test_a_prompt_that_is_none_is_refused(prompt: list[int], count: int, reason: str) -> None:
+async def test_invalid_prompt_is_rejected(prompt: list[int], count: int, reason: str) -> None:
     async with running(tiny_model()) as engine:
         with pytest.raises(PolicyError, match=reason):
             await engine.generate(engine.open("a", 0), prompt, max_new_tokens=count, sampling=GREEDY)
 
 
-def test_a_context_longer_than_the_model_has_positions_is_refused() -> None:
+def test_context_beyond_the_model_positions_is_rejected() -> None:
     with pytest.raises(ConfigError, match="max_context: 257 is more than the 256 positions of GPT2LMHeadModel"):
         Engine(tiny_model("gpt2"), stop_ids=[], max_context=257)
 
 
 @pytest.mark.parametrize("options", [{"max_context": 0}, {"max_slots": 0}])
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
+def test_invalid_sizes_are_rejected(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))} must be at least 1, got 0"):
         Engine(tiny_model(), **{"stop_ids": [], "max_context": 9, **options})

@@ -1,4 +1,4 @@
-"""Turns under a constraint: what it allows is recorded, what it forces costs nothing, what it breaks is one turn."""
+"""Test constrained turns: recorded masks, forced tokens, and constraints that fail."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def listed(turn: Generated) -> list[list[int] | None]:
     return [None if ids is None else ids.tolist() for ids in turn.allowed_ids]
 
 
-async def test_what_was_allowed_is_recorded_and_the_logprobs_are_of_it() -> None:
+async def test_allowed_ids_are_recorded_and_logprobs_are_renormalized() -> None:
     model, prompt = tiny_model(), [1, 2, 3, 4]
     places = [[5, 6, 7], ANY, [8, 9], [10], [11, 12, 13]]
     async with running(copy.deepcopy(model)) as engine:
@@ -91,7 +91,7 @@ async def test_forced_tokens_cost_no_forward_pass() -> None:
         assert counting.tokens == 3 + 3
 
 
-async def test_a_value_is_there_also_where_all_is_forced() -> None:
+async def test_value_is_recorded_if_every_token_is_forced() -> None:
     head = torch.nn.Linear(32, 1)
     async with running(tiny_model(), value_head=head) as engine:
         free = await engine.generate(engine.open("a", 0), [1, 2], max_new_tokens=1, sampling=GREEDY)
@@ -103,7 +103,7 @@ async def test_a_value_is_there_also_where_all_is_forced() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-async def test_forced_tokens_keep_to_the_limit(limit: int) -> None:
+async def test_forced_tokens_respect_the_token_limit(limit: int) -> None:
     async with running(tiny_model()) as engine:
         turn = await engine.generate(
             engine.open("a", 0), [1], max_new_tokens=limit, sampling=GREEDY, constraint=Pattern([4, 5], [6], [7], [8])
@@ -112,7 +112,7 @@ async def test_forced_tokens_keep_to_the_limit(limit: int) -> None:
     assert listed(turn) == [[4, 5], [6], [7]][:limit]
 
 
-async def test_a_forced_stop_token_ends_the_turn() -> None:
+async def test_forced_stop_token_ends_the_turn() -> None:
     async with running(tiny_model()) as engine:
         turn = await engine.generate(
             engine.open("a", 0), [1], max_new_tokens=9, sampling=GREEDY, constraint=Pattern([4], [STOP], [5])
@@ -138,7 +138,7 @@ class Broken(Pattern):
         (Pattern([-1, 3]), "outside the model's vocabulary of 64"),
     ],
 )
-async def test_a_constraint_that_breaks_fails_its_own_turn_only(constraint: Pattern, reason: str) -> None:
+async def test_failing_constraint_fails_only_its_own_turn(constraint: Pattern, reason: str) -> None:
     async def one(engine: Engine, number: int) -> list[int]:
         under = constraint if number == 1 else None
         prompt = [*range(1, 20), number]
@@ -153,7 +153,7 @@ async def test_a_constraint_that_breaks_fails_its_own_turn_only(constraint: Patt
         assert [len(results[0]), len(results[2])] == [8, 8]
 
 
-async def test_an_array_of_ids_is_as_good_as_a_list() -> None:
+async def test_allowed_ids_may_be_an_array() -> None:
     async with running(tiny_model()) as engine:
         turn = await engine.generate(
             engine.open("a", 0), [1], max_new_tokens=2, sampling=GREEDY, constraint=Pattern(np.array([4, 5]), [6, 7])
@@ -161,7 +161,7 @@ async def test_an_array_of_ids_is_as_good_as_a_list() -> None:
     assert listed(turn) == [[4, 5], [6, 7]]
 
 
-async def test_the_same_array_is_recorded_where_the_constraint_gave_the_same() -> None:
+async def test_equal_allowed_ids_share_one_array() -> None:
     ids = np.arange(2, 60)
     async with running(tiny_model()) as engine:
         turn = await engine.generate(
@@ -172,7 +172,7 @@ async def test_the_same_array_is_recorded_where_the_constraint_gave_the_same() -
 
 
 @pytest.mark.parametrize("last", [[8, 9], [8]])
-async def test_a_constraint_that_is_done_at_the_limit_has_stopped(last: list[int]) -> None:
+async def test_constraint_completed_at_the_token_limit_counts_as_stop(last: list[int]) -> None:
     async with running(tiny_model()) as engine:
         turn = await engine.generate(
             engine.open("a", 0), [1], max_new_tokens=2, sampling=GREEDY, constraint=Pattern([4, 5], last)

@@ -1,4 +1,4 @@
-"""What goes wrong stays where it went wrong, and nobody waits for what will not come."""
+"""Test that engine failures stay in the affected turns and leave no caller waiting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gate:
         assert self.is_open.wait(20)
 
 
-async def test_a_cancelled_turn_frees_its_place_and_the_others_go_on() -> None:
+async def test_cancelled_turn_frees_its_slot_and_other_turns_continue() -> None:
     model = tiny_model()
     async with running(copy.deepcopy(model), stop_ids=[]) as engine:
         alone = await engine.generate(engine.open("b", 2), [4, 5], **LONG)
@@ -57,7 +57,7 @@ async def test_a_cancelled_turn_frees_its_place_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-async def test_closing_a_session_in_its_turn_ends_the_turn(lockstep: bool) -> None:
+async def test_closing_a_session_ends_its_turn(lockstep: bool) -> None:
     model = tiny_model()
     async with running(model, stop_ids=[], lockstep=lockstep) as engine:
         gate = Gate(model)
@@ -73,7 +73,7 @@ async def test_closing_a_session_in_its_turn_ends_the_turn(lockstep: bool) -> No
             await engine.generate(slots[0], [1], **LONG)
 
 
-async def test_in_lockstep_a_closed_session_is_waited_for_no_more() -> None:
+async def test_lockstep_does_not_wait_for_closed_sessions() -> None:
     async with running(tiny_model(), lockstep=True) as engine:
         first, second = engine.open(0, 0), engine.open(1, 1)
         turn = asyncio.create_task(engine.generate(first, [1, 2], **LONG))
@@ -84,7 +84,7 @@ async def test_in_lockstep_a_closed_session_is_waited_for_no_more() -> None:
         assert (await turn).token_ids
 
 
-async def test_a_failing_forward_pass_reaches_every_turn_it_computed_and_no_later_one() -> None:
+async def test_failed_forward_pass_fails_only_the_turns_in_its_batch() -> None:
     model = tiny_model()
     async with running(model, stop_ids=[]) as engine:
         slots = [engine.open(number, number) for number in range(3)]
@@ -104,7 +104,7 @@ async def test_a_failing_forward_pass_reaches_every_turn_it_computed_and_no_late
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
-async def test_logits_that_are_no_numbers_are_an_error(sampling: Sampling) -> None:
+async def test_nan_logits_raise_an_error(sampling: Sampling) -> None:
     model = tiny_model()
     async with running(model) as engine:
         weights = {name: torch.full_like(weight, torch.nan) for name, weight in model.state_dict().items()}
@@ -113,7 +113,7 @@ async def test_logits_that_are_no_numbers_are_an_error(sampling: Sampling) -> No
             await engine.generate(engine.open("a", 0), [1, 2], max_new_tokens=4, sampling=sampling)
 
 
-async def test_closing_ends_every_waiting_call() -> None:
+async def test_closing_the_engine_ends_every_waiting_call() -> None:
     model = tiny_model()
     engine = Engine(model, stop_ids=[], max_context=160, max_slots=1)
     gate = Gate(model)
@@ -131,7 +131,7 @@ async def test_closing_ends_every_waiting_call() -> None:
             await call()
 
 
-async def test_a_cancelled_publication_that_waits_is_not_made() -> None:
+async def test_cancelled_publication_does_not_change_the_weights() -> None:
     model = tiny_model()
     async with running(model, stop_ids=[]) as engine:
         gate = Gate(model)
@@ -145,7 +145,7 @@ async def test_a_cancelled_publication_that_waits_is_not_made() -> None:
         assert (await engine.generate(engine.open("b", 0), [1, 2], **LONG)).policy_version == 0
 
 
-async def test_ranks_that_have_no_order_are_an_error_and_no_wait() -> None:
+async def test_unorderable_lockstep_ranks_raise_an_error() -> None:
     async with running(tiny_model(), lockstep=True) as engine:
         slots = [engine.open("a", 0), engine.open(1, 0)]
         turns = (engine.generate(slot, [1, 2], **LONG) for slot in slots)
@@ -153,7 +153,7 @@ async def test_ranks_that_have_no_order_are_an_error_and_no_wait() -> None:
     assert [type(error) for error in errors] == [PolicyError] * 2
 
 
-async def test_a_session_has_one_turn_at_a_time() -> None:
+async def test_second_concurrent_turn_of_a_session_is_rejected() -> None:
     async with running(tiny_model()) as engine:
         slot = engine.open("a", 0)
         turn = asyncio.create_task(engine.generate(slot, [1, 2], **LONG))
@@ -163,7 +163,7 @@ async def test_a_session_has_one_turn_at_a_time() -> None:
         assert (await turn).token_ids
 
 
-def test_an_engine_serves_one_event_loop_after_another() -> None:
+def test_engine_can_serve_consecutive_event_loops() -> None:
     async def once() -> list[int]:
         slot = engine.open("a", 0)
         turn = await engine.generate(slot, [1, 2], max_new_tokens=5, sampling=GREEDY)
@@ -175,13 +175,13 @@ def test_an_engine_serves_one_event_loop_after_another() -> None:
     asyncio.run(engine.close())
 
 
-def test_a_model_without_keys_and_values_is_refused() -> None:
+def test_model_without_key_value_cache_is_rejected() -> None:
     config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, eos_token_id=None, bos_token_id=None)
     with pytest.raises(ConfigError, match="MambaForCausalLM does not give the same results with a cache in rows"):
         Engine(MambaForCausalLM(config), stop_ids=[], max_context=20)
 
 
-def test_a_window_that_padded_rows_cannot_keep_is_refused_with_what_to_do() -> None:
+def test_sliding_window_below_max_context_is_rejected_with_the_fix() -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     config = Gemma2Config(
@@ -199,7 +199,7 @@ def test_a_window_that_padded_rows_cannot_keep_is_refused_with_what_to_do() -> N
         Engine(Gemma2ForCausalLM(config), stop_ids=[], max_context=20)
 
 
-async def test_memory_is_taken_for_what_is_needed_and_not_for_what_there_may_be() -> None:
+async def test_cache_memory_grows_with_use_not_with_the_limits() -> None:
     model = tiny_model()
     model.config.max_position_embeddings = 10**6
     async with running(model, stop_ids=[], max_context=10**6, max_slots=500) as engine:
@@ -210,7 +210,7 @@ async def test_memory_is_taken_for_what_is_needed_and_not_for_what_there_may_be(
             assert store.shape[0] <= 4 and 500 <= store.shape[1] <= 1000
 
 
-async def test_where_memory_runs_out_nothing_is_held_and_shorter_turns_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_out_of_memory_frees_the_cache_and_shorter_turns_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     model.config.max_position_embeddings = 1000
     short = {"max_new_tokens": 4, "sampling": GREEDY}

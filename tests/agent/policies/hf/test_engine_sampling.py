@@ -1,4 +1,4 @@
-"""A token is drawn from the distribution that its log-probability is of."""
+"""Test that tokens are drawn from the distribution of their log-probabilities."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def probabilities(logits_V: torch.Tensor, sampling: Sampling, allowed: list[int]
     top_p=st.sampled_from([1.0, 0.9, 0.5, 0.01]),
     is_restricted=st.booleans(),
 )
-def test_evenly_spread_uniforms_give_each_token_its_share(
+def test_evenly_spaced_uniforms_reproduce_the_distribution(
     seed: int, temperature: float, top_k: int, top_p: float, is_restricted: bool
 ) -> None:
     sampling, count, vocabulary = Sampling(temperature, top_p, top_k), 400, 20
@@ -59,37 +59,37 @@ def test_evenly_spread_uniforms_give_each_token_its_share(
 
 
 @pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
-def test_the_outermost_uniforms_give_tokens_that_have_a_chance(uniform: float) -> None:
+def test_extreme_uniforms_draw_tokens_with_positive_probability(uniform: float) -> None:
     logits_BV = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf], [-200.0, 0.0, 1.0, -200.0]])
     drawn = draw(logits_BV, torch.full((2,), uniform, dtype=torch.float64), Sampling())
     assert set(drawn.ids_B.tolist()) <= {1, 2}
     assert torch.isfinite(drawn.logprobs_B).all()
 
 
-def test_greedy_takes_the_likeliest_that_is_allowed() -> None:
+def test_greedy_draws_the_most_likely_allowed_token() -> None:
     logits_BV = torch.tensor([[0.0, 3.0, 2.0], [0.0, 3.0, 2.0]])
     drawn = draw(logits_BV, torch.zeros(2), Sampling(temperature=0), allowed_mask([None, np.array([0, 2])], 3))
     assert drawn.ids_B.tolist() == [1, 2]
     assert drawn.logprobs_B.tolist() == [0.0, 0.0]
 
 
-def test_the_only_allowed_token_has_logprob_zero() -> None:
+def test_only_allowed_token_has_logprob_zero() -> None:
     drawn = draw(logits_of(0, 1, 9), torch.zeros(1), Sampling(temperature=0.3), allowed_mask([np.array([4])], 9))
     assert (drawn.ids_B.item(), drawn.logprobs_B.item()) == (4, 0.0)
 
 
-def test_without_restrictions_there_is_no_mask() -> None:
+def test_mask_is_none_without_restrictions() -> None:
     assert allowed_mask([None, None], 5) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_show_in_the_logprob(temperature: float) -> None:
+def test_nan_logits_give_nan_logprobs(temperature: float) -> None:
     drawn = draw(torch.full((1, 4), torch.nan), torch.full((1,), 0.5), Sampling(temperature))
     assert 0 <= drawn.ids_B.item() < 4
     assert drawn.logprobs_B.isnan().all()
 
 
-def test_uniforms_of_a_row_are_those_of_its_generator_whatever_other_rows_take() -> None:
+def test_uniforms_of_a_row_do_not_depend_on_other_rows() -> None:
     draws = Draws(3)
     draws.begin(2, np.random.default_rng(5))
     draws.begin(0, np.random.default_rng(6))
@@ -109,6 +109,6 @@ def test_uniforms_of_a_row_are_those_of_its_generator_whatever_other_rows_take()
         (Sampling(top_k=-1), "top_k"),
     ],
 )
-def test_settings_that_no_distribution_has_are_refused(sampling: Sampling, key: str) -> None:
+def test_invalid_sampling_settings_are_rejected(sampling: Sampling, key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key}:"):
         sampling.check()

@@ -1,4 +1,4 @@
-"""Whatever is sampled under a grammar is a call that is valid for its tool's schema, in each format."""
+"""Test that samples under a grammar are valid calls for the tool schema in each format."""
 
 import json
 
@@ -62,14 +62,14 @@ def test_every_sample_is_a_valid_call(form):
     assert names == {"add", "set", "go"}
 
 
-def test_a_free_text_of_the_plain_format_stands_by_itself():
+def test_free_text_in_the_plain_format_is_a_tool_call():
     texts = {sampled(constraints().start("tools", [SAY, ADD], Plain()), seed) for seed in range(4)}
     actions = [Plain().action(text, [SAY, ADD]) for text in texts]
     assert {action["type"] for action in actions} == {"tool_call"}
 
 
 @pytest.mark.parametrize("form", [Hermes(), Llama(), Mistral(), Plain(), Bare()], ids=lambda form: form.name)
-def test_calls_that_can_be_listed_are_a_trie_and_each_is_read_as_it_was_meant(form):
+def test_enumerable_calls_become_a_trie_and_parse_correctly(form):
     tools = [ROOMS] if form.name == "bare" else [ROOMS, SET]
     made, seen = constraints(), set()
     for seed in range(40):
@@ -82,7 +82,7 @@ def test_calls_that_can_be_listed_are_a_trie_and_each_is_read_as_it_was_meant(fo
     assert len(seen) == (2 if form.name == "bare" else 2 + 2 * 3)
 
 
-def test_equal_masks_are_one_array_so_that_they_are_stored_once():
+def test_equal_masks_share_one_array():
     constraint = constraints().start("tools", [SAY], Hermes())
     for token in LAYOUT.encode('<tool_call>\n{"name": "say", "arguments": {"text": "a'):
         constraint.advance(token)
@@ -92,25 +92,25 @@ def test_equal_masks_are_one_array_so_that_they_are_stored_once():
     assert len(first) > 50
 
 
-def test_a_token_that_does_not_fit_is_refused():
+def test_token_outside_the_grammar_is_rejected():
     constraint = constraints().start("tools", [ADD], Hermes())
     with pytest.raises(PolicyError, match="constrain:"):
         constraint.advance(LAYOUT.encode("x")[0])
 
 
-def test_a_choice_that_is_too_long_to_be_made_is_refused():
+def test_choice_longer_than_max_new_tokens_is_rejected():
     with pytest.raises(PolicyError, match="the longest choice has 13 tokens, more than max_new_tokens=12"):
         constraints(max_new_tokens=12).start("tools", [ROOMS], Plain())
 
 
-def test_a_tokenizer_that_llguidance_cannot_read_is_named():
+def test_tokenizer_unknown_to_llguidance_is_rejected():
     tokenizer = word_tokenizer(["add", "{", "}"])
     made = TurnConstraints(ChatLayout(tokenizer), tokenizer, tokenizer.eos_token_id, 50)
     with pytest.raises(ConfigError, match="llguidance cannot read this tokenizer"):
         made.start("tools", [ADD], Plain())
 
 
-def test_words_that_the_tokenizer_does_not_know_make_choices_the_same():
+def test_choices_that_encode_to_unknown_tokens_are_rejected():
     tokenizer = word_tokenizer(["go"])
     made = TurnConstraints(ChatLayout(tokenizer), tokenizer, tokenizer.eos_token_id, 50)
     rooms = ToolSchema("go", {"properties": {"to": {"enum": ["bed", "desk"]}}, "required": ["to"]})
@@ -118,7 +118,7 @@ def test_words_that_the_tokenizer_does_not_know_make_choices_the_same():
         made.start("tools", [rooms], Plain())
 
 
-def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason():
+def test_unsupported_schema_is_rejected_with_the_reason():
     strange = ToolSchema("odd", {"properties": {"x": {"type": "array", "uniqueItems": True}}, "required": ["x"]})
     with pytest.raises(PolicyError, match=r"cannot be enforced token by token: .*uniqueItems"):
         constraints().start("tools", [strange], Hermes())

@@ -1,4 +1,4 @@
-"""A critic beside a model: the model stays what it is, and the critic says 0 until it has learned."""
+"""Test that a value head leaves the model unchanged and predicts 0 before training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def a_model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=11, **shape)).to(dtype).eval()
 
 
-def test_called_it_is_the_model() -> None:
+def test_forward_equals_the_wrapped_model() -> None:
     model = a_model()
     both = PolicyWithValue(model)
     assert torch.equal(both(input_ids=IDS).logits, model(input_ids=IDS).logits)
@@ -27,18 +27,18 @@ def test_called_it_is_the_model() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_says_nothing_at_first_in_the_models_own_type(dtype: torch.dtype) -> None:
+def test_initial_values_are_zero_in_the_dtype_of_the_model(dtype: torch.dtype) -> None:
     both = PolicyWithValue(a_model(dtype))
     values = both.value_head(torch.randn(2, 16, dtype=dtype))
     assert values.dtype == dtype
     assert values.tolist() == [[0.0], [0.0]]
 
 
-def test_a_head_of_ones_own_is_kept() -> None:
+def test_custom_value_head_is_used() -> None:
     head = nn.Sequential(nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 1))
     assert PolicyWithValue(a_model(), head).value_head is head
 
 
-def test_what_has_no_head_is_refused() -> None:
+def test_module_without_lm_head_is_rejected() -> None:
     with pytest.raises(ConfigError, match="got a Linear"):
         PolicyWithValue(nn.Linear(2, 2))

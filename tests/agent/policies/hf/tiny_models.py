@@ -1,4 +1,4 @@
-"""Causal language models of a few thousand random weights, and what they say without an engine."""
+"""Causal language models with a few thousand random weights, and their outputs without an engine."""
 
 from __future__ import annotations
 
