@@ -142,7 +142,9 @@ def verl_batch(rows: TokenBatch) -> TokenBatch:
     """
     padding = rows.meta_info.get("padding")
     if padding != "outer" or "prompt_ids" not in rows.batch:
-        raise ConfigError(f"verl_batch needs rows of build_rows(…, padding='outer'), got rows with padding {padding!r}")
+        raise ConfigError(
+            f"verl_batch needs rows of build_rows(…, padding='outer') with prompt_ids, got padding {padding!r}"
+        )
     prompt = rows.batch["prompt_ids"].shape[1]
     meta = {**rows.meta_info, "names": "verl"}
     cut = {

@@ -192,9 +192,9 @@ def test_invalid_counts_and_row_indices_are_rejected() -> None:
     for times in (-1, 1.5):
         with pytest.raises(ConfigError, match=f"times must be a whole number of at least 0, got {times}"):
             small().repeat(times)
-    with pytest.raises(ConfigError, match=r"each of the 3 rows once; got \[0.2, 1.5, 2.9\]"):
+    with pytest.raises(ConfigError, match=r"each of the 3 row indices once, got \[0.2, 1.5, 2.9\]"):
         small().reorder([0.2, 1.5, 2.9])
-    with pytest.raises(ConfigError, match=r"each of the 3 rows once; got \[0, 0, 1\]"):
+    with pytest.raises(ConfigError, match=r"each of the 3 row indices once, got \[0, 0, 1\]"):
         small().reorder([0, 0, 1])
     with pytest.raises(IndexError):
         small()[[3]]

@@ -317,7 +317,7 @@ async def test_published_games_are_selected_by_split_type_and_index(
     stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(ConfigError, match="ALFWORLD_DATA names no valid_unseen game"):
+    with pytest.raises(ConfigError, match="ALFWORLD_DATA has no valid_unseen game"):
         await made(RealAlfworldResource, published=True, split="held_out")
     for name in ("train/look_at_obj_in_light-a", "valid_unseen/look_at_obj_in_light-b", "valid_unseen/pick_heat-x"):
         (tmp_path / name / "trial").mkdir(parents=True)
