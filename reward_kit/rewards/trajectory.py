@@ -123,7 +123,7 @@ def _check_reach(options: Mapping[str, Any]) -> None:
     if not reach:
         raise ConfigError("option 'reach' must have at least one milestone")
     if len({milestone.name for milestone in reach}) < len(reach):
-        raise ConfigError("option 'reach': two milestones have the same name; give each a different name")
+        raise ConfigError("option 'reach': two have the same name; give each a different name")
 
 
 @reward_function

@@ -267,7 +267,7 @@ class TestScripted:
             (lambda: ScriptedUser(["{{ nope }}"]).check(Sample("s")), "'nope' is undefined"),
             (lambda: ScriptedUser(["{{ observation }}"]).check(Sample("s")), "does not see the environment"),
             (lambda: ScriptedUser().check(Sample("s")), "sample 's' has no 'replies'"),
-            (lambda: ScriptedUser().check(Sample("s", {"replies": [1]})), "sample 's': replies: expected a list"),
+            (lambda: ScriptedUser().check(Sample("s", {"replies": [1]})), "sample 's': replies must be a list"),
             (lambda: ScriptedUser(["{{ x"]), "message template"),
         ],
     )

@@ -432,7 +432,7 @@ def test_setters_change_the_agent_episodes():
     episode.set_actions(new_data={"b": [7, 8]}, at_indices=slice(0, 2))
     assert episode.get_rewards(0) == {"a": 9.0, "b": 5.0}
     assert episode.get_actions(slice(0, 2), agent_ids="b") == {"b": [7, 8]}
-    with pytest.raises(KeyError, match="no agent 'c' in episode e"):
+    with pytest.raises(KeyError, match="unknown agent 'c' in episode e"):
         episode.set_observations(new_data={"c": 1}, at_indices=0)
 
 

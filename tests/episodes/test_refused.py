@@ -75,10 +75,10 @@ def test_reset_infos_that_are_not_a_dict_are_rejected() -> None:
 
 @pytest.mark.parametrize("infos", [{"bob": "info_1"}, "info_1"])
 def test_multi_agent_infos_that_are_not_dicts_are_rejected(infos: Any) -> None:
-    match = "episode m, step 1: .*infos.* are a dict.*; got 'info_1'"
+    match = "episode m, step 1: .*infos.* must be a dict.* got 'info_1'"
     refused(several(), lambda e: e.add_env_step({"bob": 2}, {"bob": 1}, {"bob": 0.0}, infos), match)
     episode = MultiAgentEpisode("m")
-    with pytest.raises(EpisodeError, match=r"episode m, step 0: .*infos.* are a dict"):
+    with pytest.raises(EpisodeError, match=r"episode m, step 0: .*infos.* must be a dict"):
         episode.add_env_reset(observations={"bob": 0}, infos=infos)
     assert not episode.is_reset
 
@@ -89,7 +89,7 @@ def test_multi_agent_infos_that_are_not_dicts_are_rejected(infos: Any) -> None:
         ({"infos": "x"}, "episode e, step 1: infos must be a dict, got 'x'"),
         ({"infos": 3}, "infos must be a dict, got 3"),
         ({"extra_model_outputs": "x"}, "episode e, step 1: extra_model_outputs must be a dict, got 'x'"),
-        ({"extra_model_outputs": [1]}, "extra_model_outputs are a dict"),
+        ({"extra_model_outputs": [1]}, "extra_model_outputs must be a dict"),
     ],
 )
 def test_infos_and_outputs_that_are_not_a_dict_are_rejected(part: dict[str, Any], match: str) -> None:
@@ -143,14 +143,14 @@ def state() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("field", "value", "match"),
     [
-        ("t", "x", "t is an int; got 'x'"),
-        ("t_started", None, "t_started is an int; got None"),
-        ("lookback", "x", "lookback is an int"),
-        ("is_terminated", "x", "is_terminated is a bool"),
-        ("actions", "a", "actions is a list; got 'a'"),
-        ("messages", {}, "messages is a list"),
+        ("t", "x", "t must be an int, got 'x'"),
+        ("t_started", None, "t_started must be an int, got None"),
+        ("lookback", "x", "lookback must be an int"),
+        ("is_terminated", "x", "is_terminated must be a bool"),
+        ("actions", "a", "actions must be a list, got 'a'"),
+        ("messages", {}, "messages must be a list"),
         ("messages", [{"role": "user", "content": "hi", "name": 3}], r"messages\[0\]: name"),
-        ("tokens", "x", "tokens is a dict"),
+        ("tokens", "x", "tokens must be a dict"),
         ("rewards", ["x"], "step 0: the reward must be a number, got 'x'"),
         ("assistant_turns", ["x"], "cannot be read: TypeError"),
     ],

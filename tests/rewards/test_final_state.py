@@ -227,15 +227,15 @@ def test_each_compared_item_is_a_metric() -> None:
         (FILES, {"report.txt": {"base64": "?"}}, {}, "base64"),
         (SHOP, ["orders"], {}, "{table or query: rows}"),
         (SHOP, {"orders": 3}, {}, "list of lists"),
-        (SHOP, {"orders": [[1], [1, 2]]}, {}, "one length"),
+        (SHOP, {"orders": [[1], [1, 2]]}, {}, "the same length"),
         (SHOP, {"orders": [{"id": 1}, {"amount": 1}]}, {}, "same columns"),
         (SHOP, {"orders": [[True]]}, {}, "a bool"),
         (SHOP, {"SELECT FROM orders": []}, {}, "syntax error"),
         (SHOP, {"SELECT 1; SELECT 2": []}, {}, "final state"),
-        (SHOP, {"orders": ROWS}, {"match": "subset", "tolerance": 0.1}, "neither tolerance"),
+        (SHOP, {"orders": ROWS}, {"match": "subset", "tolerance": 0.1}, "excludes tolerance"),
         (BOTH, {"dbs": {}}, {}, "did you mean 'db'"),
         (BOTH, {"db": {"empty": []}}, {"match": {"flies": "subset"}}, "did you mean 'files'"),
-        (BOTH, [], {}, "by name"),
+        (BOTH, [], {}, "must map resource names"),
     ],
 )
 def test_unsuitable_ground_truth_leaves_the_rollout_unscored(
@@ -316,4 +316,4 @@ def test_too_deeply_nested_state_scores_zero() -> None:
         deep = [deep]
     result = final_state_matches([], deep, {"a": 1})
     assert result.score == 0.0
-    assert "nests deeper" in result.reason
+    assert "nested deeper" in result.reason

@@ -55,7 +55,7 @@ def test_invalid_or_oversized_json_is_rejected(text: str, why: str) -> None:
 
 @pytest.mark.parametrize("value", [{1: 2}, {1, 2}, object(), float("nan"), [b"x"], {"a": float("inf")}])
 def test_values_without_a_json_form_are_rejected(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"JSON|texts"):
+    with pytest.raises(ValueError, match=r"JSON|strings"):
         as_json(value)
 
 

@@ -305,7 +305,10 @@ async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
         ({"model": "small", "tokenizer": "nobody/none"}, "tokenizer 'nobody/none'"),
         ({"model": "small", "temperature": -1}, "temperature: .*, got -1"),
         ({"model": "small", "dtype": "float31"}, "dtype: unknown type 'float31'; did you mean 'float32'"),
-        ({"model": "small", "device": "abacus"}, "device: 'abacus' cannot be used; on this machine torch supports cpu"),
+        (
+            {"model": "small", "device": "abacus"},
+            "device: 'abacus' cannot be used; on this machine, torch supports only cpu",
+        ),
         ({"model": "small", "tool_role": "robot"}, "tool_role must be tool or user"),
         ({"model": "small", "max_new_tokens": 0}, "max_new_tokens: expected a whole number above 0, got 0"),
         ({"model": "small", "max_new_tokens": "6"}, "max_new_tokens: expected a whole number above 0, got '6'"),
@@ -317,7 +320,10 @@ async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
         ({"model": "small", "lockstep": "yes"}, "lockstep must be true or false, got 'yes'"),
         ({"model": "small", "max_new_tokens": 4096}, "max_new_tokens: 4096 leaves no space for a prompt in a context"),
         ({"model": "small", "tokenizer": "."}, r"tokenizer: .* has no tokenizer; save it there with save_pretrained"),
-        ({"model": "small", "action_format": "hermess"}, "action_format: 'hermess'; did you mean 'hermes'"),
+        (
+            {"model": "small", "action_format": "hermess"},
+            "action_format: unknown format 'hermess'; did you mean 'hermes'",
+        ),
         ({"model": "small", "chat_template": "./none.jinja"}, "chat_template: cannot read"),
         ({"model": "small", "chat_template": "{{ 1 +" + " " * 300}, "chat_template: "),
         (
@@ -338,7 +344,7 @@ def test_model_object_without_tokenizer_is_rejected():
 
 
 def test_tokenizer_larger_than_the_model_is_rejected():
-    with pytest.raises(ConfigError, match=r"tokenizer: it has \d+ tokens and the model 10"):
+    with pytest.raises(ConfigError, match=r"tokenizer: it has \d+ tokens, but the model has 10"):
         HFAgentPolicy(small_llama(10), BYTES)
 
 
@@ -351,7 +357,7 @@ async def test_weights_of_another_model_are_rejected():
 def test_unavailable_device_is_reported_with_available_devices(folder):
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    message = r"^device: 'cuda' cannot be used; on this machine torch supports only cpu \("
+    message = r"^device: 'cuda' cannot be used; on this machine, torch supports only cpu \("
     with pytest.raises(ConfigError, match=message) as told:
         make_policy("hf", {"model": "small", "device": "cuda"}, folder.parent)
     assert "AssertionError" not in str(told.value)
@@ -378,8 +384,8 @@ class TestStoredOptions:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ({"action_format": "plain"}, "action_format: the model was trained with bare, .* here it is plain; leave"),
-            ({"tools_in_prompt": True}, "tools_in_prompt: the model was trained with false, .* here it is true"),
+            ({"action_format": "plain"}, "action_format: the model was trained with bare .* here it is plain; remove"),
+            ({"tools_in_prompt": True}, "tools_in_prompt: the model was trained with false .* here it is true"),
         ],
     )
     def test_contradicting_options_are_rejected(self, tmp_path, options, told):

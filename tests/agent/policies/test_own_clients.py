@@ -184,7 +184,7 @@ async def test_completion_converts_to_policy_output() -> None:
             "usage": {"prompt_tokens": 2, "completion_tokens": 1},
             "finish_reason": "tool_calls",
         }
-    with pytest.raises(PolicyError, match="takes a ChatCompletion or a mapping, got a str"):
+    with pytest.raises(PolicyError, match="must be a ChatCompletion or a mapping, got a str"):
         PolicyOutput.from_chat_completion("42")
     with pytest.raises(ProviderError, match="without choices"):
         PolicyOutput.from_chat_completion({"choices": []})

@@ -343,7 +343,7 @@ class TestRecordedRun:
             with pytest.raises(ConfigError, match=problem):
                 ReplayPolicy(path)
         (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n')
-        with pytest.raises(ConfigError, match=r"episodes.jsonl:1: no episode: KeyError: 'rollout_id'"):
+        with pytest.raises(ConfigError, match=r"episodes.jsonl:1: not an episode: KeyError: 'rollout_id'"):
             ReplayPolicy(tmp_path)
         (tmp_path / "episodes.jsonl").write_text("")
         with pytest.raises(ConfigError, match="no finished episode"):
