@@ -1,4 +1,4 @@
-# Every target sets up what it needs. A fresh machine needs Python 3.11, pip and a package index, nothing else.
+# Every target installs its requirements. Prerequisites are Python 3.11, pip and a package index.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,25 +11,25 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
-demo: $(VENV)/.demo  ## Run the examples with an expert and a random agent, and show the tables
+demo: $(VENV)/.demo  ## Run the examples with an expert and a random policy
 	@$(BIN)/python examples/demo.py
 
-# Compiled once, and not by each of the processes that tests start, where the environment forbids them to keep it.
-test: $(VENV)/.dev  ## Run the quick tests, two at a time
+# Byte-compile once, since the processes that tests start may not be allowed to write caches.
+test: $(VENV)/.dev  ## Run the quick tests in two processes
 	@$(BIN)/python -m compileall -q reward_kit
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Also those of tests/slow_tests.txt, and every property with its own number of examples.
-test-all: $(VENV)/.dev  ## Run all tests but the campaigns (20 min)
+# Includes tests/slow_tests.txt, and all examples of property tests.
+test-all: $(VENV)/.dev  ## Run all tests except campaigns (20 min)
 	@$(BIN)/python -m compileall -q reward_kit
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# The tests whose numbers depend on the processor: they compute with PyTorch or NumPy, or compare figures byte by byte.
+# Tests with results that depend on the CPU: they use PyTorch or NumPy, or compare figures byte by byte.
 NUMERIC_TESTS := tests/agent/policies tests/credit tests/rl tests/tokens \
 	tests/runs/statistics tests/runs/test_calibration.py tests/test_agreement.py tests/runs/comparison \
 	tests/cli/test_run_hf.py tests/pages/test_figures.py \
 	tests/test_household_agent.py tests/test_once_around.py tests/test_rl_helpers.py tests/test_rl_processing.py
-# What PyTorch, oneDNN, MKL, OpenBLAS, NumPy (names of NumPy 1 and 2, which warns of those it does not know) and the C library may use.
+# Instruction sets of PyTorch, oneDNN, MKL, OpenBLAS, NumPy (names of NumPy 1 and 2, which warns about unknown ones) and the C library.
 AVX512 := AVX512F,AVX512CD,AVX512_SKX,AVX512_CLX,AVX512_CNL,AVX512_ICL,AVX512_SPR,X86_V4
 CPU_sse := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
 	NPY_DISABLE_CPU_FEATURES=$(AVX512),AVX2,FMA3,X86_V3 GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2,-FMA
@@ -38,13 +38,13 @@ CPU_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OPENB
 CPU_all :=
 CPUS ?= sse avx2 all
 THREADS ?= 1 2 4
-test-cpus: $(VENV)/.dev  ## Run numeric tests as on other processors (20 min; CPUS=sse, avx2 or all: one of them)
+test-cpus: $(VENV)/.dev  ## Run numeric tests with other CPU instruction sets (20 min; CPUS=sse, avx2 or all selects one)
 	@$(foreach cpu,$(CPUS),$(foreach threads,$(THREADS), \
 		echo "Instructions: $(cpu), threads: $(threads)" && \
 		env OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$(threads) $(CPU_$(cpu)) \
 			$(BIN)/python -m pytest -W ignore::ImportWarning -n 2 --dist worksteal $(NUMERIC_TESTS) &&)) true
 
-check: $(VENV)/.dev  ## Lint, format check, types, layering
+check: $(VENV)/.dev  ## Check lint, format, types and layering
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -54,18 +54,18 @@ format: $(VENV)/.dev  ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-pictures: $(VENV)/.browser  ## Take the pictures of the docs anew, from real runs (needs Chromium)
+pictures: $(VENV)/.browser  ## Regenerate the pictures of the docs from real runs (requires Chromium)
 	@$(BIN)/python docs/draw_figures.py
 	@$(BIN)/python docs/take_pictures.py
 
-docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
+docs: $(VENV)/.docs  ## Build the docs site; broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "The site is in site/; to look at it: $(BIN)/python -m http.server --directory site"
+	@echo "The site is in site/. To view it: $(BIN)/python -m http.server --directory site"
 
-test-docs: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run every block of every page, those that train too (8 min)
+test-docs: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run all code blocks of the docs, including training (8 min)
 	@$(BIN)/python -m pytest -n 2 -m "" tests/pages
 
-bench: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run the benchmarks, beside inspect-ai, verifiers, RLlib and TRL
+bench: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run the benchmarks, compared with inspect-ai, verifiers, RLlib and TRL
 	@$(BIN)/python benchmarks/transport.py
 	@$(BIN)/python benchmarks/rollouts.py --peers
 	@$(BIN)/python benchmarks/many_episodes.py
@@ -83,51 +83,51 @@ bench: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run the bench
 	@.integrations/learners/bin/python benchmarks/train_step.py
 	@$(BIN)/python benchmarks/pipeline.py
 
-campaign: $(VENV)/.dev $(VENV)/.statistics $(VENV)/.browser  ## The long tests: kill -9 and resume, coverage of intervals, pages
+campaign: $(VENV)/.dev $(VENV)/.statistics $(VENV)/.browser  ## Run the long tests: kill -9 and resume, coverage of intervals, pages
 	@$(BIN)/python -m pytest -m campaign
 
-browser-campaign: $(VENV)/.browser  ## The pages in a headless Chromium (of the system: apt install chromium)
+browser-campaign: $(VENV)/.browser  ## Run the browser tests in headless Chromium (apt install chromium)
 	@$(BIN)/python -m pytest -m "" tests/browser
 
-learning-campaign: $(VENV)/.dev  ## The lakes from three seeds; chores by GiGPO, GRPO and PPO, five seeds each (resumable, 1 h)
+learning-campaign: $(VENV)/.dev  ## Train on the lakes (3 seeds) and chores (GiGPO, GRPO, PPO; 5 seeds each; resumable, 1 h)
 	@$(BIN)/python -m pytest -s -m campaign tests/rl/training/test_frozen_lake_example.py
 	@$(BIN)/python benchmarks/learning.py
 	@$(BIN)/python benchmarks/learning.py --report
 
 CASES ?= tests/sandbox/cases
 USER_PYTHON ?= /usr/bin/python3
-sandbox-campaign: $(VENV)/.dev  ## Hostile code, a hundred thousand calls, a million broken answers (CASES=folder, USER_PYTHON=…)
+sandbox-campaign: $(VENV)/.dev  ## Test the sandbox: hostile code, 100,000 calls, 1,000,000 malformed results (CASES=folder, USER_PYTHON=…)
 	@$(BIN)/python -m pytest -m campaign tests/sandbox
 	@$(BIN)/python -m tests.sandbox.hostile_campaign $(CASES) --user-python $(USER_PYTHON)
 
-text-games-campaign: $(VENV)/.text-games  ## TextWorld's engine: a hundred household episodes, games of every maker
+text-games-campaign: $(VENV)/.text-games  ## Test with TextWorld's engine: 100 household episodes, games of every generator
 	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py
 
 PEERS := mcp agents endpoints learners verifiers openenv ray serve earlier axolotl
-test-integrations: $(VENV)/.dev $(PEERS:%=.integrations/.%)  ## Against what others wrote: trainers, engines, servers, worlds (needs npm, 8 GB)
+test-integrations: $(VENV)/.dev $(PEERS:%=.integrations/.%)  ## Test against trainers, engines, servers and environments of other projects (requires npm, 8 GB)
 	@$(BIN)/python -m pytest -m campaign tests/integrations
 	@.integrations/ray/bin/python -m pytest -m campaign tests/integrations/ray
 
-# What a package index would hand out, with the newest and with the oldest versions that pyproject.toml allows.
+# Test the distribution with the newest and with the oldest versions that pyproject.toml allows.
 ONLY_newest := -k "not oldest"
 ONLY_oldest := -k oldest
-packaging: $(VENV)/.packaging  ## Build the wheel, install and try it (VERSIONS=newest or oldest: one of the two)
+packaging: $(VENV)/.packaging  ## Build, install and test the wheel (VERSIONS=newest or oldest selects one)
 	@$(BIN)/python -m pytest -m campaign tests/distribution $(ONLY_$(VERSIONS))
 
-clean:  ## Remove everything that was installed or built here
+clean:  ## Remove virtual environments and build outputs
 	rm -rf $(VENV) .peers .integrations site dist build .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
-	@echo "Making a virtual environment in $(VENV)"
+	@echo "Creating a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
-	@echo "Installing reward-kit and what the examples need (about 100 MB)"
+	@echo "Installing reward-kit and the requirements of the examples (about 100 MB)"
 	@$(PIP) --editable '.[games,mcp]'
 	@touch $@
 
-# torch comes first and pinned: whatever depends on it then takes this build and not one with gigabytes of CUDA.
+# torch is installed first and pinned, so that its dependents use this build instead of one with gigabytes of CUDA.
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing PyTorch (about 200 MB, once)"
 	@$(PIP) 'torch==2.13.0'
@@ -140,19 +140,19 @@ $(VENV)/.text-games: $(VENV)/.dev
 	@$(PIP) --editable '.[text-games]'
 	@touch $@
 
-# What the statistics are compared with.
+# References for the statistics.
 $(VENV)/.statistics: $(VENV)/.dev
 	@echo "Installing SciPy and statsmodels (about 150 MB)"
 	@$(PIP) scipy==1.17.1 statsmodels==0.15.0
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.dev
-	@echo "Installing what drives a browser (about 50 MB)"
+	@echo "Installing Playwright and Pillow (about 50 MB)"
 	@$(PIP) 'playwright==1.65.2' 'pillow>=11,<14'
 	@touch $@
 
 $(VENV)/.packaging: $(VENV)/.dev
-	@echo "Installing what builds and resolves (about 50 MB)"
+	@echo "Installing build and uv (about 50 MB)"
 	@$(PIP) 'build>=1.3,<2' 'uv>=0.13,<0.14'
 	@touch $@
 
@@ -161,15 +161,15 @@ $(VENV)/.docs: $(VENV)/.dev
 	@$(PIP) --editable '.[docs]'
 	@touch $@
 
-# Each kind in a place of its own, since servers pin the SDK's first or second major as they like.
+# Each kind has a separate virtual environment, since servers pin different major versions of the SDK.
 .integrations/.agents: Makefile
-	@echo "Installing agent frameworks of PyPI into .integrations (about 120 MB)"
+	@echo "Installing agent frameworks into .integrations (about 120 MB)"
 	@$(PYTHON) -m venv .integrations/agents
 	@.integrations/agents/bin/python -m pip install --quiet openai-agents==0.24.0 'pydantic-ai-slim[openai]==2.68.0'
 	@touch $@
 
 .integrations/.mcp: Makefile
-	@echo "Installing MCP servers of PyPI and npm into .integrations (about 200 MB)"
+	@echo "Installing MCP servers from PyPI and npm into .integrations (about 200 MB)"
 	@$(PYTHON) -m venv .integrations/mcp
 	@.integrations/mcp/bin/python -m pip install --quiet mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
 	@$(PYTHON) -m venv .integrations/mcp1
@@ -179,7 +179,7 @@ $(VENV)/.docs: $(VENV)/.dev
 	@touch $@
 
 .integrations/.endpoints: Makefile constraints.txt
-	@echo "Installing transformers serve and litellm's proxy into .integrations (about 2 GB)"
+	@echo "Installing transformers serve and the LiteLLM proxy into .integrations (about 2 GB)"
 	@$(PYTHON) -m venv .integrations/transformers
 	@.integrations/transformers/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
 	@.integrations/transformers/bin/python -m pip install --quiet --constraint constraints.txt \
@@ -188,7 +188,7 @@ $(VENV)/.docs: $(VENV)/.dev
 	@.integrations/litellm/bin/python -m pip install --quiet 'litellm[proxy]==1.106.2'
 	@touch $@
 
-# verl without what it names: it pins other versions than it imports, and of its losses little is needed.
+# verl without its dependencies: it pins versions that conflict, and the tests need only its losses.
 .integrations/.learners: Makefile constraints.txt pyproject.toml
 	@echo "Installing TRL and verl into .integrations (about 1.9 GB)"
 	@$(PYTHON) -m venv .integrations/learners
@@ -202,7 +202,7 @@ $(VENV)/.docs: $(VENV)/.dev
 	@.integrations/learners/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-# A Python for each peer that pins what another one, or we, want otherwise.
+# A virtual environment for each peer whose pins conflict with those of others or with ours.
 .integrations/.verifiers: Makefile constraints.txt pyproject.toml
 	@echo "Installing verifiers into .integrations (about 300 MB)"
 	@$(PYTHON) -m venv .integrations/verifiers
@@ -231,14 +231,14 @@ $(VENV)/.docs: $(VENV)/.dev
 	@.integrations/serve/bin/python -m pip install --quiet schemathesis==4.32.5 prometheus-client==0.26.0
 	@touch $@
 
-# Of mcp, the earlier package takes the first major only, and does not say so.
+# The earlier package works with the first major version of mcp only, but does not pin it.
 .integrations/.earlier: Makefile
 	@echo "Installing reward-kit 0.4.1 into .integrations (about 500 MB)"
 	@$(PYTHON) -m venv .integrations/earlier
 	@.integrations/earlier/bin/python -m pip install --quiet reward-kit==0.4.1 'mcp<2'
 	@touch $@
 
-# Axolotl pins CUDA builds, an older transformers than we need, and much that nothing here uses.
+# Axolotl pins CUDA builds, an older transformers than ours, and many unused packages.
 .integrations/.axolotl: Makefile constraints.txt
 	@echo "Installing Axolotl into .integrations (about 2.9 GB)"
 	@$(PYTHON) -m venv .integrations/axolotl

@@ -1,7 +1,7 @@
-"""Draws the figures of these docs: `python docs/draw_figures.py [FOLDER]`, by default into `docs/pictures/`.
+"""Draw the figures of the docs into `docs/pictures/`: `python docs/draw_figures.py [FOLDER]`.
 
-Each shows what a program computes that stands on its page, or what the package itself says of its units. Two runs draw
-the same bytes; a test holds the committed ones to that. Screenshots are another script's, `take_pictures.py`.
+Figures show results of the code on their page, or the structure of the package. The output is deterministic, and a test
+compares it with the committed files. `take_pictures.py` takes the screenshots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Draw all figures."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in FIGURES.items():

@@ -1,6 +1,6 @@
-"""What `make demo` runs: the examples, each with an expert and a random agent, and their tables side by side.
+"""Run the examples with an expert and a random policy, and print their tables side by side. Run by `make demo`.
 
-Where PyTorch is there, the household's table has a third row: a small language model that learned its chores here.
+If PyTorch is installed, the household's table has a third row: a small language model trained with reward-kit.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from reward_kit.runs import summary_from_json, summary_table
 HERE = Path(__file__).parent
 EXAMPLES = {"alfworld_household": ["-n", "1"], "frozen_lake": [], "mcp_filesystem": ["-n", "1"], "sqlite_analyst": []}
 BOTH = ["--policy", "expert", "--policy", "random"]
-LEARNED = "alfworld_household"
-"""The example that has a language model of its own."""
+TRAINED = "alfworld_household"
+"""The example with a trained language model."""
 
 
 def run(file: str, options: list[str]) -> dict[str, Any]:
-    """Run one task file; progress is shown, and the summary comes back."""
+    """Run a task file, show its progress and return its summary."""
     print(f"\n=== .venv/bin/reward-kit run examples/{file} {' '.join(options)}", flush=True)
     command = [sys.executable, "-m", "reward_kit.cli.main", "run", str(HERE / file)]
-    environment = {**os.environ, "REWARD_KIT_TRUST": "1"}  # whoever calls this file trusts the examples beside it
+    environment = {**os.environ, "REWARD_KIT_TRUST": "1"}  # the examples in this folder are trusted
     finished = subprocess.run(
         [*command, *options, "--json"], stdout=subprocess.PIPE, text=True, check=True, env=environment
     )
@@ -39,29 +39,29 @@ def run(file: str, options: list[str]) -> dict[str, Any]:
 
 
 def has_torch() -> bool:
-    """Whether a language model can run on this machine."""
+    """Return whether a language model can run in this environment."""
     return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
 
 
 def main() -> None:
-    """Run the examples and show what came of them."""
+    """Run the examples and print their tables."""
     tables = []
     for name, more in EXAMPLES.items():
         summary = run(f"{name}/task.yaml", [*BOTH, *more])
-        if name == LEARNED and has_torch():
-            (learned,) = run(f"{name}/agent.yaml", [])["policies"]
-            summary["policies"].append({**learned, "policy": "language model, 0.5M"})
+        if name == TRAINED and has_torch():
+            (trained,) = run(f"{name}/agent.yaml", [])["policies"]
+            summary["policies"].append({**trained, "policy": "language model, 0.5M"})
         tables.append(summary_table(summary_from_json(summary), name))
     console = Console(width=None if sys.stdout.isatty() else 180, highlight=False, soft_wrap=False)
     console.print()
     console.print(Columns(tables, padding=(0, 4)))
     if not has_torch():
-        print("A third agent does the household's chores, a small language model. It needs PyTorch, 300 MB more:")
+        print("The household also has a small language model as policy. It requires PyTorch (300 MB):")
         print("  .venv/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu")
         print("  .venv/bin/pip install -e '.[train]'")
-    print("The runs are in runs/. Play yourself:")
+    print("The runs are in runs/. To play yourself:")
     print("  .venv/bin/reward-kit run examples/frozen_lake/task.yaml --policy human --limit 1 -n 1")
-    print("The household on TextWorld's own engine, which needs 400 MB more:")
+    print("To run the household on TextWorld's engine (400 MB):")
     print("  .venv/bin/pip install -e '.[text-games]'")
     print("  .venv/bin/reward-kit run examples/alfworld_household/task.yaml --policy expert --limit 3 -n 1 \\")
     print("      -T resource_type=alfworld_real")

@@ -9,6 +9,7 @@ function stays an ordinary function, sync or async, and can be called directly. 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -343,7 +344,8 @@ def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
         return _dumped if _mentions(annotation, dict) else lambda value: value
 
     of_messages, of_dicts = _mentions(annotation, Message), _mentions(annotation, dict)
-    find_adapter = functools.cache(functools.partial(type_adapter, annotation))  # Only at the first call
+    is_strict = name in ("ground_truth", "ground_truths")  # A sample and a state have keys for others too
+    find_adapter = functools.cache(lambda: type_adapter(annotation, is_strict=is_strict))  # Only at the first call
 
     def convert(value: Any) -> Any:
         is_absent = value is None and not of_messages
@@ -368,18 +370,23 @@ def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
     return convert
 
 
-def type_adapter(annotation: Any) -> pydantic.TypeAdapter[Any] | None:
-    """Return the adapter that validates and converts values to an annotation; None if pydantic does not support it."""
+def type_adapter(annotation: Any, *, is_strict: bool = False) -> pydantic.TypeAdapter[Any] | None:
+    """Return the adapter that validates and converts values to an annotation; None if pydantic does not support it.
+
+    If `is_strict`, unknown keys of dataclasses and TypedDicts without their own configuration are errors.
+    """
     try:
-        return _type_adapter(annotation)
+        return _type_adapter(annotation, is_strict)
     except TypeError:  # An unhashable annotation
-        return _type_adapter.__wrapped__(annotation)
+        return _type_adapter.__wrapped__(annotation, is_strict)
 
 
 @functools.lru_cache(maxsize=256)
-def _type_adapter(annotation: Any) -> pydantic.TypeAdapter[Any] | None:
+def _type_adapter(annotation: Any, is_strict: bool) -> pydantic.TypeAdapter[Any] | None:
     annotation = _with_readable_dicts(annotation)
-    for config in (pydantic.ConfigDict(coerce_numbers_to_str=True), None):
+    if is_strict and (dataclasses.is_dataclass(annotation) or typing_extensions.is_typeddict(annotation)):
+        annotation = annotation | None  # pydantic takes a configuration for a union, but not for a bare dataclass
+    for config in (pydantic.ConfigDict(coerce_numbers_to_str=True, extra="forbid" if is_strict else None), None):
         try:
             return pydantic.TypeAdapter(annotation, config=config)
         except pydantic.PydanticUserError:  # A model has its own configuration
@@ -396,7 +403,11 @@ def _with_readable_dicts(annotation: Any) -> Any:
             if typing.get_origin(hint) not in (typing.Required, typing.NotRequired):
                 is_required = name in annotation.__required_keys__
                 fields[name] = (typing.Required if is_required else typing.NotRequired)[fields[name]]
-        return typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
+        make: Any = typing_extensions.TypedDict
+        readable = make(annotation.__name__, fields)
+        if config := getattr(annotation, "__pydantic_config__", None):
+            readable.__pydantic_config__ = config
+        return readable
     parts = get_args(annotation)
     replaced = tuple(map(_with_readable_dicts, parts))
     if all(map(operator.is_, parts, replaced)):

@@ -18,7 +18,7 @@ def describe_validation_error(error: pydantic.ValidationError, known: type[BaseM
     lines = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # the latter of a dataclass
             names = _field_names_at(known, problem["loc"][:-1]) if known else []
             lines.append(f"{field}: unknown key{did_you_mean(str(problem['loc'][-1]), names)}")
         elif problem["type"] == "missing":

@@ -1,10 +1,10 @@
-"""A real OpenAI-compatible server for tests: it answers by script, misbehaves on demand, and keeps what it was asked.
+"""A scripted OpenAI-compatible server for tests, which simulates faults and records requests.
 
     async with ChatServer([status(429, {"Retry-After": "0"}), answer("42")]) as server:
         ...  # an endpoint at server.base_url; afterwards server.requests
 
-A script is a list of behaviours, used one a request, or a function from the request's body to a behaviour. Behaviours
-answer in the form asked for: `answer` and `tool_calls` stream where the request says `stream`.
+A script is a list of behaviors, one per request, or a function from the request's body to a behavior. `answer` and
+`tool_calls` stream if the request sets `stream`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 
 from aiohttp import web
 
-Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-Script = Sequence[Behaviour] | Callable[[dict[str, Any]], Behaviour]
+Behavior = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+Script = Sequence[Behavior] | Callable[[dict[str, Any]], Behavior]
 USAGE = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request as it came."""
+    """A received request."""
 
     headers: dict[str, str]
     body: dict[str, Any]
 
 
 class ChatServer:
-    """Serves `/v1/chat/completions` on 127.0.0.1 in the running loop, by default on a free port."""
+    """A server of `/v1/chat/completions` on 127.0.0.1 in the running loop, by default on a free port."""
 
     def __init__(self, script: Script, port: int = 0) -> None:
         self._script = script
@@ -59,15 +59,15 @@ class ChatServer:
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
-        """The bodies of the requests, in order."""
+        """Return the bodies of the requests in order."""
         return [request.body for request in self.requests]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(Received(dict(request.headers), body))
-        return await self._behaviour(body)(request, body)
+        return await self._behavior(body)(request, body)
 
-    def _behaviour(self, body: dict[str, Any]) -> Behaviour:
+    def _behavior(self, body: dict[str, Any]) -> Behavior:
         if callable(self._script):
             return self._script(body)
         number = len(self.requests)
@@ -86,14 +86,20 @@ def answer(
     message: dict[str, Any] | None = None,
     choice: dict[str, Any] | None = None,
     top: dict[str, Any] | None = None,
-) -> Behaviour:
-    """A completion. `message`, `choice` and `top` are further keys of the message, the choice and the whole."""
-    said: dict[str, Any] = {"role": "assistant", "content": text, **(message or {})}
+) -> Behavior:
+    """Return a completion. `message`, `choice` and `top` are additional keys of the message, choice and response."""
+    full_message: dict[str, Any] = {"role": "assistant", "content": text, **(message or {})}
     if calls:
-        said["tool_calls"] = [_call(n, *call, with_id=call_ids) for n, call in enumerate(calls)]
+        full_message["tool_calls"] = [_call(n, *call, with_id=call_ids) for n, call in enumerate(calls)]
     reason = finish_reason or ("tool_calls" if calls else "stop")
-    whole = {"index": 0, "message": said, "finish_reason": reason, **(choice or {})}
-    completion = {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [whole], **(top or {})}
+    full_choice = {"index": 0, "message": full_message, "finish_reason": reason, **(choice or {})}
+    completion = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "model": "m",
+        "choices": [full_choice],
+        **(top or {}),
+    }
     if usage is not None:
         completion["usage"] = usage
 
@@ -103,13 +109,13 @@ def answer(
     return behave
 
 
-def tool_calls(calls: Sequence[tuple[str, Any]], text: str | None = None, **rest: Any) -> Behaviour:
-    """A completion that calls tools: (name, arguments) pairs; arguments that are text are sent as they are."""
+def tool_calls(calls: Sequence[tuple[str, Any]], text: str | None = None, **rest: Any) -> Behavior:
+    """Return a completion with tool calls, (name, arguments) pairs; text arguments are sent unchanged."""
     return answer(text, calls=calls, **rest)
 
 
-def status(code: int, headers: dict[str, str] | None = None, text: str | None = None, error: Any = None) -> Behaviour:
-    """An HTTP status with the provider's error text, or with any JSON value as its `error`."""
+def status(code: int, headers: dict[str, str] | None = None, text: str | None = None, error: Any = None) -> Behavior:
+    """Return an HTTP status with an error text, or with any JSON value as `error`."""
     body = {"error": {"message": text or f"scripted {code}"} if error is None else error}
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
@@ -118,8 +124,8 @@ def status(code: int, headers: dict[str, str] | None = None, text: str | None = 
     return behave
 
 
-def raw(body: str, content_type: str = "application/json", code: int = 200) -> Behaviour:
-    """Any text under any type."""
+def raw(body: str, content_type: str = "application/json", code: int = 200) -> Behavior:
+    """Return a text with a content type."""
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
         return web.Response(text=body, content_type=content_type, status=code)
@@ -127,13 +133,13 @@ def raw(body: str, content_type: str = "application/json", code: int = 200) -> B
     return behave
 
 
-def html() -> Behaviour:
-    """A proxy's page with status 200."""
+def html() -> Behavior:
+    """Return a proxy's HTML page with status 200."""
     return raw("<html><body>Please wait while the gateway starts</body></html>", "text/html")
 
 
-def events(*data: Any, done: bool = True) -> Behaviour:
-    """A raw event stream; values that are no text are sent as JSON."""
+def events(*data: Any, done: bool = True) -> Behavior:
+    """Return a raw event stream; values other than text are sent as JSON."""
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
         return await _send_events(request, data, done)
@@ -141,8 +147,8 @@ def events(*data: Any, done: bool = True) -> Behaviour:
     return behave
 
 
-def dropped() -> Behaviour:
-    """The connection closes before any answer."""
+def dropped() -> Behavior:
+    """Close the connection before any response."""
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
         _hang_up(request)
@@ -151,8 +157,8 @@ def dropped() -> Behaviour:
     return behave
 
 
-def cut_body() -> Behaviour:
-    """The body is shorter than its announced length."""
+def cut_body() -> Behavior:
+    """Send a body shorter than its Content-Length."""
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "1000"})
@@ -164,8 +170,8 @@ def cut_body() -> Behaviour:
     return behave
 
 
-def cut_stream(connection: bool = False) -> Behaviour:
-    """A stream that ends in the middle: cleanly, or with its connection."""
+def cut_stream(connection: bool = False) -> Behavior:
+    """End a stream early, optionally by closing the connection."""
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
         response = await _open_stream(request)
@@ -177,13 +183,13 @@ def cut_stream(connection: bool = False) -> Behaviour:
     return behave
 
 
-def silent() -> Behaviour:
-    """Nothing at all, until the server is closed."""
+def silent() -> Behavior:
+    """Send nothing until the server is closed."""
     return slow(3600.0, answer("too late"))
 
 
-def trickle(pause_s: float = 0.01) -> Behaviour:
-    """A stream that never idles and never ends."""
+def trickle(pause_s: float = 0.01) -> Behavior:
+    """Send an endless stream without pauses."""
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
         response = await _open_stream(request)
@@ -194,8 +200,8 @@ def trickle(pause_s: float = 0.01) -> Behaviour:
     return behave
 
 
-def slow(delay_s: float, then: Behaviour) -> Behaviour:
-    """Another behaviour, after a while."""
+def slow(delay_s: float, then: Behavior) -> Behavior:
+    """Delay another behavior."""
 
     async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(delay_s)
@@ -236,7 +242,7 @@ async def _send_events(request: web.Request, data: Sequence[Any], done: bool) ->
 
 
 async def _stream(request: web.Request, completion: dict[str, Any]) -> web.StreamResponse:
-    """A completion in pieces of three characters, as OpenAI and vLLM stream it."""
+    """Stream a completion in pieces of three characters, as OpenAI and vLLM do."""
     top = {key: value for key, value in completion.items() if key not in ("choices", "usage")}
     choice = completion["choices"][0]
     chunks: list[dict[str, Any]] = [{"delta": delta} for delta in _deltas(choice["message"])]
@@ -258,7 +264,7 @@ def _deltas(message: dict[str, Any]) -> list[dict[str, Any]]:
     for n, call in enumerate(calls):
         head = {"index": n, **call, "function": {"name": call["function"]["name"], "arguments": ""}}
         deltas.append({"tool_calls": [head]})
-    # Parallel calls grow side by side, so that a client that ignores the index mixes them up.
+    # Parallel calls are interleaved, so that a client that ignores the index mixes them up.
     queues = [_pieces(call["function"]["arguments"]) for call in calls]
     for turn in range(max(map(len, queues), default=0)):
         for n, queue in enumerate(queues):

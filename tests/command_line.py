@@ -1,4 +1,4 @@
-"""`reward-kit` called as a user would: in a new process, or in a fork of a running one."""
+"""Run `reward-kit` in a new process, or in a fork of a process that has imported it already."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Done = subprocess.CompletedProcess[str]
 
 
 def command(*arguments: str) -> list[str]:
-    """The words that start a new process."""
+    """Return the command of a new process."""
     return [sys.executable, "-m", "reward_kit.cli.main", *arguments]
 
 
 def call_new_process(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> Done:
-    """Call it in a new process, where a test is about its start."""
+    """Run it in a new process, for tests of its startup."""
     return subprocess.run(command(*arguments), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
 
 
 def call(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> Done:
-    """Call it in a fork, or in a new process where the environment has to be there when the interpreter starts."""
+    """Run it in a fork, or in a new process if the environment affects the interpreter's startup."""
     env = dict(os.environ if env is None else env)
     if any(env.get(name) != os.environ.get(name) for name in env.keys() | os.environ if name.startswith("PYTHON")):
         return call_new_process(*arguments, cwd=cwd, env=env, timeout_s=timeout_s)
@@ -44,16 +44,16 @@ def call(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeo
         os.close(errors[1])
     pid = int(control.recv(32))
     try:
-        told = _read_to_the_end([output[0], errors[0]], time.monotonic() + timeout_s)
+        output_and_errors = _read_to_the_end([output[0], errors[0]], time.monotonic() + timeout_s)
     except TimeoutError:
         os.kill(pid, signal.SIGKILL)
         control.recv(32)
         raise subprocess.TimeoutExpired(command(*arguments), timeout_s) from None
-    return subprocess.CompletedProcess(command(*arguments), int(control.recv(32)), *map(_text, told))
+    return subprocess.CompletedProcess(command(*arguments), int(control.recv(32)), *map(_text, output_and_errors))
 
 
 def _read_to_the_end(descriptors: list[int], deadline: float) -> list[bytes]:
-    """What is written to each pipe until nobody can write to it any more; they are closed."""
+    """Read each pipe until its end, and close it."""
     read = {descriptor: bytearray() for descriptor in descriptors}
     try:
         with selectors.DefaultSelector() as selector:
@@ -75,13 +75,13 @@ def _read_to_the_end(descriptors: list[int], deadline: float) -> list[bytes]:
 
 
 def _text(data: bytes) -> str:
-    """As `text=True` reads it."""
+    """Decode like `text=True`."""
     return data.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 @functools.cache
 def _fork_server() -> socket.socket:
-    """The socket of this process's server, which ends when it is closed."""
+    """Start the server of this process and return its socket; the server ends when it is closed."""
     control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with far:
         server = subprocess.Popen(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.profiles import PROFILE, load_profile
 
-# The tests run their own code; what asks about it has tests of its own. No record of a test reaches the user's folder.
+# Tests trust their own code, except tests of trust itself. Records of trust go to a temporary folder.
 os.environ["REWARD_KIT_TRUST"] = "1"
 _STATE = tempfile.TemporaryDirectory(prefix="reward-kit-state-")  # removed when this process ends
 os.environ["XDG_STATE_HOME"] = _STATE.name
@@ -25,7 +25,7 @@ THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
 
 load_profile()
 
-# A shell without job control has what it runs in the background ignore Ctrl-C, and so would all that tests start.
+# A shell without job control starts background processes with SIGINT ignored, which children of tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -49,14 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _threads_as_asked() -> None:
-    """Undo what an earlier test set. PyTorch is not imported here: most tests need none."""
+    """Undo settings of earlier tests. PyTorch is not imported here, since most tests do not need it."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)
 def _package_logs_as_before() -> Iterator[None]:
-    """A command that is called in this process sets up logging for its own, which ends with it; here it is undone."""
+    """Undo the logging setup of commands that are called in this process."""
     package = logging.getLogger("reward_kit")
     level, propagates, handlers = package.level, package.propagate, list(package.handlers)
     yield

@@ -1,10 +1,9 @@
-"""Servers that never stop sending, and the memory that a client of ours needs for them; each in a process of its own.
+"""Servers with endless responses, and the memory that our clients need for them, in separate processes.
 
-    python -m tests.endless json 0       # serves the answer `json` on a free port, which it prints
+    python -m tests.endless json 0       # serves the response `json` on a free port, which it prints
     python -m tests.endless json 1000    # ends it after 1,000 MB
 
-`peak` calls a client in a new process and returns how far its memory rose above where it was before, in MB, and the
-error that ended the call.
+`peak` calls a client in a new process and returns the increase of its memory in MB, and the error of the call.
 """
 
 from __future__ import annotations
@@ -87,14 +86,14 @@ ANSWERS: dict[str, tuple[str, bytes, bytes]] = {
         * 400,
     ),
 }
-"""Each answer: its head, the first bytes of its body, and what is repeated for ever."""
+"""Each response: its headers, the first bytes of its body, and the bytes to repeat."""
 
 
 SLOW = ("trickle", "event-trickle", "silence")
 
 
 def serve(kind: str, most_mb: int) -> None:
-    """Answer every request with an endless answer, or one of so many MB."""
+    """Answer every request with an endless response, or with `most_mb` MB."""
     head, first, again = ANSWERS[kind]
     bomb = _gzip_bomb() if kind == "gzip" else b""
 
@@ -128,7 +127,7 @@ def serve(kind: str, most_mb: int) -> None:
 
 @contextmanager
 def endless(kind: str, most_mb: int = 0) -> Iterator[int]:
-    """The port of a server in a process of its own."""
+    """Start a server in a subprocess and yield its port."""
     command = [sys.executable, "-m", "tests.endless", kind, str(most_mb)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -139,7 +138,7 @@ def endless(kind: str, most_mb: int = 0) -> Iterator[int]:
 
 
 class Peak(NamedTuple):
-    """What a call of a client cost.
+    """Memory and error of a client's call.
 
     Attributes:
         mb: the most memory it had, above that before the call.

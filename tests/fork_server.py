@@ -1,7 +1,7 @@
-"""Forks the command line: run as a script by `command_line`, it imports the program once and runs it in each fork.
+"""A fork server for the command line, started by `command_line`: it imports the program once and runs it in forks.
 
-A fork is a process like any other, with its own arguments, environment, folder, output and exit code; only what every
-start imports is there already, which is most of the time that a short run takes.
+A fork has its own arguments, environment, working directory, output and exit code. It skips the imports, which take
+most of the time of a short run.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ IMPORTED_LATE = ("reward_kit.cli.training",)  # by the verbs that learn
 
 
 def serve(control: socket.socket) -> None:
-    """Fork for each request and tell how the fork ended; returns in a fork, and exits where no more are asked for."""
+    """Fork for each request and send its pid and exit code; return in a fork, and exit on end of file."""
     while True:
-        told, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 2)
-        if not told:
+        request, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 2)
+        if not request:
             sys.exit()
         pid = os.fork()
         if not pid:
             control.close()
-            become(json.loads(told), *descriptors)
+            become(json.loads(request), *descriptors)
             return
         for descriptor in descriptors:
             os.close(descriptor)
@@ -38,16 +38,16 @@ def serve(control: socket.socket) -> None:
 
 
 def become(request: dict[str, Any], stdout: int, stderr: int) -> None:
-    """Make this process what `python -m reward_kit.cli.main` is before it starts."""
-    for descriptor, place in ((stdout, 1), (stderr, 2)):
-        os.dup2(descriptor, place)
+    """Set this process up like a new `python -m reward_kit.cli.main`."""
+    for descriptor, target in ((stdout, 1), (stderr, 2)):
+        os.dup2(descriptor, target)
         os.close(descriptor)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.path[0] = request["cwd"]
     sys.argv = [command_line.__file__, *request["arguments"]]
-    globals()["__package__"] = "reward_kit.cli"  # by which click finds the name that the usage line shows
+    globals()["__package__"] = "reward_kit.cli"  # click derives the program name of the usage line from it
 
 
 if __name__ == "__main__":
@@ -57,7 +57,7 @@ if __name__ == "__main__":
         *map(command_line.module_of, command_line.VERBS),
     ):
         importlib.import_module(name)
-    gc.freeze()  # a collection in a fork would copy every page it looks at
+    gc.freeze()  # a collection in a fork would copy every page it visits
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         serve(listening)
     command_line.main()

@@ -28,7 +28,7 @@ _AGENT = re.compile(r"\[.\]")
 
 
 class TinyModel(nn.Module):
-    """(ids_BT, attention_mask_BT) -> logits_BTV. Only action tokens have a chance; at first, all the same one."""
+    """(ids_BT, attention_mask_BT) -> logits_BTV. Only action tokens have probability, initially uniform."""
 
     def __init__(self, width: int = 24, context: int = 64) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class TinyPolicy(AgentPolicy):
 
     @torch.no_grad()
     def next_logprobs(self, ids: Sequence[int]) -> Tensor:
-        """(V,) of the token after `ids`."""
+        """Return the (V,) log-probabilities of the token after `ids`."""
         context_BT = torch.tensor([ids])
         return self.acting(context_BT, torch.ones_like(context_BT))[0, -1].log_softmax(dim=-1)
 
@@ -110,8 +110,8 @@ class _Session(AgentPolicy):
 
 
 def cell_of(text: str) -> int:
-    """The cell of the agent, who stands in [brackets]; every cell is three characters wide."""
+    """Return the cell of the agent, marked by [brackets]; every cell is three characters wide."""
     for row, line in enumerate(text.splitlines()[:SIDE]):
-        if found := _AGENT.search(line):
-            return row * SIDE + found.start() // 3
-    raise AssertionError(f"nobody stands on this board:\n{text}")
+        if match := _AGENT.search(line):
+            return row * SIDE + match.start() // 3
+    raise AssertionError(f"no agent on this board:\n{text}")

@@ -1,4 +1,4 @@
-"""The pictures of credit: which steps are compared, and what the two comparisons add up to."""
+"""Figures of credit: the steps that are compared, and the sum of both comparisons."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CELL = (66, 36)
 BARS = (148, 252, 356)
 REACH, SCALE = 1.5, 30
 BRACKET = 408
-TOLD = (
+NOTES = (
     ("A_S", "compares the returns G within a violet frame"),
     ("A_E", "compares the scores at the right, for all steps alike"),
 )
 
 
 class Step(NamedTuple):
-    """A step of the page's group with what credit says of it."""
+    """A step of the page's group with its credit."""
 
     episode: str
     state: str
@@ -33,14 +33,14 @@ class Step(NamedTuple):
 
 
 def steps_of_page() -> list[Step]:
-    """The steps of the group on the page, in order."""
+    """Return the steps of the page's group in order."""
     names = names_until("credit.md", "rows")
     scores = dict(zip("abc", names["scores"], strict=True))
     return [Step(row[0], row[1], row[2], scores[row[0]], *row[3:]) for row in names["rows"]]
 
 
 def draw_anchors(path: Path) -> None:
-    """Three lanes; a frame about the steps that were taken in one state, a bar beside the scores of the group."""
+    """Draw three episodes, a frame around steps in the same state, and a bar beside the scores."""
     steps = steps_of_page()
     sheet = Sheet(
         "Which steps are compared",
@@ -56,14 +56,14 @@ def draw_anchors(path: Path) -> None:
         _lane(sheet, TOP + lane * LANE, [step for step in steps if step.episode == episode])
     bottom = TOP + 3 * LANE
     sheet.path([(BRACKET, TOP + 2), (BRACKET + 8, TOP + 2), (BRACKET + 8, bottom - 24), (BRACKET, bottom - 24)])
-    for row, (name, told) in enumerate(TOLD):
+    for row, (name, text) in enumerate(NOTES):
         sheet.text(LEFT - 10, bottom + 24 + 22 * row, name, "bold")
-        sheet.text(LEFT + 26, bottom + 24 + 22 * row, told)
+        sheet.text(LEFT + 26, bottom + 24 + 22 * row, text)
     sheet.write(path, bottom + 60)
 
 
 def _lane(sheet: Sheet, y: float, steps: list[Step]) -> None:
-    """One episode: its steps, each in the column of its state, and its score."""
+    """Draw an episode: its steps, each in the column of its state, and its score."""
     start = 3 - len(steps)
     width, height = CELL
     sheet.text(22, y + 24, steps[0].episode, "bold", "middle")
@@ -81,7 +81,7 @@ def _lane(sheet: Sheet, y: float, steps: list[Step]) -> None:
 
 
 def draw_sum(path: Path) -> None:
-    """For each step of the page's group A_E, A_S and A as bars about 0."""
+    """Draw A_E, A_S and A as bars for each step of the page's group."""
     steps = steps_of_page()
     sheet = Sheet(
         "What the two comparisons add up to",
@@ -90,9 +90,9 @@ def draw_sum(path: Path) -> None:
     )
     bottom = 58 + 28 * len(steps)
     heads = (("A_E", "episodes"), ("A_S", "steps"), ("A", "½ A_E + ½ A_S"))
-    for x, (name, told) in zip(BARS, heads, strict=True):
+    for x, (name, text) in zip(BARS, heads, strict=True):
         sheet.text(x + 14, 24, name, "bold", "middle")
-        sheet.text(x + 14, 41, told, "soft small", "middle")
+        sheet.text(x + 14, 41, text, "soft small", "middle")
         sheet.path([(x, 50), (x, bottom)], "grid")
     for row, step in enumerate(steps):
         y = 58 + 28 * row
@@ -106,7 +106,7 @@ def draw_sum(path: Path) -> None:
 
 
 def _bar(sheet: Sheet, x: float, y: float, value: float) -> None:
-    """A bar about 0 at `x`, its figure on the side where no bar is."""
+    """Draw a bar from 0 at `x`, with its value on the opposite side."""
     length = SCALE * min(abs(value), REACH)
     kind = "blue strong" if value > 0 else "orange strong"
     sheet.rect(x if value > 0 else x - length, y + 2, length, 17, kind, 2)

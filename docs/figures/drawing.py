@@ -1,8 +1,8 @@
-"""A sheet to draw on: SVG with text as text, on a ground of its own, in colours for light and for dark.
+"""SVG images with selectable text, a background, and colors for light and dark mode.
 
-A sheet is 440 wide, so that 14 units of text can be read where a phone shows it at 360 pixels. Ink, ground and fills
-follow the reader's setting; where a viewer ignores that, the light ones stand on their own light ground. Colours are
-Okabe and Ito's, which colour-blind eyes tell apart, and nothing is told by colour alone.
+An image is 440 units wide, so that text of 14 units is readable on a phone with 360 pixels. Text, background and fills
+follow the reader's color scheme; viewers without support show the light colors. Colors are from the Okabe–Ito palette,
+which is safe for color-blind readers, and no information is in color alone.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ text{fill:#1c2430}.ground{fill:#fff;stroke:#d5dae1}.soft{fill:#5a6472}.small{fon
 
 
 def number(value: float) -> str:
-    """A coordinate, with one decimal at most."""
+    """Format a coordinate with at most one decimal."""
     return f"{round(value, 1) + 0.0:g}"
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """A figure as text, with its sign; zero has none."""
+    """Format a number with its sign; zero has none."""
     rounded = round(value, digits)
     return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else "0"
 
 
 class Sheet:
-    """A picture that grows downwards by what is drawn on it.
+    """An SVG image that collects drawn elements.
 
     Args:
         title: what it shows, in a few words.
@@ -52,40 +52,40 @@ class Sheet:
         self.parts: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, kind: str = "box", radius: float = 5) -> None:
-        """A box; `kind` names its colour."""
+        """Draw a box; `kind` is its color."""
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         self.parts.append(f'<rect class="{kind}" {place} rx="{number(radius)}"/>')
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
-        """Words on a line whose foot is at `y`."""
+        """Draw text with its baseline at `y`."""
         looks = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
         self.parts.append(f'<text x="{number(x)}" y="{number(y)}"{looks}>{escape(words, quote=False)}</text>')
 
     def lines(self, x: float, y: float, texts: Iterable[str], kind: str = "", anchor: str = "start") -> None:
-        """Several lines of words, one below the other."""
+        """Draw several lines of text."""
         for place, words in enumerate(texts):
             self.text(x, y + 17 * place, words, kind, anchor)
 
     def labelled(self, box: Sequence[float], words: str, kind: str = "box", text: str = "") -> None:
-        """A box with words in its middle; a line break parts two lines."""
+        """Draw a box with centered text; a line break separates two lines."""
         x, y, width, height = box
         self.rect(x, y, width, height, kind)
-        told = words.split("\n")
-        foot = y + height / 2 + 5 - 8.5 * (len(told) - 1)
-        self.lines(x + width / 2, foot, told, text, "middle")
+        rows = words.split("\n")
+        foot = y + height / 2 + 5 - 8.5 * (len(rows) - 1)
+        self.lines(x + width / 2, foot, rows, text, "middle")
 
     def path(self, points: Sequence[tuple[float, float]], kind: str = "line") -> None:
-        """A line through these points."""
-        told = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        self.parts.append(f'<polyline class="{kind}" points="{told}"/>')
+        """Draw a line through these points."""
+        coordinates = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+        self.parts.append(f'<polyline class="{kind}" points="{coordinates}"/>')
 
     def shape(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """What these points enclose."""
-        told = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        self.parts.append(f'<polygon class="{kind}" points="{told}"/>')
+        """Draw the polygon of these points."""
+        coordinates = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+        self.parts.append(f'<polygon class="{kind}" points="{coordinates}"/>')
 
     def arrow(self, *points: tuple[float, float], kind: str = "line") -> None:
-        """A line through these points with a head at its end; its last part is upright or level."""
+        """Draw an arrow through these points; its last segment is vertical or horizontal."""
         (x0, y0), (x, y) = points[-2:]
         dx, dy = (x > x0) - (x < x0), (y > y0) - (y < y0)
         self.path([*points[:-1], (x - 6 * dx, y - 6 * dy)], kind)
@@ -94,9 +94,9 @@ class Sheet:
         self.shape([(x, y), (foot_x + wing_x, foot_y + wing_y), (foot_x - wing_x, foot_y - wing_y)], "head")
 
     def write(self, path: Path, height: float) -> None:
-        """Put it down as a file of this height."""
+        """Write the image with this height."""
         size = f'viewBox="0 0 {WIDTH} {number(height)}" width="{WIDTH}" height="{number(height)}"'
-        told = f"<title>{escape(self.title)}</title><desc>{escape(self.description)}</desc>"
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{told}<style>{STYLE}</style>'
+        texts = f"<title>{escape(self.title)}</title><desc>{escape(self.description)}</desc>"
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{texts}<style>{STYLE}</style>'
         ground = f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{number(height - 1)}" rx="8"/>'
         path.write_text("\n".join([head, ground, *self.parts, "</svg>"]) + "\n", encoding="utf-8")

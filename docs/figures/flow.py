@@ -1,4 +1,4 @@
-"""The pictures of ways: from a task to a record, from records to a better policy, from a question to an estimator."""
+"""Figures of processes: from a task to a record, from records to a policy, and the choice of an estimator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAYER_NOTES = (
 
 
 def draw_architecture(path: Path) -> None:
-    """Tasks, episodes, scores, advantages, policy: what each is kept in, and which unit makes the next."""
+    """Draw tasks, episodes, scores, advantages and policy, with their files and units."""
     sheet = Sheet(
         "From a task to a better policy",
         "Tasks become episodes in agent, episodes become scores in reward_agent, scores become advantages in "
@@ -49,10 +49,10 @@ def draw_architecture(path: Path) -> None:
         sheet.text(70, y + 26, name, "bold")
         sheet.text(408, y + 26, kept, "code", "end")
         if place < len(BETWEEN):
-            unit, told = BETWEEN[place]
+            unit, text = BETWEEN[place]
             sheet.arrow((84, y + 40), (84, y + 96))
             sheet.text(98, y + 64, unit, "code bold")
-            sheet.text(98, y + 82, told, "small soft")
+            sheet.text(98, y + 82, text, "small soft")
     bottom = 16 + 4 * 96
     sheet.arrow((54, bottom + 20), (26, bottom + 20), (26, 92), (54 + 30, 92), kind="line dash")
     sheet.text(98, bottom + 62, "publish(version): the policy acts with its new weights", "small soft")
@@ -61,7 +61,7 @@ def draw_architecture(path: Path) -> None:
 
 
 def layers() -> list[list[str]]:
-    """Who may import whom, as the test says that guards it: lowest first."""
+    """Return the layers from the test that guards them, lowest first."""
     tree = ast.parse(HOUSE.read_text(encoding="utf-8"))
     found = next(
         node.value
@@ -73,7 +73,7 @@ def layers() -> list[list[str]]:
 
 
 def draw_layers(path: Path) -> None:
-    """The rows of units, the lowest at the foot."""
+    """Draw the layers, the lowest at the bottom."""
     rows = layers()
     sheet = Sheet(
         "Who may import whom",
@@ -81,11 +81,11 @@ def draw_layers(path: Path) -> None:
         + "; ".join(", ".join(row) for row in rows),
     )
     y = 14.0
-    for row, told in zip(reversed(rows), reversed(LAYER_NOTES), strict=True):
+    for row, text in zip(reversed(rows), reversed(LAYER_NOTES), strict=True):
         lines = _wrapped(row, 46)
         height = 32 + 17 * len(lines)
         sheet.rect(40, y, 386, height, "box")
-        sheet.text(52, y + 18, told, "small soft")
+        sheet.text(52, y + 18, text, "small soft")
         sheet.lines(52, y + 37, lines, "code")
         y += height + 8
     sheet.arrow((24, 20), (24, y - 12))
@@ -106,7 +106,7 @@ def _wrapped(units: list[str], most: int) -> list[str]:
 
 
 def draw_episode(path: Path) -> None:
-    """From a task to the record of one episode, its tracks, and what is joined to it."""
+    """Draw the way from a task to the record of an episode, its tracks, scores and credit."""
     sheet = Sheet(
         "What an episode is",
         "A task, a sample of it and a policy give an episode: an observation, then action after action with a reward "
@@ -134,7 +134,7 @@ VIEWS = {"messages": "the chat, once", "tokens": "as sampled", "steps": "StepDat
 
 
 def _tracks(sheet: Sheet) -> None:
-    """T + 1 observations and infos, T actions and rewards, and the end."""
+    """Draw T + 1 observations and infos, T actions and rewards, and the end."""
     for t in range(3):
         x = 26 + t * 128
         sheet.labelled((x, 112, 58, 44), f"obs. {t}\ninfo {t}", "box", "small")
@@ -157,7 +157,7 @@ QUESTIONS = (
 
 
 def draw_choosing(path: Path) -> None:
-    """Four questions from above, each with a way out to an estimator."""
+    """Draw the decision tree of four questions to an estimator."""
     sheet = Sheet(
         "Which estimator",
         "Without several actions in an episode rloo or grpo; where episodes meet in the same states gigpo; with a "
@@ -179,7 +179,7 @@ def draw_choosing(path: Path) -> None:
 
 
 def draw_lookback(path: Path) -> None:
-    """The chunks of the page: which steps each has, which it only looks back at, and how those are counted."""
+    """Draw the page's chunks with their steps, lookback steps and indices."""
     names = names_until("episodes.md", "second")
     whole, chunk = names["first"], names["second"]
     back = chunk.actions.lookback

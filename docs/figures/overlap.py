@@ -1,4 +1,4 @@
-"""The timeline of asynchronous rewards: what the simulation on the page says that runs when."""
+"""Figure of asynchronous rewards: the timeline of the page's simulation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = (1, 2)
 
 
 def draw_overlap(path: Path) -> None:
-    """Two steps of each schedule on one scale: the machine's work, its waiting, and the calls in flight."""
+    """Draw two steps of each schedule: the machine's work, its waits, and concurrent calls."""
     overlap = names_until("overlap.md", "overlap")["overlap"]
     sheet = Sheet(
         "What runs when, under four schedules",
@@ -34,9 +34,9 @@ def draw_overlap(path: Path) -> None:
     for place, (schedule, result) in enumerate(overlap.results.items()):
         y = TOP + place * LANE
         begin, end = spans[schedule]
-        told = f"{result.makespan_s / overlap.settings.steps:.1f} s a step"
+        text = f"{result.makespan_s / overlap.settings.steps:.1f} s a step"
         sheet.text(LEFT, y, schedule.value, "bold")
-        sheet.text(RIGHT, y, told, "soft", "end")
+        sheet.text(RIGHT, y, text, "soft", "end")
         _machine(sheet, y + 8, result, (begin, end), scale)
         slots = min(overlap.settings.max_concurrency, overlap.settings.calls_per_step)
         _calls(sheet, y + 62, result, (begin, end), scale, slots)
@@ -56,13 +56,13 @@ def _legend(sheet: Sheet) -> None:
 
 
 def _span(result: Any) -> tuple[float, float]:
-    """When the first of the shown steps begins, and the last ends."""
+    """Return the start of the first shown step and the end of the last."""
     ends = result.step_ends_s
     return ends[STEPS[0] - 1], ends[STEPS[-1]]
 
 
 def _machine(sheet: Sheet, y: float, result: Any, span: tuple[float, float], scale: float) -> None:
-    """What the machine does, one box for each stretch; the number in a box is the step it is done for."""
+    """Draw the machine's work, a box for each interval with the number of its step."""
     begin, end = span
     sheet.rect(LEFT, y, (end - begin) * scale, 24, "grid", 2)
     for item in result.intervals:
@@ -76,7 +76,7 @@ def _machine(sheet: Sheet, y: float, result: Any, span: tuple[float, float], sca
 
 
 def _calls(sheet: Sheet, foot: float, result: Any, span: tuple[float, float], scale: float, slots: int) -> None:
-    """How many reward calls are in flight, as a hill upon its foot."""
+    """Draw the number of concurrent reward calls as an area."""
     begin, end = span
     times = np.linspace(begin, end, PLACES + 1)
     starts = np.concatenate([batch.begins_C for batch in result.batches])
@@ -90,7 +90,7 @@ def _calls(sheet: Sheet, foot: float, result: Any, span: tuple[float, float], sc
 
 
 def _seconds(sheet: Sheet, y: float, longest: float, scale: float) -> None:
-    """The axis."""
+    """Draw the axis."""
     sheet.path([(LEFT, y), (RIGHT, y)], "line")
     for second in range(0, int(longest) + 1, 50):
         x = LEFT + second * scale

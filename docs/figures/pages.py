@@ -1,4 +1,4 @@
-"""What a page computes, for the pictures on it: a figure shows the numbers of the program that stands beside it."""
+"""Execution of the code blocks of a page, for figures that show their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONCEPTS = Path(__file__).parents[1] / "concepts"
 
 
 def names_until(page: str, wanted: str) -> dict[str, Any]:
-    """The names of the Python blocks of a page of concepts, up to the block that makes the one that is wanted.
+    """Run the Python blocks of a concept page up to the one that defines `wanted`, and return their names.
 
     Raises:
         KeyError: no block makes it.
@@ -24,4 +24,4 @@ def names_until(page: str, wanted: str) -> dict[str, Any]:
             exec(compile(code, page, "exec"), names)  # noqa: S102 - our own pages
         if wanted in names:
             return names
-    raise KeyError(f"no block of {page} makes {wanted!r}")
+    raise KeyError(f"no block of {page} defines {wanted!r}")

@@ -1,4 +1,4 @@
-"""The pictures of statistics: intervals that hold the truth or miss it, and how pass@k and pass^k part."""
+"""Figures of statistics: coverage of intervals, and pass@k compared with pass^k."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEFT, WIDE, FOOT, TALL = 46, 360, 236, 190
 
 
 def draw_intervals(path: Path) -> None:
-    """Thirty evaluations, each with its interval by sample and with the one that takes rollouts for independent."""
+    """Draw intervals of thirty evaluations, clustered by sample and with rollouts assumed independent."""
     names = names_until("statistics.md", "evaluation")
     mean_interval, truth = names["mean_interval"], names["TRUTH"]
     sheet = Sheet(
@@ -44,12 +44,12 @@ def draw_intervals(path: Path) -> None:
 
 
 def _along(value: float) -> float:
-    """Where a mean lies in a panel, which shows 0.2 to 0.65."""
+    """Return the position of a mean in a panel from 0.2 to 0.65."""
     return (value - 0.2) / 0.45 * 192
 
 
 def draw_passes(path: Path) -> None:
-    """The two curves of the page."""
+    """Draw the two curves of the page."""
     curves = names_until("statistics.md", "curves")["curves"]
     sheet = Sheet(
         "pass@k and pass^k",

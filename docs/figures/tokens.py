@@ -1,4 +1,4 @@
-"""The picture of one training row: tokens, masks, log-probabilities and advantages, aligned."""
+"""Figure of a training row: aligned tokens, masks, log-probabilities and advantages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from figures.pages import names_until
 
 LEFT, COLUMN, ROW, TOP = 132, 43, 27, 92
 SPANS = ((0, 2, "prompt", "box"), (2, 4, "action 1", "blue"), (4, 6, "observed", "box"), (6, 7, "act. 2", "blue"))
-TOLD = {
+DESCRIPTIONS = {
     "input_ids": "token ids",
     "attention_mask": "not padding",
     "completion_mask": "from action 1 on",
@@ -23,7 +23,7 @@ TOLD = {
 
 
 def draw_tokens(path: Path) -> None:
-    """A row of the page's batch as a table whose columns are tokens."""
+    """Draw a row of the page's batch as a table with tokens as columns."""
     batch = names_until("tokens.md", "rows")["rows"].batch
     sheet = Sheet(
         "One row of tokens",
@@ -38,19 +38,19 @@ def draw_tokens(path: Path) -> None:
     sheet.text(LEFT + 3 * COLUMN, 62, "sampled", "soft small", "middle")
     sheet.text(LEFT + 5 * COLUMN, 62, "given", "soft small", "middle")
     sheet.text(LEFT + 6.5 * COLUMN, 62, "sampled", "soft small", "middle")
-    for place, (key, told) in enumerate(TOLD.items()):
-        _row(sheet, TOP + place * (ROW + 11), key, told, batch[key][0].tolist())
-    bottom = TOP + len(TOLD) * (ROW + 11)
+    for index, (key, description) in enumerate(DESCRIPTIONS.items()):
+        _row(sheet, TOP + index * (ROW + 11), key, description, batch[key][0].tolist())
+    bottom = TOP + len(DESCRIPTIONS) * (ROW + 11)
     sheet.path([(LEFT + 2 * COLUMN, 48), (LEFT + 2 * COLUMN, bottom - 16)], "line dash")
     sheet.write(path, bottom - 6)
 
 
-def _row(sheet: Sheet, y: float, key: str, told: str, values: list[Any]) -> None:
-    """One array: its name, what it says, and a cell for each token, coloured where it says something."""
+def _row(sheet: Sheet, y: float, key: str, description: str, values: list[Any]) -> None:
+    """Draw an array: its name, its description, and a cell for each token, colored unless empty."""
     sheet.text(14, y, key, "code")
-    sheet.text(14, y + 14, told, "soft small")
-    for place, value in enumerate(values):
-        x = LEFT + COLUMN * place
+    sheet.text(14, y + 14, description, "soft small")
+    for index, value in enumerate(values):
+        x = LEFT + COLUMN * index
         kind = "box" if key == "input_ids" else "blue" if value > 0 else "orange" if value < 0 else "grid"
         if key == "logprobs" and value:
             kind = "violet"

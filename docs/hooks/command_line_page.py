@@ -26,7 +26,7 @@ logs to standard error, and `-vv` logs more; `-h` or `--help` shows the help.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     verbs = table(
         ["Command", "Purpose"], [(f"[`reward-kit {verb}`](#{verb})", inline(text)) for verb, text in VERBS.items()]
     )
@@ -41,7 +41,7 @@ def page() -> str:
 
 
 def _sections(command: click.Command, context: click.Context, depth: int) -> Iterator[str]:
-    """A verb, and below it the verbs that it has itself."""
+    """Yield the sections of a command and its subcommands."""
     words = context.command_path
     yield f"\n{'#' * depth} {words} {{ #{'-'.join(words.split()[1:])} }}\n"
     yield from _described(command)
@@ -60,7 +60,7 @@ def _sections(command: click.Command, context: click.Context, depth: int) -> Ite
 
 
 def _described(command: click.Command) -> Iterator[str]:
-    """What the help says: paragraphs, then examples as commands."""
+    """Yield the help text: paragraphs, then examples."""
     for paragraph in (command.help or "").replace("\b\n", "").split("\n\n"):
         text = paragraph.strip()
         if not _EXAMPLES.match(text):
@@ -71,7 +71,7 @@ def _described(command: click.Command) -> Iterator[str]:
 
 
 def _row(param: click.Parameter, context: click.Context) -> tuple[str, str, str] | None:
-    """The line of an option; arguments stand in the usage, and `-v` and `-h` are those of every verb."""
+    """Return the row of an option; arguments are in the usage, `-v` and `-h` are common to all commands."""
     if not isinstance(param, click.Option) or param.hidden or param.name in ("verbose", "help"):
         return None
     record = param.get_help_record(context)
@@ -84,7 +84,7 @@ def _row(param: click.Parameter, context: click.Context) -> tuple[str, str, str]
         text += " Required."
     names = ", ".join(code(name) for name in _names(record[0]))
     if isinstance(param.type, click.Choice):
-        # They would make the first column wider than a phone.
+        # Otherwise the first column would be wider than a phone.
         names = names.replace(code(f" {param.make_metavar(context)}").strip("`"), "")
         text += f" One of {', '.join(code(str(word)) for word in param.type.choices)}."
     variable = code(_variable(param, context))
@@ -92,12 +92,12 @@ def _row(param: click.Parameter, context: click.Context) -> tuple[str, str, str]
 
 
 def _names(record: str) -> list[str]:
-    """The names of an option as its help has them, the last one with what it takes."""
+    """Return the names of an option as in its help, the last one with its metavar."""
     return re.split(r", (?=-)| / (?=-)", record)
 
 
 def _variable(option: click.Option, context: click.Context) -> str:
-    """The environment variable that stands for an option."""
+    """Return the environment variable of an option."""
     if option.envvar:
         return option.envvar if isinstance(option.envvar, str) else next(iter(option.envvar))
     prefix = context.auto_envvar_prefix

@@ -40,7 +40,7 @@ failure class, message and your own frames of the traceback, and the episode is 
 
 
 class ErrorType(NamedTuple):
-    """A type of errors, as the source has it."""
+    """An error type, as found in the source."""
 
     name: str
     module: str
@@ -51,7 +51,7 @@ class ErrorType(NamedTuple):
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     found = error_types()
     own = [one for one in found.values() if one.module == _HOME and one.name != "RewardKitError"]
     finer = [one for one in found.values() if one.module != _HOME]
@@ -75,7 +75,7 @@ def _section(one: ErrorType, found: dict[str, ErrorType]) -> Iterator[str]:
 
 
 def _reasons() -> Iterator[str]:
-    """The classes, kinds and reasons, each a table of its values."""
+    """Yield a table of values for each enum of classes, kinds and reasons."""
     yield "\n## Failure classes { #failure-classes }\n"
     classes = [(code(name), inline(errors.CLASS_MEANINGS[name])) for name in get_args(errors.FailureClass)]
     yield table(["Class", "Meaning and fix"], classes)
@@ -101,7 +101,7 @@ def _reasons() -> Iterator[str]:
 
 @cache
 def error_types() -> dict[str, ErrorType]:
-    """Every public type of errors of the package by its name, those of `reward_kit.errors` first."""
+    """Return all public error types of the package by name, those of `reward_kit.errors` first."""
     classes = [one for path in sorted(PACKAGE.rglob("*.py")) for one in _classes(path)]
     found: dict[str, ErrorType] = {"RewardKitError": next(one for one in classes if one.name == "RewardKitError")}
     while further := [one for one in classes if one.name not in found and found.keys() & set(one.bases)]:
@@ -128,7 +128,7 @@ def _classes(path: Path) -> Iterator[ErrorType]:
 
 
 def inherited(one: ErrorType, name: str, found: dict[str, ErrorType]) -> str | int:
-    """A value of a type, or of the nearest base that has one."""
+    """Return an attribute of a type or of its nearest base that has it."""
     value: str | int | None = getattr(one, name)
     if value is not None:
         return value
@@ -137,7 +137,7 @@ def inherited(one: ErrorType, name: str, found: dict[str, ErrorType]) -> str | i
 
 
 def members(kind: type, path: str) -> dict[str, str]:
-    """The values of an enum with the docstrings that stand below its members.
+    """Return the values of an enum with the docstrings of its members.
 
     Args:
         kind: the enum.

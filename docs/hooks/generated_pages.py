@@ -1,4 +1,4 @@
-"""The pages of the site that no file holds: made while it is built, from the program and the repository."""
+"""Pages that are generated from the program and the repository during the build."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAKERS: dict[str, Callable[[], str]] = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages, as if each were a file of the docs."""
+    """Add the generated pages to the files of the docs."""
     for uri, make in MAKERS.items():
         files.append(File.generated(config, uri, content=make()))
     return files

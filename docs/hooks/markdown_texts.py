@@ -1,4 +1,4 @@
-"""What the generated pages are written with: texts of the program as Markdown, and tables."""
+"""Markdown helpers of the generated pages: inline text and tables."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def inline(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A word as code, in a cell of a table too; "" stays."""
+    """Format a word as code, also in table cells; leave "" as is."""
     return f"`{text}`".replace("|", r"\|") if text else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already; columns that are empty in every row are left out.
+    """Format a table of Markdown cells; columns that are empty in every row are omitted.
 
     Args:
         head: the names of the columns.
@@ -44,7 +44,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a full stop where it has none, and a capital where it begins with an ordinary word."""
+    """Add a missing full stop, and capitalize unless the text starts with a name."""
     text = text.strip()
     if re.match(r"[a-z]+(?:[ ,;:']|$)", text):
         text = text[0].upper() + text[1:]

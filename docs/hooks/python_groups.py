@@ -1,4 +1,4 @@
-"""What the Python reference shows, by need. A package stands for the names of its `__all__`, a file for its own."""
+"""Groups of the Python reference. A package stands for the names in its `__all__`, a file for its own names."""
 
 from __future__ import annotations
 

@@ -37,17 +37,17 @@ class Name(NamedTuple):
 
     @property
     def path(self) -> str:
-        """As mkdocstrings finds it."""
+        """The identifier for mkdocstrings."""
         return f"{self.module}.{self.name}"
 
 
 def uri_of(group: Group) -> str:
-    """The address of a group's page within the docs."""
+    """Return the address of a group's page in the docs."""
     return f"reference/python/{group.slug}.md"
 
 
 def index_page() -> str:
-    """The names of all groups, each with its first line and a link."""
+    """Return the index: the names of all groups with their first lines and links."""
     own = set(reward_kit.__all__)
     parts = [_INTRO]
     for group in GROUPS:
@@ -61,7 +61,7 @@ def index_page() -> str:
 
 
 def group_page(group: Group) -> str:
-    """The page of a group. What another page of the docs shows already is linked, as one place has to be its home."""
+    """Return the page of a group. Names documented on other pages are linked, since each needs a single location."""
     elsewhere = shown_elsewhere()
     parts = [f"# {group.title}\n\n{group.intro}\n"]
     for heading, names in names_of(group).items():
@@ -74,19 +74,19 @@ def group_page(group: Group) -> str:
 
 
 def shown_elsewhere() -> set[str]:
-    """What the files of the docs show by directives of their own."""
+    """Return the names that pages of the docs document by directives."""
     texts = (path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md")))
     return {path for text in texts for path in _DIRECTIVE.findall(text)}
 
 
 def names_of(group: Group) -> dict[str, list[Name]]:
-    """The names below each heading of a group."""
+    """Return the names of each heading of a group."""
     return _all_names()[group.slug]
 
 
 @cache
 def _all_names() -> dict[str, dict[str, list[Name]]]:
-    """Of each group by heading; a name that a group before it has, or a heading before it, is not repeated."""
+    """Return the names of each group by heading, each name only once."""
     seen: dict[str, Name] = {}
     found: dict[str, dict[str, list[Name]]] = {}
     for group in GROUPS:
@@ -100,7 +100,7 @@ def _all_names() -> dict[str, dict[str, list[Name]]]:
 
 
 def expanded(source: str) -> Iterator[Name]:
-    """The names that a source of a group stands for."""
+    """Yield the names of a group's source."""
     module, _, name = source.partition(":")
     tree = _tree(module)
     if name:
@@ -114,7 +114,7 @@ def expanded(source: str) -> Iterator[Name]:
 
 
 def _named(module: str, name: str) -> Name:
-    """The name where it is defined, which may be behind further imports."""
+    """Return the name at its definition, following imports."""
     body = _tree(module).body
     # Backwards, as the overloads of a function come before it.
     for node, after in reversed(list(zip(body, [*body[1:], None], strict=True))):
@@ -137,7 +137,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _exported(tree: ast.Module) -> list[str]:
-    """What `__all__` lists, also where it is made of the table of lazy names."""
+    """Return the names in `__all__`, also if built from the table of lazy names."""
     lists = {
         target.id: node.value
         for node in tree.body
@@ -157,7 +157,7 @@ def _exported(tree: ast.Module) -> list[str]:
 
 @cache
 def _homes(module: str) -> dict[str, str]:
-    """From which module each imported name comes, imports for type checkers included."""
+    """Return the module of each imported name, including imports for type checkers."""
     return {
         alias.asname or alias.name: node.module
         for node in ast.walk(_tree(module))

@@ -16,13 +16,13 @@ _ELSEWHERE = re.compile(r"[a-z]+:|#|/")
 
 
 def sources() -> dict[str, Path]:
-    """The file behind each of these pages."""
+    """Return the source file of each page."""
     notes = sorted((ROOT / "development").rglob("*.md"))
     return {"releases.md": ROOT / "CHANGELOG.md", **{path.relative_to(ROOT).as_posix(): path for path in notes}}
 
 
 def page(uri: str) -> str:
-    """A page of this address within the docs.
+    """Return the page at this address in the docs.
 
     Args:
         uri: such as `development/sandbox.md`.
@@ -50,7 +50,7 @@ def _rewritten(text: str, source: Path, uri: str) -> str:
 
 
 def address(path: str) -> str | None:
-    """Where the site shows a file of the repository, from the top of the docs; None where it does not.
+    """Return the page of a repository file relative to the docs, or None without one.
 
     Args:
         path: of the file, from the top of the repository.

@@ -58,17 +58,17 @@ _MANY = 4
 
 
 def task_page() -> str:
-    """The page of the task file."""
+    """Return the page of the task file."""
     return _page(_TASK, json.loads(task_schema()))
 
 
 def train_page() -> str:
-    """The page of the train file."""
+    """Return the page of the train file."""
     return _page(_TRAIN, json.loads(train_schema()))
 
 
 class _Block(NamedTuple):
-    """A mapping within the file: where it stands, and what is known of it."""
+    """A mapping in the file: its path and its schema."""
 
     path: str
     schema: Schema
@@ -86,7 +86,7 @@ def _page(intro: str, schema: Schema) -> str:
 
 
 def _section(block: _Block, root: Schema) -> Iterator[str]:
-    """The heading, the sentence and the table of a block."""
+    """Yield the heading, description and table of a block."""
     if block.path:
         yield f"## `{block.path}` {{ #{anchor(block.path)} }}\n"
         yield sentence(inline(block.schema.get("description", ""))) + "\n"
@@ -123,7 +123,7 @@ def _default(key: Schema, root: Schema) -> str:
 
 
 def _type(key: Schema, root: Schema) -> str:
-    """What may be written, in words."""
+    """Return the accepted type in words."""
     words = [_type_of(one, root) for one in _ways(key, root)]
     return " or ".join(dict.fromkeys(word for word in words if word)) or "anything"
 
@@ -150,7 +150,7 @@ def _plural(word: str) -> str:
 
 
 def _ways(key: Schema, root: Schema) -> list[Schema]:
-    """The ways in which a key may be written, null left out, references followed."""
+    """Return the alternatives of a key, without null, with references resolved."""
     found = []
     for one in key.get("anyOf", [key]):
         while "$ref" in one:
@@ -166,7 +166,7 @@ def _blocks_within(block: _Block, root: Schema) -> Iterator[_Block]:
 
 
 def _with_keys(path: str, key: Schema, root: Schema) -> Iterator[_Block]:
-    """The blocks with keys of their own that a key may hold: itself, or each item of a list or of a mapping."""
+    """Yield the blocks of a key: itself, or the items of a list or mapping."""
     for one in _ways(key, root):
         if one.get("properties"):
             yield _Block(path, one)
@@ -177,5 +177,5 @@ def _with_keys(path: str, key: Schema, root: Schema) -> Iterator[_Block]:
 
 
 def anchor(path: str) -> str:
-    """Where a block of this path stands on its page."""
+    """Return the anchor of a block on its page."""
     return path.replace("[]", "").replace(".", "-").lower()

@@ -1,9 +1,9 @@
-"""Makes `warm_start/`: a tokenizer of the household's words, a small decoder, and what it learned from a searcher.
+"""Make `warm_start/`: a tokenizer of the household's words and a small decoder trained on demonstrations of a searcher.
 
     python examples/alfworld_household/make_warm_start.py
 
-The searcher's episodes are of training problems, none of which is in the rooms that the agent is measured in. Many of
-its commands are slips, so that the model also sees what a detour looks like and how it ends; it is taught none of them.
+The demonstrations are of training problems, which share no room with the evaluation problems. Many commands are random,
+so that the model also sees detours and how to recover from them; they are not part of the loss.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ HERE = Path(__file__).parent
 CONTEXT = 1024
 COMMANDS = 30
 SLIPS = 0.4
-"""The share of commands that are drawn at random."""
+"""Share of random commands."""
 
 MOST_OF_A_TYPE = 3
-"""Things of one type in one house."""
+"""Maximum number of objects of one type in a house."""
 
 VERBS = ("go", "take", "move", "clean", "heat", "cool", "slice", "use", "examine", "open", "close")
 
 UNITS = [rf"(?:{'|'.join(VERBS)}) [a-z]+ \d+", r"[a-z]+ \d+"]
-"""A command is one token, and so is a thing: what is asked for has to be found among commands, not spelt."""
+"""Commands and objects are single tokens, so the model selects a command instead of spelling it."""
 
 SFT = SFTConfig(
     max_tokens_per_batch=1_500,  # about 16 episodes
@@ -69,7 +69,7 @@ DROPPED = [
     r"(?m)-= Welcome.*?you see ",
     r"(?m)Available commands:.*",
     r"Your task is to: ",
-    # What was done stands in the command, and where it was done in the one before.
+    # The command already contains the action, and the one before it the receptacle.
     r"You (?:arrive at|pick up|move|clean|heat|cool|open|close|turn on|sliced) [^.]*\.",
     r"On the [a-z]+ \d+, you see ",
     r"The [a-z]+ \d+ is open\. In it, you see ",
@@ -78,18 +78,17 @@ DROPPED = [
     rf"(?i)\b(?:{'|'.join(_IDLE.split())})\b ?",
     r"[^\w\s]",
 ]
-"""What observations and commands can do without."""
+"""Patterns that are removed from observations and commands."""
 
 
 class Searcher:
-    """Does what the expert does, but for what nobody can know: it has to look for things.
+    """An expert that has to search for objects.
 
-    The expert knows where everything is. To imitate it is to learn to guess; who looks where nobody looked before, in
-    places where such a thing may be, one after another in the order in which the room was told of, shows how it is
-    found, and can be imitated.
+    The expert knows where everything is, so a model that imitates it learns to guess. The searcher visits unseen
+    receptacles that may hold the object, in the order of the room description, which can be imitated.
 
     Args:
-        engine: the game, which the searcher reads and does not play.
+        engine: the game, which the searcher reads but does not step.
     """
 
     def __init__(self, engine: HouseholdEngine) -> None:
@@ -97,7 +96,7 @@ class Searcher:
         self._kinds = [item.type for item in engine.tables.receptacles]
 
     def command(self) -> str:
-        """What it would do now."""
+        """Return the next command."""
         engine, tables = self._engine, self._engine.tables
         if engine.at >= 0 and engine.is_open(engine.at):
             self._seen.add(engine.at)
@@ -113,22 +112,22 @@ class Searcher:
         return tables.go[self._next(looks_for_lamp)]
 
     def _next(self, looks_for_lamp: bool) -> int:
-        """The next place behind this one that was not seen yet, of a type that may have it if there is such a one."""
+        """Return the next unseen receptacle, preferably of a type that may hold the object."""
         here, count = self._engine.at, len(self._kinds)
-        round_trip = [(here + 1 + step) % count for step in range(count)]
-        unseen = [place for place in round_trip if place not in self._seen and place != here]
+        order = [(here + 1 + step) % count for step in range(count)]
+        unseen = [place for place in order if place not in self._seen and place != here]
         return next((place for place in unseen if self._may_be_at(self._kinds[place], looks_for_lamp)), unseen[0])
 
     def _may_be_at(self, place: str, looks_for_lamp: bool) -> bool:
-        """Whether what is looked for may be in or on places of this type, but for where the goal wants it."""
-        asked = self._engine.tables.problem
+        """Return whether receptacles of this type, except the destination, may hold the object."""
+        problem = self._engine.tables.problem
         if looks_for_lamp:
-            return place in domain.LAMP_PLACES[asked.destination]
-        return domain.can_hold(place, asked.target) and place != asked.destination
+            return place in domain.LAMP_PLACES[problem.destination]
+        return domain.can_hold(place, problem.target) and place != problem.destination
 
 
 class Act(NamedTuple):
-    """One command of a demonstration: what could be done, what was, whether by mistake, and what the game said."""
+    """A step of a demonstration: admissible commands, the command, whether it is random, and the observation."""
 
     choices: tuple[str, ...]
     command: str
@@ -136,9 +135,9 @@ class Act(NamedTuple):
     answer: str
 
 
-def demonstration(asked: Problem, draws: random.Random, slips: float = SLIPS) -> list[Act]:
-    """What the searcher does in one problem until it is done, at most `COMMANDS` commands."""
-    engine, acts = HouseholdEngine(asked), list[Act]()
+def demonstration(problem: Problem, draws: random.Random, slips: float = SLIPS) -> list[Act]:
+    """Return the searcher's steps in a problem until it is solved, at most `COMMANDS`."""
+    engine, acts = HouseholdEngine(problem), list[Act]()
     searcher = Searcher(engine)
     while len(acts) < COMMANDS and not engine.won():
         choices, is_slip, command = engine.spot.commands, draws.random() < slips, searcher.command()
@@ -149,12 +148,12 @@ def demonstration(asked: Problem, draws: random.Random, slips: float = SLIPS) ->
 
 
 def problems(count: int, seed: int, twos: float = 0.0) -> Iterator[Problem]:
-    """Training problems, the types in turn.
+    """Yield training problems of alternating types.
 
     Args:
-        count: how many.
-        seed: which.
-        twos: the share that is of two things whatever its turn.
+        count: number of problems.
+        seed: of the problems.
+        twos: share of additional problems with two objects.
     """
     draws = random.Random(f"types {seed}")
     for index in range(count):
@@ -162,10 +161,10 @@ def problems(count: int, seed: int, twos: float = 0.0) -> Iterator[Problem]:
 
 
 class Scribe:
-    """Writes demonstrations as rows, as `Demonstrations` does and in a tenth of the time.
+    """Converts demonstrations to rows, as `Demonstrations` does, in a tenth of the time.
 
-    This household says everything in short texts that come again and again, and it has one tool; so the ids of a text
-    and of a set of choices are looked up. `tests/test_household_agent.py` compares the rows.
+    Observations are short texts that repeat, and there is one tool, so the ids of texts and of sets of choices are
+    cached. `tests/test_household_agent.py` compares the rows.
 
     Args:
         tokenizer: of the household.
@@ -173,16 +172,16 @@ class Scribe:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer, self._texts, self._choices = tokenizer, dict[str, list[int]](), dict[tuple[str, ...], Ids]()
-        self._asked, self._end = tokenizer.convert_tokens_to_ids(["<|assistant|>", "<|end|>"])
+        self._start, self._end = tokenizer.convert_tokens_to_ids(["<|assistant|>", "<|end|>"])
 
     def rows(self, written: Sequence[tuple[Problem, list[Act]]]) -> TokenBatch:
-        """A row for each demonstration: (B,T) ids, masks of what is there and of what is taught, and the choices."""
-        made = [self._row(HouseholdEngine(asked).tables.introduction, acts) for asked, acts in written]
-        shape = (len(made), max(len(ids) for ids, _, _ in made))
+        """Return a row for each demonstration: (B,T) ids, attention and action masks, and allowed ids."""
+        parts = [self._row(HouseholdEngine(problem).tables.introduction, acts) for problem, acts in written]
+        shape = (len(parts), max(len(ids) for ids, _, _ in parts))
         ids_BT, real_BT, taught_BT = np.zeros(shape, np.int32), np.zeros(shape, np.int8), np.zeros(shape, np.int8)
-        allowed_B = np.empty(len(made), dtype=object)
+        allowed_B = np.empty(len(parts), dtype=object)
         ids_BT += np.int32(self._tokenizer.pad_token_id)
-        for row, (ids, places, sets) in enumerate(made):
+        for row, (ids, places, sets) in enumerate(parts):
             ids_BT[row, : len(ids)], real_BT[row, : len(ids)] = ids, 1
             taught_BT[row, places] = 1
             allowed_B[row] = AllowedIds.shared(places, range(len(places)), sets)
@@ -190,15 +189,15 @@ class Scribe:
         return TokenBatch(batch, {"allowed_ids": allowed_B}, {"padding": "right"})
 
     def _row(self, introduction: str, acts: Sequence[Act]) -> tuple[list[int], list[int], list[Ids]]:
-        """The ids up to the last command that is taught, the places of those that are, and what was open there."""
-        ids, places, sets, stop = [*self._ids(introduction), self._asked], list[int](), list[Ids](), 0
+        """Return the ids up to the last target, the positions of targets, and the allowed ids at each."""
+        ids, places, sets, stop = [*self._ids(introduction), self._start], list[int](), list[Ids](), 0
         for act in acts:
             (token,) = self._ids(act.command)
             if not act.is_slip:
                 places += [len(ids), len(ids) + 1]
                 sets += [self._allowed(act.choices), np.array([self._end], dtype=np.int32)]
                 stop = len(ids) + 2
-            ids += [token, self._end, *self._ids(act.answer), self._asked]
+            ids += [token, self._end, *self._ids(act.answer), self._start]
         return ids[:stop], places, sets
 
     def _ids(self, text: str) -> list[int]:
@@ -218,14 +217,14 @@ class Scribe:
 def demonstrations(
     tokenizer: PreTrainedTokenizerFast, count: int, *, seed: int, twos: float = 0.0, slips: float = SLIPS
 ) -> TokenBatch:
-    """Rows of so many demonstrations; one in which every command was a slip is left out."""
+    """Return rows of `count` demonstrations, without those that consist of random commands only."""
     draws = random.Random(f"slips {seed}")
-    played = [(asked, demonstration(asked, draws, slips)) for asked in problems(count, seed, twos)]
+    played = [(problem, demonstration(problem, draws, slips)) for problem in problems(count, seed, twos)]
     return Scribe(tokenizer).rows([one for one in played if not all(act.is_slip for act in one[1])])
 
 
 def words() -> Iterator[str]:
-    """Everything that a household may hold, ask for and allow."""
+    """Yield all objects, receptacles and commands of the household."""
     most: dict[str, int] = dict.fromkeys(domain.LAMPS.union(*domain.ROOM_OBJECTS.values()), MOST_OF_A_TYPE)
     places: dict[str, int] = {}
     for room in domain.ROOMS.values():
@@ -244,7 +243,7 @@ def words() -> Iterator[str]:
 
 
 def household_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that knows every word of the household."""
+    """Return a tokenizer with all words of the household."""
     return build_tokenizer(
         texts(),
         words=words(),
@@ -257,15 +256,15 @@ def household_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def texts() -> Iterator[str]:
-    """What the household says to somebody who does anything and to somebody who knows what to do."""
+    """Yield observations of mostly random and of mostly correct commands."""
     draws = random.Random("texts")
-    for number, asked in enumerate(problems(300, seed=0)):
-        yield HouseholdEngine(asked).tables.introduction
-        yield from (act.answer for act in demonstration(asked, draws, slips=1.0 if number % 2 else 0.2))
+    for number, problem in enumerate(problems(300, seed=0)):
+        yield HouseholdEngine(problem).tables.introduction
+        yield from (act.answer for act in demonstration(problem, draws, slips=1.0 if number % 2 else 0.2))
 
 
 def small_llama(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """A Llama of 0.5M parameters. Its weights begin wider than is usual, which one so narrow needs."""
+    """Return a Llama of 0.5M parameters, initialized with a larger standard deviation, which narrow models need."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -285,29 +284,29 @@ def small_llama(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausal
 
 
 def main() -> None:
-    """Make the folder."""
+    """Train the model and write the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "warm_start", help="the folder to write")
     parser.add_argument("--episodes", type=int, default=32_000, help="demonstrations")
-    parser.add_argument("--twos", type=float, default=0.0, help="the share of extra problems of two things")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random")
-    given = parser.parse_args()
-    torch.set_num_threads(1)  # of a model this small a second thread makes nothing quicker
+    parser.add_argument("--twos", type=float, default=0.0, help="share of additional problems with two objects")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # a second thread does not speed up a model this small
     began = time.process_time()
     tokenizer = household_tokenizer()
-    model = small_llama(tokenizer, given.seed)
-    compose_embeddings(model, tokenizer, seed=given.seed)
+    model = small_llama(tokenizer, options.seed)
+    compose_embeddings(model, tokenizer, seed=options.seed)
     print(f"{len(tokenizer)} tokens; {describe(model)}")
-    rows = demonstrations(tokenizer, given.episodes, seed=given.seed, twos=given.twos)
-    print(f"{len(rows)} demonstrations after {time.process_time() - began:.0f} s of processor time", flush=True)
+    rows = demonstrations(tokenizer, options.episodes, seed=options.seed, twos=options.twos)
+    print(f"{len(rows)} demonstrations after {time.process_time() - began:.0f} s of CPU time", flush=True)
 
-    def tell(progress: SFTProgress) -> None:
+    def report(progress: SFTProgress) -> None:
         if progress.step % 100 == 0 or progress.step == progress.steps:
             print(f"step {progress.step}/{progress.steps}  loss {progress.loss:.3f}", flush=True)
 
-    fit(model, rows, replace(SFT, seed=given.seed), progress=tell)
-    save_model(given.out, model, tokenizer)
-    print(f"written to {given.out} after {time.process_time() - began:.0f} s of processor time")
+    fit(model, rows, replace(SFT, seed=options.seed), progress=report)
+    save_model(options.out, model, tokenizer)
+    print(f"written to {options.out} after {time.process_time() - began:.0f} s of CPU time")
 
 
 if __name__ == "__main__":

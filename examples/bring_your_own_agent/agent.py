@@ -1,4 +1,4 @@
-"""An agent with its own loop and its own tool. It knows an address and nothing of reward-kit."""
+"""An agent with its own loop and tool. It needs the model's URL and does not depend on reward-kit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MULTIPLY = {"name": "multiply", "description": "The product of two numbers.", "p
 
 
 def multiply(x: int, y: int) -> int:
-    """The agent's tool."""
+    """Return the product of two numbers."""
     return x * y
 
 
 async def agent(task: Any, base_url: str) -> None:
-    """Ask the model, make the calls it wants, and ask again until it answers in words."""
+    """Call the model and execute its tool calls until it answers with text."""
     messages = [{"role": "system", "content": "Calculate with the tool."}, *task.messages]
     async with aiohttp.ClientSession() as http:
         while True:

@@ -1,4 +1,4 @@
-"""Does the last answer hold the right number?"""
+"""Compare the number in the agent's last answer with the ground truth."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from reward_kit import EvaluateResult, reward_function
 
 @reward_function
 def right_number(messages: list, ground_truth: int) -> EvaluateResult:
-    """1 where the agent's last word ends with the ground truth, 0 otherwise; a tool's last word is not the agent's.
+    """Return 1 if the last number in the agent's last message is the ground truth, else 0.
 
-    What was thought does not count. Numbers are compared as texts, since a model may write one of any length.
+    Reasoning and tool results do not count. Numbers are compared as text, since they may have any length.
     """
     last = messages[-1].text if messages and messages[-1].role == "assistant" else ""
     numbers = re.findall(r"-?\d[\d,]*", last.rpartition("</think>")[2])

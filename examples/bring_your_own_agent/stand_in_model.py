@@ -1,4 +1,4 @@
-"""A stand-in for a model, so that the example runs without one: it speaks chat completions and knows one trick.
+"""A chat completions server that stands in for a model, so that the example runs without one.
 
 python stand_in_model.py [PORT]
 """
@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-def answer_to(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Have the numbers of a question multiplied; say the product once it is there."""
+def complete(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Call the tool with the numbers of the question, then answer with its result."""
     last = messages[-1]
     if last["role"] == "tool":
         return {"role": "assistant", "content": f"It is {last['content']}."}
@@ -30,7 +30,7 @@ class StandIn(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        message = answer_to(request["messages"])
+        message = complete(request["messages"])
         reason = "tool_calls" if message.get("tool_calls") else "stop"
         usage = {"prompt_tokens": 10 * len(request["messages"]), "completion_tokens": 10}
         choice = {"index": 0, "message": message, "finish_reason": reason}
@@ -42,7 +42,7 @@ class StandIn(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing for each request."""
+        """Do not log requests."""
 
 
 if __name__ == "__main__":

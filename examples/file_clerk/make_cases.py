@@ -1,4 +1,4 @@
-"""Writes `cases.jsonl`: six untidy directories, each from a seed, with the files as they should be in the end."""
+"""Generate `cases.jsonl`: six untidy directories, each from a seed, with the expected files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("scan{}.txt", "document ({}).txt", "bill{}.txt", "new {}.txt")
 
 
 def make_case(seed: int) -> dict[str, Any]:
-    """One sample: twelve files, ten of them different, and where each of the ten belongs."""
+    """Return a sample: twelve files, ten of them different, and the expected path of each."""
     rng = random.Random(seed)
     documents = [*invoices(rng), *photos(rng), *notes(rng)]
     files = {f"{rng.choice(CLUTTER)}{name}": text for name, _, text in documents}
@@ -39,45 +39,45 @@ def make_case(seed: int) -> dict[str, Any]:
 
 
 def invoices(rng: random.Random) -> list[tuple[str, str, str]]:
-    """Four invoices: name, place in the end, text."""
-    found = []
+    """Return four invoices: name, expected path, text."""
+    result = []
     for number, sender in enumerate(rng.sample(SENDERS, 4), 1):
-        day = some_day(rng)
+        day = random_day(rng)
         text = (
             f"INVOICE\nFrom: {sender}\nDate: {day.day} {day:%B %Y}\nTotal: {rng.randrange(900, 90_000) / 100:.2f} EUR\n"
         )
         name = rng.choice(NAMES).format(rng.randrange(10) + 10 * number)
-        found.append((name, f"invoices/{day.year}/{day}_{slug(sender)}.txt", text))
-    return found
+        result.append((name, f"invoices/{day.year}/{day}_{slug(sender)}.txt", text))
+    return result
 
 
 def photos(rng: random.Random) -> list[tuple[str, str, str]]:
-    """Three photos; a line of text stands for each picture."""
-    found = []
+    """Return three photos, with a line of text as content."""
+    result = []
     for scene in rng.sample(SCENES, 3):
-        day = some_day(rng)
+        day = random_day(rng)
         name = f"IMG_{day:%Y%m%d}_{rng.randrange(7, 22):02}{rng.randrange(60):02}.jpg"
-        found.append((name, f"photos/{day:%Y-%m}/{name}", f"(picture: {scene})\n"))
-    return found
+        result.append((name, f"photos/{day:%Y-%m}/{name}", f"(picture: {scene})\n"))
+    return result
 
 
 def notes(rng: random.Random) -> list[tuple[str, str, str]]:
-    """Three notes; the date stands in the text."""
-    found = []
+    """Return three notes, with the date in the text."""
+    result = []
     for number, title in enumerate(rng.sample(TITLES, 3), 1):
-        day = some_day(rng)
-        found.append((f"untitled {number}.md", f"notes/{day}_{slug(title)}.md", f"# {title}\n\nWritten on {day}.\n"))
-    return found
+        day = random_day(rng)
+        result.append((f"untitled {number}.md", f"notes/{day}_{slug(title)}.md", f"# {title}\n\nWritten on {day}.\n"))
+    return result
 
 
-def some_day(rng: random.Random) -> datetime.date:
-    """A day of 2023 or 2024."""
+def random_day(rng: random.Random) -> datetime.date:
+    """Return a day in 2023 or 2024."""
     return datetime.date(2023, 1, 1) + datetime.timedelta(days=rng.randrange(730))
 
 
 def slug(text: str) -> str:
-    """Lower case, with a hyphen in the place of everything that is no letter or digit."""
-    return "-".join("".join(sign if sign.isalnum() else " " for sign in text.lower()).split())
+    """Return lower-case words joined by hyphens."""
+    return "-".join("".join(char if char.isalnum() else " " for char in text.lower()).split())
 
 
 if __name__ == "__main__":

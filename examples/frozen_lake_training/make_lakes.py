@@ -1,4 +1,4 @@
-"""Writes the lakes: `lakes.jsonl` to train on and `held_out.jsonl` to be measured on. No map is in both.
+"""Generate `lakes.jsonl` for training and `held_out.jsonl` for evaluation, without common maps.
 
 python make_lakes.py
 """
@@ -17,17 +17,17 @@ TRAINED, HELD_OUT = 1500, 256
 
 
 def maps() -> list[tuple[str, ...]]:
-    """Different maps of 4 by 4 cells, each with a way to the goal; those that are held out come first."""
-    found: dict[tuple[str, ...], None] = {}
+    """Return different solvable maps of 4 by 4 cells, the held-out ones first."""
+    result: dict[tuple[str, ...], None] = {}
     seed = 0
-    while len(found) < TRAINED + HELD_OUT:
-        found[tuple(generate_random_map(size=4, p=0.8, seed=seed))] = None
+    while len(result) < TRAINED + HELD_OUT:
+        result[tuple(generate_random_map(size=4, p=0.8, seed=seed))] = None
         seed += 1
-    return list(found)
+    return list(result)
 
 
 def rows(lakes: Iterable[tuple[str, ...]]) -> list[dict[str, Any]]:
-    """The maps as samples of the task; the id of a sample says its map."""
+    """Return the maps as samples; the id of a sample is its map."""
     return [
         {"id": "-".join(desc), "resource_config": {"env_kwargs": {"desc": list(desc), "is_slippery": False}}}
         for desc in lakes
@@ -38,7 +38,7 @@ def main() -> None:
     drawn = maps()
     held_out, trained = drawn[:HELD_OUT], drawn[HELD_OUT:]
     if set(held_out) & set(trained):
-        raise AssertionError("a map is both trained on and held out")
+        raise AssertionError("training and held-out maps overlap")
     for name, part in (("held_out.jsonl", held_out), ("lakes.jsonl", trained)):
         lines = "".join(json.dumps(row) + "\n" for row in rows(part))
         (HERE / name).write_text(lines, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Makes `warm_start/`: a small decoder that can read the lakes and walks them badly, for `reward-kit train train.yaml`.
+"""Make `warm_start/`: a small decoder with a weak policy for the lakes, the start of `reward-kit train train.yaml`.
 
-It learns from an expert of whose moves more than half are replaced by random ones, which are learned too. So it knows
-where the ways are and walks them only now and then; what is left to reinforcement is to leave out what does not help.
+It is trained on demonstrations of an expert with more than half of the moves replaced by random ones, which are trained
+on as well. So it knows the paths but rarely follows them; reinforcement learning removes the random moves.
 
     python make_warm_start.py [--seed N] [--folder warm_start]
 """
@@ -52,7 +52,7 @@ LINE = r"[SFHG\[][SFHG \[\]]*[SFHG\]]"
 
 
 class NoisyExpert(AgentPolicy):
-    """The expert, of whose moves a share is replaced by random ones."""
+    """The expert, with a share of its moves replaced by random ones."""
 
     def __init__(self, expert: AgentPolicy | None = None, seed: int = 0) -> None:
         self._expert, self._draw = expert, random.Random(seed)
@@ -74,7 +74,7 @@ class NoisyExpert(AgentPolicy):
 async def demonstrations(
     samples: Sequence[Sample], policy: AgentPolicy, definition: TaskDefinitionModel, walks: int, seed: int
 ) -> list[SingleAgentEpisode]:
-    """So many walks over each lake."""
+    """Collect `walks` episodes on each lake."""
     worker, episodes = RLRolloutWorker(definition, policy), []
     for sample in samples:
         async with worker.group(sample, seed) as start:
@@ -83,44 +83,44 @@ async def demonstrations(
 
 
 def make_tokenizer() -> PreTrainedTokenizerBase:
-    """A line of the board is one token: then a board is four, and what lies side by side is no riddle."""
+    """Return a tokenizer with one token per row of the board, which keeps adjacent cells together."""
     return build_tokenizer(lines(), words=ACTIONS, units=[LINE], spaces="none", dropped=[LEGEND], context=CONTEXT)
 
 
 def lines() -> list[str]:
-    """Every line that a board of four by four cells can have, with the walker in it and without."""
+    """Return all possible rows of a 4 by 4 board, with and without the agent."""
     kinds = [
         "".join(cells) for cells in (*product("SF", *["FH"] * 3), *product(*["FH"] * 3, "FG"), *product(*["FH"] * 4))
     ]
-    return [_shown(cells, place) for cells in dict.fromkeys(kinds) for place in (None, *range(4))]
+    return [_format_row(cells, column) for cells in dict.fromkeys(kinds) for column in (None, *range(4))]
 
 
-def _shown(cells: str, walker: int | None) -> str:
-    return "".join(f"[{cell}]" if place == walker else f" {cell} " for place, cell in enumerate(cells)).strip()
+def _format_row(cells: str, agent: int | None) -> str:
+    return "".join(f"[{cell}]" if column == agent else f" {cell} " for column, cell in enumerate(cells)).strip()
 
 
 def make(folder: Path, *, seed: int = 0, walks: int = 4, epochs: int = 6) -> None:
-    """Make the model, and write it to a folder.
+    """Train the model and save it.
 
     Args:
-        folder: that `policy.model` can name.
-        seed: of walks, weights and the order of training.
-        walks: over each lake.
+        folder: where to save it, for `policy.model`.
+        seed: of episodes, weights and the order of training.
+        walks: episodes per lake.
         epochs: of supervised training.
     """
     began, task = time.process_time(), load_task(HERE / "task.yaml")
     tokenizer = make_tokenizer()
-    writes = Demonstrations(tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)
-    policy = DemonstratingPolicy(NoisyExpert(), writes)
+    writer = Demonstrations(tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)
+    policy = DemonstratingPolicy(NoisyExpert(), writer)
     episodes = asyncio.run(demonstrations(task.samples, policy, task.definition, walks, seed))
     rows = build_rows(episodes, pad_token_id=tokenizer.pad_token_id)
     model = build_decoder(tokenizer, layers=2, width=64, heads=4, context=CONTEXT, seed=seed)
     print(describe(model))
-    print(f"{len(episodes)} walks, {int(rows.lengths().sum()):,} tokens: {time.process_time() - began:.0f} s")
+    print(f"{len(episodes)} episodes, {int(rows.lengths().sum()):,} tokens: {time.process_time() - began:.0f} s")
     options = SFTConfig(epochs=epochs, lr=2e-3, max_tokens_per_batch=2_048, use_allowed_ids=True, seed=seed)
     reports = fit(model, rows, options)
     losses = " ".join(f"{report.loss:.3f}" for report in reports)
-    print(f"the loss in {len(reports)} epochs: {losses}; {time.process_time() - began:.0f} s in all")
+    print(f"loss in {len(reports)} epochs: {losses}; total CPU time {time.process_time() - began:.0f} s")
     save_model(folder, model, tokenizer)
 
 
@@ -128,9 +128,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=HERE / "warm_start")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    make(asked.folder, seed=asked.seed)
+    make(options.folder, seed=options.seed)
 
 
 if __name__ == "__main__":

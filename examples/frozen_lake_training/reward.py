@@ -1,4 +1,4 @@
-"""Did the agent reach the goal?"""
+"""Success at the goal."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from reward_kit import EvaluateResult, reward_function
 
 @reward_function
 def reached_goal(messages: list, environment_return: float | None) -> EvaluateResult:
-    """1 at the goal, 0 otherwise."""
+    """Return 1 if the goal is reached, else 0."""
     return EvaluateResult(score=float(environment_return or 0.0))

@@ -1,6 +1,7 @@
 """An LLM judge in the two forms that verl loads: a function, and a class that keeps its client between calls.
 
-Both ask an OpenAI-compatible endpoint for a grade from 0 to 10: JUDGE_BASE_URL, JUDGE_MODEL and JUDGE_API_KEY.
+Both ask an OpenAI-compatible endpoint for a grade from 0 to 10. The environment variables JUDGE_BASE_URL, JUDGE_MODEL
+and JUDGE_API_KEY configure it.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ GRADE = re.compile(r"Grade:\s*(\d+)\s*\Z")
 def compute_score(
     data_source: Any, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None
 ) -> tuple[float | None, str, str]:
-    """Ask once, with a client of its own.
+    """Ask once, with a new client.
 
     Returns:
-        The score, None where the judge gave no grade; what was asked; what was answered. A judge that cannot be reached
-        raises: the rollout is then unscored and its line says why, which a score of 0 would hide.
+        The score, or None without a grade; the query; the response. If the judge cannot be reached, the exception
+        leaves the rollout unscored with the reason in its record, which a score of 0 would hide.
     """
-    prompt = prompt_of(solution_str, ground_truth, extra_info)
+    prompt = judge_prompt(solution_str, ground_truth, extra_info)
     with OpenAI(**ENDPOINT, max_retries=5) as client:
-        said = client.chat.completions.create(model=MODEL, messages=prompt, temperature=0).choices[0].message.content
-    return grade_of(said), prompt[-1]["content"], said or ""
+        response = (
+            client.chat.completions.create(model=MODEL, messages=prompt, temperature=0).choices[0].message.content
+        )
+    return parse_grade(response), prompt[-1]["content"], response or ""
 
 
 class RewardAgent:
-    """Asks with one client for all calls, and fills in what is missing by the mean of the group.
+    """A judge with one client for all calls, which imputes missing scores by the mean of the group.
 
-    `max_connections` is how many calls the reward agent makes at a time, and `call_retries` how often it makes one
-    again that fails at the endpoint. The client asks once: while it waited to ask again, its call would keep its place.
+    `max_connections` is the reward agent's concurrency, and `call_retries` its retries of failed calls. The client does
+    not retry: a waiting call would occupy its slot.
     """
 
     max_connections = 64
@@ -57,16 +60,16 @@ class RewardAgent:
     async def compute_score(
         self, data_source: Any, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None
     ) -> tuple[float | None, str, str]:
-        """As the function; many of these wait in one event loop."""
-        prompt = prompt_of(solution_str, ground_truth, extra_info)
-        answered = await self.client.chat.completions.create(model=MODEL, messages=prompt, temperature=0)
-        said = answered.choices[0].message.content
-        return grade_of(said), prompt[-1]["content"], said or ""
+        """Ask once, with the shared client."""
+        prompt = judge_prompt(solution_str, ground_truth, extra_info)
+        completion = await self.client.chat.completions.create(model=MODEL, messages=prompt, temperature=0)
+        response = completion.choices[0].message.content
+        return parse_grade(response), prompt[-1]["content"], response or ""
 
     def post_process_scores(self, scores: list[float]) -> list[float]:
-        """Give each rollout without a score the mean of its group; where none has one, all stay without.
+        """Impute missing scores by the mean of the group, if any rollout has a score.
 
-        Such a score is marked as imputed in scores.jsonl.
+        Imputed scores are marked in scores.jsonl.
         """
         known = [score for score in scores if not math.isnan(score)]
         mean = sum(known) / len(known) if known else math.nan
@@ -77,14 +80,14 @@ class RewardAgent:
         await self.client.close()
 
 
-def prompt_of(solution: str, ground_truth: str, extra_info: dict[str, Any] | None) -> list[Any]:
-    """The judge's messages; the question is a field of the row."""
+def judge_prompt(solution: str, ground_truth: str, extra_info: dict[str, Any] | None) -> list[Any]:
+    """Return the judge's messages; the question is a field of the row."""
     question = (extra_info or {}).get("question", "")
-    asked = f"<question>{question}</question>\n<reference>{ground_truth}</reference>\n<answer>{solution}</answer>"
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+    query = f"<question>{question}</question>\n<reference>{ground_truth}</reference>\n<answer>{solution}</answer>"
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": query}]
 
 
-def grade_of(said: str | None) -> float | None:
-    """The grade at the end of what the judge said, as a share of 10; None where there is none."""
-    found = GRADE.search(said or "")
-    return min(int(found[1]), 10) / 10 if found else None
+def parse_grade(response: str | None) -> float | None:
+    """Return the grade at the end of the response divided by 10, or None without one."""
+    match = GRADE.search(response or "")
+    return min(int(match[1]), 10) / 10 if match else None

@@ -1,8 +1,8 @@
-"""A stand-in for two models, so that the example runs without any: one that answers, and one that judges.
+"""A chat completions server that stands in for two models, one that answers and one that judges.
 
-python stand_in.py [PORT]
+    python stand_in.py [PORT]
 
-The judge grades by the words that an answer shares with the reference, and now and then forgets the grade.
+The judge grades by the words that an answer shares with the reference, and sometimes omits the grade.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ KNOWN = {
 ASKED: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
-def answer_to(messages: list[dict[str, Any]]) -> str:
-    """What the model says: a grade where it is told to judge, else one of four answers to a question, in turn."""
+def complete(messages: list[dict[str, Any]]) -> str:
+    """Return a grade for a judge's prompt, otherwise one of four answers in turn."""
     last = messages[-1]["content"]
     if not messages[0]["content"].startswith("You judge"):
         whole = next((text for word, text in KNOWN.items() if word in last), "")
         turn = next(ASKED[last]) % 4
         return (whole, whole[: len(whole) // 2], "Nobody knows.", whole.upper())[turn]
-    reference, answer = (words_of(last, tag) for tag in ("reference", "answer"))
+    reference, answer = (tagged_words(last, tag) for tag in ("reference", "answer"))
     grade = round(10 * len(reference & answer) / max(len(reference), 1))
-    told = f"It has {len(reference & answer)} of {len(reference)} words."
-    return told if zlib.crc32(last.encode()) % 5 == 0 else f"{told} Grade: {grade}"
+    judgment = f"It has {len(reference & answer)} of {len(reference)} words."
+    return judgment if zlib.crc32(last.encode()) % 5 == 0 else f"{judgment} Grade: {grade}"
 
 
-def words_of(text: str, tag: str) -> set[str]:
-    """The longer words between two tags."""
-    found = re.search(rf"<{tag}>(.*)</{tag}>", text, re.DOTALL)
-    return {word for word in re.findall(r"\w+", found[1].lower()) if len(word) > 3} if found else set()
+def tagged_words(text: str, tag: str) -> set[str]:
+    """Return the words of more than three letters between two tags."""
+    match = re.search(rf"<{tag}>(.*)</{tag}>", text, re.DOTALL)
+    return {word for word in re.findall(r"\w+", match[1].lower()) if len(word) > 3} if match else set()
 
 
 class StandIn(BaseHTTPRequestHandler):
     """Answers POST /v1/chat/completions."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else each body waits 40 ms for the acknowledgement of its headers
+    disable_nagle_algorithm = True  # otherwise each body waits 40 ms for the acknowledgment of its headers
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = answer_to(request["messages"])
+        text = complete(request["messages"])
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 50, "completion_tokens": 20, "total_tokens": 70}
         completion = {"id": "c", "object": "chat.completion", "created": 0, "model": request["model"]}
@@ -65,7 +65,7 @@ class StandIn(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing for each request."""
+        """Do not log requests."""
 
 
 if __name__ == "__main__":

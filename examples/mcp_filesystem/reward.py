@@ -1,4 +1,4 @@
-"""Are the files, at the end, what they should be? Nothing the agent says counts; only what is in the folder."""
+"""Compare the final files with the expected ones. The agent's messages do not count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from reward_kit import EvaluateResult, reward_function
 
 @reward_function
 def right_files(messages: list, ground_truth: dict[str, str | None], state: dict[str, str | bytes]) -> EvaluateResult:
-    """1 where each file holds its text, and is not there where its text is null; space at the ends does not count."""
+    """Return 1 if all files have the expected text, or are absent if it is null, ignoring outer whitespace."""
     wrong = [path for path, text in ground_truth.items() if stripped(state.get(path)) != text]
     return EvaluateResult(
         score=float(not wrong), reason=f"not as expected: {', '.join(wrong)}" if wrong else "as expected"
@@ -15,5 +15,5 @@ def right_files(messages: list, ground_truth: dict[str, str | None], state: dict
 
 
 def stripped(content: str | bytes | None) -> str | bytes | None:
-    """The content without space at its ends."""
+    """Return the content without outer whitespace."""
     return content if content is None else content.strip()

@@ -1,4 +1,4 @@
-"""A small MCP server, written with the official SDK: the files of one folder, and no path that leads out of it."""
+"""A small MCP server written with the official SDK, with access to the files of one folder only."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ server = MCPServer("files")
 
 
 def inside(path: str) -> Path:
-    """The place that a path names; relative paths begin at the folder."""
-    place = (ROOT / path).resolve()
-    if not place.is_relative_to(ROOT):
+    """Resolve a path relative to the folder, and reject paths outside it."""
+    resolved = (ROOT / path).resolve()
+    if not resolved.is_relative_to(ROOT):
         raise ToolError(f"{path} lies outside the folder")
-    return place
+    return resolved
 
 
 @server.tool()
@@ -29,20 +29,20 @@ def list_files() -> str:
 @server.tool()
 def read_file(path: str) -> str:
     """Read a text file."""
-    place = inside(path)
-    if not place.is_file():
+    file = inside(path)
+    if not file.is_file():
         raise ToolError(f"there is no file {path}")
-    return place.read_text(encoding="utf-8")
+    return file.read_text(encoding="utf-8")
 
 
 @server.tool()
 def write_file(path: str, text: str) -> str:
     """Write a text file; the folders above it are made, and a file that is there is replaced."""
-    place = inside(path)
-    if place == ROOT or place.is_dir():
+    file = inside(path)
+    if file == ROOT or file.is_dir():
         raise ToolError(f"{path} is a folder")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text, encoding="utf-8")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
     return f"{path} is written"
 
 

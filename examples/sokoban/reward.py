@@ -1,4 +1,4 @@
-"""Is the board solved? And which pushes brought it nearer?"""
+"""Success on the board, with a reward for pushing boxes onto goals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from reward_kit import (
 )
 
 BOX = 0.1
-"""What a step earns for a box that it pushes onto a goal, and loses for one that it pushes off."""
+"""Step reward for a box pushed onto a goal, subtracted for a box pushed off."""
 
 
 @reward_function
 def solved(messages: list, step_data: list[StepData], state: Any) -> EvaluateResult:
-    """1 where every box is on a goal at the end, 0 otherwise; each step has its boxes and the environment's reward."""
+    """Return 1 if all boxes are on goals, else 0; step rewards are the environment's plus those of boxes."""
     steps, before = [], state["level"].count("*")
     for step in step_data:
         after = boxes_on_goals(step, before)
@@ -36,6 +36,6 @@ def solved(messages: list, step_data: list[StepData], state: Any) -> EvaluateRes
 
 
 def boxes_on_goals(step: StepData, before: int) -> int:
-    """How many boxes are on goals after a step; as many as before where it made no move."""
+    """Return the number of boxes on goals after a step, or `before` if it made no move."""
     counts = [call["boxes_on_goals"] for call in step.step_info.get("tools", []) if "boxes_on_goals" in call]
     return counts[-1] if counts else before

@@ -1,7 +1,6 @@
-"""The shop behind the chat: customers and orders as one JSON state, and the tools of its support desk.
+"""Customers and orders as one JSON state, and the tools of the support desk.
 
-The tools refuse what is impossible. What is merely against the rules of the shop they carry out: to keep to the rules
-is the agent's task.
+The tools reject impossible requests. They do not enforce the rules of the shop, which is the agent's task.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ DATA: dict[str, Any] = json.loads((Path(__file__).parent / "shop.json").read_tex
 
 
 class Shop(PythonStateResource):
-    """The state of `shop.json`. `expert_actions` in the configuration is what a perfect agent does and says."""
+    """The state of `shop.json`. `expert_actions` in the configuration are the expert's calls and messages."""
 
     registry = ToolRegistry("shop")
     per_sample_keys = PythonStateResource.per_sample_keys | {"expert_actions"}
@@ -35,14 +34,16 @@ class Shop(PythonStateResource):
 @Shop.registry.tool
 def find_customer_by_email(shop: Shop, email: str) -> str:
     """Find a customer's id by e-mail address."""
-    return found(id_ for id_, customer in shop.state["customers"].items() if customer["email"] == email.lower())
+    return first_id(id_ for id_, customer in shop.state["customers"].items() if customer["email"] == email.lower())
 
 
 @Shop.registry.tool
 def find_customer_by_name(shop: Shop, name: str, zip_code: str) -> str:
     """Find a customer's id by full name and zip code."""
     known = shop.state["customers"].items()
-    return found(id_ for id_, it in known if (it["name"].lower(), it["zip_code"]) == (name.lower(), zip_code))
+    return first_id(
+        id_ for id_, customer in known if (customer["name"].lower(), customer["zip_code"]) == (name.lower(), zip_code)
+    )
 
 
 @Shop.registry.tool
@@ -57,13 +58,13 @@ def get_customer(shop: Shop, customer_id: str) -> dict[str, Any]:
 @Shop.registry.tool
 def get_order(shop: Shop, order_id: str) -> dict[str, Any]:
     """Show an order. Amounts are in cents."""
-    return order_of(shop, order_id)
+    return existing_order(shop, order_id)
 
 
 @Shop.registry.tool
 def cancel_order(shop: Shop, order_id: str, reason: Literal["no longer needed", "ordered by mistake"]) -> str:
     """Cancel an order that is being processed."""
-    expect(shop, order_id, "processing")
+    order_with_status(shop, order_id, "processing")
     shop.state["orders"][order_id] |= {"status": "cancelled", "reason": reason}
     return f"{order_id} is cancelled"
 
@@ -76,7 +77,7 @@ def change_address(shop: Shop, order_id: str, address: str) -> str:
         order_id: the order.
         address: the whole address in one line, as "street number, city, zip code".
     """
-    expect(shop, order_id, "processing")
+    order_with_status(shop, order_id, "processing")
     shop.state["orders"][order_id]["address"] = address
     return f"{order_id} goes to {address}"
 
@@ -84,31 +85,31 @@ def change_address(shop: Shop, order_id: str, address: str) -> str:
 @Shop.registry.tool
 def refund_order(shop: Shop, order_id: str, to: Literal["original payment", "store credit"]) -> str:
     """Refund a delivered order."""
-    order = expect(shop, order_id, "delivered")
+    order = order_with_status(shop, order_id, "delivered")
     order |= {"status": "refunded", "refunded_to": to}
     if to == "store credit":
         shop.state["customers"][order["customer"]]["credit_cents"] += order["total_cents"]
     return f"{order_id}: {order['total_cents']} cents are refunded as {to}"
 
 
-def found(ids: Any) -> str:
-    """The one id, or an error that the agent reads."""
+def first_id(ids: Any) -> str:
+    """Return the first id, or raise an error for the agent."""
     for id_ in ids:
         return str(id_)
     raise ValueError("no such customer")
 
 
-def order_of(shop: Shop, order_id: str) -> dict[str, Any]:
-    """The order, or an error that the agent reads."""
+def existing_order(shop: Shop, order_id: str) -> dict[str, Any]:
+    """Return an order, or raise an error for the agent."""
     if order_id not in shop.state["orders"]:
         raise ValueError(f"no order {order_id}")
     order: dict[str, Any] = shop.state["orders"][order_id]
     return order
 
 
-def expect(shop: Shop, order_id: str, status: str) -> dict[str, Any]:
-    """The order where it has this status, else an error that the agent reads."""
-    order = order_of(shop, order_id)
+def order_with_status(shop: Shop, order_id: str, status: str) -> dict[str, Any]:
+    """Return an order with this status, or raise an error for the agent."""
+    order = existing_order(shop, order_id)
     if order["status"] != status:
         raise ValueError(f"{order_id} is {order['status']}, not {status}")
     return order

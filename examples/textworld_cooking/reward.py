@@ -1,4 +1,4 @@
-"""How far did the meal get? And which steps brought it there?"""
+"""Share of the game's points, with the points of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reward_kit import (
 
 @reward_function
 def meal_eaten(messages: list, step_data: list[StepData], state: Any) -> EvaluateResult:
-    """The part of the game's points that was gained: 1 where the meal was eaten; each step has the points it gained."""
+    """Return the share of the game's points, 1 for an eaten meal, and the points of each step."""
     steps = [
         StepOutput(step_index=step.system_step_index, base_reward=step.step_info["environment_reward"] or 0.0)
         for step in step_data

@@ -1,4 +1,4 @@
-"""What `axolotl.yml` names. Run as a script, it writes the files that Axolotl reads: `model/` and `prompts.jsonl`.
+"""The rollout function for `axolotl.yml`. Run as a script, it writes Axolotl's inputs: `model/` and `prompts.jsonl`.
 
 python axolotl_rollouts.py && axolotl train axolotl.yml
 """
@@ -12,10 +12,10 @@ import locks
 
 
 def write(folder: Path) -> None:
-    """A model that has everything to learn, and the names of the locks."""
-    words = locks.tokenizer()
-    locks.model(0, words).save_pretrained(folder / "model")
-    words.save_pretrained(folder / "model")
+    """Write an untrained model and the names of the locks."""
+    tokenizer = locks.tokenizer()
+    locks.model(0, tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
     lines = [json.dumps({"prompt": sample.id}) + "\n" for sample in locks.samples()]
     (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
 

@@ -1,6 +1,6 @@
-"""Combination locks to open by tool calls, and a model of a few thousand weights that has everything to learn.
+"""Combination locks that open by tool calls, and an untrained model with a few thousand weights.
 
-No hub and no files: world, reward, tokenizer and weights are made here. What TRL and Axolotl are given is at the end.
+Environment, reward, tokenizer and weights are created here, without downloads. `rollouts` is what TRL and Axolotl use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from reward_kit.environments import ToolSpec, hash_key, tool_spec
 from reward_kit.integrations.trl import Rollouts, as_rollout_func
 from reward_kit.rl import TERSE_TEMPLATE, build_decoder, build_tokenizer
 
-COLOURS = ("red", "green", "blue", "white")
+COLORS = ("red", "green", "blue", "white")
 COMBINATIONS = (
     ("red", "blue", "green"),
     ("white", "red", "red"),
@@ -36,7 +36,7 @@ COMBINATIONS = (
 
 
 class CombinationLock(ForkableResource):
-    """Three colours to be dialled one after another. It says which lock it is, and how far it is open."""
+    """A lock with three colors to dial in order. Observations are the lock and the number of correct colors."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"lock"})
@@ -68,7 +68,7 @@ class CombinationLock(ForkableResource):
         return f"lock{self._lock} place{self._place}"
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        colour = {"type": "string", "enum": list(COLOURS), "description": "What to dial."}
+        colour = {"type": "string", "enum": list(COLORS), "description": "What to dial."}
         schema = {"type": "object", "properties": {"colour": colour}, "required": ["colour"]}
         return [tool_spec("dial", "Dial a colour.", schema)]
 
@@ -78,12 +78,12 @@ class CombinationLock(ForkableResource):
 
 @reward_function
 def opened(messages: list[Message], environment_return: float | None) -> EvaluateResult:
-    """The share of the colours that were dialled."""
+    """Return the share of correct colors."""
     return EvaluateResult(score=(environment_return or 0.0) / len(COMBINATIONS[0]))
 
 
 def task() -> TaskDefinitionModel:
-    """What is asked: at most five colours may be dialled."""
+    """Return the task, with at most five attempts."""
     return TaskDefinitionModel(
         name="locks",
         resource_type=f"{Path(__file__).resolve()}:CombinationLock",
@@ -94,28 +94,30 @@ def task() -> TaskDefinitionModel:
 
 
 def samples() -> list[Sample]:
-    """The locks."""
+    """Return a sample for each lock."""
     return [Sample(f"lock-{lock}", resource_config={"lock": lock}) for lock in range(len(COMBINATIONS))]
 
 
 def tokenizer() -> PreTrainedTokenizerBase:
-    """A word is a token."""
-    said = [f"lock{lock} place{place}" for lock in range(len(COMBINATIONS)) for place in range(3)]
-    return build_tokenizer([*said, "open"], words=COLOURS, spaces="none", chat_template=TERSE_TEMPLATE, context=128)
+    """Return a tokenizer with one token per word."""
+    observations = [f"lock{lock} place{place}" for lock in range(len(COMBINATIONS)) for place in range(3)]
+    return build_tokenizer(
+        [*observations, "open"], words=COLORS, spaces="none", chat_template=TERSE_TEMPLATE, context=128
+    )
 
 
-def model(seed: int, words: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Fresh weights."""
-    return build_decoder(words, layers=2, width=32, heads=2, context=128, seed=seed)
+def model(seed: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Return an untrained model."""
+    return build_decoder(tokenizer, layers=2, width=32, heads=2, context=128, seed=seed)
 
 
-def policy(model: Any, words: Any = None, **options: Any) -> HFAgentPolicy:
-    """Who acts: an answer is a colour, and one token."""
-    usual = {"action_format": "bare", "tools_in_prompt": False, "max_new_tokens": 1, "max_sessions": 256}
-    return HFAgentPolicy(model, words, **{**usual, **options})
+def policy(model: Any, tokenizer: Any = None, **options: Any) -> HFAgentPolicy:
+    """Return a policy whose completions are a single token, the color."""
+    defaults = {"action_format": "bare", "tools_in_prompt": False, "max_new_tokens": 1, "max_sessions": 256}
+    return HFAgentPolicy(model, tokenizer, **{**defaults, **options})
 
 
-def rollouts(acting: HFAgentPolicy, *, reward: Any = opened, seed: int = 0) -> Rollouts:
-    """Rollouts with GiGPO's advantages: two steps of a group share a state where the same lock is as far open."""
+def rollouts(policy: HFAgentPolicy, *, reward: Any = opened, seed: int = 0) -> Rollouts:
+    """Return a rollout function with GiGPO's advantages; states are equal for the same lock and progress."""
     credit = CreditAssigner("gigpo", step_rewards="environment")
-    return as_rollout_func(task(), acting, reward=reward, credit=credit, samples=samples(), run_seed=seed)
+    return as_rollout_func(task(), policy, reward=reward, credit=credit, samples=samples(), run_seed=seed)

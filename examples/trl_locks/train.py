@@ -1,4 +1,4 @@
-"""TRL's trainer opens the locks: rollouts, rewards and advantages are reward-kit's, the loss and the rest are TRL's.
+"""Train on the locks with TRL: rollouts, rewards and advantages of reward-kit, loss and optimizer of TRL.
 
 python examples/trl_locks/train.py [--steps N] [--seed N]
 """
@@ -17,9 +17,9 @@ from reward_kit.integrations.trl import StepCreditTrainer
 
 
 def train(steps: int, seed: int) -> list[float]:
-    """The mean score of each update's episodes."""
-    words = locks.tokenizer()
-    policy = locks.policy(locks.model(seed, words), words, lockstep=True)
+    """Train, and return the mean score of each update's episodes."""
+    tokenizer = locks.tokenizer()
+    policy = locks.policy(locks.model(seed, tokenizer), tokenizer, lockstep=True)
     rollouts = locks.rollouts(policy, seed=seed)
     trainer = StepCreditTrainer(
         policy.module,
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=130)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    rewards = train(asked.steps, asked.seed)
-    print("reward:", " ".join(f"{reward:.2f}" for reward in (*rewards[:: max(1, asked.steps // 10)], rewards[-1])))
+    rewards = train(options.steps, options.seed)
+    print("reward:", " ".join(f"{reward:.2f}" for reward in (*rewards[:: max(1, options.steps // 10)], rewards[-1])))

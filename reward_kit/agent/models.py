@@ -193,6 +193,8 @@ def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
 
 _IN_OUTPUTS = ("prompt_ids", "token_ids", "logprobs", "policy_version")
 _IN_INFO = ("usage", "finish_reason")
+LOG_PROBS_KEYS = frozenset({*_IN_OUTPUTS, *_IN_INFO, "segment_reason", "allowed_ids"})
+"""The keys of `PolicyOutput.log_probs`; others are dropped."""
 
 
 def write_log_probs(

@@ -15,6 +15,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -22,7 +23,7 @@ import anyio
 
 from reward_kit.agent.actions import as_text, assistant_message, to_plain_data
 from reward_kit.agent.limits import ActionUsage, EpisodeClock, RunBudget
-from reward_kit.agent.models import History, StepData, StopReason, episode_steps, write_log_probs
+from reward_kit.agent.models import LOG_PROBS_KEYS, History, StepData, StopReason, episode_steps, write_log_probs
 from reward_kit.agent.policy_interface import (
     OWN_ACCOUNT,
     AgentPolicy,
@@ -48,6 +49,7 @@ from reward_kit.errors import (
     PolicyError,
     RewardKitError,
     boundary,
+    did_you_mean,
     type_name,
 )
 from reward_kit.models import Message, TaskDefinitionModel
@@ -156,6 +158,7 @@ class RLRolloutWorker:
         self.user = user
         self.budget = budget or RunBudget()
         self.policy_label = policy_label or type(agent_policy).__name__
+        self._reported_keys: set[str] = {*LOG_PROBS_KEYS}
         self._prompt = Prompt(task_definition)
         self._regex = re.compile(task_definition.termination_regex) if task_definition.termination_regex else None
         self._shared = SharedEnvironment(environment) if environment is not None else None
@@ -382,6 +385,8 @@ class RLRolloutWorker:
             with boundary(PolicyError, self.policy_label):
                 raise self._policy_timeout()
         answered = time.perf_counter()
+        if output.log_probs and (unknown := output.log_probs.keys() - self._reported_keys):
+            self._report_unknown_keys(unknown)
         action = output.action_structured
         with boundary(PolicyError, self.policy_label):
             to_json_value(action)  # reject an action that cannot be stored before executing it
@@ -414,6 +419,15 @@ class RLRolloutWorker:
         live.policy_s += answered - requested
         live.environment_s += (requested - began) + (time.perf_counter() - answered)
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
+
+    def _report_unknown_keys(self, unknown: AbstractSet[str]) -> None:
+        """Warn about keys of `log_probs` that are dropped, once per key."""
+        self._reported_keys |= unknown
+        known = f"known: {', '.join(sorted(LOG_PROBS_KEYS))}"
+        for key in sorted(map(str, unknown)):
+            near = did_you_mean(key, LOG_PROBS_KEYS)
+            hint = near if near.endswith("?") else ""
+            logger.warning("%s: log_probs: unknown key %r is dropped%s (%s)", self.policy_label, key, hint, known)
 
     async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
         from reward_kit.agent.simulated_user import WHO

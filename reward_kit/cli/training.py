@@ -101,7 +101,7 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
         path = Path(str(args.resume))
     header = RunHeader.read_resumable(path)
     training = header.require_training(path)
-    train_file = Path(training.train_path)
+    train_file = args.config or Path(training.train_path)
     is_agreed = require_trust_in_file(train_file, given, training.overrides)
     hidden = report_hidden_secrets(training.overrides, given)
     for key in given:

@@ -23,7 +23,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
@@ -99,6 +99,13 @@ class ForkableResource(ABC):
     takes_task_folder: ClassVar[bool] = False
     takes_resource_server: ClassVar[bool] = False
     per_sample_keys: ClassVar[frozenset[str]] = frozenset()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if cls.__abstractmethods__:
+            raise TypeError(f"{cls.__name__} {describe_missing_methods(cls)}")
+        if cls.__init__ is object.__init__:
+            return super().__new__(cls, *args, **kwargs)  # Python's own error for superfluous arguments
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -193,7 +200,11 @@ class ForkableResource(ABC):
         return None
 
     async def close(self) -> None:
+<<<<<<< HEAD
         """Release all resources. Called exactly once, also after a failure."""
+=======
+        """Release everything. Called exactly once, also after a failure, and even if `setup` failed."""
+>>>>>>> main
         return
 
     async def reseed_noise(self, seed: int) -> None:
@@ -211,6 +222,13 @@ class ForkableResource(ABC):
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
         """Return the resource to pass to a task's tool, for its parameter of this name annotated with `kind`."""
         return self
+
+
+def describe_missing_methods(kind: type[ForkableResource]) -> str:
+    """Return which methods an abstract class does not define, and how to declare tools if those are missing."""
+    missing = sorted(kind.__abstractmethods__)
+    fix = "; declare its tools as methods with @tool, or define these methods"
+    return f"is abstract: it does not define {', '.join(missing)}{fix if 'get_tools_spec' in missing else ''}"
 
 
 class CopyForkResource(ForkableResource):

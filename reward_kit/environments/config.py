@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
-from reward_kit.environments.base import ForkableResource
+from reward_kit.environments.base import ForkableResource, describe_missing_methods
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.loading import load_object
 from reward_kit.providers.keys import check_allowed, url_origin
@@ -66,7 +66,7 @@ def resource_class(name: str) -> type[ForkableResource]:
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"{name!r} is not a subclass of ForkableResource")
     if kind.__abstractmethods__:
-        raise ConfigError(f"{name!r} is abstract: it does not define {', '.join(sorted(kind.__abstractmethods__))}")
+        raise ConfigError(f"{name!r} {describe_missing_methods(kind)}")
     return kind
 
 

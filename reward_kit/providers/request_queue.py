@@ -256,6 +256,7 @@ class Outage:
 
 _FIRST_PATIENCE_S = 60.0  # an endpoint that has never answered is more likely a wrong address than an outage
 _TELL_AGAIN_S = 30.0
+_NOTICED_S = 5.0  # a program that waits this long for a retry looks as if it hung
 _BURST_S = 1.0  # the rejections of one burst arrive within about this time
 
 
@@ -308,8 +309,9 @@ class Permit:
     is_probe: bool = False
 
     async def enter(self) -> None:
-        """Wait until the next attempt may be made; a ProviderError if the endpoint has been given up."""
-        await self.queue.enter(self)
+        """Wait until an attempt may be made, unless one is; a ProviderError if the endpoint has been given up."""
+        if not self.is_in:
+            await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
         """Report an answer to the attempt, with its usage if known."""
@@ -623,5 +625,7 @@ async def with_retries(
             if why is not None:
                 final = DeadlineError if isinstance(error, DeadlineError) else ProviderError
                 raise final(f"{error}{why}") from error
-            _log.debug("attempt %d failed, the next in %.2f s: %s", retries, wait_s, error)
-        await asyncio.sleep(min(wait_s, left_s))
+            wait_s = min(wait_s, left_s)
+            level = logging.WARNING if wait_s >= _NOTICED_S else logging.DEBUG
+            _log.log(level, "attempt %d failed, the next in %.2f s: %s", retries, wait_s, error)
+        await asyncio.sleep(wait_s)

@@ -360,6 +360,8 @@ class Task:
         return await evaluate_async(self, **options)
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_loaded"):  # shown by the traceback of its constructor
+            return "Task(not loaded)"
         return f"Task({self.name!r}, {pluralize(len(self.samples), 'sample')})"
 
     def _repr_html_(self) -> str:

@@ -6,7 +6,7 @@ from tests.agent.worlds import Counter
 
 
 @pytest.fixture(autouse=True)
-def no_world_stays_open():
+def no_resource_stays_open():
     Counter.open_worlds.clear()
     Counter.made.clear()
     yield

@@ -11,7 +11,7 @@ from reward_kit import RLRolloutWorker, TaskDefinitionModel, ToolRegistry
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from tests.chat_server import (
-    Behaviour,
+    Behavior,
     ChatServer,
     answer,
     cut_body,
@@ -36,7 +36,7 @@ CALL = tool_calls([("add", {"x": 1, "y": 2})])
 DONE = answer("3")
 
 
-async def collect(script: list[Behaviour], **options: Any) -> tuple[SingleAgentEpisode, ChatServer]:
+async def collect(script: list[Behavior], **options: Any) -> tuple[SingleAgentEpisode, ChatServer]:
     async with ChatServer(script) as server:
         policy = OpenAIAgentPolicy("m", base_url=server.base_url, api_key="x", retry_base_s=0.001, **options)
         try:
@@ -61,7 +61,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("faults", "options"), FAULTS.values(), ids=FAULTS)
-async def test_faults_between_turns_do_not_change_the_episode(faults: list[Behaviour], options: dict[str, Any]) -> None:
+async def test_faults_between_turns_do_not_change_the_episode(faults: list[Behavior], options: dict[str, Any]) -> None:
     calm, _ = await collect([CALL, CALL, DONE], **options)
     rough, server = await collect([*faults, CALL, *faults, CALL, *faults, DONE], **options)
     assert len(server.requests) == 3 + 3 * len(faults)
@@ -117,7 +117,7 @@ async def test_ten_parallel_calls_are_one_step_with_ten_answers() -> None:
     ],
 )
 async def test_failure_is_recorded_after_the_last_retry(
-    script: list[Behaviour], failure_class: str, words: list[str]
+    script: list[Behavior], failure_class: str, words: list[str]
 ) -> None:
     episode, server = await collect([CALL, *script], max_attempts=3)
     assert len(server.requests) == 1 + len(script)
@@ -128,7 +128,7 @@ async def test_failure_is_recorded_after_the_last_retry(
 
 
 async def test_token_ids_and_logprobs_of_the_server_become_token_rows() -> None:
-    def reply(prompt: list[int], sampled: list[int], **rest: Any) -> Behaviour:
+    def reply(prompt: list[int], sampled: list[int], **rest: Any) -> Behavior:
         choice = {
             "token_ids": sampled,
             "logprobs": {"content": [{"token": f"t{t}", "logprob": -0.5, "top_logprobs": []} for t in sampled]},

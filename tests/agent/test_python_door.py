@@ -385,8 +385,15 @@ class TestToolMethods:
             async def state_key(self) -> str:
                 return ""
 
-        with pytest.raises(TypeError, match="get_tools_spec"):
+        with pytest.raises(
+            TypeError,
+            match="Bare is abstract: it does not define get_tools_spec, step; declare its tools as methods with @tool",
+        ):
             Bare()  # type: ignore[abstract]
+
+    def test_superfluous_arguments_are_python_s_own_error(self):
+        with pytest.raises(TypeError, match="argument"):
+            Switch(1)  # type: ignore[call-arg]
 
 
 def _task() -> TaskDefinitionModel:

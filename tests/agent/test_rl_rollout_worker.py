@@ -48,7 +48,7 @@ def does_not_fit(observation, _):
 
 
 class TestEnds:
-    """Each StopReason that the worker gives, with terminated and truncated."""
+    """Every StopReason of the worker, with its terminated and truncated flags."""
 
     CASES = {  # noqa: RUF012
         "answered": ([text("42")], {}, True),

@@ -92,7 +92,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_every_page_fits_the_window_and_has_no_broken_link(window: Opened, site: Site, size: tuple[int, int]) -> None:
     """No page is wider than the window, loads from another host, or has a broken link or picture."""
     opened = window(size)
-    facts = {page: looked_at(opened, site, page) for page in site.pages()}
+    facts = {page: inspect_page(opened, site, page) for page in site.pages()}
     assert len(facts) > 50
     wrong = [f"{page}: {size[0]} pixels show {one['widest']}" for page, one in facts.items() if one["widest"] > size[0]]
     wrong += [f"{page}: a table splits {word}" for page, one in facts.items() for word in one["split"]]
@@ -102,7 +102,7 @@ def test_every_page_fits_the_window_and_has_no_broken_link(window: Opened, site:
     assert [said for page in facts for said in broken(site, facts, page)] == []
 
 
-def looked_at(opened: Window, site: Site, page: str) -> dict[str, Any]:
+def inspect_page(opened: Window, site: Site, page: str) -> dict[str, Any]:
     """What stands on a page, once everything has loaded; pictures below the window are fetched too."""
     opened.open(site.address + page)
     opened.page.evaluate(_FETCHED)

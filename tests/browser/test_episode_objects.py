@@ -143,7 +143,7 @@ def hostile(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return episodes, [made.score("other", 0.5, result=result), made.score(text[:500], 0.5, result=result)]
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, LONG], ids=[*"abcdefgh", "a million letters"])
+@pytest.mark.parametrize("text", [*HOSTILE, LONG], ids=[*"abcdefgh", "million letters"])
 def test_untrusted_texts_execute_nothing_and_keep_the_layout(window: Opened, tmp_path: Path, text: str) -> None:
     run = made.make_run(tmp_path, *hostile(text), task_name="calm")
     opened = window(PHONE).open(write_report(run), href("episode", "other") + "/0")

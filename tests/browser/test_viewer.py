@@ -51,7 +51,7 @@ def until(holds: Callable[[], Any], what: str, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def asked_elsewhere(opened: Window, address: str) -> list[str]:
+def requests_to_other_hosts(opened: Window, address: str) -> list[str]:
     base = address.split("/?")[0]
     return [url for url in opened.requests if not url.startswith(f"{base}/")]
 
@@ -78,7 +78,7 @@ def test_running_run_is_updated_live(window: Opened, project: Project) -> None:
         assert re.search(r"Live: \d+ episodes", opened.page.locator("nav.live").inner_text())
         opened.page.get_by_role("link", name="All runs").click()
         assert opened.page.locator(ROWS, has_text="complete").count() == 1
-        assert asked_elsewhere(opened, address) == []
+        assert requests_to_other_hosts(opened, address) == []
 
 
 def look_at(opened: Window) -> None:
@@ -153,7 +153,7 @@ def test_user_selection_is_kept_when_episodes_arrive(window: Opened, address: st
         until(lambda: "running" in opened.texts("header .status"), "the status of a run that is open")
 
 
-def test_the_page_reports_a_stopped_server_and_reconnects(window: Opened, project: Project, two_runs: Path) -> None:
+def test_page_reports_a_stopped_server_and_reconnects(window: Opened, project: Project, two_runs: Path) -> None:
     with viewer(project, ".") as (process, address):
         opened = window().open(address.replace("/?", "/first/?"))
         opened.page.wait_for_timeout(500)

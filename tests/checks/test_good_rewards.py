@@ -140,7 +140,7 @@ class reward:
 """
 
 
-@pytest.mark.parametrize("body", [LAST_NUMBER, BY_STEPS, CLASS], ids=["the last number", "with steps", "a class"])
+@pytest.mark.parametrize("body", [LAST_NUMBER, BY_STEPS, CLASS], ids=["last number", "steps", "class"])
 def test_correct_custom_reward_passes(tmp_path: Path, body: str) -> None:
     report = checked(written(tmp_path, body))
     assert not codes(report, "error", "warning"), "\n".join(report.lines())

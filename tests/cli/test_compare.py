@@ -188,7 +188,7 @@ def half(messages, sample):
 
 
 def test_comparison_with_a_rescored_run_matches_the_rescore_report(own: Project) -> None:
-    """The reward raises on one of the two rollouts of each sample, which the earlier one scores otherwise."""
+    """Compare a run with its rescoring, whose reward raises on one of two rollouts per sample."""
     (own.folder / "counting.py").write_text(COUNTING)
     path = run(own, "done", "first", "--policy", "counting.py:Counting")
     with (own.folder / "reward.py").open("a") as code:
@@ -203,7 +203,7 @@ def test_comparison_with_a_rescored_run_matches_the_rescore_report(own: Project)
     assert "paired by rollout: 8 have a score in both; 8 have one in one run only" in done.stderr
 
 
-class TestRefused:
+class TestInvalidRuns:
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [

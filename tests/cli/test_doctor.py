@@ -37,7 +37,7 @@ main()
 """
 
 
-def examined_without(names: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def doctor_without(names: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """As in a container whose filter refuses these calls."""
     line = [sys.executable, "-c", DENY, names, "doctor", *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
@@ -60,7 +60,7 @@ def test_doctor_shows_the_sandbox_of_a_run():
 def test_missing_sandbox_mechanism_is_named_with_its_reason():
     if missing("landlock"):
         pytest.skip(missing("landlock"))
-    done = examined_without("unshare")
+    done = doctor_without("unshare")
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ")}
     assert "no" in lines["namespaces"].split() and "Operation not permitted" in lines["namespaces"]
@@ -69,10 +69,10 @@ def test_missing_sandbox_mechanism_is_named_with_its_reason():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the mechanisms are Linux's")
 def test_exit_code_is_one_without_a_sandbox():
-    done = examined_without("unshare,landlock")
+    done = doctor_without("unshare,landlock")
     assert done.returncode == 1, done.stderr
     assert "Model-written code is refused here: this machine cannot confine code (namespaces: " in done.stdout
-    found = json.loads(examined_without("unshare,landlock", "--json").stdout)
+    found = json.loads(doctor_without("unshare,landlock", "--json").stdout)
     assert found["sandbox"]["strength"] is None
     assert "Landlock" in found["sandbox"]["strengths"]["landlock"]["reason"]
 

@@ -294,7 +294,7 @@ def test_broken_attempt_excludes_its_sample_from_pass_hat_k(project: Project) ->
 @pytest.mark.parametrize(
     "arguments",
     [["-T", "policy.api_key=sk-SECRET"], ["-T", "policy={type: 'mine.py:KeepsAKey', api_key: sk-SECRET}"], []],
-    ids=["dotted", "nested", "in the file"],
+    ids=["dotted", "nested", "file"],
 )
 def test_secret_is_in_no_file_of_the_run(
     project: Project, arguments: list[str], monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, read_
 from reward_kit.runs.runner import Run
 from reward_kit.typed_interface import reward_spec
 from tests.agent.worlds import WORLD, Counter, call, task_of, text
-from tests.chat_server import Behaviour, ChatServer, answer, status
+from tests.chat_server import Behavior, ChatServer, answer, status
 from tests.cli.project import Project, lines
 from tests.cli.test_run import slow_project, wait_for_lines
 
@@ -218,7 +218,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("refusal", "said"), REFUSED.values(), ids=REFUSED)
 async def test_rejected_key_stops_the_run_and_resume_completes_it(
-    project: Project, refusal: Behaviour, said: str
+    project: Project, refusal: Behavior, said: str
 ) -> None:
     script = [refusal]
     async with ChatServer(lambda _: script[-1]) as server:

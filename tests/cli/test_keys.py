@@ -200,7 +200,7 @@ class TestDotenv:
 
 
 async def test_base_url_stored_in_a_run_gets_no_key(project: Project, server: ChatServer) -> None:
-    """A run's folder can be somebody else's: its `base_url` and its overrides were typed by whoever made it."""
+    """The `base_url` and overrides in an untrusted run folder get no key of the user."""
     failing = ChatServer(lambda _: status(400, text="not now"))
     async with failing:
         project.write_task(policy={"type": "openai", "model": "m"})
@@ -213,7 +213,7 @@ async def test_base_url_stored_in_a_run_gets_no_key(project: Project, server: Ch
 
 
 async def test_typed_base_url_is_remembered_for_resume(project: Project, server: ChatServer) -> None:
-    """The printed command to go on works without typing the endpoint again."""
+    """The printed resume command works without the endpoint."""
     project.write_task(policy={"type": "openai", "model": "m"})
     project.write_rows([{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(4)])
     limits = ("-T", "run_limits.steps=1", "--max-concurrency", "1")
@@ -242,7 +242,7 @@ async def test_netrc_password_is_not_sent_with_trust_env(project: Project, serve
 
 
 async def test_key_of_any_name_is_in_no_file_of_the_run(project: Project) -> None:
-    """The server sends the key back: in an answer, in a failure, and in an answer of the judge."""
+    """The server echoes the key in an answer, in an error, and in an answer of the judge."""
 
     def echo(body: dict[str, Any]) -> Any:
         return answer(f"your key is {OTHER}") if "refuse" not in json.dumps(body) else status(400, text=f"no {OTHER}")

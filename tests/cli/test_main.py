@@ -200,7 +200,7 @@ def test_every_error_class_has_a_documented_exit_code() -> None:
 
 
 class TestForkedCalls:
-    """Most tests call the program in a fork of one that is started already, which has to be like a start of it."""
+    """Most tests call the program in a fork of a started process, which must behave like a new process."""
 
     @pytest.fixture(scope="class")
     @staticmethod
@@ -233,8 +233,8 @@ class TestForkedCalls:
         forked = command_line.call(*arguments, cwd=project.folder, env=environment)
         anew = command_line.call_new_process(*arguments, cwd=project.folder, env=environment)
         assert (forked.returncode, anew.returncode) == (code, code), anew.stderr
-        assert without_chance(forked.stdout) == without_chance(anew.stdout)
-        assert without_chance(forked.stderr) == without_chance(anew.stderr)
+        assert without_varying_parts(forked.stdout) == without_varying_parts(anew.stdout)
+        assert without_varying_parts(forked.stderr) == without_varying_parts(anew.stderr)
 
     def test_options_are_read_from_the_environment(self, project: Project) -> None:
         done = command_line.call("run", "task.yaml", cwd=project.folder, env={"REWARD_KIT_RUN_SEED": "x"})
@@ -248,7 +248,7 @@ class TestForkedCalls:
         assert command_line.call("schema", cwd=project.folder).returncode == 0
 
 
-def without_chance(text: str) -> str:
+def without_varying_parts(text: str) -> str:
     """What is said, without ids of runs, times and speeds."""
     text = re.sub(r"[\w-]+-\d{8}T\d{6}Z-[0-9a-f]{6}", "RUN", text)
     return re.sub(r"\b\d+\.\d+(/s|s| s)?\b|\b[0-9.]+e-\d+", "N", text)

@@ -50,7 +50,7 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.mark.parametrize("verb", ["credit", "score", "export"])
-def test_the_newest_run_with_episodes_is_used_and_reported(project: Project, verb: str) -> None:
+def test_newest_run_with_episodes_is_used_and_reported(project: Project, verb: str) -> None:
     done = project.call(*COMMANDS[verb])
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("the newest run: runs/newest\n")

@@ -28,7 +28,7 @@ def record(message: str, *arguments: Any, name: str = "reward_kit.runs", **extra
     return made
 
 
-def as_told(form: str, told: logging.LogRecord, *secrets: str) -> str:
+def format_record(form: str, told: logging.LogRecord, *secrets: str) -> str:
     return OperatorHandler(LogFilter(logging.DEBUG), form, Redaction(secrets)).format(told)
 
 
@@ -74,7 +74,7 @@ class TestLines:
     """One record, one line."""
 
     def test_json_record_has_its_extra_fields(self) -> None:
-        told = json.loads(as_told("json", record("episode %s", "stopped", rollout_id="r1", error=None, steps=3)))
+        told = json.loads(format_record("json", record("episode %s", "stopped", rollout_id="r1", error=None, steps=3)))
         assert told.pop("at").endswith("Z") and told.pop("pid")
         assert told == {
             "level": "info",
@@ -85,13 +85,13 @@ class TestLines:
         }
 
     def test_text_line_has_the_same_fields(self) -> None:
-        line = as_told("text", record("episode stopped", rollout_id="r1", error=None, steps=3))
+        line = format_record("text", record("episode stopped", rollout_id="r1", error=None, steps=3))
         assert line.partition(" ")[2] == "info    reward_kit.runs  episode stopped rollout_id=r1 steps=3"
 
     @pytest.mark.parametrize("form", ["text", "json"])
     def test_hostile_text_cannot_forge_a_record(self, form: str) -> None:
         hostile = "x\n2026-01-01 error fake\r\x1b[31m\u2028half \ud83d"
-        line = as_told(form, record("%s", hostile, note=hostile))
+        line = format_record(form, record("%s", hostile, note=hostile))
         assert len(line.splitlines()) == 1 and "\x1b" not in line
         line.encode("utf-8")
 
@@ -100,7 +100,7 @@ class TestLines:
     def test_secrets_are_hidden(self, form: str, secret: str) -> None:
         told = record("asked with %s", secret, key=secret)
         told.exc_info = (ValueError, ValueError(secret), None)
-        line = as_told(form, told, secret)
+        line = format_record(form, told, secret)
         assert line.count("(hidden)") == 3 and secret not in line
         if form == "json":
             json.loads(line)
@@ -111,10 +111,10 @@ class TestLines:
             raise ValueError("why")
         except ValueError as error:
             told.exc_info = (type(error), error, error.__traceback__)
-        first, *rest = as_told("text", told).splitlines()
+        first, *rest = format_record("text", told).splitlines()
         assert first.endswith("it broke") and rest[-1] == "    ValueError: why"
         assert all(line.startswith("    ") for line in rest)
-        assert json.loads(as_told("json", told))["traceback"].endswith("ValueError: why")
+        assert json.loads(format_record("json", told))["traceback"].endswith("ValueError: why")
 
 
 def test_nothing_is_logged_by_default(project: Project) -> None:

@@ -136,7 +136,7 @@ def test_invalid_input_is_one_clear_line_and_writes_nothing(
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [(["a", "b", "a"], ["rows.jsonl:3: sample id 'a'", "rows.jsonl:1"]), ([], ["rows.jsonl has no rows"])],
-    ids=["repeated", "none"],
+    ids=["duplicate", "empty"],
 )
 def test_duplicate_row_ids_and_empty_dataset_are_rejected(
     project: Project, ids: list[str], expected: list[str]

@@ -69,7 +69,7 @@ def keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_every_key_has_a_description(printed: dict[str, Any]) -> None:
-    """Its own, or that of the block that it holds."""
+    """A key has its own description or that of its block."""
     texts = {f"#/$defs/{name}": block.get("description") for name, block in printed["$defs"].items()}
     untold = []
     for name, said in keys(printed):

@@ -34,6 +34,7 @@ def test_train_file_becomes_a_run_that_is_listed_and_resumed(tmp_path: Path) -> 
     assert listed[0]["scores"] == {"best": summary["best"], "last": summary["last"]}
     check_rejects_its_episodes(tmp_path)
     check_resume_of_a_finished_run(tmp_path)
+    check_moved_folder_resumes_with_its_file(tmp_path)
     check_changed_resume_needs_force(tmp_path)
 
 
@@ -67,6 +68,27 @@ def check_changed_resume_needs_force(folder: Path) -> None:
     assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
 
 
+def check_moved_folder_resumes_with_its_file(folder: Path) -> None:
+    moved = folder.rename(folder.with_name("moved"))
+    lost = command_line.call("train", "--resume", "--dry-run", cwd=moved)
+    assert lost.returncode == 2 and f"cannot read {folder / 'train.yaml'}" in lost.stderr
+    done = command_line.call("train", "train.yaml", "--resume", "--dry-run", cwd=moved)
+    assert done.returncode == 0, done.stderr
+    moved.rename(folder)
+
+
+def test_updates_with_nothing_to_learn_from_are_reported_once_and_counted(tmp_path: Path) -> None:
+    task = {**TRAIN["task"], "reward_function_path": "flat.py:flat"}
+    lake_folder(tmp_path, task=task, credit="grpo", evaluation=None, updates=3)
+    (tmp_path / "flat.py").write_text("def flat(messages):\n    return 0.5\n")
+    done = command_line.call("train", "train.yaml", "--display", "plain", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "nothing to learn from" in line] == [
+        "update 1: nothing to learn from: all advantages are zero, as when the scores of each group are equal",
+        "nothing to learn from in 3 updates",
+    ]
+
+
 def test_dry_run_describes_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     done = command_line.call("train", "train.yaml", "--dry-run", "-T", "ppo.loss=gspo", cwd=tmp_path)
@@ -93,7 +115,7 @@ def test_dry_run_rejects_what_training_rejects(tmp_path: Path) -> None:
 
 
 def test_run_rejected_after_loading_weights_leaves_no_folder_to_resume(tmp_path: Path) -> None:
-    """Of a policy of one's own nothing is known before it is made; its module has no value head."""
+    """A custom policy without a value head is detected only after it is made."""
     lake_folder(tmp_path)
     assert command_line.call("train", "train.yaml", cwd=tmp_path).returncode == 0
     first = run_path(tmp_path)

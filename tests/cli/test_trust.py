@@ -255,7 +255,7 @@ def test_unreadable_trust_record_grants_nothing(tmp_path: Path, state: Path) -> 
 
 
 class TestRunFolders:
-    """A run folder that came from someone else names files and settings in its `run.json`."""
+    """The `run.json` of an untrusted run folder names files and settings."""
 
     def test_resume_rejects_settings_of_an_untrusted_run(self, tmp_path: Path, state: Path) -> None:
         (tmp_path / "own").mkdir()

@@ -23,7 +23,7 @@ def last_turn(group: Sequence[Path]) -> int:
     return max(len(path.turns) for path in group)
 
 
-def summed_from_each(rewards: Sequence[float]) -> list[float]:
+def suffix_sums(rewards: Sequence[float]) -> list[float]:
     return [math.fsum(rewards[k:]) for k in range(len(rewards))]
 
 
@@ -115,9 +115,7 @@ def one(_group: Sequence[Path]) -> float:
 def centred_by_turn(group: Sequence[Path]) -> list[list[float]]:
     """verl issue 7244: rewards centred among those that reached the turn, then summed to the own last turn."""
     means = [mean_of([path.turns[k].reward for path in group if k < len(path.turns)]) for k in range(last_turn(group))]
-    return [
-        summed_from_each([turn.reward - mean for turn, mean in zip(path.turns, means, strict=False)]) for path in group
-    ]
+    return [suffix_sums([turn.reward - mean for turn, mean in zip(path.turns, means, strict=False)]) for path in group]
 
 
 def centred_by_turn_of_others(group: Sequence[Path]) -> list[list[float]]:
@@ -129,11 +127,11 @@ def centred_by_turn_of_others(group: Sequence[Path]) -> list[list[float]]:
             mean_of([other.turns[k].reward for other in others if k < len(other.turns)])
             for k in range(last_turn(group))
         ]
-        advantages.append(summed_from_each([turn.reward - mean for turn, mean in zip(path.turns, means, strict=False)]))
+        advantages.append(suffix_sums([turn.reward - mean for turn, mean in zip(path.turns, means, strict=False)]))
     return advantages
 
 
-def returns_among_those_who_got_here(group: Sequence[Path]) -> list[list[float]]:
+def returns_less_mean_of_reached_turns(group: Sequence[Path]) -> list[list[float]]:
     """G_k above the mean G_k of those that reached turn k: the fewer they are, the less the turn counts."""
     means = [mean_of([path.returns[k] for path in group if k < len(path.turns)]) for k in range(last_turn(group))]
     return [[value - mean for value, mean in zip(path.returns, means, strict=False)] for path in group]
@@ -144,6 +142,6 @@ def score_by_length(group: Sequence[Path]) -> list[list[float]]:
     return [[path.score / len(path.turns)] * len(path.turns) for path in group]
 
 
-def one_turn_late(group: Sequence[Path]) -> list[list[float]]:
+def returns_one_turn_late(group: Sequence[Path]) -> list[list[float]]:
     """Each turn gets what was earned after it."""
     return [[*path.returns[1:], 0.0] for path in group]

@@ -53,11 +53,11 @@ from tests.credit.path_formulas import (
     less_the_mean,
     less_the_others,
     one,
-    one_turn_late,
-    returns_among_those_who_got_here,
     returns_by_deviation,
     returns_by_state,
     returns_less_mean,
+    returns_less_mean_of_reached_turns,
+    returns_one_turn_late,
     score_by_length,
     scores_by_deviation,
     scores_by_deviation_of_turns,
@@ -121,7 +121,13 @@ def test_enumerated_groups_have_total_probability_one(task: TabularTask, size: i
 
 # What the equality of enumerated numbers finds
 
-PLANTED = (centred_by_turn, centred_by_turn_of_others, returns_among_those_who_got_here, score_by_length, one_turn_late)
+PLANTED = (
+    centred_by_turn,
+    centred_by_turn_of_others,
+    returns_less_mean_of_reached_turns,
+    score_by_length,
+    returns_one_turn_late,
+)
 
 
 @task_of_each_kind
@@ -217,7 +223,7 @@ def test_expected_gradient_matches_its_formula(
 
 @task_of_each_kind
 def test_gpg_across_groups_scales_by_the_share_of_tied_groups(task: TabularTask) -> None:
-    """Of two groups, one is counted twice where the other is tied: gpg divides by the share that tells anything."""
+    """If one of two groups is tied, gpg counts the other twice: it divides by the share of untied groups."""
     groups = list(groups_of(task.paths(), 2))
     tied = math.fsum(weight for weight, (a, b) in groups if a.score == b.score)
     found = np.zeros(len(task.logits_P))
@@ -295,7 +301,7 @@ def test_mean_anchors_weight_states_by_the_expected_share_of_peers(size: int) ->
 @group_sizes
 @pytest.mark.parametrize("normalization", ["leave_one_out", "mean"])
 def test_anchors_of_repeated_states_are_biased(size: int, normalization: str) -> None:
-    """An episode's second visit to a state is a peer of its first, and what the first action did is in it."""
+    """An episode's second visit to a state is a peer of the first visit, and depends on the first action."""
     found = expected_gradient(LOOPS, gigpo(omega=0.0, normalization=normalization), size)
     assert 0.97 < cosine(found, LOOPS.policy_gradient()) < 0.999
     # Every episode begins in a: company is certain there, and yet its part is not whole.
@@ -344,7 +350,7 @@ def gae(lam: float) -> Callable[..., StepCredit]:
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 def test_gae_bootstraps_only_truncated_episodes(lam: float) -> None:
-    """The turns that were taken get the gradient that they have in the task without a limit."""
+    """The turns before the limit get the gradient of the task without a limit."""
     values, worth = LOOPS.values_without_a_limit()
     exact = np.zeros(len(LOOPS.logits_P))
     for path in LOOPS.paths():

@@ -47,7 +47,7 @@ def tracked_files(under: str = ".") -> list[str]:
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
-def copy_of_the_repository(folder: Path) -> Path:
+def copy_repository(folder: Path) -> Path:
     """The tracked files alone, in a new folder, with clutter among them."""
     for name in tracked_files():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -359,7 +359,7 @@ class TestForks:
             [{"type": "python_state"}, dice("red"), dice("blue")],
             [dice("only")],
         ],
-        ids=["native and native", "two of one type", "native and replay", "one"],
+        ids=["native", "same type", "native and replay", "single"],
     )
     async def test_composite_passes_the_checker(self, parts: list[dict[str, Any]]) -> None:
         findings = await check_resource(CompositeResource, {"resources": parts}, steps=6)

@@ -195,7 +195,7 @@ async def test_named_pipe_is_rejected_without_blocking(resource) -> None:
         ("make_directory", {"path": "readme"}, "not a directory"),
     ],
 )
-async def test_refused_call_gives_the_reason_and_changes_nothing(resource, tool, arguments, message) -> None:
+async def test_rejected_call_gives_the_reason_and_changes_nothing(resource, tool, arguments, message) -> None:
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
         await resource.step(tool, arguments)

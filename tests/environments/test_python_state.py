@@ -89,7 +89,7 @@ async def test_append_and_delete_change_the_state() -> None:
         ("delete_value", {"path": "nothing"}, "there is no 'nothing'"),
     ],
 )
-async def test_refused_call_gives_the_reason_and_changes_nothing(name, arguments, message) -> None:
+async def test_rejected_call_gives_the_reason_and_changes_nothing(name, arguments, message) -> None:
     resource = await make_resource()
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message.replace("?", r"\?")):

@@ -33,7 +33,7 @@ OPENED: list[TextworldResource] = []
 
 
 @pytest.fixture(autouse=True)
-async def close_what_was_opened() -> AsyncIterator[None]:
+async def close_opened_resources() -> AsyncIterator[None]:
     yield
     while OPENED:
         await OPENED.pop().close()

@@ -130,7 +130,7 @@ class TestSegments:
         assert len(tokens.segments) == 2
 
 
-class TestRefusals:
+class TestInvalidTurns:
     def test_mismatched_lengths_are_rejected(self):
         with pytest.raises(EpisodeError, match="step 0: 2 token ids but 1 log-probabilities"):
             EpisodeTokens().add_turn(0, [1], [2, 3], [-1.0])

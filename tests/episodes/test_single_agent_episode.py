@@ -391,7 +391,7 @@ class TestSetters:
 
 
 class TestColumns:
-    """Programs reach into the tracks as well: `episode.observations` and its siblings."""
+    """The tracks that programs access directly, such as `episode.observations`."""
 
     @pytest.mark.parametrize("packed", [False, True])
     def test_items_appended_to_a_track_belong_to_the_episode(self, packed):

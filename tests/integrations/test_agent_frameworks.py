@@ -15,7 +15,7 @@ from reward_kit import RLRolloutWorker, TaskDefinitionModel
 from reward_kit.agent.policies.own_agent_policy import AgentTask, OwnAgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from tests.agent.worlds import failure, reason
-from tests.chat_server import Behaviour, ChatServer, answer
+from tests.chat_server import Behavior, ChatServer, answer
 
 pytestmark = pytest.mark.campaign
 
@@ -49,7 +49,7 @@ def foreign(script: str, mode: str) -> Any:
     return agent
 
 
-def reply(prompt: list[int], sampled: list[int], text: str | None = None, **calls: str) -> Behaviour:
+def reply(prompt: list[int], sampled: list[int], text: str | None = None, **calls: str) -> Behavior:
     """An answer with token ids that calls `price_of`: `calls` are ids and articles."""
     entries = [{"token": f"t{token}", "logprob": -0.25, "top_logprobs": []} for token in sampled]
     choice = {"token_ids": sampled, "logprobs": {"content": entries}}

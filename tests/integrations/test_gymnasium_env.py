@@ -43,7 +43,7 @@ def registered(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("registered", WORLDS, indirect=True)
-def test_gymnasiums_own_checker_finds_nothing(registered: str) -> None:
+def test_gymnasium_env_checker_passes(registered: str) -> None:
     env = gymnasium.make(registered, disable_env_checker=True, render_mode="ansi").unwrapped
     check_env(env)
     env.close()
@@ -60,7 +60,7 @@ def test_the_form_of_actions_follows_from_the_tools() -> None:
     assert forms["database"] is forms["files"] is spaces.Dict
 
 
-def test_a_lake_seen_through_a_resource_is_the_lake() -> None:
+def test_wrapped_frozen_lake_equals_the_original() -> None:
     raw, env = gymnasium.make("FrozenLake-v1", render_mode="ansi"), ResourceEnv("gymnasium", LAKE)
     assert env.action_space == raw.action_space
     rng, ends = random.Random(0), 0
@@ -85,7 +85,7 @@ def test_a_lake_seen_through_a_resource_is_the_lake() -> None:
 
 
 @pytest.mark.parametrize("registered", ["lake", "sokoban"], indirect=True)
-async def test_a_resource_that_became_an_environment_and_a_resource_again_walks_alike(registered: str) -> None:
+async def test_resource_wrapped_twice_has_equal_trajectories(registered: str) -> None:
     first = GymnasiumResource() if "lake" in registered else SokobanResource()
     again = GymnasiumResource()
     await first.setup(LAKE if "lake" in registered else {})
@@ -149,7 +149,7 @@ def call(**arguments: Any) -> dict[str, str]:
     return {"name": "note", "arguments": json.dumps(arguments)}
 
 
-def test_a_tool_call_its_answer_and_what_is_refused() -> None:
+def test_tool_calls_return_answers_and_invalid_calls_are_rejected() -> None:
     env = ResourceEnv(Notebook, render_mode="ansi")
     assert env.reset(seed=7) == ('{"notes": [7]}', {})
     seen, reward, terminated, truncated, info = env.step(call(text="ä", times=1))
@@ -168,7 +168,7 @@ def test_a_tool_call_its_answer_and_what_is_refused() -> None:
     env.close()
 
 
-def test_resets_without_a_seed_draw_from_the_last_that_was_given() -> None:
+def test_resets_without_a_seed_continue_the_last_seed() -> None:
     env = ResourceEnv(Notebook)
 
     def drawn() -> list[str]:
@@ -182,7 +182,7 @@ def test_resets_without_a_seed_draw_from_the_last_that_was_given() -> None:
     env.close()
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_unsuitable_resources_are_rejected() -> None:
     for form, why in (
         ("discrete", "every argument needs an enum"),
         ("text", "exactly one tool, with exactly one argument, a text"),
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_told() -> None:
     env.close()
 
 
-def test_every_world_is_closed_once_and_the_thread_ends_with_the_last() -> None:
+def test_every_resource_is_closed_once_and_the_thread_ends_with_the_last() -> None:
     before, Notebook.closed = threading.active_count(), 0
     first, second = ResourceEnv(Notebook), ResourceEnv(Notebook)
     assert threading.active_count() == before + 1
@@ -220,7 +220,7 @@ def test_every_world_is_closed_once_and_the_thread_ends_with_the_last() -> None:
     assert (Notebook.closed, threading.active_count()) == (3, before)
 
 
-def test_it_works_inside_a_running_loop_and_a_program_that_forgets_it_ends() -> None:
+def test_environment_works_inside_an_event_loop_and_unclosed_programs_exit() -> None:
     program = """
 import asyncio
 from reward_kit.integrations.gymnasium_env import ResourceEnv
@@ -234,7 +234,7 @@ asyncio.run(main())
     assert ended.stdout.endswith("False, False)\n")
 
 
-def test_many_environments_run_side_by_side() -> None:
+def test_many_environments_run_concurrently() -> None:
     envs = gymnasium.vector.SyncVectorEnv([lambda: ResourceEnv("gymnasium", LAKE) for _ in range(3)])
     seen, _ = envs.reset(seed=0)
     assert len(seen) == 3
@@ -243,7 +243,7 @@ def test_many_environments_run_side_by_side() -> None:
     envs.close()
 
 
-def test_a_forked_process_has_a_loop_of_its_own() -> None:
+def test_forked_process_has_its_own_event_loop() -> None:
     here = ResourceEnv("gymnasium", LAKE)
     made = [lambda: ResourceEnv("gymnasium", LAKE)] * 2
     envs = gymnasium.vector.AsyncVectorEnv(made, shared_memory=False, context="fork")
@@ -276,21 +276,21 @@ class Wide(Notebook):
         [(3, 2)],
     ],
 )
-def test_calls_that_nobody_can_list_are_no_numbers(bounds: list[tuple[int, int]]) -> None:
+def test_unlistable_calls_have_no_discrete_actions(bounds: list[tuple[int, int]]) -> None:
     kind = type("OfTest", (Wide,), {"bounds": bounds})
     env = ResourceEnv(kind)
     assert isinstance(env.action_space, spaces.Dict)
     env.close()
 
 
-def test_calls_up_to_the_most_are_numbers() -> None:
+def test_listable_calls_are_discrete_actions() -> None:
     env = ResourceEnv(type("OfTest", (Wide,), {"bounds": [(-50, 49), (0, 99)]}))
     assert env.action_space == spaces.Discrete(10_000)
     assert (env.calls[0], env.calls[-1]) == (("pick", {"n0": -50, "n1": 0}), ("pick", {"n0": 49, "n1": 99}))
     env.close()
 
 
-def test_closing_what_was_inherited_leaves_a_forked_process_its_own() -> None:
+def test_closing_inherited_environments_keeps_those_of_the_fork() -> None:
     inherited = ResourceEnv("gymnasium", LAKE)
     reader, writer = multiprocessing.get_context("fork").Pipe(duplex=False)
 

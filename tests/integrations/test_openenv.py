@@ -57,7 +57,7 @@ async def made(seed: int, given: dict[str, Any]) -> OpenEnvResource:
 MOVES = [{"kind": "add", "amount": 2}, {"kind": "clear"}, {"kind": "add", "amount": 3}, {"kind": "add"}]
 
 
-async def test_our_world_says_what_their_client_says(pool: ServerPool) -> None:
+async def test_resource_matches_the_openenv_client(pool: ServerPool) -> None:
     world = await made(11, config("counter"))
     server = await pool.lease(ResourceServerConfig(**serving("counter")), FOLDER)
     call = (PYTHON, FOLDER / "client.py", server.address.replace("http", "ws"), "11", json.dumps(MOVES))
@@ -85,18 +85,18 @@ async def test_our_world_says_what_their_client_says(pool: ServerPool) -> None:
         ("moody", {"execution_errors": "refusal"}, ["deterministic = False", "fork_kind = 'none'"]),
     ],
 )
-async def test_the_checker_finds_what_is_so(world: str, more: dict[str, Any], expected: list[str]) -> None:
+async def test_resource_checker_reports_correct_findings(world: str, more: dict[str, Any], expected: list[str]) -> None:
     findings = await check_resource(OpenEnvResource, config(world, **more), steps=10)
     assert [finding.message.split(":")[0] for finding in findings] == expected
 
 
-async def test_the_checker_finds_a_world_that_was_declared_deterministic_and_is_not() -> None:
+async def test_resource_checker_detects_undeclared_nondeterminism() -> None:
     given = config("moody", deterministic=True, execution_errors="refusal")
     findings = await check_resource(OpenEnvResource, given, steps=10)
     assert any("the same seed and actions gave another result" in finding.message for finding in findings)
 
 
-async def test_its_mcp_tools_are_ours(pool: ServerPool) -> None:
+async def test_mcp_tools_of_the_environment_are_listed(pool: ServerPool) -> None:
     world = await made(3, config("workshop"))
     assert await world.get_observation() == {"task": "Put the gear on the bench."}
     assert [tool["function"]["name"] for tool in await world.get_tools_spec()] == ["look", "take"]
@@ -112,7 +112,7 @@ async def test_its_mcp_tools_are_ours(pool: ServerPool) -> None:
     await world.close()
 
 
-async def test_a_world_that_raises_is_a_failure_and_no_answer(pool: ServerPool) -> None:
+async def test_environment_exception_is_a_failure_and_not_an_answer(pool: ServerPool) -> None:
     world = await made(0, config("moody"))
     with pytest.raises(EnvironmentFailure, match="EXECUTION_ERROR: the counter is jammed"):
         await world.step("act", {"kind": "add", "amount": 3})
@@ -124,7 +124,7 @@ async def test_a_world_that_raises_is_a_failure_and_no_answer(pool: ServerPool) 
     await world.close()
 
 
-async def test_a_server_that_dies_fails_its_episode_and_says_how(pool: ServerPool) -> None:
+async def test_dead_server_fails_its_episode_with_the_reason(pool: ServerPool) -> None:
     world = await made(0, config("counter"))
     server = await pool.lease(ResourceServerConfig(**serving("counter")), FOLDER)
     os.kill(server.process.pid, 9)
@@ -133,7 +133,7 @@ async def test_a_server_that_dies_fails_its_episode_and_says_how(pool: ServerPoo
     await world.close()
 
 
-async def test_a_server_of_one_session_serves_one_world_after_the_other(pool: ServerPool) -> None:
+async def test_single_session_server_serves_episodes_in_sequence(pool: ServerPool) -> None:
     given = {**config("counter", connect_timeout=1.0), "resource_server": serving("counter", sessions=1)}
     for seed in range(3):
         world = await made(seed, given)
@@ -143,7 +143,7 @@ async def test_a_server_of_one_session_serves_one_world_after_the_other(pool: Se
         await world.close()
 
 
-async def test_a_group_of_episodes_begins_in_forks_of_one_start(pool: ServerPool) -> None:
+async def test_episodes_of_a_group_start_from_the_same_state(pool: ServerPool) -> None:
     task = TaskDefinitionModel(
         name="count",
         resource_type="openenv",

@@ -134,23 +134,23 @@ def results(project: Path) -> Mapping[str, ElementTree.Element]:
     return {str(case.get("name")).removeprefix("test_"): case for case in cases}
 
 
-def test_every_test_is_there(results: Mapping[str, ElementTree.Element]) -> None:
+def test_plugin_collects_every_test(results: Mapping[str, ElementTree.Element]) -> None:
     assert set(results) == {*PASSED, *FAILED, *REFUSED}
 
 
 @pytest.mark.parametrize("name", PASSED)
-def test_it_passes(results: Mapping[str, ElementTree.Element], name: str) -> None:
+def test_gate_passes(results: Mapping[str, ElementTree.Element], name: str) -> None:
     assert results[name].find("failure") is None and results[name].find("error") is None
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_it_fails_and_shows_the_table_and_the_report(results: Mapping[str, ElementTree.Element], name: str) -> None:
+def test_failed_gate_shows_the_table_and_the_report(results: Mapping[str, ElementTree.Element], name: str) -> None:
     failure = results[name].find("failure")
     assert failure is not None and FAILED[name] in f"{failure.get('message')}\n{failure.text}"
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_bad_mark_is_told_in_one_line(results: Mapping[str, ElementTree.Element], name: str) -> None:
+def test_invalid_mark_is_reported_in_a_single_line(results: Mapping[str, ElementTree.Element], name: str) -> None:
     error = results[name].find("error")
     assert error is not None and REFUSED[name] in str(error.text)
     assert "Traceback" not in str(error.text) and "During handling" not in str(error.text)
@@ -165,14 +165,14 @@ def test_the_report_is_attached_and_kept(project: Path, results: Mapping[str, El
     assert re.search(r"the report: .*report\.html", shown) and "0.000  said Paris" in shown
 
 
-def test_who_does_not_ask_for_it_loads_nothing_of_us(project: Path) -> None:
+def test_unused_plugin_loads_no_reward_kit_modules(project: Path) -> None:
     (project / "test_other.py").write_text(
         "import sys\ndef test_light(): assert not [name for name in sys.modules if name.startswith('reward_kit')]\n"
     )
     assert run_pytest(project, "test_other.py").returncode == 0
 
 
-def test_the_plugin_alone_loads_next_to_nothing() -> None:
+def test_plugin_import_is_light() -> None:
     code = f"import sys, {PLUGIN}; print(*(name for name in sys.modules if name.startswith('reward_kit')))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(loaded) == {"reward_kit", "reward_kit.lazy", "reward_kit.integrations", PLUGIN}

@@ -46,7 +46,7 @@ def run(folder: Path, *words: str, text: str | None = None) -> subprocess.Comple
     )
 
 
-def test_its_command_line_trains_on_our_rollouts_and_the_reward_rises(tmp_path: Path) -> None:
+def test_axolotl_trains_on_reward_kit_rollouts_and_the_reward_rises(tmp_path: Path) -> None:
     for path in EXAMPLE.glob("*.*"):
         shutil.copy(path, tmp_path)
     written = run(tmp_path, "axolotl_rollouts.py")

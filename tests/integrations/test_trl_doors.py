@@ -27,7 +27,7 @@ def trl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_reward_of_ours_scores_what_trl_generates_and_unscored_is_not_zero(trl: Peer, is_async: bool) -> None:
+def test_reward_scores_trl_completions_and_unscored_is_not_zero(trl: Peer, is_async: bool) -> None:
     found = trl.ask("rewards", is_async=is_async)
     (first, second) = found["scores"]
     assert len(first) == len(second) == 2 * GROUP
@@ -39,7 +39,7 @@ def test_a_reward_of_ours_scores_what_trl_generates_and_unscored_is_not_zero(trl
     assert [why is None for why in found["failures"]] == [score is not None for score in second]
 
 
-def test_trls_own_trainer_learns_from_our_rollouts_and_evaluates_with_them(trl: Peer) -> None:
+def test_trl_trainer_learns_from_and_evaluates_with_rollouts(trl: Peer) -> None:
     found = trl.ask("rollouts")
     assert found["changed"]
     assert len(found["eval_rewards"]) == 2 and all(math.isfinite(reward) for reward in found["eval_rewards"])
@@ -62,7 +62,7 @@ def test_rollouts_may_be_scored_where_trl_scores(trl: Peer) -> None:
     assert not found["advantages"][[2, 6]].any()
 
 
-def test_a_group_has_one_start_and_its_own_name(trl: Peer) -> None:
+def test_group_shares_a_start_state_and_has_its_own_id(trl: Peer) -> None:
     found = trl.ask("rollouts")
     first, second = found["groups"][:GROUP], found["groups"][GROUP:]
     assert len(set(first)) == len(set(second)) == 1 and first[0] != second[0]
@@ -74,7 +74,7 @@ def call(colour: str) -> str:
     return f'<tool_call>\n{{"name": "dial", "arguments": {{"colour": "{colour}"}}}}\n</tool_call>'
 
 
-def test_trls_own_loop_plays_our_environment(trl: Peer) -> None:
+def test_trl_loop_plays_the_environment(trl: Peer) -> None:
     found = trl.ask("environment", script=[call("red"), call("blue"), call("green"), "Done."])
     assert found["tools"] == ["dial"]
     assert found["prompts"] == ["Open it.\n\nlock0 place0"] * GROUP + ["Open it.\n\nlock1 place0"] * GROUP
@@ -85,13 +85,13 @@ def test_trls_own_loop_plays_our_environment(trl: Peer) -> None:
     assert found["tool_tokens"] > 0
 
 
-def test_a_call_after_the_end_is_told_to_the_model(trl: Peer) -> None:
+def test_call_after_the_end_is_reported_to_the_model(trl: Peer) -> None:
     found = trl.ask("environment", script=[call("red"), call("blue"), call("green"), call("red"), "Done."])
     assert found["told"][0][-1] == "{'error': 'the episode is over; no tool can be called any more'}"
     assert found["rewards"]["CombinationLock"][0] == 3.0
 
 
-def test_the_blocks_of_the_page_run(tmp_path: Path) -> None:
+def test_documented_code_blocks_run(tmp_path: Path) -> None:
     if not PYTHON.exists():
         pytest.skip("TRL is not installed; run `make integrations`")
     page = (ROOT / "docs" / "guides" / "trl.md").read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ def tools_of(environment: Any) -> list[str]:
     return [name for name, _ in found if name not in ("reset", "get_reward") and not name.startswith("_")]
 
 
-def test_an_episode_is_played_by_methods() -> None:
+def test_episode_is_played_by_method_calls() -> None:
     made = factory()
     environment: Any = made()
     assert tools_of(environment) == ["dial"]
@@ -45,7 +45,7 @@ def test_an_episode_is_played_by_methods() -> None:
     made.close()
 
 
-def test_instances_are_worlds_of_their_own_from_one_start() -> None:
+def test_instances_are_independent_and_share_a_start_state() -> None:
     made = factory()
     first, second = made(), made()
     row = {"prompt": [{"role": "user", "content": "Open it."}], "resource_config": {"lock": 1, "unused": None}}
@@ -57,7 +57,7 @@ def test_instances_are_worlds_of_their_own_from_one_start() -> None:
     made.close()
 
 
-def test_a_row_may_have_its_configuration_as_text() -> None:
+def test_row_configuration_can_be_json_text() -> None:
     made = factory()
     environment = made()
     assert environment.reset(resource_config=json.dumps({"lock": 2})) == "lock2 place0"
@@ -68,7 +68,7 @@ def test_a_row_may_have_its_configuration_as_text() -> None:
     made.close()
 
 
-def test_without_its_own_reward_there_is_no_get_reward() -> None:
+def test_get_reward_is_absent_without_environment_rewards() -> None:
     made = factory(gives_reward=False)
     assert not hasattr(made(), "get_reward")
     assert tools_of(made()) == ["dial"]
@@ -94,7 +94,7 @@ class Moody(CombinationLock):
         Moody.live -= 1
 
 
-def test_what_breaks_the_world_leaves_the_rollout_unscored_and_closes_everything() -> None:
+def test_environment_failure_leaves_the_rollout_unscored_and_closes_resources() -> None:
     made = environment_factory(Moody, {"lock": 0})
     environment: Any = made()
     environment.reset()
@@ -127,7 +127,7 @@ class Mute(CombinationLock):
         raise AssertionError("never")
 
 
-def test_a_state_that_cannot_be_had_is_the_failure_of_its_own_world() -> None:
+def test_unreadable_final_state_fails_only_its_environment() -> None:
     made = environment_factory(Mute, {"lock": 0}, time_limit_s=0.1)
     slow, broken = made(), made()
     for environment in (slow, broken):
@@ -152,7 +152,7 @@ class Sticky(CombinationLock):
         return copy
 
 
-def test_a_fork_that_is_another_state_is_refused() -> None:
+def test_fork_with_a_different_state_is_rejected() -> None:
     with pytest.raises(EnvironmentFailure, match="Sticky: a fork has state key"):
         environment_factory(Sticky, {"lock": 0})
 
@@ -164,7 +164,7 @@ class Toolless(CombinationLock):
         return []
 
 
-def test_what_cannot_be_an_environment_is_told_when_it_is_made() -> None:
+def test_unsuitable_task_is_rejected_at_construction() -> None:
     with pytest.raises(ConfigError, match="Toolless has no tools in this configuration"):
         environment_factory(Toolless, {"lock": 0})
     with pytest.raises(ConfigError, match="unknown resource 'sqllite'; did you mean 'sqlite'"):
@@ -208,7 +208,7 @@ def called(self: Any, name: str, arguments: Mapping[str, Any]) -> str:
     return json.dumps([name, dict(arguments)])
 
 
-def test_every_kind_of_parameter_is_said() -> None:
+def test_every_parameter_type_is_in_the_schema() -> None:
     properties = {
         "late": {"type": "string", "default": "x", "description": "Returns: nothing\nat all"},
         "kind": {"type": "string", "enum": ["a", "b"]},
@@ -236,14 +236,14 @@ def test_every_kind_of_parameter_is_said() -> None:
 
 
 @pytest.mark.parametrize("name", ["reset", "get_reward", "_hidden", "two words", "class"])
-def test_a_name_that_no_method_can_have_is_refused(name: str) -> None:
+def test_invalid_method_name_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match=f"tool '{name}' cannot be a method"):
         tool_method(tool_spec(name, "d"), called)
     with pytest.raises(ConfigError, match="parameter 'a-b' cannot be"):
         tool_method(tool_spec("ok", "d", {"type": "object", "properties": {"a-b": {}}}), called)
 
 
-def test_a_resource_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_resource_can_be_loaded_from_a_file(tmp_path: Path) -> None:
     source = Path(inspect.getfile(CombinationLock)).read_text()
     (tmp_path / "own_lock.py").write_text(source)
     made = environment_factory(f"{tmp_path / 'own_lock.py'}:CombinationLock", {"lock": 3})

@@ -152,14 +152,14 @@ def held(deviations: Deviations, name: str, one: PPOLearner, batch: TokenBatch, 
 
 @pytest.mark.parametrize("credit", ["token", "episode"])
 @pytest.mark.parametrize("name", SAME)
-def test_a_training_step_is_trls(trl: Peer, folder: Path, deviations: Deviations, name: str, credit: Credit) -> None:
+def test_training_step_equals_trl(trl: Peer, folder: Path, deviations: Deviations, name: str, credit: Credit) -> None:
     batch, (trl_options, our_options) = episodes(credit), SAME[name]
     found = theirs(trl, folder, [trl_inputs(batch, np.arange(COUNT), credit)], trl_options)
     held(deviations, f"{name}, per {credit}", learner(folder, **our_options), batch, found)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo"])
-def test_a_step_with_a_divergence_is_trls(trl: Peer, folder: Path, deviations: Deviations, name: str) -> None:
+def test_training_step_with_kl_equals_trl(trl: Peer, folder: Path, deviations: Deviations, name: str) -> None:
     batch, (trl_options, our_options) = episodes("token"), SAME[name]
     options = {**trl_options, "beta": 0.1, "use_bias_correction_kl": False}
     found = theirs(trl, folder, [trl_inputs(batch, np.arange(COUNT), "token")], options, reference=True)
@@ -184,9 +184,7 @@ def test_sequence_level_importance_is_gspo(trl: Peer, folder: Path, deviations: 
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_in_any_number_of_micro_batches_it_is_trls_whole_batch(
-    trl: Peer, folder: Path, deviations: Deviations, count: int
-) -> None:
+def test_micro_batched_step_equals_whole_trl_batch(trl: Peer, folder: Path, deviations: Deviations, count: int) -> None:
     batch = episodes("token")
     found = theirs(trl, folder, [trl_inputs(batch, np.arange(COUNT), "token")], {"loss_type": "grpo"})
     one = learner(folder, aggregation="seq-mean-token-mean", max_tokens_per_micro_batch=budget_for(batch, count))
@@ -214,7 +212,7 @@ def test_trl_in_micro_batches_of_equal_rows_agrees_where_it_counts_all_tokens(
     held(deviations, "dapo, TRL in 4 micro-batches", learner(folder), batch, found)
 
 
-def test_trls_bnpo_depends_on_the_micro_batches_and_ours_does_not(trl: Peer, folder: Path) -> None:
+def test_trl_bnpo_depends_on_micro_batches_and_reward_kit_does_not(trl: Peer, folder: Path) -> None:
     batch = episodes("token")
     parts = [trl_inputs(batch, part, "token") for part in np.split(np.arange(COUNT), 4)]
     split = theirs(trl, folder, parts, {"loss_type": "bnpo"})

@@ -106,7 +106,7 @@ def held(deviations: Deviations, name: str, ours: tuple[Loss, Tensor], theirs: d
 
 @pytest.mark.parametrize("loss_type", AGGREGATIONS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_clipped_surrogate_is_trls(trl: Peer, deviations: Deviations, seed: int, loss_type: str) -> None:
+def test_clipped_surrogate_equals_trl(trl: Peer, deviations: Deviations, seed: int, loss_type: str) -> None:
     case, theirs = both(trl, random_rows(seed), {"loss_type": loss_type})
     ours = with_gradient(ppo_clip_loss, case, **CLIPS, aggregation=AGGREGATIONS[loss_type], global_batch=case.whole)
     held(deviations, loss_type, ours, theirs)
@@ -116,7 +116,7 @@ def test_the_clipped_surrogate_is_trls(trl: Peer, deviations: Deviations, seed: 
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
-def test_the_kl_term_is_trls_with_k3(trl: Peer, deviations: Deviations, loss_type: str) -> None:
+def test_kl_term_equals_trl_with_k3(trl: Peer, deviations: Deviations, loss_type: str) -> None:
     rows = random_rows(5)
     reference = _ask(trl, rows, {}, {})["logprobs"] + 0.5 * rows.noise.flip(0)
     options = {"loss_type": loss_type, "beta": 0.1, "use_bias_correction_kl": False}
@@ -154,7 +154,7 @@ def test_two_sided_clipping_is_the_dual_clip(trl: Peer, deviations: Deviations, 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_bound_of_trls_cispo_is_the_weight_itself(trl: Peer, deviations: Deviations, seed: int) -> None:
+def test_trl_cispo_bound_is_the_weight_itself(trl: Peer, deviations: Deviations, seed: int) -> None:
     case, theirs = both(trl, random_rows(seed), {"loss_type": "cispo", "epsilon_high": 1.6})
     held(deviations, "cispo", with_gradient(cispo_loss, case, clip_low=1.0, clip_high=0.6), theirs)
 
@@ -180,14 +180,14 @@ def test_trl_spreads_the_credit_of_tokens_over_a_sequence_and_gspo_keeps_it(trl:
     assert not torch.allclose(gradient, theirs["gradient"], atol=1e-3)
 
 
-def test_weights_of_another_sampler_are_trls(trl: Peer, deviations: Deviations) -> None:
+def test_importance_weights_equal_trl(trl: Peer, deviations: Deviations) -> None:
     rows = random_rows(6)
     weights = rows.noise.abs()
     case, theirs = both(trl, rows, {"loss_type": "dapo"}, importance_sampling_ratio=weights)
     held(deviations, "importance weights", with_gradient(ppo_clip_loss, case, **CLIPS, weights_BT=weights), theirs)
 
 
-def test_the_entropy_bonus_is_trls(trl: Peer, deviations: Deviations) -> None:
+def test_entropy_bonus_equals_trl(trl: Peer, deviations: Deviations) -> None:
     rows = random_rows(7)
     case, theirs = both(trl, rows, {"loss_type": "dapo", "entropy_coef": 0.05})
     surrogate, _ = with_gradient(ppo_clip_loss, case, **CLIPS)
@@ -196,7 +196,7 @@ def test_the_entropy_bonus_is_trls(trl: Peer, deviations: Deviations) -> None:
     deviations.hold("TRL with an entropy bonus", 0.05 * gradient, theirs["entropy_gradient"])
 
 
-def test_logprobs_and_entropies_of_a_model_are_trls(trl: Peer, deviations: Deviations) -> None:
+def test_logprobs_and_entropies_equal_trl(trl: Peer, deviations: Deviations) -> None:
     rows = random_rows(8)
     rows.completion_mask.fill_(1)
     theirs = _ask(trl, rows, {}, {})
@@ -208,9 +208,7 @@ def test_logprobs_and_entropies_of_a_model_are_trls(trl: Peer, deviations: Devia
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "luspo"])
-def test_a_wholly_masked_row_counts_in_trls_mean_and_not_in_ours(
-    trl: Peer, deviations: Deviations, loss_type: str
-) -> None:
+def test_fully_masked_row_counts_in_the_trl_mean_only(trl: Peer, deviations: Deviations, loss_type: str) -> None:
     case, theirs = both(trl, random_rows(9, masked_row=True), {"loss_type": loss_type})
     as_theirs = GlobalBatch(case.mask.sum().item(), ROWS, LONGEST)
     shared: dict[str, Any] = {**CLIPS, "aggregation": AGGREGATIONS[loss_type]}
@@ -220,7 +218,7 @@ def test_a_wholly_masked_row_counts_in_trls_mean_and_not_in_ours(
     assert ours.loss.item() == pytest.approx(theirs["loss"].item() * ROWS / (ROWS - 1), rel=1e-9)
 
 
-def test_a_ratio_far_off_is_finite_and_infinite_in_trl(trl: Peer) -> None:
+def test_extreme_ratio_is_finite_but_infinite_in_trl(trl: Peer) -> None:
     rows = random_rows(10)
     rows.noise[0, 0], rows.advantages[0, 0] = -900.0, -1.0
     case, theirs = both(trl, rows, {"loss_type": "dapo"}, spread=1.0)

@@ -66,7 +66,7 @@ def test_a_column_is_the_ground_truth(function: Any) -> None:
     assert not inspect.iscoroutinefunction(reward.__call__)
 
 
-async def test_a_coroutine_function_is_awaited_in_the_loop_of_trl() -> None:
+async def test_async_reward_is_awaited_in_the_trl_event_loop() -> None:
     loop_thread = threading.current_thread()
 
     @reward_function
@@ -79,7 +79,7 @@ async def test_a_coroutine_function_is_awaited_in_the_loop_of_trl() -> None:
     assert both == [[1.0] * 4] * 2
 
 
-def test_it_works_from_a_thread_in_which_a_loop_runs() -> None:
+def test_reward_works_in_a_thread_with_a_running_event_loop() -> None:
     async def trl() -> list[float | None]:
         with as_trl_reward(exact) as reward:
             found: list[float | None] = reward(PROMPTS, COMPLETIONS, ground_truth=ANSWERS)
@@ -88,7 +88,7 @@ def test_it_works_from_a_thread_in_which_a_loop_runs() -> None:
     assert asyncio.run(trl()) == [1.0, 0.0, 1.0, 0.0]
 
 
-def test_calls_are_made_at_the_same_time() -> None:
+def test_calls_run_concurrently() -> None:
     together = threading.Barrier(4, timeout=20)
 
     @reward_function
@@ -100,7 +100,7 @@ def test_calls_are_made_at_the_same_time() -> None:
         assert reward(PROMPTS, COMPLETIONS) == [1.0] * 4
 
 
-def test_what_breaks_is_unscored_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_reward_is_unscored_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     log = Log()
     with as_trl_reward(choosy) as reward:
         assert reward(PROMPTS, COMPLETIONS, **log.columns()) == [1.0, 1.0, 1.0, None]
@@ -112,7 +112,7 @@ def test_what_breaks_is_unscored_and_counted(caplog: pytest.LogCaptureFixture) -
     assert "no number" in caplog.text
 
 
-def test_the_share_and_the_reasons_are_in_trls_table() -> None:
+def test_unscored_share_and_reasons_are_logged_by_trl() -> None:
     log = Log()
     with as_trl_reward(choosy) as reward:
         reward(PROMPTS, COMPLETIONS, **log.columns())
@@ -121,7 +121,7 @@ def test_the_share_and_the_reasons_are_in_trls_table() -> None:
     assert log.table["choosy/failure"][3].startswith("crash: ")
 
 
-def test_a_deadline_leaves_unscored() -> None:
+def test_call_beyond_the_deadline_is_unscored() -> None:
     @reward_function
     async def never(messages: list[Message]) -> EvaluateResult:
         await asyncio.Event().wait()
@@ -144,7 +144,7 @@ def test_equal_prompts_in_a_row_are_a_group() -> None:
     assert again == found
 
 
-def test_a_group_size_cuts_where_prompts_repeat() -> None:
+def test_group_size_splits_repeated_prompts() -> None:
     with as_trl_reward(share, group_size=2) as reward:
         assert reward(["x"] * 4, ["a", "b", "a", "a"], ground_truth=["-"] * 4) == [0.5, 0.5, 1.0, 1.0]
         with pytest.raises(ConfigError, match="3 completions cannot be cut into groups of 2"):
@@ -169,7 +169,7 @@ def test_the_reward_gets_the_columns_that_it_names() -> None:
     ]
 
 
-def test_a_missing_column_is_told_with_the_nearest() -> None:
+def test_missing_column_suggests_the_nearest() -> None:
     with as_trl_reward(exact, columns={"answer": "ground_truth"}) as reward:
         with pytest.raises(ConfigError, match="no column 'answer'; did you mean 'answers'"):
             reward(PROMPTS, COMPLETIONS, answers=ANSWERS)
@@ -179,7 +179,7 @@ def test_a_missing_column_is_told_with_the_nearest() -> None:
         reward(PROMPTS, COMPLETIONS, answer=ANSWERS)
 
 
-def test_what_no_dataset_can_give_is_refused() -> None:
+def test_parameters_unavailable_in_a_dataset_are_rejected() -> None:
     def steps(messages: list[Message], step_data: list[Any]) -> EvaluateResult:
         raise AssertionError("never called")
 
@@ -213,7 +213,7 @@ def leaves(messages: list[Message]) -> EvaluateResult:
 """
 
 
-def test_a_reward_that_is_named_is_confined_as_the_command_line_would(tmp_path: Path) -> None:
+def test_reward_given_by_name_is_sandboxed(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
     with as_trl_reward("reward.py:inside", folder=tmp_path, options={"bonus": 0.5}) as reward:
         assert getattr(reward.reward, "level", "in_process") in ("warm", "in_process")
@@ -306,7 +306,7 @@ class _StateThatBreaks(_Play):
         self.failure = Failure("timeout", "DeadlineError", "no state in time")
 
 
-def test_a_state_is_taken_where_it_is_wanted_and_its_failure_is_that_of_one_row() -> None:
+def test_final_state_is_read_on_demand_and_its_failure_affects_a_single_row() -> None:
     @reward_function
     def opened(messages: list[Message], state: Any) -> EvaluateResult:
         return EvaluateResult(score=float(state["door"] == "open"))
@@ -344,7 +344,7 @@ def test_tool_calls_of_trl_get_ids_and_arguments_as_text() -> None:
     assert [message.tool_call_id for message in said.messages[3:5]] == ["call_1", "call_0"]
 
 
-def test_what_is_no_conversation_is_refused() -> None:
+def test_invalid_conversation_is_rejected() -> None:
     with pytest.raises(ConfigError, match="a completion of TRL is a text or a list of messages; got"):
         make_conversation("hi", 3)
     with (

@@ -65,13 +65,13 @@ def test_the_reward_rises_from_any_seed(trl: Peer) -> None:
     assert sum(ends) / len(ends) > 0.85, ends
 
 
-def test_a_resumed_run_draws_what_an_uninterrupted_one_does(trl: Peer) -> None:
+def test_resumed_run_samples_like_an_uninterrupted_run(trl: Peer) -> None:
     found = trl.ask("resume", before=3, after=3)
     assert len(found["whole"]) == 6
     assert found["resumed"] == pytest.approx(found["whole"])
 
 
-def test_two_processes_train_one_model_on_groups_of_their_own(tmp_path: Path) -> None:
+def test_two_processes_train_a_shared_model_on_separate_groups(tmp_path: Path) -> None:
     if not PYTHON.exists():
         pytest.skip("TRL is not installed; run `make integrations`")
     line = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -90,7 +90,9 @@ def test_two_processes_train_one_model_on_groups_of_their_own(tmp_path: Path) ->
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("reward", ["opened", "moody"])
 @pytest.mark.parametrize("name", SAME)
-def test_loss_and_gradient_are_ours(trl: Peer, deviations: Deviations, name: str, reward: str, parts: int) -> None:
+def test_loss_and_gradient_equal_reward_kit(
+    trl: Peer, deviations: Deviations, name: str, reward: str, parts: int
+) -> None:
     theirs, ours = SAME[name]
     options = {"epsilon_high": 0.28, **theirs}
     found = trl.ask("step", options=options, ours={"clip_high": 0.28, **ours}, parts=parts, reward=reward)
@@ -137,5 +139,5 @@ def test_an_option_without_effect_is_refused(trl: Peer, options: dict[str, Any],
     assert told in trl.ask("refused", options=options)["message"]
 
 
-def test_without_such_options_nothing_is_refused(trl: Peer) -> None:
+def test_default_options_are_accepted(trl: Peer) -> None:
     assert trl.ask("refused", options={})["message"] == ""

@@ -67,7 +67,7 @@ def credited(episodes: list[SingleAgentEpisode], results: list[Scored]) -> RowOu
     return RowOutcome(results, CreditAssigner("gigpo", step_rewards="environment").assign(episodes, results))
 
 
-async def test_a_row_is_what_was_seen_and_sampled(policy: HFAgentPolicy) -> None:
+async def test_row_contains_observed_and_sampled_tokens(policy: HFAgentPolicy) -> None:
     episodes = await collected(policy)
     output = rollout_output(episodes, filler_id=PAD)
     for place, episode in enumerate(episodes):
@@ -83,7 +83,7 @@ async def test_a_row_is_what_was_seen_and_sampled(policy: HFAgentPolicy) -> None
     assert {"score", ADVANTAGES}.isdisjoint(output)
 
 
-async def test_advantages_stand_where_those_of_build_rows_do(policy: HFAgentPolicy) -> None:
+async def test_advantages_match_build_rows(policy: HFAgentPolicy) -> None:
     episodes = await collected(policy)
     outcome = credited(episodes, scored(episodes))
     assert outcome.credited is not None
@@ -98,7 +98,7 @@ async def test_advantages_stand_where_those_of_build_rows_do(policy: HFAgentPoli
     assert check_trl_rollout(output) == []
 
 
-async def test_an_unscored_episode_has_no_part(policy: HFAgentPolicy) -> None:
+async def test_unscored_episode_is_masked(policy: HFAgentPolicy) -> None:
     episodes = await collected(policy)
     output = rollout_output(episodes, credited(episodes, scored(episodes, unscored=(1, 6))), filler_id=PAD)
     assert [place for place, score in enumerate(output["score"]) if score is None] == [1, 6]
@@ -109,7 +109,7 @@ async def test_an_unscored_episode_has_no_part(policy: HFAgentPolicy) -> None:
         assert output["completion_ids"][place]  # it is attended to, and not learned from
 
 
-async def test_what_cannot_be_aligned_is_unscored_too(policy: HFAgentPolicy) -> None:
+async def test_episode_that_cannot_be_aligned_is_unscored(policy: HFAgentPolicy) -> None:
     episodes = await collected(policy)
     results = scored(episodes)
     wrong = EvaluateResult(score=1.0, step_outputs=[{"step_index": 99, "base_reward": 1.0}])
@@ -119,7 +119,7 @@ async def test_what_cannot_be_aligned_is_unscored_too(policy: HFAgentPolicy) -> 
     assert output["failure"][2].startswith("invalid_result: ")
 
 
-async def test_an_episode_that_broke_at_its_start_is_a_row_without_a_part(policy: HFAgentPolicy) -> None:
+async def test_episode_that_failed_at_the_start_is_a_masked_row(policy: HFAgentPolicy) -> None:
     broken = Sample("no-such-lock", resource_config={"lock": "x"})
     episodes = await collected(policy, [locks.samples()[0], broken])
     failed = [Scored(one.id_, None, Failure("crash", "EnvironmentFailure", "no")) for one in episodes[4:]]
@@ -131,7 +131,7 @@ async def test_an_episode_that_broke_at_its_start_is_a_row_without_a_part(policy
         assert output["score"][place] is None and "ValueError" in output["failure"][place]
 
 
-async def test_an_action_without_tokens_is_a_row_without_a_part(policy: HFAgentPolicy) -> None:
+async def test_action_without_tokens_is_a_masked_row(policy: HFAgentPolicy) -> None:
     (episode, *_) = await collected(policy)
     episode.tokens = EpisodeTokens()
     episode.tokens.add_turn(0, [3, 4], [], [])
@@ -139,7 +139,7 @@ async def test_an_action_without_tokens_is_a_row_without_a_part(policy: HFAgentP
     assert (output["prompt_ids"], output["completion_ids"], output["env_mask"]) == ([[9]], [[9]], [[0]])
 
 
-async def test_an_episode_of_several_segments_is_refused_or_its_last_one_is_taken(policy: HFAgentPolicy) -> None:
+async def test_multi_segment_episode_is_rejected_or_uses_its_last_segment(policy: HFAgentPolicy) -> None:
     (episode, *_) = await collected(policy)
     episode.tokens = EpisodeTokens()
     episode.tokens.add_turn(0, [3, 4], [8], [-0.5])
@@ -152,7 +152,7 @@ async def test_an_episode_of_several_segments_is_refused_or_its_last_one_is_take
         rollout_output([episode], filler_id=PAD, segments="first")  # type: ignore[arg-type]
 
 
-async def test_what_trl_would_train_wrongly_is_refused(policy: HFAgentPolicy) -> None:
+async def test_rows_unsupported_by_trl_are_rejected(policy: HFAgentPolicy) -> None:
     (episode, *_) = await collected(policy)
     unknown = episode.tokens.get_state()
     unknown["logprobs"][0] = [None]
@@ -169,7 +169,7 @@ async def test_constrained_sampling_is_refused() -> None:
     await policy.close()
 
 
-def test_prompts_are_groups_of_equal_ones() -> None:
+def test_equal_prompts_form_groups() -> None:
     assert group_prompts(["a", "a", "b", "b", "b", "b"], 2) == ["a", "b", "b"]
     messages = [{"role": "user", "content": "a"}]
     assert group_prompts([messages, list(messages)], 2) == [messages]
@@ -222,7 +222,7 @@ async def test_the_policy_acts_with_the_adapters_of_the_trainers_model(policy: H
     await merged.close()
 
 
-async def test_a_policy_that_has_only_its_own_module_is_trained_by_that() -> None:
+async def test_policy_with_only_its_own_module_is_trained_by_it() -> None:
     tiny = TinyPolicy()
     await publish(tiny, trainer_of(tiny.module, step=4))
     assert tiny.version == 4
@@ -230,7 +230,7 @@ async def test_a_policy_that_has_only_its_own_module_is_trained_by_that() -> Non
         await publish(tiny, trainer_of(torch.nn.Linear(1, 1)))
 
 
-def test_the_names_of_adapted_weights_are_the_models() -> None:
+def test_adapter_weights_have_plain_model_names() -> None:
     assert list(plain_weights({"base_model.model.lm_head.weight": 1, "lm_head.bias": 2})) == [
         "lm_head.weight",
         "lm_head.bias",
@@ -249,7 +249,7 @@ def test_an_option_of_the_trainer_without_effect_is_refused() -> None:
         check_trainer(sharded, policy)
 
 
-def test_what_rollouts_lack_is_told_when_they_are_made() -> None:
+def test_missing_reward_or_sample_is_reported_at_construction() -> None:
     policy, task = TinyPolicy(), TaskDefinitionModel(name="t", messages=[Message(role="user", content="?")])
     with pytest.raises(ConfigError, match="credit is made of scores, and the task has no reward"):
         as_rollout_func(task, policy, credit=CreditAssigner("gigpo"))
@@ -275,7 +275,7 @@ credit: {{estimator: gigpo, omega: 0.25, step_rewards: environment}}
 """
 
 
-def test_a_task_file_gives_samples_reward_and_credit(tmp_path: Path) -> None:
+def test_task_file_defines_samples_reward_and_credit(tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text(TASK.format(locks=locks.__file__))
     (tmp_path / "locks.jsonl").write_text('{"id": "a", "resource_config": {"lock": 1}}\n{"id": "b"}\n')
     policy = TinyPolicy()

@@ -37,7 +37,7 @@ def branches(nodes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [path_to(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
 
 
-def test_an_episode_comes_back_from_its_trace_equal_in_every_field() -> None:
+def test_episode_trace_round_trip_is_exact() -> None:
     rewritten = with_odd = 0
     for seed in SEEDS:
         episode = random_episode(seed)
@@ -73,7 +73,7 @@ def _same_row(path: list[dict[str, Any]], row: TokenRow) -> None:
     assert known == sampled[~np.isnan(sampled)].tolist()
 
 
-def test_our_check_of_traces_finds_nothing_in_them() -> None:
+def test_trace_checker_finds_no_errors() -> None:
     for seed in SEEDS:
         findings = check_verifiers_trace(episode_to_trace(random_episode(seed, is_sound=True)))
         assert [finding for finding in findings if finding.level == "error"] == []
@@ -105,7 +105,7 @@ def spoken(*roles: str) -> SingleAgentEpisode:
     return episode
 
 
-def test_advantages_of_tokens_stand_at_their_tokens() -> None:
+def test_token_advantages_are_placed_at_their_tokens() -> None:
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(0, [1, 2], [3, 4, 5])
     trace = episode_to_trace(episode, advantages=[[0.1, 0.2, 0.3]])
@@ -117,7 +117,7 @@ def test_advantages_of_tokens_stand_at_their_tokens() -> None:
         episode_to_trace(episode, advantages=[0.0, 0.0])
 
 
-def test_an_unscored_episode_is_no_episode_with_a_reward_of_zero() -> None:
+def test_unscored_episode_is_not_rewarded_zero() -> None:
     episode = spoken("user", "assistant")
     metric = MetricResult(score=0.5, reason="half")
     metrics = {"good": metric, "bad": metric.model_copy(update={"is_score_valid": False})}
@@ -136,7 +136,7 @@ def test_an_unscored_episode_is_no_episode_with_a_reward_of_zero() -> None:
 @pytest.mark.parametrize(
     ("stop", "told"), [("max_steps", "max_turns"), ("wall_time_limit", "agent_timeout"), ("answered", "answered")]
 )
-def test_a_trace_says_of_its_end_what_verifiers_would(stop: str, told: str) -> None:
+def test_trace_stop_condition_matches_verifiers(stop: str, told: str) -> None:
     episode = spoken("user", "assistant")
     episode.custom_data["stop_reason"] = stop
     trace = episode_to_trace(episode)
@@ -152,7 +152,7 @@ def test_a_trace_marks_every_limit_as_cut_off() -> None:
         assert (condition in cut_off) == reason.is_limit
 
 
-def test_what_cannot_be_a_trace_is_refused() -> None:
+def test_episode_without_a_valid_trace_is_rejected() -> None:
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(0, [1], [2], [float("-inf")])
     with pytest.raises(EpisodeError, match="step 0: a trace holds a finite log-probability for every sampled token"):
@@ -174,7 +174,7 @@ def test_what_cannot_be_a_trace_is_refused() -> None:
             trace_to_episode(wrong)
 
 
-def test_a_trace_that_was_changed_is_not_taken_for_the_episode() -> None:
+def test_modified_trace_is_rejected() -> None:
     trace = episode_to_trace(spoken("user", "assistant", "user"))
     trace["nodes"][2]["sampled"] = True
     with pytest.raises(EpisodeError, match=r"its model messages stand at \[1, 2\], and stood at \[1\]"):
@@ -195,7 +195,7 @@ def sampled(parent: int, text: str, ids: list[int], mask: list[bool], logprobs: 
     return node(parent, "assistant", text, sampled=True, token_ids=ids, mask=mask, logprobs=logprobs)
 
 
-def test_a_foreign_trace_is_an_episode_of_what_the_model_sampled() -> None:
+def test_foreign_trace_becomes_an_episode_of_the_sampled_turns() -> None:
     nodes = [
         node(None, "user", "2+2?", token_ids=[1, 2], mask=[False, False]),
         node(0, "assistant", "an example"),
@@ -223,7 +223,7 @@ def test_a_foreign_trace_is_an_episode_of_what_the_model_sampled() -> None:
     assert episode.is_terminated
 
 
-def test_of_a_rewritten_context_only_what_is_new_is_said_again() -> None:
+def test_rewritten_context_repeats_only_new_messages() -> None:
     first = [node(None, "system", "s"), node(0, "user", "u"), sampled(1, "a", [1, 2], [False, True], [-0.5])]
     second = [
         node(1, "assistant", "a"),  # without its reasoning
@@ -254,7 +254,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("more", "stop", "failure"), ENDS.values(), ids=ENDS)
-def test_a_foreign_end_is_one_of_ours(more: dict[str, Any], stop: StopReason, failure: Any) -> None:
+def test_foreign_stop_condition_is_mapped(more: dict[str, Any], stop: StopReason, failure: Any) -> None:
     nodes = [node(None, "user", "u"), sampled(0, "a", [1], [True], [-0.1])]
     episode = trace_to_episode(foreign(nodes, **more))
     facts = get_facts(episode)
@@ -264,7 +264,7 @@ def test_a_foreign_end_is_one_of_ours(more: dict[str, Any], stop: StopReason, fa
     assert (recorded and (recorded["class"], recorded["where"], recorded["message"])) == failure
 
 
-def test_what_is_no_single_agents_conversation_is_refused() -> None:
+def test_multi_agent_trace_is_rejected() -> None:
     link = {"node": 0, "type": "subagent_return"}
     nodes = [node(None, "user", "u"), {**node(0, "user", "found"), "semantic_parents": [link]}]
     with pytest.raises(EpisodeError, match="node 1 of the trace is another agent's"):

@@ -79,7 +79,7 @@ def whitened(values: Tensor, mask: Tensor) -> Tensor:
         ("gpg", "gpg", {}, {}),  # no score is zero here, and no group constant
     ],
 )
-def test_scores_relative_to_a_group_are_verls(
+def test_group_relative_estimators_equal_verl(
     verl: Peer, deviations: Deviations, name: str, verls: str, options: Any, more: Any, seed: int
 ) -> None:
     rewards, mask = random_batch(seed)
@@ -89,7 +89,7 @@ def test_scores_relative_to_a_group_are_verls(
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-4])
-def test_vectorized_grpo_is_verls_in_float32(verl: Peer, deviations: Deviations, spread: float) -> None:
+def test_grpo_equals_vectorized_verl_in_float32(verl: Peer, deviations: Deviations, spread: float) -> None:
     rewards, mask = random_batch(3)
     rewards = 0.5 / mask.sum(dim=1, keepdim=True) * mask + spread * rewards
     found, _ = ours("grpo", rewards, mask, GROUPS)
@@ -101,7 +101,7 @@ def test_vectorized_grpo_is_verls_in_float32(verl: Peer, deviations: Deviations,
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_passk_is_verls_without_its_standard_deviation(verl: Peer, deviations: Deviations, seed: int) -> None:
+def test_passk_equals_verl_without_standard_deviation(verl: Peer, deviations: Deviations, seed: int) -> None:
     rewards, mask = random_batch(seed)
     found, _ = ours("grpo_passk", rewards, mask, GROUPS)
     plain = theirs(verl, "grpo_passk", rewards, mask, GROUPS, {"norm_adv_by_std_in_grpo": False})
@@ -117,7 +117,7 @@ def test_passk_is_verls_without_its_standard_deviation(verl: Peer, deviations: D
 @pytest.mark.parametrize(
     ("name", "verls"), [("grpo", "grpo"), ("rloo", "rloo"), ("opo", "opo"), ("gpg", "gpg"), ("rloo", "rloo_vectorized")]
 )
-def test_one_alone_in_its_group_gets_zero_and_of_verl_its_raw_score(verl: Peer, name: str, verls: str) -> None:
+def test_single_rollout_group_gets_zero_and_in_verl_its_raw_score(verl: Peer, name: str, verls: str) -> None:
     rewards, mask = random_batch(5)
     options = {"length": "steps"} if name == "opo" else {}
     found, _ = ours(name, rewards, mask, WITH_ONE_ALONE, **options)
@@ -157,7 +157,7 @@ def test_rf_baseline_is_scaled_over_trajectories_and_verls_whitened_over_tokens(
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_reinforce_plus_plus_and_its_returns_are_verls(
+def test_reinforce_plus_plus_and_returns_equal_verl(
     verl: Peer, deviations: Deviations, seed: int, gamma: float
 ) -> None:
     rewards, mask = random_batch(seed)
@@ -171,7 +171,7 @@ def test_reinforce_plus_plus_and_its_returns_are_verls(
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.99, 1.0)])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gae_is_verls_before_it_is_whitened(
+def test_gae_equals_verl_before_whitening(
     verl: Peer, deviations: Deviations, seed: int, gamma: float, lam: float
 ) -> None:
     rewards, mask = random_batch(seed)

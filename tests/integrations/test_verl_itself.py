@@ -13,7 +13,7 @@ from tests.integrations.peers import PYTHON, ROOT
 pytestmark = pytest.mark.campaign
 
 
-def test_our_side_of_verl_keeps_to_verl() -> None:
+def test_tests_inside_the_verl_environment_pass() -> None:
     if not PYTHON.exists():
         pytest.skip("verl is not installed; run `make integrations`")
     # verl and what it needs warn of themselves while they are imported.

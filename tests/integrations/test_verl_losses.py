@@ -56,7 +56,7 @@ def of_verl(verl: Peer, name: str, case: Case, mode: str, clips: dict[str, Any],
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_ppo_clip_is_verls(verl: Peer, deviations: Deviations, seed: int, mode: Aggregation) -> None:
+def test_ppo_clip_loss_equals_verl(verl: Peer, deviations: Deviations, seed: int, mode: Aggregation) -> None:
     case = random_case(seed)
     weights = torch.rand(case.mask.shape, generator=generator(seed), dtype=torch.float64)
     for dual_clip, given in ((3.0, None), (1.5, weights)):
@@ -108,7 +108,7 @@ def test_micro_batches_add_up_as_verls_do_with_its_global_counts(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gspo_and_cispo_are_verls(verl: Peer, deviations: Deviations, seed: int, mode: Aggregation) -> None:
+def test_gspo_and_cispo_losses_equal_verl(verl: Peer, deviations: Deviations, seed: int, mode: Aggregation) -> None:
     case = random_case(seed)
     for name, loss in (("gspo", gspo_loss), ("cispo", cispo_loss)):
         ours, gradient = with_gradient(loss, case, **CLIPS, aggregation=mode, global_batch=case.whole)
@@ -117,7 +117,7 @@ def test_gspo_and_cispo_are_verls(verl: Peer, deviations: Deviations, seed: int,
         deviations.hold(f"verl {name}: gradient", gradient, theirs["gradient"])
 
 
-def test_a_ratio_far_off_is_cut_as_verl_cuts_it(verl: Peer, deviations: Deviations) -> None:
+def test_extreme_ratio_is_clamped_as_in_verl(verl: Peer, deviations: Deviations) -> None:
     case = random_case(5)
     case.logprobs[0, 0], case.logprobs[1, 0] = case.old[0, 0] + 900.0, case.old[1, 0] - 900.0
     for name, loss, more in (("vanilla", ppo_clip_loss, {"dual_clip": 3.0}), ("cispo", cispo_loss, {})):
@@ -140,7 +140,7 @@ def test_a_sequence_ratio_is_cut_at_20_and_verls_at_10(verl: Peer) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_without_a_token_is_zero_and_nan_in_verl(verl: Peer, mode: Aggregation) -> None:
+def test_fully_masked_batch_is_zero_and_nan_in_verl(verl: Peer, mode: Aggregation) -> None:
     case = random_case(7)
     case.mask.zero_()
     ours, gradient = with_gradient(ppo_clip_loss, case, **CLIPS, aggregation=mode, global_batch=case.whole)
@@ -162,7 +162,7 @@ def test_a_nan_under_a_masked_token_is_not_read_and_makes_verls_means_of_sequenc
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_decoupled_ppo_is_verls_with_its_rollout_correction(
+def test_decoupled_ppo_equals_verl_rollout_correction(
     verl: Peer, deviations: Deviations, level: str, seed: int
 ) -> None:
     case = random_case(seed)
@@ -186,7 +186,7 @@ def test_decoupled_ppo_is_verls_with_its_rollout_correction(
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_kl_penalties_are_verls(verl: Peer, deviations: Deviations, seed: int, estimator: Any) -> None:
+def test_kl_penalties_equal_verl(verl: Peer, deviations: Deviations, seed: int, estimator: Any) -> None:
     case = random_case(seed)
     for mode in MODES[:3]:
         theirs = verl.ask(
@@ -219,7 +219,7 @@ def test_k3_has_no_upper_bound_and_verls_is_10(verl: Peer) -> None:
     assert (gradient != 0).tolist() == [[True, True, False]]  # both cut the log-ratio at ±20
 
 
-def test_the_penalty_in_rewards_and_its_coefficient_are_verls(verl: Peer, deviations: Deviations) -> None:
+def test_reward_penalty_and_coefficient_equal_verl(verl: Peer, deviations: Deviations) -> None:
     case = random_case(3)
     theirs = verl.ask(
         "penalised_rewards", scores=case.advantages, logprobs=case.logprobs, reference=case.old, coefficient=0.1
@@ -243,7 +243,7 @@ def test_more_samples_than_the_horizon_turn_verls_coefficient_negative(verl: Pee
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_value_loss_is_verls(verl: Peer, deviations: Deviations, seed: int, mode: Aggregation) -> None:
+def test_value_loss_equals_verl(verl: Peer, deviations: Deviations, seed: int, mode: Aggregation) -> None:
     case = random_case(seed)
     values, old, returns, mask = case
     batch = {"loss_scale_factor": LONGEST}
@@ -258,7 +258,7 @@ def test_value_loss_is_verls(verl: Peer, deviations: Deviations, seed: int, mode
     deviations.hold("verl value loss", said(ours, "value_clip_fraction"), theirs["fraction"])
 
 
-def test_entropies_and_logprobs_of_logits_are_verls(verl: Peer, deviations: Deviations) -> None:
+def test_entropies_and_logprobs_equal_verl(verl: Peer, deviations: Deviations) -> None:
     logits = 3.0 * torch.randn((ROWS, TOKENS + 1, 9), generator=generator(2), dtype=torch.float64)
     ids = torch.randint(9, (ROWS, TOKENS + 1), generator=generator(2))
     mask = random_case(2).mask

@@ -75,7 +75,7 @@ def test_episode_rewards_stand_in_a_dataproto_where_they_stand_in_our_batches(
 
 @pytest.mark.parametrize("name", ["naive", "batch", "dapo", "prime"])
 @pytest.mark.parametrize("seed", range(3))
-def test_single_turn_rewards_are_verls(managers: Peer, name: str, seed: int) -> None:
+def test_single_turn_rewards_equal_verl(managers: Peer, name: str, seed: int) -> None:
     found = managers.ask("single_turn", name=name, tensors=random_tensors(seed), others=described(), longest=RESPONSE)
     assert torch.allclose(found["ours"], found["theirs"], atol=1e-6) and found["ours"].count_nonzero() == ROWS
 
@@ -89,7 +89,7 @@ def test_the_overlong_penalty_ends_at_its_factor_and_verls_grows_on(managers: Pe
     assert torch.allclose(found["ours"].sum(dim=1) - beyond, found["theirs"].sum(dim=1), atol=1e-6)
 
 
-def test_a_response_without_a_token_gets_nothing_and_of_verl_the_last_column(managers: Peer) -> None:
+def test_empty_response_gets_no_reward_but_in_verl_the_last_column(managers: Peer) -> None:
     tensors = random_tensors(4, empty_row=3)
     found = managers.ask("single_turn", name="naive", tensors=tensors, others=described())
     assert not found["ours"][3].any() and found["theirs"][3, -1] == 0.25

@@ -58,7 +58,7 @@ def together(rollouts_messages, ground_truths):
     return [{"score": 1.0} for _ in rollouts_messages]
 
 
-async def test_a_reward_is_a_compute_score() -> None:
+async def test_reward_becomes_a_compute_score_function() -> None:
     compute_score = as_compute_score(graded, options={"bonus": 0.5})
     assert inspect.iscoroutinefunction(compute_score)
     assert await compute_score("gsm8k", "4", "4", {"index": 1}) == {"score": 1.5}
@@ -66,7 +66,7 @@ async def test_a_reward_is_a_compute_score() -> None:
     assert [answer["score"] for answer in answers] == [0.5, 0.5, 0.5, 0.5, 1.5, 0.5]
 
 
-def test_a_plain_one_is_called_from_any_thread_and_any_loop(folder: Path) -> None:
+def test_sync_compute_score_works_in_any_thread_and_event_loop(folder: Path) -> None:
     compute_score = as_compute_score("graded.py:graded", folder=folder, asynchronous=False, metrics=("format", "none"))
     assert not inspect.iscoroutinefunction(compute_score)
     found = compute_score(data_source="x", solution_str="4", ground_truth="4", extra_info={"index": 1})
@@ -76,7 +76,7 @@ def test_a_plain_one_is_called_from_any_thread_and_any_loop(folder: Path) -> Non
     assert [asyncio.run(again("x", "4", truth))["score"] for truth in ("4", "5")] == [1.0, 0.0]
 
 
-def test_an_error_is_never_a_zero(folder: Path) -> None:
+def test_error_is_never_scored_zero(folder: Path) -> None:
     raising = as_compute_score("graded.py:graded", folder=folder, asynchronous=False, level="in_process")
     with pytest.raises(RewardError, match=r"is unscored: .*ValueError: no answer") as raised:
         raising("x", "boom", "4")
@@ -101,7 +101,7 @@ def half_judged(messages):
     return {"score": 1.0, "metrics": metrics}
 
 
-async def test_a_metric_without_a_valid_score_is_no_zero() -> None:
+async def test_invalid_metric_is_not_zero() -> None:
     compute_score = as_compute_score(half_judged, metrics=("format", "judge"))
     found = await compute_score("x", "4", "4")
     assert math.isnan(found.pop("judge")) and found == {"score": 1.0, "format": 0.25}
@@ -131,7 +131,7 @@ class CountedScorer:
         raise AssertionError("one at a time")
 
 
-def test_loops_in_several_threads_have_an_agent_each_and_keep_it() -> None:
+def test_each_event_loop_has_its_own_persistent_agent() -> None:
     scorer = CountedScorer()
     compute_score = as_compute_score(scorer)
     start = threading.Barrier(2)
@@ -146,7 +146,7 @@ def test_loops_in_several_threads_have_an_agent_each_and_keep_it() -> None:
     assert (scorer.opened, scorer.open) == (2, 0), "one for each loop, closed at its end"
 
 
-def test_a_forked_process_scores_in_a_thread_of_its_own() -> None:
+def test_forked_process_scores_in_its_own_thread() -> None:
     compute_score = as_compute_score(graded, asynchronous=False)
     assert compute_score("x", "4", "4") == {"score": 1.0}
     forked = multiprocessing.get_context("fork").Process(target=_exit_with_score, args=(compute_score,))
@@ -179,7 +179,7 @@ def test_a_scorer_takes_no_options(options: Any, named: str) -> None:
         ("nowhere.py:graded", {}, "no such file"),
     ],
 )
-def test_what_has_no_effect_or_cannot_be_called_is_refused(reward: Any, options: Any, message: str) -> None:
+def test_ineffective_options_and_uncallable_rewards_are_rejected(reward: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         as_compute_score(reward, **options)
 
@@ -218,7 +218,7 @@ async def test_the_manager_scores_rows_as_they_come(folder: Path) -> None:
     await manager.held.close()
 
 
-async def test_the_manager_takes_what_verl_has_loaded_with_its_arguments() -> None:
+async def test_manager_uses_the_function_loaded_by_verl() -> None:
     async def call_with_kwargs(raw_fn: Any, extra: Any, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("verl's own way to call it")
 
@@ -233,7 +233,7 @@ async def test_the_manager_takes_what_verl_has_loaded_with_its_arguments() -> No
         RewardKitManager(config({"reward": "graded.py:graded", "bonus": 1}), Words(), None)
 
 
-async def test_an_episode_that_comes_along_is_shown_whole() -> None:
+async def test_manager_scores_the_full_attached_episode() -> None:
     given = collected(2)
     found = verl_rows(given.episodes, given.steps, pad_token_id=0)
     manager = RewardKitManager(config(path="rewards.py"), Words(), _turns)

@@ -68,7 +68,7 @@ def assert_same(found: Credit, wanted: Credit, *, whole: bool) -> None:
 @pytest.mark.parametrize("unscored", ["mask", "leave_out"])
 @pytest.mark.parametrize("per", ["segment", "action"])
 @pytest.mark.parametrize("seed", range(6))
-def test_gigpo_on_rows_is_gigpo_on_steps(seed: int, per: str, unscored: str) -> None:
+def test_gigpo_on_rows_equals_gigpo_on_steps(seed: int, per: str, unscored: str) -> None:
     given = collected(seed)
     wanted = system_apply_gigpo_to_batch_steps(
         given.steps, given.scores, 0.3, 0.9, "state_key", group_ids=given.group_ids, invalid_action_penalty=0.1
@@ -79,7 +79,7 @@ def test_gigpo_on_rows_is_gigpo_on_steps(seed: int, per: str, unscored: str) -> 
 
 
 @pytest.mark.parametrize("name", ROW_ESTIMATORS)
-def test_its_siblings_too(name: str) -> None:
+def test_other_estimators_on_rows_equal_those_on_steps(name: str) -> None:
     given = collected(3, unscored=False)
     options = CreditAssigner(name).options
     wanted = with_credit(given.steps, ESTIMATORS[name](given.steps, given.scores, group_ids=given.group_ids, **options))
@@ -102,7 +102,7 @@ def columns(**changes: Any) -> dict[str, Any]:
     return {key: values for key, values in made.items() if values is not None}
 
 
-def test_an_action_is_an_unbroken_run_where_nobody_says_how_long_it_is() -> None:
+def test_actions_are_contiguous_runs_without_action_lengths() -> None:
     advantages, returns = row_credit("gigpo", REWARDS, MASK, columns(), {"omega": 0.0, "gamma": 0.5})
     # In "a" the returns were 0 + 0.5 * 1 and 0.5: alike.
     assert not advantages.any() and returns.tolist() == [[0.5, 0.5, 0, 1], [0.5, 0, 0, 0], [0, 0, 0, 0]]
@@ -120,7 +120,7 @@ def test_anchor_observations_serve_where_a_row_is_an_action() -> None:
         row_credit("gigpo", REWARDS, MASK, told)
 
 
-def test_what_is_rejected_later_has_no_credit_and_still_counts_for_the_others() -> None:
+def test_rejected_tokens_have_no_credit_but_count_for_others() -> None:
     rejected = MASK.clone()
     rejected[0] = 0
     told = columns(sampled_mask=MASK)
@@ -202,7 +202,7 @@ def test_an_estimator_finds_its_rows_beside_it_and_its_options_in_verls_configur
         estimate(**{**given, "config": {"reward_kit": {"omeg": 0.5}}})
 
 
-def test_trajectories_that_are_numbered_anew_for_each_prompt_are_not_mixed_up() -> None:
+def test_equal_trajectory_ids_of_different_prompts_are_not_mixed() -> None:
     """Both rows are the first rollout of their prompt: two groups of one, which get zeros."""
     told = columns(uid=["u", "v", "pad"], traj_uid=["0", "0", "0"])
     advantages, returns = row_credit("gigpo", REWARDS, MASK, told, {"gamma": 0.5})

@@ -44,14 +44,14 @@ SHORT = episode("short", [([7, 7, 7], [8])])
         ("token_level_scores", [[0, 0, 0, 0], [0.5, 0, 0, 0], [0.25, 0, 0, 0]]),
     ],
 )
-def test_layout(key: str, expected: list[list[float]]) -> None:
+def test_verl_row_layout(key: str, expected: list[list[float]]) -> None:
     rows = verl_rows([LONG, SHORT], pad_token_id=0, scores=[0.5, 0.25])
     np.testing.assert_array_equal(rows.batch[key], expected)
-    (mark,) = test_layout.pytestmark  # type: ignore[attr-defined]
+    (mark,) = test_verl_row_layout.pytestmark  # type: ignore[attr-defined]
     assert {key for key, _ in mark.args[1]} == rows.batch.keys()
 
 
-def test_what_stands_beside_the_arrays() -> None:
+def test_non_tensor_columns_of_verl_rows() -> None:
     steps = [
         [
             step.model_copy(update={"base_reward": reward})
@@ -113,7 +113,7 @@ def test_unscored_rows_are_left_out_or_masked_and_never_zero() -> None:
         verl_rows([LONG], pad_token_id=0, unscored="drop")  # type: ignore[arg-type]
 
 
-def test_where_steps_have_credit_those_without_take_no_part() -> None:
+def test_steps_without_credit_are_masked() -> None:
     steps = [
         [
             step.model_copy(update={"advantage": value, "return_to_go": value})
@@ -167,7 +167,7 @@ def test_episodes_come_back_equal_field_by_field_in_any_order(seed: int, per: st
         assert all(equal(a, b) for a, b in zip(back.step_data_lists[place], steps, strict=True))
 
 
-def test_what_verl_credited_comes_back_on_the_steps() -> None:
+def test_credit_from_verl_is_read_back_to_the_steps() -> None:
     rows = verl_rows([LONG, SHORT], pad_token_id=0)
     credited = {
         "advantages": np.array([[0.5, 0.5, 0, -1.0], [2.0, 0, 0, 0], [0.0, 0, 0, 0]], dtype=np.float32),
@@ -178,7 +178,7 @@ def test_what_verl_credited_comes_back_on_the_steps() -> None:
     assert back.scores == [0.5, 0.25]
 
 
-def test_rows_that_are_no_longer_those_episodes_are_refused() -> None:
+def test_modified_rows_are_rejected() -> None:
     rows = verl_rows([LONG, SHORT], pad_token_id=0)
     changed = rows.batch["input_ids"].copy()
     changed[0, 3] += 1
@@ -192,6 +192,6 @@ def test_rows_that_are_no_longer_those_episodes_are_refused() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed")
-def test_without_verl_it_is_said_what_is_missing() -> None:
+def test_missing_verl_is_reported() -> None:
     with pytest.raises(ConfigError, match="verl is not installed here"):
         to_data_proto([SHORT], pad_token_id=0)

@@ -20,7 +20,7 @@ import yaml
 
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.training.config import TrainModel
-from tests.chat_server import Behaviour, ChatServer, answer, tool_calls
+from tests.chat_server import Behavior, ChatServer, answer, tool_calls
 from tests.pages.matching import difference
 from tests.pages.parts import Block, Command, Page, commands_of
 from tests.pages.sessions import Bash, Output, Python
@@ -222,7 +222,7 @@ def serving_model(answers: dict[str, str]) -> Iterator[int]:
         answers: text for a word of the last message, `else` where none is in it; `name({…})` is a call of a tool.
     """
 
-    def respond(body: dict[str, Any]) -> Behaviour:
+    def respond(body: dict[str, Any]) -> Behavior:
         asked = str(body["messages"][-1].get("content") or "")
         said = next((text for key, text in answers.items() if key in asked), answers.get("else", "Paris."))
         call = CALL.fullmatch(said)

@@ -14,7 +14,7 @@ import pytest
 
 from reward_kit.errors import RewardError, boundary
 from reward_kit.providers.faults import TransientError, TransientFailure, find_transient_failure
-from tests.chat_server import Behaviour, ChatServer, answer, dropped, slow, status
+from tests.chat_server import Behavior, ChatServer, answer, dropped, slow, status
 
 SECONDS = 0.3
 ASKED = [{"role": "user", "content": "x"}]
@@ -69,7 +69,7 @@ def raised(client: Client, url: str) -> BaseException:
     ids=["limited", "down", "dropped", "stalled", "wrong", "refused"],
 )
 async def test_transient_failures_of_other_clients_are_recognized(
-    client: Client, behaviour: Behaviour, expected: TransientFailure | None
+    client: Client, behaviour: Behavior, expected: TransientFailure | None
 ) -> None:
     async with ChatServer(lambda body: behaviour) as server:
         error = await asyncio.to_thread(raised, client, server.base_url)

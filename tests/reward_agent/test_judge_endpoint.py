@@ -27,7 +27,7 @@ from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest, load_reward
 from reward_kit.reward_agent.loading import SandboxChoice, load_custom_reward, make_scorer
 from tests import command_line
-from tests.chat_server import Behaviour, ChatServer, answer, dropped, slow, status
+from tests.chat_server import Behavior, ChatServer, answer, dropped, slow, status
 from tests.cli.project import lines
 from tests.rewards.judges import fair, grades
 
@@ -61,7 +61,7 @@ class Faults:
     kept_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     met: set[str] = field(default_factory=set)
 
-    def __call__(self, body: dict[str, Any]) -> Behaviour:
+    def __call__(self, body: dict[str, Any]) -> Behavior:
         found = re.search(r"rollout (\d+)\b", body["messages"][-1]["content"])
         assert found is not None
         draw = random.Random(f"{found[1]} {len(self.kept_s[found[1]])}")
@@ -80,8 +80,8 @@ class Faults:
             return "refused"
         return next((kind for kind, bound in self.bounds.items() if chance < bound), "answered")
 
-    def _behaviour(self, kind: str, service_s: float, body: dict[str, Any]) -> Behaviour:
-        faults: dict[str, Behaviour] = {
+    def _behaviour(self, kind: str, service_s: float, body: dict[str, Any]) -> Behavior:
+        faults: dict[str, Behavior] = {
             "refused": slow(service_s / 4, status(403, text="this answer cannot be judged")),
             "error": slow(service_s / 4, status(500)),
             "limited": status(429, {"Retry-After": f"{self.retry_after_s:g}"}),
@@ -91,7 +91,7 @@ class Faults:
         good = fair(grades(4))(body) if self.is_verdict else answer("It is right. Grade: 7")
         return faults.get(kind, slow(service_s, good))
 
-    def _logged(self, key: str, place: int, then: Behaviour, kind: str) -> Behaviour:
+    def _logged(self, key: str, place: int, then: Behavior, kind: str) -> Behavior:
         async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             began = time.monotonic()
             try:
@@ -200,7 +200,7 @@ async def test_judge_scoring_is_nearly_as_fast_as_the_endpoint(
     assert took_s <= 1.2 * ideal_s
 
 
-def both_models(body: dict[str, Any]) -> Behaviour:
+def both_models(body: dict[str, Any]) -> Behavior:
     """The agent's model and the judge at one endpoint; the judge forgets the grade of one answer."""
     if not body["messages"][0]["content"].startswith("You judge"):
         return answer("Because of the Moon." if "tides" in body["messages"][-1]["content"] else "Nobody knows.")

@@ -22,7 +22,7 @@ from reward_kit.reward_agent.remote import AboutBody, RemoteReward, RequestOptio
 
 KEY = "the-key-that-nobody-reads"
 SCORED = Scored("r", EvaluateResult(score=0.5))
-Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Behavior = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def about(url: str = "x", **changes: Any) -> AboutBody:
@@ -33,7 +33,7 @@ def about(url: str = "x", **changes: Any) -> AboutBody:
     return AboutBody.model_validate({**facts, **changes})
 
 
-def says(value: Any, status: int = 200, **headers: str) -> Behaviour:
+def says(value: Any, status: int = 200, **headers: str) -> Behavior:
     """Answers with JSON, or with bytes as they are."""
 
     async def behave(request: web.Request) -> web.StreamResponse:
@@ -43,7 +43,7 @@ def says(value: Any, status: int = 200, **headers: str) -> Behaviour:
     return behave
 
 
-def scores(**changes: Any) -> Behaviour:
+def scores(**changes: Any) -> Behavior:
     return says({**make_answer(SCORED, "typed"), **changes})
 
 
@@ -68,7 +68,7 @@ async def never_answers(request: web.Request) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def scripted(script: Sequence[Behaviour]) -> AsyncIterator[tuple[str, list[web.Request]]]:
+async def scripted(script: Sequence[Behavior]) -> AsyncIterator[tuple[str, list[web.Request]]]:
     """A server whose n-th request meets the n-th behaviour, and every further one the last."""
     seen: list[web.Request] = []
 
@@ -92,7 +92,7 @@ def request_options(attempts: int = 3, budget_s: float = 30.0, **more: float) ->
     return RequestOptions(policy=RetryPolicy(attempts, budget_s, base_s=0.001, cap_s=0.001), **more)
 
 
-async def scored_by(*script: Behaviour, **options: Any) -> tuple[Scored, int]:
+async def scored_by(*script: Behavior, **options: Any) -> tuple[Scored, int]:
     """What comes of one call, and how many requests it took."""
     async with scripted(script) as (url, seen):
         async with RemoteReward(url, about(), api_key=KEY, request_options=request_options(**options)) as reward:
@@ -115,7 +115,7 @@ class TestRetried:
         ],
         ids=["429", "429 with Retry-After", "503", "500", "hangs up", "breaks off", "a page"],
     )
-    async def test_transient_fault_is_retried_until_success(self, fault: Behaviour) -> None:
+    async def test_transient_fault_is_retried_until_success(self, fault: Behavior) -> None:
         scored, requests = await scored_by(fault, fault, scores())
         assert (scored.score, scored.failure, requests) == (0.5, None, 3)
 
@@ -173,7 +173,7 @@ class TestNotRetried:
         assert "redirects (HTTP 307); use the target address" in scored.failure.message
 
 
-LIES: dict[str, Behaviour] = {
+LIES: dict[str, Behavior] = {
     "of another rollout": scores(rollout_id="other"),
     "no rollout": scores(rollout_id=None),
     "another score than its result's": scores(score=0.75),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import textwrap
+import typing
 from pathlib import Path
 
 import numpy as np
+import pydantic
 import pytest
 
 from reward_kit import EvaluateResult, Task, TaskDefinitionModel, evaluate, reward_function
@@ -189,7 +192,9 @@ class TestAnnotations:
             ("order", "Paris", "validation: expected a mapping of keys"),
             ("Judge", {"city": [], "count": 1}, "validation: city: expected a string (got [])"),
             ("point", {"x": "far"}, "validation: x: expected a number (got 'far')"),
+            ("point", {"x": 1, "lable": "a"}, "validation: lable: unknown key"),
             ("row", [{"count": 1}], "validation: 0.city: missing"),
+            ("row", [{"city": "Rome", "cuont": 1}], "validation: 0.cuont: unknown key"),
             ("whole", "four", "validation: expected a whole number (got 'four')"),
             ("text", {"answer": "4"}, "validation: expected a string (got {'answer': '4'})"),
             ("choice", "c", "validation: expected 'a' or 'b' (got 'c')"),
@@ -212,6 +217,25 @@ class TestAnnotations:
     def test_sample_has_the_type_of_its_annotation(self, tmp_path: Path, level: str) -> None:
         (scored,) = score(tmp_path, "sampled", None, level=level, sample={**ORDER, "id": "7"})
         assert scored.score == 2.0
+
+
+class Loose(typing.TypedDict):
+    __pydantic_config__ = pydantic.ConfigDict(extra="ignore")  # type: ignore[misc]
+    city: str
+
+
+@dataclasses.dataclass
+class Named:
+    city: str
+
+
+def test_unknown_keys_of_samples_and_configured_types_are_ignored() -> None:
+    @reward_function
+    def city(messages: list[Message], ground_truth: Loose, sample: Named) -> float:
+        return float(ground_truth["city"] == sample.city)
+
+    row = {"city": "Rome", "id": "7"}
+    assert city(CHAT, ground_truth=row, sample=row).score == 1.0
 
 
 def test_csv_ground_truth_is_json_unless_the_annotation_is_str(tmp_path: Path) -> None:

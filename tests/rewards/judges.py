@@ -13,7 +13,7 @@ from typing import Any
 
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.rewards.judge_client import JudgeClients
-from tests.chat_server import Behaviour, ChatServer, answer
+from tests.chat_server import Behavior, ChatServer, answer
 
 QUICK = {"max_attempts": 2, "retry_budget_s": 5.0, "retry_base_s": 0.001, "total_timeout_s": 5.0}
 QUALITY = {"quality": "It is right."}
@@ -49,15 +49,15 @@ def is_obeyed(body: Mapping[str, Any]) -> bool:
     return bool(_DEMAND.search(outside))
 
 
-def verdict(form: Mapping[str, Any], **said: Any) -> Behaviour:
+def verdict(form: Mapping[str, Any], **said: Any) -> Behavior:
     """An answer with these members of the form."""
     return answer(json.dumps({**form, **said}))
 
 
-def fair(decide: Decide) -> Callable[[dict[str, Any]], Behaviour]:
+def fair(decide: Decide) -> Callable[[dict[str, Any]], Behavior]:
     """A script: `decide(data, properties)` gives the members of the verdict besides `check` and `reasons`."""
 
-    def behave(body: dict[str, Any]) -> Behaviour:
+    def behave(body: dict[str, Any]) -> Behavior:
         code, data, _ = data_block(body)
         properties = body["response_format"]["json_schema"]["schema"]["properties"]
         return verdict({"check": code, "reasons": "as decided"}, **decide(data, properties))
@@ -93,7 +93,7 @@ async def judged(
             await clients.close()
 
 
-def said(text: str, **rest: Any) -> Callable[[dict[str, Any]], Behaviour]:
+def said(text: str, **rest: Any) -> Callable[[dict[str, Any]], Behavior]:
     """An answer, with the members that every verdict has for OK, and the code of the data for CODE."""
     text = text.replace("OK", '"check": "CODE", "reasons": "r"')
     return lambda body: answer(text.replace("CODE", data_block(body)[0]), **rest)

@@ -32,7 +32,7 @@ async def test_real_rows_keep_every_key_shape_and_value() -> None:
     assert {tensors[key].dtype for key in reals} == {torch.float32}
 
 
-async def test_packed_rows_move_as_well() -> None:
+async def test_packed_rows_become_tensors() -> None:
     episodes = await collect_group(RLRolloutWorker(TASK, TinyPolicy()), Sample("one"), 3)
     packed = pack_rows(row_columns(episodes))
     tensors = to_tensors(packed, ["input_ids", "position_ids", "row_ids", "logprobs"])
@@ -40,7 +40,7 @@ async def test_packed_rows_move_as_well() -> None:
     assert (tensors["position_ids"][0] == 0).nonzero().flatten().tolist() == packed.cu_seqlens[:-1].tolist()
 
 
-async def test_packed_rows_bring_what_attention_kernels_take() -> None:
+async def test_packed_rows_have_cu_seqlens_for_attention_kernels() -> None:
     packed = pack_rows(row_columns(await collect_group(RLRolloutWorker(TASK, TinyPolicy()), Sample("one"), 3)))
     tensors = to_tensors(packed)
     assert tensors.keys() == {*packed.batch, "cu_seqlens"}
@@ -49,7 +49,7 @@ async def test_packed_rows_bring_what_attention_kernels_take() -> None:
     assert to_tensors(packed, ["cu_seqlens"]).keys() == {"cu_seqlens"}
 
 
-def test_only_what_is_asked_for_is_moved() -> None:
+def test_only_requested_keys_are_converted() -> None:
     rows = TokenBatch({"input_ids": np.zeros((1, 2), dtype=np.int64), "returns": np.zeros((1, 2))})
     assert to_tensors(rows, keys=["input_ids"]).keys() == {"input_ids"}
     with pytest.raises(ConfigError, match="no 'input_id' in these rows; did you mean 'input_ids'"):
@@ -64,22 +64,22 @@ def test_ids_and_masks_of_any_width_are_int64(kind: type[np.generic]) -> None:
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_real_numbers_take_the_type_that_is_asked_for(kind: type[np.generic], dtype: torch.dtype) -> None:
+def test_real_values_have_the_requested_dtype(kind: type[np.generic], dtype: torch.dtype) -> None:
     found = to_tensors(TokenBatch({"x": np.array([[0.5, -2.0]], dtype=kind)}), dtype=dtype)["x"]
     assert found.dtype == dtype and found.tolist() == [[0.5, -2.0]]
 
 
-def test_ids_are_not_rounded_by_the_type_of_the_reals() -> None:
+def test_token_ids_are_not_rounded_by_the_real_dtype() -> None:
     ids = np.array([[2**24 + 1]], dtype=np.int64)
     assert to_tensors(TokenBatch({"input_ids": ids}), dtype=torch.bfloat16)["input_ids"].item() == 2**24 + 1
 
 
-def test_they_go_to_the_device() -> None:
+def test_tensors_are_moved_to_the_device() -> None:
     assert to_tensors(TokenBatch({"x": np.zeros((1, 1))}), device="meta")["x"].device.type == "meta"
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-def test_memory_is_not_pinned_for_nobody() -> None:
+def test_pin_memory_without_an_accelerator_is_rejected() -> None:
     with pytest.raises(ConfigError, match="pin_memory needs an accelerator"):
         to_tensors(TokenBatch({"x": np.zeros((1, 1))}), pin_memory=True)
 
@@ -93,16 +93,16 @@ def test_pinned_memory_arrives_with_the_same_values() -> None:
     assert moved["ids"].cpu().tolist() == rows.batch["ids"].tolist()
 
 
-def test_not_waiting_changes_no_value() -> None:
+def test_non_blocking_copies_are_equal() -> None:
     rows = TokenBatch({"x": np.arange(6.0).reshape(2, 3)})
     assert to_tensors(rows, non_blocking=True)["x"].tolist() == rows.batch["x"].tolist()
 
 
-def test_no_rows_are_no_tensors_and_empty_rows_empty_ones() -> None:
+def test_empty_batches_give_empty_tensors() -> None:
     assert to_tensors(TokenBatch({})) == {}
     assert to_tensors(TokenBatch({"x": np.zeros((0, 3))}))["x"].shape == (0, 3)
 
 
 @given(arrays.arrays(np.float64, arrays.array_shapes(min_dims=2, max_dims=2), elements=st.floats(-1e6, 1e6)))
-def test_float64_comes_back_exactly(values: np.ndarray) -> None:
+def test_float64_round_trip_is_exact(values: np.ndarray) -> None:
     np.testing.assert_array_equal(to_tensors(TokenBatch({"x": values}), dtype=torch.float64)["x"].numpy(), values)

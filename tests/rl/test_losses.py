@@ -112,7 +112,7 @@ def aggregated(losses: list[list[float]], aggregation: Aggregation) -> float:
 
 
 @pytest.mark.parametrize(("name", "aggregation"), EVERY_LOSS_AND_AGGREGATION)
-def test_it_is_its_formula(name: str, aggregation: Aggregation) -> None:
+def test_loss_matches_the_formula(name: str, aggregation: Aggregation) -> None:
     for seed in range(3):
         case = random_case(seed)
         sequences = sequences_of(case)
@@ -153,7 +153,7 @@ def test_values_and_slopes_of_ppo(ratio: float, advantage: float, expected: floa
     assert gradient.item() == pytest.approx(slope)
 
 
-def test_gspo_moves_a_sequence_as_one() -> None:
+def test_gspo_clips_whole_sequences() -> None:
     old = torch.tensor([[-1.0, -1.0, -1.0]], dtype=torch.float64)
     others = old, torch.ones_like(old), torch.ones_like(old)
     # Single ratios far beyond the clip range, of which the mean of the logarithms is 0: nothing is clipped.
@@ -194,7 +194,7 @@ def test_truncated_importance_weights(level: Level) -> None:
     assert diagnostics["weight_max"] == 1.5 and 0.0 < diagnostics["weight_capped_fraction"] < 1.0
 
 
-def test_weights_by_sequence_ids_are_those_by_rows() -> None:
+def test_weights_by_sequence_ids_equal_weights_by_rows() -> None:
     case = random_case(2)
     rows = truncated_importance_weights(case["old"], case["behaviour"], case["mask"], level="sequence")
     flat = [case[key].reshape(1, -1) for key in ("old", "behaviour", "mask")]
@@ -250,7 +250,7 @@ def test_logprobs_and_entropies_come_from_the_logits_before() -> None:
             torch.testing.assert_close(entropies[b, t], -sum(q * q.log() for q in p))
 
 
-def test_a_token_that_cannot_be_has_no_entropy_and_makes_no_nan() -> None:
+def test_impossible_token_adds_no_entropy_and_no_nan() -> None:
     logits = torch.tensor([[[0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]]], requires_grad=True)
     entropies = token_entropies(logits)
     assert entropies[0, 1].item() == pytest.approx(math.log(2))
@@ -314,6 +314,6 @@ ONES = torch.ones(2, 3)
         (lambda: GlobalBatch(1, 1, 0.0), "norm_length must be above 0, got 0"),
     ],
 )
-def test_bad_input_gets_one_clear_error(call: Callable[[], object], message: str) -> None:
+def test_invalid_input_is_rejected(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call()

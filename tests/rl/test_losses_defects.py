@@ -1,4 +1,4 @@
-"""Faults that losses of other trainers have had, each with its number here: ours do not have them."""
+"""Regression tests for defects known from the losses of other trainers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def row(*values: float) -> Tensor:
     return torch.tensor([values], dtype=torch.float64)
 
 
-def test_seq_mean_token_mean_with_a_masked_row_is_no_nan() -> None:
+def test_seq_mean_token_mean_with_a_masked_row_is_finite() -> None:
     # verl-agent divides each row by its number of tokens, and this row has none.
     zeros, mask = torch.zeros(2, 2), torch.tensor([[1, 1], [0, 0]])
     leaf = zeros.clone().requires_grad_()
@@ -57,7 +57,7 @@ def test_k1_plus_and_k3_plus_have_a_value_and_the_gradient_of_k2(estimator: KLEs
     assert torch.autograd.grad(found.sum(), leaf)[0].item() == -1.0
 
 
-def test_a_token_that_the_decoupled_loss_leaves_out_is_not_counted() -> None:
+def test_tokens_excluded_by_the_decoupled_loss_are_not_counted() -> None:
     # verl pull request 2854 zeroes such a token and still divides by it.
     proximal, behaviour, advantages, mask = row(-1, -1, -1), row(-1, -1, -9), row(1, 1, 1), row(1, 1, 1)
     loss, found = decoupled_ppo_loss(proximal, proximal, behaviour, advantages, mask, cap=5.0)
@@ -66,7 +66,7 @@ def test_a_token_that_the_decoupled_loss_leaves_out_is_not_counted() -> None:
     assert GlobalBatch.of(within_cap(proximal, behaviour, mask, 5.0)) == GlobalBatch(2, 1)
 
 
-def test_a_sampled_token_without_a_logprob_is_not_left_out_in_silence() -> None:
+def test_missing_logprob_makes_the_loss_nan() -> None:
     # NaN is not at most the cap, so a mask made of "weight <= cap" would hide it.
     proximal, behaviour = row(-1, -1), row(-1, math.nan)
     assert decoupled_ppo_loss(proximal, proximal, behaviour, row(1, 1), row(1, 1)).loss.isnan()
@@ -91,7 +91,7 @@ def test_the_loss_does_not_depend_on_the_micro_batch_split(aggregation: str) -> 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("gap", [1000.0, -1000.0, math.inf])
-def test_a_ratio_that_would_overflow_is_cut(gap: float, advantage: float) -> None:
+def test_overflowing_ratio_is_clamped(gap: float, advantage: float) -> None:
     # verl-agent takes exp of the difference as it is: 1000 gives inf, and a gradient of NaN.
     zero = torch.zeros(1, 1)
     for loss in (ppo_clip_loss, gspo_loss, cispo_loss):
@@ -119,7 +119,7 @@ def test_a_short_mask_is_divided_by_exactly_its_tokens() -> None:
     assert loss == -case["advantages"][0, 0]
 
 
-def test_the_norm_of_a_sum_is_no_width_of_padding() -> None:
+def test_sum_norm_requires_an_explicit_length() -> None:
     # verl divides by the width of the tensor unless told a factor: the loss then changes with the longest row at hand.
     narrow, wide = torch.ones(1, 2), torch.ones(1, 9)
     mask_of_wide = torch.tensor([[1.0] * 2 + [0.0] * 7])
@@ -134,7 +134,7 @@ def test_the_norm_of_a_sum_is_no_width_of_padding() -> None:
         ppo_clip_loss(narrow, narrow, narrow, narrow, aggregation="seq-mean-token-sum-norm")
 
 
-def test_far_from_the_reference_k3_still_pulls() -> None:
+def test_k3_has_a_gradient_far_from_the_reference() -> None:
     # verl cuts the value of k3 at 10, and with it the gradient where it is needed most.
     leaf = row(-10.0).requires_grad_()
     found = kl_estimate(leaf, row(-5.0), "k3")
@@ -142,7 +142,7 @@ def test_far_from_the_reference_k3_still_pulls() -> None:
     assert torch.autograd.grad(found.sum(), leaf)[0].item() < -100.0
 
 
-def test_beyond_the_cut_the_straight_through_estimators_still_pull() -> None:
+def test_straight_through_estimators_have_a_gradient_beyond_the_clamp() -> None:
     leaf = row(-50.0).requires_grad_()
     found = kl_estimate(leaf, row(-5.0), "k3+")
     assert torch.isfinite(found).all()
@@ -155,7 +155,7 @@ def test_the_kl_coefficient_never_turns_negative() -> None:
     assert coefficient.update(0.0, samples=1000) == pytest.approx(0.08)
 
 
-def test_one_advantage_per_row_is_not_spread_in_silence() -> None:
+def test_advantages_per_row_are_rejected() -> None:
     # A (2,) tensor beside (2,2) ones would be taken as one advantage per column.
     ones = torch.ones(2, 2)
     with pytest.raises(ConfigError, match="advantages has the shape"):

@@ -33,7 +33,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=0)
 
 
-def test_diagnostics_of_ppo_are_what_they_are_called() -> None:
+def test_ppo_diagnostics_match_their_definitions() -> None:
     case = random_case(2, rows=30)
     tensors = (case[key] for key in ("trained", "old", "advantages", "mask"))
     found = ppo_clip_loss(*tensors, clip_low=0.1, clip_high=0.15, dual_clip=1.3).diagnostics
@@ -59,7 +59,7 @@ def test_a_clip_fraction_counts_the_tokens_without_a_gradient() -> None:
     close(found.diagnostics["clip_fraction"] + found.diagnostics["clip_fraction_dual"], silent)
 
 
-def test_equal_ratios_are_worth_their_number_and_one_that_outweighs_all_is_worth_one() -> None:
+def test_effective_sample_size_of_equal_and_of_dominated_ratios() -> None:
     ones = torch.ones(1, 8)
     assert ppo_clip_loss(ones, ones, ones, ones).diagnostics["effective_sample_size"] == 8.0
     ahead = ones + torch.tensor([15.0] + 7 * [0.0])
@@ -67,7 +67,7 @@ def test_equal_ratios_are_worth_their_number_and_one_that_outweighs_all_is_worth
     assert found.item() == pytest.approx(1.0, abs=1e-3)
 
 
-def test_gspo_looks_at_the_ratios_of_sequences() -> None:
+def test_gspo_diagnostics_use_sequence_ratios() -> None:
     case = random_case(3)
     found = gspo_loss(*(case[key] for key in ("trained", "old", "advantages", "mask"))).diagnostics
     rows = [(case["trained"] - case["old"])[b, row].mean().exp() for b, row in enumerate(case["mask"]) if row.any()]
@@ -78,7 +78,7 @@ def test_gspo_looks_at_the_ratios_of_sequences() -> None:
     assert found["tokens"] == case["mask"].sum()
 
 
-def test_cispo_counts_clipped_weights_whatever_the_advantage() -> None:
+def test_cispo_counts_clipped_weights_regardless_of_the_advantage() -> None:
     case = random_case(3)
     tensors = (case[key] for key in ("trained", "old", "advantages", "mask"))
     found = cispo_loss(*tensors, clip_low=0.2, clip_high=0.2).diagnostics
@@ -87,7 +87,7 @@ def test_cispo_counts_clipped_weights_whatever_the_advantage() -> None:
     close(found["clip_fraction_high"], (ratio > 1.2).double().mean())
 
 
-def test_decoupled_ppo_says_what_it_left_out() -> None:
+def test_decoupled_ppo_reports_excluded_tokens() -> None:
     case = random_case(4)
     tensors = [case[key] for key in ("trained", "old", "behaviour", "advantages", "mask")]
     found = decoupled_ppo_loss(*tensors, cap=1.3).diagnostics
@@ -98,7 +98,7 @@ def test_decoupled_ppo_says_what_it_left_out() -> None:
     assert truncated["tokens"] == len(weights) and truncated["weight_max"] == 1.3
 
 
-def test_a_critic_is_described() -> None:
+def test_value_loss_diagnostics_describe_the_critic() -> None:
     case = random_case(5)
     values, old, returns, mask = (case[key] for key in ("trained", "old", "advantages", "mask"))
     leaf = values.clone().requires_grad_()
@@ -115,19 +115,19 @@ def described(values: Tensor) -> Diagnostics:
 
 
 @given(st.lists(st.lists(st.floats(0.01, 100)), min_size=1, max_size=5))
-def test_merging_parts_is_looking_at_them_all(parts: list[list[float]]) -> None:
+def test_merged_diagnostics_equal_diagnostics_of_the_whole(parts: list[list[float]]) -> None:
     found = merge_diagnostics([described(torch.tensor(part, dtype=torch.float64)) for part in parts]).floats()
     values = torch.tensor([x for part in parts for x in part], dtype=torch.float64)
     assert found == pytest.approx(described(values).floats(), rel=1e-12)
     assert set(found) == ({"x_min", "x_max", "x_mean", "size"} if len(values) else set())
 
 
-def test_where_there_was_nothing_the_value_is_nan_and_left_out_of_a_log() -> None:
+def test_empty_statistics_are_nan_and_not_logged() -> None:
     found = described(torch.zeros(0))
     assert all(value.isnan() for value in found.values()) and found.floats() == {}
 
 
-def test_a_nan_that_was_seen_stays() -> None:
+def test_nan_values_are_kept() -> None:
     found = merge_diagnostics([described(torch.tensor([math.nan])), described(torch.ones(3))]).floats()
     assert set(found) == {"x_min", "x_max", "x_mean", "size"} and all(math.isnan(value) for value in found.values())
 
@@ -145,13 +145,13 @@ def test_parts_that_lack_a_name_do_not_count_for_it() -> None:
     assert merged["a"] == 1.0 and len(merged) == 1
 
 
-def test_they_travel_between_processes() -> None:
+def test_diagnostics_can_be_pickled() -> None:
     found = described(torch.tensor([1.0, 3.0]))
     assert pickle.loads(pickle.dumps(found)).floats() == found.floats()
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_nothing_holds_the_graph(name: str) -> None:
+def test_diagnostics_do_not_hold_the_graph(name: str) -> None:
     case = random_case(0)
     found = LOSSES[name](case | {"trained": case["trained"].clone().requires_grad_()})
     assert found.loss.requires_grad
@@ -159,7 +159,7 @@ def test_nothing_holds_the_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "min", "max", "effective"])
-def test_one_name_for_two_kinds_is_refused(kind: Kind) -> None:
+def test_merging_different_kinds_under_the_same_name_is_rejected(kind: Kind) -> None:
     parts = [Diagnostics({"a": Statistic(found, torch.ones(2))}) for found in ("total", kind)]  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"is a total in one part, a {kind} in another"):
         merge_diagnostics(parts)

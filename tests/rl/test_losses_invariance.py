@@ -31,7 +31,7 @@ CLOSE = {"rtol": 0.0, "atol": 1e-10}
 
 
 @pytest.mark.parametrize(("name", "aggregation"), EVERY_LOSS_AND_AGGREGATION)
-def test_the_split_into_micro_batches_and_the_layout_change_nothing(name: str, aggregation: Aggregation) -> None:
+def test_loss_does_not_depend_on_micro_batches_or_layout(name: str, aggregation: Aggregation) -> None:
     case = random_case(4)
     whole = whole_of(name, case)
     loss, gradients, found = evaluated(name, [case], aggregation, whole)
@@ -48,7 +48,7 @@ def test_the_split_into_micro_batches_and_the_layout_change_nothing(name: str, a
 # The fourth needs a length, which has to be given.
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[:3])
 @pytest.mark.parametrize("name", LOSSES)
-def test_without_counts_the_rows_given_are_all(name: str, aggregation: Aggregation) -> None:
+def test_global_counts_default_to_the_given_rows(name: str, aggregation: Aggregation) -> None:
     case = random_case(5)
     given_counts = LOSSES[name](case, aggregation=aggregation, global_batch=whole_of(name, case))
     assert torch.equal(LOSSES[name](case, aggregation=aggregation).loss, given_counts.loss)
@@ -97,7 +97,7 @@ def test_masked_tokens_have_no_influence_on_weights_and_penalties(seed: int, lev
 
 
 @pytest.mark.parametrize(("name", "aggregation"), EVERY_LOSS_AND_AGGREGATION)
-def test_a_batch_in_which_nothing_takes_part_has_loss_and_gradient_zero(name: str, aggregation: Aggregation) -> None:
+def test_fully_masked_batch_has_zero_loss_and_gradient(name: str, aggregation: Aggregation) -> None:
     case = random_case(6)
     case["mask"] = torch.zeros_like(case["mask"])
     loss, gradients, found = evaluated(name, [case], aggregation, whole_of(name, case))
@@ -138,7 +138,7 @@ STOPPED = {"gspo": frozen_gspo, "cispo": frozen_cispo, "kl k1+": frozen_k2, "kl 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in STOPPED])
-def test_gradcheck(name: str, aggregation: Aggregation) -> None:
+def test_gradient_passes_gradcheck(name: str, aggregation: Aggregation) -> None:
     case = random_case(7, rows=5)
     whole = whole_of(name, case)
 
@@ -149,7 +149,7 @@ def test_gradcheck(name: str, aggregation: Aggregation) -> None:
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_gradcheck_with_what_is_stopped_held_constant(name: str) -> None:
+def test_gradient_passes_gradcheck_with_stopped_terms_constant(name: str) -> None:
     case = random_case(7, rows=5)
     at, x = case["trained"].clone(), case["trained"].clone().requires_grad_()
     frozen: Callable[[Tensor], Tensor] = lambda x: STOPPED[name](case, at, x)  # noqa: E731
@@ -159,7 +159,7 @@ def test_gradcheck_with_what_is_stopped_held_constant(name: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(found, x)[0], expected, **CLOSE)
 
 
-def test_gradcheck_of_gspo_where_a_sequence_has_one_advantage() -> None:
+def test_gspo_gradient_passes_gradcheck_with_sequence_advantages() -> None:
     case = random_case(8, rows=5)
     case["advantages"] = case["advantages"][:, :1].expand_as(case["advantages"])
 
@@ -169,7 +169,7 @@ def test_gradcheck_of_gspo_where_a_sequence_has_one_advantage() -> None:
     assert torch.autograd.gradcheck(loss, case["trained"].requires_grad_())
 
 
-def test_counts_shared_by_processes_make_the_averaged_gradient_that_of_all() -> None:
+def test_shared_counts_make_the_averaged_gradient_equal_the_global_gradient() -> None:
     case = random_case(9)
     whole = whole_of("ppo", case)
     of_all = evaluated("ppo", [case], "token-mean", whole)[1]

@@ -27,7 +27,7 @@ def forward(p: Tensor, q: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3", "k1+", "k3+"])
-def test_the_mean_over_samples_is_the_divergence(estimator: KLEstimator) -> None:
+def test_estimator_mean_equals_the_divergence(estimator: KLEstimator) -> None:
     p, q = (logits.log_softmax(-1) for logits in policies())
     expected = (p.exp() * kl_estimate(p, q, estimator)).sum()  # every token, as often as the policy draws it
     torch.testing.assert_close(expected, forward(p, q))
@@ -43,7 +43,9 @@ def test_the_mean_over_samples_is_the_divergence(estimator: KLEstimator) -> None
         ("k3", lambda p, q: forward(q, p)),
     ],
 )
-def test_the_mean_gradient_over_samples(estimator: KLEstimator, divergence: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_estimator_gradient_mean_matches_its_divergence(
+    estimator: KLEstimator, divergence: Callable[[Tensor, Tensor], Tensor]
+) -> None:
     logits, reference = policies()
     logits.requires_grad_()
     q = reference.log_softmax(-1)
@@ -54,13 +56,13 @@ def test_the_mean_gradient_over_samples(estimator: KLEstimator, divergence: Call
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3))
-def test_k3_is_finite_and_not_negative_and_same_is_zero(logprob: float, reference: float) -> None:
+def test_k3_is_finite_and_non_negative_and_zero_for_equal_logprobs(logprob: float, reference: float) -> None:
     one, other = torch.tensor(logprob), torch.tensor(reference)
     assert 0.0 <= kl_estimate(one, other, "k3").item() < 1e9
     assert all(kl_estimate(one, one, estimator).item() == 0.0 for estimator in ESTIMATORS)
 
 
-def test_the_loss_describes_the_divergence_per_token_and_per_sequence() -> None:
+def test_kl_loss_reports_divergence_per_token_and_per_sequence() -> None:
     case = random_case(0)
     found = kl_loss(case["trained"], case["old"], case["mask"], estimator="k1").diagnostics
     per_token = (case["trained"] - case["old"])[case["mask"]]
@@ -68,7 +70,7 @@ def test_the_loss_describes_the_divergence_per_token_and_per_sequence() -> None:
     torch.testing.assert_close(found["kl_sequence"], per_token.sum() / case["mask"].any(1).sum())
 
 
-def test_weights_scale_the_loss_and_its_gradient_and_not_what_is_described() -> None:
+def test_weights_scale_loss_and_gradient_but_not_diagnostics() -> None:
     case = random_case(0)
     x, weights = case["trained"].clone().requires_grad_(), case["weights"].clone().requires_grad_()
     found = kl_loss(x, case["old"], case["mask"], weights_BT=weights)
@@ -82,13 +84,13 @@ def test_weights_scale_the_loss_and_its_gradient_and_not_what_is_described() -> 
     assert found.diagnostics.floats() == kl_loss(x, case["old"], case["mask"]).diagnostics.floats()
 
 
-def test_the_penalty_on_rewards_of_whole_numbers_is_not_cut_off() -> None:
+def test_penalty_on_integer_rewards_is_not_truncated() -> None:
     ones = torch.ones(1, 2)
     found = penalised_rewards(torch.ones(1, 2, dtype=torch.int64), ones, 0.0 * ones, ones, coefficient=0.25)
     assert found.rewards_BT.tolist() == [[0.75, 0.75]]
 
 
-def test_rewards_are_lowered_where_a_token_takes_part_and_nowhere_else() -> None:
+def test_penalty_applies_only_to_unmasked_tokens() -> None:
     case = random_case(0)
     tensors = (case["trained"].clone().requires_grad_(), case["old"], case["mask"])
     rewards = torch.where(case["mask"], case["advantages"], torch.nan)
@@ -114,14 +116,14 @@ def test_the_coefficient_follows_the_divergence() -> None:
     assert coefficient.update(-3.0, 1000) == pytest.approx(0.1 * 1.02 * 1.01 * 0.8)
 
 
-def test_the_coefficient_goes_on_from_a_checkpoint() -> None:
+def test_adaptive_coefficient_resumes_from_a_checkpoint() -> None:
     first, second = (AdaptiveKLCoefficient(0.1, target=6.0, horizon=1000) for _ in range(2))
     first.update(12.0, 500)
     second.load_state_dict(first.state_dict())
     assert first.update(3.0, 10) == second.update(3.0, 10) != 0.1
 
 
-def test_an_unknown_divergence_leaves_the_coefficient() -> None:
+def test_undefined_divergence_keeps_the_coefficient() -> None:
     coefficient = AdaptiveKLCoefficient(0.1, target=6.0, horizon=1000)
     with pytest.raises(TrainingError, match=r"divergence from the reference is nan; its coefficient stays 0\.1"):
         coefficient.update(math.nan, 100)
@@ -154,6 +156,6 @@ ONES = torch.ones(1, 1)
         (lambda: AdaptiveKLCoefficient(math.inf, target=1.0, horizon=1), "coefficient must be a finite number"),
     ],
 )
-def test_bad_input_gets_one_clear_error(call: Callable[[], object], message: str) -> None:
+def test_invalid_input_is_rejected(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call()

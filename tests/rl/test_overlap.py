@@ -94,9 +94,7 @@ def brute_force(latencies: list[float], concurrency: int, not_before: float) -> 
 
 
 @given(st.lists(seconds, max_size=30), st.integers(1, 8), seconds)
-def test_calls_begin_in_their_order_as_soon_as_a_slot_is_free(
-    latencies: list[float], concurrency: int, not_before: float
-) -> None:
+def test_calls_start_in_order_when_a_slot_is_free(latencies: list[float], concurrency: int, not_before: float) -> None:
     begins, ends = list_schedule(latencies, [0.0] * concurrency, not_before)
     assert begins.tolist() == brute_force(latencies, concurrency, not_before)
     assert (ends - begins).tolist() == latencies
@@ -114,7 +112,7 @@ class JumpingSelector(selectors.DefaultSelector):
         return ready
 
 
-def test_the_reward_agent_begins_its_calls_exactly_so() -> None:
+def test_simulated_call_starts_match_the_reward_agent() -> None:
     latencies = np.random.default_rng(3).integers(1, 160, 60) / 4
     begins: dict[int, float] = {}
 
@@ -146,7 +144,7 @@ def test_the_reward_agent_begins_its_calls_exactly_so() -> None:
 
 @settings(deadline=None, max_examples=examples(150))
 @given(pipelines())
-def test_more_overlap_is_never_slower_and_none_beats_the_bound(case: tuple[PipelineSettings, np.ndarray]) -> None:
+def test_more_overlap_is_never_slower_and_respects_the_lower_bound(case: tuple[PipelineSettings, np.ndarray]) -> None:
     overlap = simulate_overlap(*case)
     sync, minibatch, one_step_off, both = makespans(overlap)
     assert both <= minibatch <= sync
@@ -156,7 +154,7 @@ def test_more_overlap_is_never_slower_and_none_beats_the_bound(case: tuple[Pipel
 
 @settings(deadline=None, max_examples=examples(50))
 @given(pipelines())
-def test_the_machine_does_one_thing_after_another_and_every_second_is_told_of(
+def test_machine_activities_are_sequential_and_cover_every_second(
     case: tuple[PipelineSettings, np.ndarray],
 ) -> None:
     setup, latencies = case
@@ -189,7 +187,7 @@ def test_no_batch_is_used_before_it_is_scored(case: tuple[PipelineSettings, np.n
 
 @settings(deadline=None, max_examples=examples(50))
 @given(pipelines())
-def test_at_no_time_are_more_calls_in_flight_than_allowed(case: tuple[PipelineSettings, np.ndarray]) -> None:
+def test_calls_in_flight_are_limited(case: tuple[PipelineSettings, np.ndarray]) -> None:
     setup, latencies = case
     for result in simulate_overlap(setup, latencies).results.values():
         begins = np.concatenate([batch.begins_C for batch in result.batches])
@@ -199,14 +197,14 @@ def test_at_no_time_are_more_calls_in_flight_than_allowed(case: tuple[PipelineSe
 
 
 @given(st.booleans(), st.booleans())
-def test_rewards_that_take_no_time_are_no_reason_to_cut_a_batch(separate: bool, serial: bool) -> None:
+def test_instant_rewards_gain_nothing_from_minibatches(separate: bool, serial: bool) -> None:
     setup = change(log_probs_s=3, publish_s=1, separate_rollouts=separate, one_batch_at_a_time=serial)
     sync, minibatch, one_step_off, both = makespans(constant(setup, 0))
     assert sync == minibatch == 4 * (8 + 3 + 4 * 2 + 1)
     assert one_step_off == both and (both < sync if separate else both == sync)
 
 
-def test_four_steps_by_hand() -> None:
+def test_simulation_matches_values_by_hand() -> None:
     """16 calls of 3 s, 4 at a time: a batch is scored in 12 s, 2 groups every 3 s."""
     overlap = constant(change(max_concurrency=4), 3)
     sync, minibatch, one_step_off, both = makespans(overlap)
@@ -220,13 +218,13 @@ def test_four_steps_by_hand() -> None:
     assert [overlap.cut(schedule) for schedule in Schedule] == [0, 1 - 88 / 112, 1 - 72 / 112, 1 - 64 / 112]
 
 
-def test_where_calls_are_all_the_work_the_bound_is_reached() -> None:
+def test_call_bound_simulation_reaches_the_lower_bound() -> None:
     """64 calls of 3 s, one after the other; before them the first rollout, after them the last update."""
     overlap = constant(change(max_concurrency=1), 3)
     assert overlap.results[BOTH].makespan_s == overlap.lower_bound_s == 8 + 64 * 3 + 2
 
 
-def test_a_slot_for_every_call_takes_as_long_as_the_longest() -> None:
+def test_unlimited_concurrency_takes_as_long_as_the_longest_call() -> None:
     setup = change(max_concurrency=10**9)
     overlap = uniform(setup)
     longest = overlap.latencies_SC.max(axis=1)
@@ -234,7 +232,7 @@ def test_a_slot_for_every_call_takes_as_long_as_the_longest() -> None:
     assert overlap.results[ONE_STEP_OFF].makespan_s < overlap.results[SYNC].makespan_s
 
 
-def test_log_probs_hide_part_of_the_wait_where_asked() -> None:
+def test_log_probs_while_scoring_hides_part_of_the_wait() -> None:
     waits, hides = (
         makespans(constant(change(log_probs_s=5, max_concurrency=4, log_probs_while_scoring=flag), 3))
         for flag in (False, True)
@@ -243,14 +241,14 @@ def test_log_probs_hide_part_of_the_wait_where_asked() -> None:
     assert waits[1:] == hides[1:]
 
 
-def test_a_machine_for_rollouts_makes_the_other_one_wait_for_them() -> None:
+def test_separate_rollout_machine_makes_the_trainer_wait() -> None:
     result = constant(change(separate_rollouts=True, max_concurrency=16), 3).results[ONE_STEP_OFF]
     # Before the first batch 8 s; later a rollout takes as long as the four updates beside it.
     assert result.seconds("waits_for_rollouts") == 8
     assert [item.begin_s for item in result.rollouts] == [0, 8, 19, 27]
 
 
-def test_weights_are_one_version_old_where_rollouts_go_ahead() -> None:
+def test_staleness_is_1_for_schedules_with_rollouts_ahead() -> None:
     ages = {schedule.value: result.staleness for schedule, result in uniform(BASE).results.items()}
     assert ages == {"sync": 0, "minibatch": 0, "one_step_off": 1, "both": 1}
 
@@ -273,7 +271,7 @@ def test_equal_seeds_draw_equal_latencies() -> None:
 # What completion order does to mini-batches
 
 
-def test_slow_groups_come_last_where_all_calls_run_at_once() -> None:
+def test_slow_groups_come_last_with_full_concurrency() -> None:
     overlap = uniform(change(max_concurrency=16, batch_size=32, minibatch_size=8, group_size=1, steps=20))
     crowded = uniform(change(max_concurrency=2, batch_size=32, minibatch_size=8, group_size=1, steps=20))
     all_at_once = uniform(change(max_concurrency=32, batch_size=32, minibatch_size=8, group_size=1, steps=20))
@@ -284,7 +282,7 @@ def test_slow_groups_come_last_where_all_calls_run_at_once() -> None:
     assert (crowded.results[BOTH].order_kept or 0.0) > (all_at_once.results[BOTH].order_kept or 0.0)
 
 
-def test_bias_is_undefined_where_nothing_differs() -> None:
+def test_latency_bias_is_undefined_for_equal_latencies() -> None:
     assert constant(BASE, 3).results[MINIBATCH].latency_bias is None
     assert uniform(change(minibatch_size=8)).results[MINIBATCH].order_kept is None
 
@@ -318,7 +316,7 @@ def test_rank_correlation_by_hand() -> None:
         ({"steps": 10**9}, "1000000000 steps of 16 calls exceed 5,000,000 calls"),
     ],
 )
-def test_an_impossible_setting_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_rejected(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         change(**changes)
     assert told in str(refused.value)
@@ -334,7 +332,7 @@ def test_latencies_of_another_shape_or_none_at_all_are_refused() -> None:
 # The drawing
 
 
-def test_the_drawing_shows_what_runs_when() -> None:
+def test_timeline_shows_activities_over_time() -> None:
     drawn = str(draw_timeline(constant(change(log_probs_s=2, publish_s=2, max_concurrency=4, steps=1), 3), 11 + 32))
     assert drawn.splitlines()[:5] == [
         "step 1, 1 s a character",
@@ -348,7 +346,7 @@ def test_the_drawing_shows_what_runs_when() -> None:
 
 
 @pytest.mark.parametrize(("steps", "shown"), [(1, (1, 1)), (3, (1, 2)), (4, (2, 3)), (9, (2, 3))])
-def test_two_steps_are_drawn_on_one_scale(steps: int, shown: tuple[int, int]) -> None:
+def test_timeline_draws_two_steps_on_a_common_scale(steps: int, shown: tuple[int, int]) -> None:
     overlap = uniform(change(steps=steps, separate_rollouts=True))
     timeline = draw_timeline(overlap, 60)
     assert (timeline.first_step, timeline.last_step) == shown
@@ -359,7 +357,7 @@ def test_two_steps_are_drawn_on_one_scale(steps: int, shown: tuple[int, int]) ->
     assert [row.shows for row in timeline.rows][:4] == ["machine", "rollouts", "step", "calls"]
 
 
-def test_a_drawing_of_a_few_characters_is_refused() -> None:
+def test_too_narrow_timeline_is_rejected() -> None:
     with pytest.raises(ConfigError, match="needs at least 21 characters, got 20"):
         draw_timeline(uniform(BASE), 20)
     assert draw_timeline(uniform(BASE), 21)

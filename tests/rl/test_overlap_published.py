@@ -61,7 +61,7 @@ def test_the_stated_cuts_follow_from_the_stated_hours_but_for_one() -> None:
     assert round(100 * (1 - minutes((13, 15)) / minutes((17, 23))), 2) == 23.78
 
 
-def test_one_set_of_stage_times_explains_the_published_hours() -> None:
+def test_fitted_stage_times_reproduce_the_published_hours() -> None:
     overlap = simulated(FITTED)
     measured = {schedule: minutes(time) * 60 / LOGGED_STEPS for schedule, time in HOURS.items()}
     for schedule in (SYNC, MINIBATCH, ONE_STEP_OFF):  # each gave one of the fitted numbers
@@ -72,7 +72,7 @@ def test_one_set_of_stage_times_explains_the_published_hours() -> None:
     assert 100 * (1 - step_s(overlap, BOTH) / step_s(overlap, SYNC)) == pytest.approx(STATED[BOTH], abs=1.2)
 
 
-def test_the_calls_alone_tell_how_long_every_published_run_with_both_took() -> None:
+def test_call_times_alone_predict_the_published_runs() -> None:
     """Nothing is fitted: 5,120 calls on 256 threads, one batch after the other, whatever the model or the back end."""
     predicted = step_s(simulated(FITTED), BOTH) * LOGGED_STEPS / 60
     assert round(predicted) in range(minutes((12, 30)), minutes((12, 36)))
@@ -80,7 +80,7 @@ def test_the_calls_alone_tell_how_long_every_published_run_with_both_took() -> N
         assert predicted == pytest.approx(minutes(taken), rel=0.06)
 
 
-def test_without_handling_no_stage_times_tell_one_step_off_from_both() -> None:
+def test_one_step_off_and_both_are_equal_without_handling_time() -> None:
     """Where calls keep the agent busy, time per step is that of the calls, whatever the machine does meanwhile."""
     for rollout_s, update_s in itertools.product((20, 93), (10, 30)):
         setup = dataclasses.replace(FITTED, handling_s=0, rollout_s=rollout_s, update_s=update_s, steps=6)

@@ -38,7 +38,7 @@ def test_probability_moves_in_the_direction_of_the_advantage() -> None:
     assert (found["tokens"], found["optimizer_steps"], found["lr"]) == (3.0, 1.0, 0.1)
 
 
-def test_the_gradient_is_that_of_the_surrogate() -> None:
+def test_gradient_equals_the_surrogate_gradient() -> None:
     module = Bigram()
     found = PPOLearner(module, PPOConfig(max_grad_norm=0.1)).gradients(bigram_rows([1.0, -1.0]))
     # With ratio 1 the gradient is A (onehot - p), averaged over the two tokens; the p cancel.
@@ -48,7 +48,7 @@ def test_the_gradient_is_that_of_the_surrogate() -> None:
     assert found["grad_norm"] == pytest.approx(0.5**0.5)
 
 
-def test_a_gradient_is_cut_to_the_norm() -> None:
+def test_gradient_is_clipped_to_the_maximum_norm() -> None:
     module = Bigram()
     learner = PPOLearner(module, PPOConfig(max_grad_norm=0.1))
     found = learner.update(bigram_rows([1000.0, -1000.0]), version=0)
@@ -71,7 +71,7 @@ def test_clipping_stops_the_second_epoch() -> None:
     assert torch.equal(twice, once)
 
 
-def test_one_seed_gives_one_result() -> None:
+def test_update_is_determined_by_the_seed() -> None:
     def trained(seed: int) -> Tensor:
         model = a_model()
         config = PPOConfig(epochs=2, minibatch_rows=2, lr=0.01, max_tokens_per_micro_batch=40)
@@ -82,7 +82,7 @@ def test_one_seed_gives_one_result() -> None:
     assert not torch.equal(trained(1), trained(2))
 
 
-def test_rows_without_a_token_that_takes_part_change_nothing() -> None:
+def test_fully_masked_rows_do_not_affect_the_update() -> None:
     rows = bigram_rows([1.0, 5.0])
     rows.batch["loss_mask"][1] = 0
     rows.batch["logprobs"][1] = np.nan
@@ -100,7 +100,7 @@ def test_episodes_without_tokens_are_reported(caplog: pytest.LogCaptureFixture) 
     assert "nothing is learned: the episodes have no tokens; get_action has to return log_probs" in caplog.text
 
 
-def test_a_module_of_another_shape_is_named() -> None:
+def test_module_with_wrong_output_shape_is_named() -> None:
     class Last(Bigram):
         def forward(self, ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
             return super().forward(ids_BT, attention_mask_BT)[:, -1]
@@ -111,7 +111,7 @@ def test_a_module_of_another_shape_is_named() -> None:
         PPOLearner(type("Holder", (), {})(), PPOConfig())
 
 
-def test_a_batch_in_which_nothing_takes_part_makes_no_step() -> None:
+def test_fully_masked_batch_makes_no_step() -> None:
     rows = bigram_rows([1.0])
     rows.batch["loss_mask"][:] = 0
     logits, found = updated(rows)
@@ -128,7 +128,7 @@ def test_a_batch_in_which_nothing_takes_part_makes_no_step() -> None:
         ("advantages", 1e38, "the gradient norm is inf"),
     ],
 )
-def test_what_is_not_finite_stops_before_the_weights_change(key: str, value: float, message: str) -> None:
+def test_non_finite_values_stop_before_the_weights_change(key: str, value: float, message: str) -> None:
     rows = bigram_rows([1.0, 1.0])
     rows.batch[key][:, 1] = value
     kept: list[tuple[TokenBatch, Mapping[str, Any]]] = []
@@ -156,7 +156,7 @@ def test_the_error_says_where_the_batch_is_kept(tmp_path: Path) -> None:
     np.testing.assert_array_equal(study.rows.batch["advantages"], rows.batch["advantages"])
 
 
-def test_a_batch_that_cannot_be_kept_does_not_hide_why_training_stops(tmp_path: Path) -> None:
+def test_error_while_keeping_the_batch_does_not_hide_the_cause(tmp_path: Path) -> None:
     (tmp_path / "studies").write_text("no folder")
     learner = PPOLearner(Bigram(), PPOConfig(), on_failure=partial(save_batch_for_study, tmp_path / "studies"))
     with pytest.raises(TrainingError, match=r"the loss is nan.*the batch could not be kept: cannot write"):
@@ -179,7 +179,7 @@ def test_rows_without_any_action_have_no_logprobs() -> None:
     assert not PPOLearner(a_model(), PPOConfig()).logprobs(rows).any()
 
 
-def test_where_every_token_is_excluded_the_weights_stay_and_an_alarm_is_raised() -> None:
+def test_fully_excluded_batch_keeps_the_weights_and_raises_an_alarm() -> None:
     rows = some_rows()
     rows.batch["logprobs"][:] = -100.0
     model = a_model()
@@ -190,7 +190,7 @@ def test_where_every_token_is_excluded_the_weights_stay_and_an_alarm_is_raised()
     assert found["alarm/logprob_gap_mean"] > 90.0
 
 
-def test_autocast_is_near_and_leaves_the_weights_as_they_are() -> None:
+def test_autocast_approximates_and_keeps_weights_in_float32() -> None:
     rows, exact = some_rows(), PPOLearner(a_model(), PPOConfig())
     model = a_model()
     found = PPOLearner(model, PPOConfig(precision="bfloat16")).gradients(rows)
@@ -200,7 +200,7 @@ def test_autocast_is_near_and_leaves_the_weights_as_they_are() -> None:
     assert {one.dtype for one in model.parameters()} == {torch.float32}
 
 
-def test_a_sampled_token_that_nothing_predicts_is_refused() -> None:
+def test_sampled_first_token_is_rejected() -> None:
     rows = bigram_rows([1.0], loss_mask=np.ones((1, 2)))
     with pytest.raises(TrainingError, match="row 0: the first token is a sampled one"):
         updated(rows)
@@ -216,7 +216,7 @@ def test_recomputed_logprobs_need_no_recorded_ones() -> None:
         updated(rows, importance="token")
 
 
-def test_where_nothing_takes_part_there_is_no_gradient() -> None:
+def test_gradients_of_a_fully_masked_batch_are_rejected() -> None:
     rows = bigram_rows([1.0], loss_mask=np.zeros((1, 2)))
     with pytest.raises(TrainingError, match="the gradient is empty: no token of 1 row takes part"):
         PPOLearner(Bigram(), PPOConfig()).gradients(rows)

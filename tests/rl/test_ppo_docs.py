@@ -35,7 +35,7 @@ def odd(messages):
 """
 
 
-def test_the_episodes_of_a_run_on_disk_are_learned_from(tmp_path: Path) -> None:
+def test_documented_example_learns_from_stored_episodes(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     save_model(tmp_path / "small", small_llama(len(tokenizer), context=4096), tokenizer)
     (tmp_path / "reward.py").write_text(REWARD)
@@ -66,7 +66,7 @@ def test_the_episodes_of_a_run_on_disk_are_learned_from(tmp_path: Path) -> None:
     assert found["logprob_gap"] < 1e-4
 
 
-def test_every_option_and_limit_is_on_the_page() -> None:
+def test_every_option_and_limit_is_documented() -> None:
     options = set(re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in rows_of("## Options"))))
     assert {one.name for one in fields(PPOConfig)} == options
     limits = {line.split("|")[1].strip(" `"): line.split("|")[2].strip() for line in rows_of("### Alarms")[2:]}
@@ -76,7 +76,7 @@ def test_every_option_and_limit_is_on_the_page() -> None:
         assert getattr(expected, name) == (None if told == "none" else float(told))
 
 
-def test_every_diagnostic_of_an_update_is_on_a_page() -> None:
+def test_every_diagnostic_is_documented() -> None:
     names: dict[str, Any] = {}
     exec(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0], names)
     losses = (Path(__file__).parents[2] / "docs" / "reference" / "losses.md").read_text(encoding="utf-8")

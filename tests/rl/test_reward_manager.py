@@ -83,7 +83,7 @@ def one_by_one(data: Any, valid: np.ndarray) -> np.ndarray:
 
 @given(batches())
 @settings(max_examples=examples(200))
-def test_a_score_stands_where_a_plain_loop_puts_it(case: tuple[Any, np.ndarray]) -> None:
+def test_reward_positions_match_a_reference_loop(case: tuple[Any, np.ndarray]) -> None:
     data, valid = case
     found = full(data)
     rewards, info = found["reward_tensor"], found["reward_extra_info"]
@@ -97,7 +97,7 @@ def test_a_score_stands_where_a_plain_loop_puts_it(case: tuple[Any, np.ndarray])
 
 @given(st.integers(0, 40), st.integers(0, 2000), st.sampled_from([0.0, 0.001, 0.5]), st.integers(0, 99))
 @settings(max_examples=examples(60))
-def test_the_last_token_is_found_in_blocks_and_on_devices_alike(rows: int, width: int, share: float, seed: int) -> None:
+def test_last_token_search_agrees_in_blocks_and_on_devices(rows: int, width: int, share: float, seed: int) -> None:
     drawn = np.random.default_rng(seed).random((rows, width)) < share
     expected = [max(np.flatnonzero(row), default=-1) for row in drawn]
     for kind in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float32):
@@ -108,7 +108,7 @@ def test_the_last_token_is_found_in_blocks_and_on_devices_alike(rows: int, width
         assert reward_batches._by_blocks(mask.T.contiguous().T).tolist() == expected
 
 
-def test_arrays_of_numpy_give_what_tensors_give_and_may_be_read_only() -> None:
+def test_numpy_arrays_and_tensors_give_equal_rewards() -> None:
     data = answers([[4, 5], [6]], episode_rewards=[1.0, 2.0])
     arrays = {key: values.numpy().copy() for key, values in data.batch.items()}
     for values in arrays.values():
@@ -137,7 +137,7 @@ def two_turns() -> tuple[SingleAgentEpisode, list[Any]]:
     ("form", "padding"),
     [*((form, side) for form in ("numpy", "tensors") for side in ("right", "left", "outer")), ("verl", "outer")],
 )
-def test_our_own_rows_are_rewarded_in_every_form(per: Any, form: str, padding: Any) -> None:
+def test_token_batches_are_rewarded_in_every_layout(per: Any, form: str, padding: Any) -> None:
     episode, steps = two_turns()
     other = SingleAgentEpisode("r2")
     other.add_env_reset("a hall")
@@ -186,7 +186,7 @@ def test_rows_go_from_a_score_to_a_gradient() -> None:
     torch.testing.assert_close(logprobs.grad, -advantages * tensors["loss_mask"] / tensors["loss_mask"].sum())
 
 
-def test_packed_rows_are_refused_for_they_are_one_row() -> None:
+def test_packed_rows_are_rejected() -> None:
     episode, steps = two_turns()
     packed = pack_rows(row_columns([episode], [steps], scores=[3.0]))
     with pytest.raises(ConfigError, match="these rows are packed into one; pass padded rows to a reward manager"):
@@ -196,7 +196,7 @@ def test_packed_rows_are_refused_for_they_are_one_row() -> None:
 # The defects of the class of this name in verl-agent
 
 
-def test_ready_rewards_come_with_the_same_keys_as_others() -> None:
+def test_precomputed_rewards_have_the_same_info_keys() -> None:
     data = answers([[4, 5], [6]])
     data.batch["rm_scores"] = torch.tensor([[0.0, 0.5], [math.nan, 0.0]])
     data.non_tensor_batch["acc"], data.meta_info["reward_extra_keys"] = np.array([1, 0]), ["acc"]
@@ -216,7 +216,7 @@ def test_a_row_without_tokens_is_not_rewarded_in_its_last_column() -> None:
     assert found["reward_extra_info"]["is_empty"].tolist() == [False, True]
 
 
-def test_not_every_row_of_an_episode_gets_its_whole_reward() -> None:
+def test_only_the_last_row_of_an_episode_gets_its_reward() -> None:
     rows = {"episode_rewards": [1.0, 1.0, 1.0, 5.0], "traj_uid": ["a", "a", "a", "b"]}
     rewards = manager()(answers([[4], [5], [], [6]], **rows))
     assert rewards.flatten().tolist() == [0.0, 1.0, 0.0, 5.0]  # the third row of "a" has no token to stand on
@@ -228,7 +228,7 @@ def test_the_observation_after_the_last_action_is_not_rewarded() -> None:
     assert manager()(data).tolist() == [[0.0, 1.0, 0.0, 0.0]]
 
 
-def test_nothing_is_decoded_where_nothing_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+def test_responses_are_decoded_only_if_shown(caplog: pytest.LogCaptureFixture) -> None:
     data = answers([[4]] * 100, episode_rewards=[1.0] * 100)
     silent = EpisodeRewardManager(tokenizer := WordTokenizer(), 0, echo=print)
     silent(data)
@@ -240,13 +240,13 @@ def test_nothing_is_decoded_where_nothing_is_shown(caplog: pytest.LogCaptureFixt
     assert tokenizer.decoded == 10
 
 
-def test_the_global_generators_are_left_alone() -> None:
+def test_global_random_generators_are_not_used() -> None:
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     EpisodeRewardManager(WordTokenizer(), 5, echo=lambda line: None)(answers([[4]] * 99, episode_rewards=[1.0] * 99))
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
-def test_a_row_is_told_its_own_score_and_not_the_mean_of_the_batch() -> None:
+def test_row_info_has_its_own_score_and_not_the_batch_mean() -> None:
     info = full(answers([[4], [5], [6]], episode_rewards=[1.0, 0.0, None]))["reward_extra_info"]
     np.testing.assert_array_equal(info["score"], [1.0, 0.0, math.nan])
     assert info["is_scored"].tolist() == [True, True, False]
@@ -257,7 +257,7 @@ class Broken(WordTokenizer):
         raise OverflowError("no such id")
 
 
-def test_a_call_that_fails_counts_nothing_twice() -> None:
+def test_failed_call_does_not_update_statistics() -> None:
     data = answers([[4]] * 50, episode_rewards=np.arange(50.0))
     failing = EpisodeRewardManager(Broken(), 1, normalization_type="variance", echo=lambda line: None)
     with pytest.raises(RewardError, match=r"tokenizer on row .*no such id"):
@@ -293,7 +293,7 @@ numbers = st.lists(st.floats(-50, 50, width=32), max_size=6)
 
 
 @given(st.lists(numbers, min_size=1, max_size=5))
-def test_running_statistics_are_those_of_everything_so_far(given_batches: list[list[float]]) -> None:
+def test_running_statistics_cover_all_batches(given_batches: list[list[float]]) -> None:
     running, seen = manager(normalization_type="variance"), []
     for scores in given_batches:
         seen += scores
@@ -304,13 +304,13 @@ def test_running_statistics_are_those_of_everything_so_far(given_batches: list[l
             assert np.abs(rewards).max(initial=0.0) < 1e-5
 
 
-def test_episodes_are_counted_and_not_rows() -> None:
+def test_running_statistics_count_episodes_and_not_rows() -> None:
     running = manager(normalization_type="variance")
     running(answers([[4]] * 4, episode_rewards=[1.0, 1.0, 1.0, 5.0], traj_uid=["a", "a", "a", "b"]))
     assert running.state_dict() == {"normalization_type": "variance", "count": 2, "mean": 3.0, "m2": 8.0}
 
 
-def test_a_restored_manager_goes_on_as_the_first_would_have() -> None:
+def test_restored_manager_continues_identically() -> None:
     first, data = manager(normalization_type="variance"), answers([[4], [5]], episode_rewards=[1.0, 2.0])
     first(data)
     second = manager(normalization_type="variance")
@@ -320,7 +320,7 @@ def test_a_restored_manager_goes_on_as_the_first_would_have() -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"count": 1, "mean": 0.0}, {"count": -1, "mean": 0.0, "m2": 0.0}])
-def test_a_state_that_is_none_is_refused(state: dict[str, Any]) -> None:
+def test_invalid_state_is_rejected(state: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="invalid running statistics"):
         manager(normalization_type="variance").load_state_dict({"normalization_type": "variance", **state})
     with pytest.raises(ConfigError, match="the state has normalization_type 'length'"):
@@ -337,7 +337,7 @@ def with_actions(**others: Any) -> Any:
     return data
 
 
-def test_step_rewards_stand_on_each_actions_last_token_and_the_episodes_on_top() -> None:
+def test_step_rewards_are_on_last_action_tokens_plus_the_episode_reward() -> None:
     data = with_actions(episode_rewards=[10.0, None], step_rewards=[[0.5, 0.25], [0.75]])
     assert manager(step_rewards=True)(data).tolist() == [[0, 0.5, 0, 0, 10.25], [0, 0, 0, 0, 0]]
     assert manager()(data).tolist() == [[0, 0, 0, 0, 10.0], [0, 0, 0, 0, 0]]
@@ -351,7 +351,7 @@ def test_step_rewards_on_tokens_count_on_valid_tokens_only() -> None:
     assert manager(step_rewards=True)(data).tolist() == [[0, 0.5, 0, 0, 1.0], [0, 2.25, 0, 0, 0]]
 
 
-def test_step_rewards_that_do_not_fit_are_told_of() -> None:
+def test_mismatched_step_rewards_are_rejected() -> None:
     rewards = {"episode_rewards": [1.0, 1.0]}
     with pytest.raises(ConfigError, match=r"step_rewards'\]\[0\] has 3 rewards, but the row has 2 actions"):
         manager(step_rewards=True)(with_actions(step_rewards=[[1.0, 2.0, 3.0], [1.0]], **rewards))
@@ -383,7 +383,7 @@ def test_a_visual_scorer_multiplies_or_adds_before_normalization() -> None:
     assert by_length(data).flatten().tolist() == [1.0, 1.5, 1.0]
 
 
-def test_a_visual_scorer_is_asked_once_for_an_episode_and_its_failure_is_the_episodes_own() -> None:
+def test_visual_scorer_is_called_once_per_episode_and_fails_only_its_episode() -> None:
     asked: list[int] = []
 
     def scorer(inputs: Any) -> float | None:
@@ -414,7 +414,7 @@ def test_examples_are_shown_with_their_special_tokens() -> None:
     assert shown == ["[math][prompt] <eos> what", "[math][response] one <eos>", "[math][score] 0.5"]
 
 
-def test_so_many_of_each_source_and_call_and_a_tenth_of_all() -> None:
+def test_examples_are_limited_per_source_and_sampled_otherwise() -> None:
     data = answers([[4]] * 2000, episode_rewards=[None] * 2000, data_source=["a", "b"] * 1000)
     shown: list[str] = []
     few = EpisodeRewardManager(WordTokenizer(), 3, seed=7, echo=shown.append)
@@ -426,7 +426,7 @@ def test_so_many_of_each_source_and_call_and_a_tenth_of_all() -> None:
     assert 150 < len(shown) / 3 < 250
 
 
-def test_the_logger_takes_them_where_nobody_else_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_examples_go_to_the_logger_by_default(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "reward_kit.rl"):
         EpisodeRewardManager(WordTokenizer(), 1)(answers([[4]] * 60, episode_rewards=[1.0] * 60))
     assert "[unknown][response] one" in caplog.messages

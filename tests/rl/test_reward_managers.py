@@ -62,14 +62,14 @@ def test_a_row_is_scored_by_its_ground_truth_without_special_tokens(reward: Any)
     assert {len(values) for values in info.values()} == {2}
 
 
-def test_what_a_reward_tells_besides_is_told() -> None:
+def test_extra_values_of_a_reward_are_in_the_info() -> None:
     assert naive(exact)(sums("one", "two"), return_dict=True)["reward_extra_info"]["short"].tolist() == [0.5, 0.5]
     data = sums("one", "two", extra_info=[{"index": 3}, None])
     info = naive(compute_score)(data, return_dict=True)["reward_extra_info"]
     assert info["acc"].tolist() == [True, True] and info["saw"].tolist() == [{"index": 3}, {}]
 
 
-def test_a_reward_sees_the_prompt_as_a_chat_where_the_batch_has_it() -> None:
+def test_reward_receives_the_prompt_as_chat_if_available() -> None:
     seen: list[list[tuple[str, str]]] = []
 
     def reward(messages: list[Message]) -> float:
@@ -110,7 +110,7 @@ def test_extra_info_that_is_no_mapping_reaches_a_function_of_verls_form() -> Non
         (ValueError("no digits"), "ValueError: no digits"),
     ],
 )
-def test_a_score_that_is_none_leaves_its_row_unscored_and_no_other(wrong: Any, told: str) -> None:
+def test_invalid_score_leaves_only_its_row_unscored(wrong: Any, told: str) -> None:
     def reward(solution_str: str) -> Any:
         if solution_str == "two" and isinstance(wrong, Exception):
             raise wrong
@@ -124,7 +124,7 @@ def test_a_score_that_is_none_leaves_its_row_unscored_and_no_other(wrong: Any, t
     assert info["failure_class"].tolist() == ["", "crash" if isinstance(wrong, Exception) else "invalid_result"]
 
 
-def test_a_reward_cannot_overwrite_what_the_manager_says() -> None:
+def test_reward_cannot_overwrite_manager_info() -> None:
     def reward(solution_str: str) -> dict[str, Any]:
         return {"score": 0.5, "is_scored": "perhaps", "failure": 7}
 
@@ -132,7 +132,7 @@ def test_a_reward_cannot_overwrite_what_the_manager_says() -> None:
     assert info["is_scored"].tolist() == [True, True] and info["failure"].tolist() == ["", ""]
 
 
-def test_ready_rewards_are_taken_and_nothing_is_called() -> None:
+def test_precomputed_rewards_are_used_without_calling_the_reward() -> None:
     data = sums("one", "one")
     data.batch["rm_scores"] = torch.ones(2, 2)
     found = naive(lambda solution_str: 1 / 0)(data, return_dict=True)
@@ -145,14 +145,14 @@ def test_an_empty_answer_is_scored_and_gets_no_reward() -> None:
     assert found["reward_extra_info"]["is_empty"].tolist() == [False, True]
 
 
-async def test_it_works_inside_an_event_loop_and_with_a_coroutine_function() -> None:
+async def test_async_reward_works_inside_an_event_loop() -> None:
     async def reward(solution_str: str) -> float:
         return float(solution_str == "one")
 
     assert naive(reward)(sums("one", "one")).sum() == 1.0
 
 
-def test_a_required_ground_truth_that_no_row_has_is_told_of() -> None:
+def test_missing_required_ground_truth_is_reported() -> None:
     with pytest.raises(
         ConfigError, match=r"'exact' needs ground_truth, which no row of .* has \(their fields: extra_info"
     ):
@@ -163,7 +163,7 @@ def test_a_required_ground_truth_that_no_row_has_is_told_of() -> None:
     assert info["is_scored"].tolist() == [True, False]
 
 
-def test_no_rows_are_no_calls() -> None:
+def test_empty_batch_makes_no_calls() -> None:
     assert naive(compute_score)(answers([])).shape == (0, 0)
 
 
@@ -204,28 +204,28 @@ def test_a_batch_is_one_call_of_either_kind() -> None:
 @pytest.mark.parametrize(
     ("returned", "told"), [([1.0], "1 scores for 2 solutions"), (1.0, "returns a list, not a float")]
 )
-def test_an_answer_of_another_length_scores_nobody(returned: Any, told: str) -> None:
+def test_batch_result_of_wrong_length_leaves_all_rows_unscored(returned: Any, told: str) -> None:
     found = BatchRewardManager(WordTokenizer(), 0, lambda solution_strs: returned)(sums("one", "one"), return_dict=True)
     info = found["reward_extra_info"]
     assert found["reward_tensor"].abs().sum() == 0 and not info["is_scored"].any()
     assert all(told in failure for failure in info["failure"])
 
 
-def test_a_bad_item_of_a_batch_is_its_own_rows() -> None:
+def test_invalid_batch_item_leaves_only_its_row_unscored() -> None:
     info = BatchRewardManager(WordTokenizer(), 0, lambda solution_strs: [1.0, None])(
         sums("one", "one"), return_dict=True
     )["reward_extra_info"]
     assert info["is_scored"].tolist() == [True, False]
 
 
-def test_a_reward_of_the_other_mode_is_sent_to_its_manager() -> None:
+def test_reward_of_the_other_mode_error_names_the_right_manager() -> None:
     with pytest.raises(ConfigError, match="'exact' is a pointwise reward; use the NaiveRewardManager"):
         BatchRewardManager(WordTokenizer(), 0, exact)
     with pytest.raises(ConfigError, match="is a batch reward; use the BatchRewardManager"):
         naive(lambda solution_strs: [])
 
 
-def test_a_class_of_verls_form_is_scored_by_row_and_never_processed_as_a_group() -> None:
+def test_verl_style_class_is_scored_per_row_and_not_as_a_group() -> None:
     class Judge:
         def compute_score(self, solution_str: str, ground_truth: str) -> float:
             return float(solution_str == ground_truth)
@@ -282,7 +282,7 @@ def test_an_unscored_answer_that_is_too_long_stays_unscored() -> None:
 # Prime
 
 
-def test_rows_are_scored_at_the_same_time() -> None:
+def test_rows_are_scored_concurrently() -> None:
     together = threading.Barrier(8, timeout=10)
 
     def reward(solution_str: str) -> int:
@@ -292,7 +292,7 @@ def test_rows_are_scored_at_the_same_time() -> None:
     assert prime(answers([[4]] * 8)).sum() == 8.0
 
 
-def test_a_call_that_takes_too_long_is_unscored_and_holds_nobody_back() -> None:
+def test_timed_out_call_is_unscored_and_does_not_delay_others() -> None:
     over = threading.Event()
 
     def reward(solution_str: str) -> float:
@@ -306,7 +306,7 @@ def test_a_call_that_takes_too_long_is_unscored_and_holds_nobody_back() -> None:
     assert info["failure_class"].tolist() == ["", "timeout"] and "timed out" in info["failure"][1]
 
 
-def test_an_order_of_completion_changes_no_place() -> None:
+def test_completion_order_does_not_change_positions() -> None:
     def reward(extra_info: dict[str, Any], solution_str: str) -> float:
         time.sleep(0.002 * (5 - extra_info["index"]))
         return float(extra_info["index"])
@@ -348,6 +348,6 @@ def test_a_wrong_name_or_option_is_refused_with_the_right_ones(name: str, option
         load_reward_manager(name, WordTokenizer(), 0, **options)
 
 
-def test_the_page_on_managers_names_them_all() -> None:
+def test_every_manager_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "reward_managers.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page and kind.__name__ in page for name, kind in REWARD_MANAGERS.items())

@@ -43,23 +43,23 @@ async def eventually(inputs: Any) -> float:
         ({"echo": 3}, "echo must be a function that takes a line, got 3"),
     ],
 )
-def test_options_that_contradict_or_are_unknown(options: Any, told: str) -> None:
+def test_contradicting_and_unknown_options_are_rejected(options: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         manager(**options)
 
 
 @pytest.mark.parametrize("number", [-1, True, 1.5, "1", None])
-def test_a_number_of_examples_that_is_none(number: Any) -> None:
+def test_invalid_num_examine_is_rejected(number: Any) -> None:
     with pytest.raises(ConfigError, match="num_examine must be a whole number of at least 0, got"):
         EpisodeRewardManager(WordTokenizer(), number)
 
 
-def test_a_number_of_numpy_is_a_number() -> None:
+def test_numpy_integer_num_examine_is_accepted() -> None:
     few: Any = np.int64(1)
     EpisodeRewardManager(WordTokenizer(), few)
 
 
-def test_a_tokenizer_that_is_none() -> None:
+def test_invalid_tokenizer_is_rejected() -> None:
     nothing: Any = None
     with pytest.raises(ConfigError, match="the tokenizer has no method `decode`; got None"):
         EpisodeRewardManager(nothing, 1)
@@ -83,7 +83,7 @@ def test_a_tokenizer_that_is_none() -> None:
         ),
     ],
 )
-def test_a_name_or_number_of_the_wrong_type(name: Any, options: dict[str, Any], told: str) -> None:
+def test_wrong_types_of_manager_options_are_rejected(name: Any, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_reward_manager(name, WordTokenizer(), 0, compute_score=lambda solution_str: 1.0, **options)
 
@@ -97,12 +97,12 @@ def test_a_name_or_number_of_the_wrong_type(name: Any, options: dict[str, Any], 
         {"count": 2, "mean": math.nan, "m2": 0.0},
     ],
 )
-def test_a_state_that_no_numbers_have(state: dict[str, Any]) -> None:
+def test_impossible_running_statistics_are_rejected(state: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="invalid running statistics"):
         manager(normalization_type="variance").load_state_dict({"normalization_type": "variance", **state})
 
 
-def test_a_state_that_is_no_mapping() -> None:
+def test_state_that_is_not_a_mapping_is_rejected() -> None:
     nothing: Any = None
     with pytest.raises(ConfigError, match=r"pass the result of state_dict\(\), got None"):
         manager().load_state_dict(nothing)
@@ -112,12 +112,12 @@ def test_a_state_that_is_no_mapping() -> None:
 
 
 @pytest.mark.parametrize("data", [None, {"responses": [[1]]}, SimpleNamespace(batch=None)])
-def test_what_is_no_batch(data: Any) -> None:
+def test_value_that_is_not_a_batch_is_rejected(data: Any) -> None:
     with pytest.raises(ConfigError, match="a batch needs `batch` and `non_tensor_batch`, like DataProto"):
         manager()(data)
 
 
-def test_a_batch_of_tensors_alone_is_told_what_it_lacks() -> None:
+def test_batch_without_non_tensor_entries_is_rejected() -> None:
     with pytest.raises(ConfigError, match="non_tensor_batch has no 'episode_rewards'"):
         manager()(SimpleNamespace(batch={"action_mask": torch.ones(1, 2)}))
 
@@ -139,7 +139,7 @@ def test_a_batch_of_tensors_alone_is_told_what_it_lacks() -> None:
         ({"episode_rewards": [1.0, 1.0], "ends_episode": [None, True]}, "ends_episode'] must be true or false"),
     ],
 )
-def test_entries_that_name_no_reward(others: dict[str, Any], told: str) -> None:
+def test_missing_episode_rewards_are_rejected(others: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         manager()(answers([[4], [5]], **others))
 
@@ -162,14 +162,14 @@ def test_entries_that_name_no_reward(others: dict[str, Any], told: str) -> None:
         ("rm_scores", torch.ones(3, 2), r"'rm_scores' must have one reward per token, \(2, 2\), got \(3, 2\)"),
     ],
 )
-def test_arrays_of_another_shape_or_kind(name: str, values: Any, told: str) -> None:
+def test_arrays_of_wrong_shape_or_type_are_rejected(name: str, values: Any, told: str) -> None:
     data = answers([[4, 5], [6]], episode_rewards=[1.0, 2.0])
     data.batch[name] = values
     with pytest.raises(ConfigError, match=told):
         manager()(data)
 
 
-def test_a_batch_without_any_mask() -> None:
+def test_batch_without_a_mask_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"needs 'responses' with .* the batch has ids"):
         manager()(proto({"ids": torch.zeros(1, 1)}, episode_rewards=[1.0]))
     with pytest.raises(ConfigError, match=r"'attention_mask' is \(1, 1\); with 'responses' it must be \(1, 2\)$"):
@@ -177,13 +177,13 @@ def test_a_batch_without_any_mask() -> None:
         manager()(proto(short, episode_rewards=[1.0]))
 
 
-def test_step_rewards_that_are_one_number_per_row_are_no_rewards_of_steps() -> None:
+def test_step_rewards_with_a_number_per_row_are_rejected() -> None:
     data = answers([[4], [5]], episode_rewards=[1.0, 2.0], step_rewards=np.array([0.5, 0.25]))
     with pytest.raises(ConfigError, match=r"step_rewards'\]\[0\] must be a list with one reward per action, got 0.5"):
         manager(step_rewards=True)(data)
 
 
-def test_a_reward_that_is_infinite_on_its_token() -> None:
+def test_infinite_token_reward_is_rejected() -> None:
     data = answers([[4], [5]], episode_rewards=[1.0, 2.0])
     data.batch["step_rewards"] = torch.tensor([[0.0], [math.inf]])
     with pytest.raises(ConfigError, match="the reward of row 1 is inf, not a finite float32"):
@@ -202,6 +202,6 @@ def test_a_reward_that_is_infinite_on_its_token() -> None:
         ({"raw_prompt": [[{"rol": "user"}]], "reward_model": [{"ground_truth": 1}]}, "is not a list of messages"),
     ],
 )
-def test_prompts_and_truths_of_another_form(others: dict[str, Any], told: str) -> None:
+def test_malformed_prompts_and_ground_truths_are_rejected(others: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         naive()(answers([[4]], **others))

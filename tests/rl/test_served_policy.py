@@ -1,4 +1,4 @@
-"""A model server samples with the weights that were published last, and says which tokens it sampled."""
+"""A served policy samples with the latest published weights and returns token ids."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trainers_logprobs(policy: ServedPolicy, said: dict[str, Any]) -> torch.Tenso
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-async def test_what_the_server_sampled_has_the_probability_that_the_trainer_computes(folder: Path, kind: str) -> None:
+async def test_sampled_logprobs_match_the_trainer(folder: Path, kind: str) -> None:
     async with served(folder, kind) as (server, policy):
         assert trainable(policy) is policy
         for version in (0, 1):
@@ -113,7 +113,7 @@ async def in_doubt_until_published(policy: ServedPolicy) -> None:
 
 
 @pytest.mark.parametrize("path", ["/collective_rpc", "/reset_prefix_cache"])
-async def test_after_half_a_publication_no_answer_has_a_version_that_may_be_wrong(folder: Path, path: str) -> None:
+async def test_failed_publication_makes_answers_unversioned(folder: Path, path: str) -> None:
     async with served(folder, "vllm") as (server, policy):
         server.breaks_at = path
         with pytest.raises(ProviderError):
@@ -122,7 +122,7 @@ async def test_after_half_a_publication_no_answer_has_a_version_that_may_be_wron
         await in_doubt_until_published(policy)
 
 
-async def test_nor_after_one_that_was_cancelled_while_the_server_loaded(folder: Path) -> None:
+async def test_cancelled_publication_makes_answers_unversioned(folder: Path) -> None:
     async with served(folder, "sglang") as (server, policy):
         server.may_answer.clear()
         async with anyio.create_task_group() as tasks:
@@ -141,7 +141,7 @@ async def test_a_server_that_is_down_is_an_error_of_the_provider(folder: Path) -
         assert policy.version == 0
 
 
-async def test_a_server_that_says_no_token_ids_is_an_error(folder: Path) -> None:
+async def test_server_without_token_ids_is_an_error(folder: Path) -> None:
     async with served(folder, "vllm", says_ids=False) as (_, policy):
         with pytest.raises(PolicyError, match="no prompt_ids: it does not support `return_token_ids`"):
             await policy.get_action(HELLO)
@@ -154,6 +154,6 @@ async def test_a_server_that_says_no_token_ids_is_an_error(folder: Path) -> None
         ({"server": "vllm", "top_p": 0.9}, "'top_p' is not allowed for a policy in training"),
     ],
 )
-def test_what_cannot_be_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServedPolicy(folder, folder, base_url="http://127.0.0.1:9/v1", **options)

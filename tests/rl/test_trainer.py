@@ -1,4 +1,4 @@
-"""One training step: which episodes are collected, what is scored, and which weights act afterwards."""
+"""A training step: collecting, scoring and publishing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def groups_of(episodes: Any) -> list[str]:
     return [episode.custom_data["group_id"] for episode in episodes]
 
 
-async def test_a_batch_reward_compares_the_episodes_of_a_group_and_leaves_out_what_broke() -> None:
+async def test_batch_reward_receives_the_group_without_failed_episodes() -> None:
     compared: list[list[str]] = []
 
     @reward_function(mode="batch")
@@ -112,14 +112,14 @@ async def test_a_batch_reward_compares_the_episodes_of_a_group_and_leaves_out_wh
 
 
 class TestCollecting:
-    async def test_there_is_a_group_per_sample_in_the_samples_order(self) -> None:
+    async def test_groups_are_collected_in_sample_order(self) -> None:
         async with training(group_size=3) as trainer:
             episodes = await trainer.collect([OTHER, ONE])
         assert [episode.custom_data["sample_id"] for episode in episodes] == ["other"] * 3 + ["one"] * 3
         assert [episode.custom_data["rollout_index"] for episode in episodes] == [0, 1, 2] * 2
         assert len(set(groups_of(episodes))) == 2
 
-    async def test_a_sample_that_stands_in_a_batch_twice_is_two_groups(self) -> None:
+    async def test_repeated_sample_forms_two_groups(self) -> None:
         async with training() as trainer:
             episodes = await trainer.collect([ONE, ONE])
             first, second = groups_of(episodes)[:2], groups_of(episodes)[2:]
@@ -129,7 +129,7 @@ class TestCollecting:
             diagnostics = await trainer.train_step([ONE, ONE])
         assert (diagnostics["unscored"], diagnostics["score"]) == (0.0, 0.5)
 
-    async def test_the_groups_are_collected_at_once(self) -> None:
+    async def test_groups_are_collected_concurrently(self) -> None:
         everybody, waiting = anyio.Event(), []
 
         class Meets(Publishes):
@@ -144,7 +144,7 @@ class TestCollecting:
             with anyio.fail_after(20):
                 assert len(await trainer.collect([ONE, OTHER])) == 4
 
-    async def test_the_same_seed_and_version_are_the_same_episodes_and_others_are_not(self) -> None:
+    async def test_episodes_are_determined_by_seed_and_version(self) -> None:
         found = {}
         for name, seed in (("a", 0), ("again", 0), ("b", 1)):
             async with training(run_seed=seed) as trainer:
@@ -154,7 +154,7 @@ class TestCollecting:
 
 
 class TestScoring:
-    async def test_every_episode_has_one_and_the_reward_knows_the_task(self) -> None:
+    async def test_every_episode_is_scored_with_the_task_facts(self) -> None:
         reward = Reward()
         async with training(reward=reward) as trainer:
             episodes = await trainer.collect([ONE, OTHER])
@@ -164,7 +164,7 @@ class TestScoring:
         }
         assert reward.goals == {"reach G"}
 
-    async def test_an_episode_that_failed_is_not_scored_and_its_failure_is_the_answer(self) -> None:
+    async def test_failed_episode_is_not_scored_and_keeps_its_failure(self) -> None:
         reward, policy = Reward(), FailsInTheSecond()
         async with training(policy, reward) as trainer:
             episodes = await trainer.collect([ONE, OTHER])
@@ -178,7 +178,7 @@ class TestScoring:
         assert diagnostics["unscored"] == 1
         assert diagnostics["score"] == 1.0, "the mean is over what was scored"
 
-    async def test_a_reward_that_fails_costs_its_episode_and_not_the_step(self) -> None:
+    async def test_failed_reward_leaves_only_its_episode_unscored(self) -> None:
         async def picky(messages: Any, rollout_id: str) -> dict[str, float]:
             if rollout_id.endswith("-0"):
                 raise ValueError("no score")
@@ -190,7 +190,7 @@ class TestScoring:
         assert (diagnostics["unscored"], diagnostics["score"]) == (1.0, 0.5)
         assert diagnostics["optimizer_steps"] > 0 and policy.versions == [1]
 
-    async def test_where_nothing_is_scored_no_weight_moves_and_no_score_is_made_up(self) -> None:
+    async def test_unscored_batch_changes_no_weights_and_reports_no_score(self) -> None:
         async def broken(messages: Any) -> None:
             raise ValueError("no score")
 
@@ -203,7 +203,7 @@ class TestScoring:
 
 
 class TestVersions:
-    async def test_each_step_publishes_the_next_and_acts_with_its_weights(self) -> None:
+    async def test_each_step_publishes_the_next_version(self) -> None:
         policy = Publishes()
         async with training(policy) as trainer:
             assert trainer.version == 0
@@ -214,7 +214,7 @@ class TestVersions:
                 assert all(torch.equal(acting[name], trained[name]) for name in trained)
         assert policy.versions == [1, 2]
 
-    async def test_an_episode_says_which_version_acted(self) -> None:
+    async def test_episodes_record_the_policy_version(self) -> None:
         async with training() as trainer:
             before = await trainer.collect([ONE])
             await trainer.train_step([ONE])

@@ -16,7 +16,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
-from reward_kit.runs.evaluation import evaluate, evaluate_async, score_transcripts
+from reward_kit.runs.evaluation import Task, evaluate, evaluate_async, score_transcripts
 from reward_kit.runs.finished import FinishedRun
 from tests import command_line
 
@@ -209,3 +209,7 @@ def test_ctrl_c_where_a_loop_runs_stops_the_run_and_says_where_it_is(task: Path,
         _, said = process.communicate(timeout=60)
     assert process.returncode != 0 and "KeyboardInterrupt" in said
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_a_task_whose_constructor_raised_has_a_repr() -> None:
+    assert repr(Task.__new__(Task)) == "Task(not loaded)"

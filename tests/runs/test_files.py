@@ -18,7 +18,7 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(TE
 
 
 @given(VALUES)
-def test_a_line_is_what_was_written(value: Any) -> None:
+def test_written_line_is_read_back(value: Any) -> None:
     line = json.dumps(value).encode("ascii")
     assert repr(read_line(line)) == repr(json.loads(line))
 
@@ -28,7 +28,7 @@ def test_foreign_json_is_read_like_json_loads(line: bytes) -> None:
     assert repr(read_line(line)) == repr(json.loads(line))
 
 
-def test_not_a_number_is_left_to_those_who_ask() -> None:
+def test_nan_and_infinity_are_read() -> None:
     assert math.isnan(read_line(b"NaN")) and read_line(b"[-Infinity]") == [-math.inf]
 
 

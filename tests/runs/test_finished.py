@@ -42,11 +42,11 @@ def test_table_has_every_policy_and_no_untrusted_html(run: FinishedRun) -> None:
     assert "report.html" in seen.text and "unconfined" in seen.text
 
 
-def test_its_own_text_is_one_line(run: FinishedRun) -> None:
+def test_repr_is_a_single_line(run: FinishedRun) -> None:
     assert re.fullmatch(r"FinishedRun\('.*', complete, 8 episodes, .*, rome 0\.250\)", repr(run), re.DOTALL)
 
 
-def test_one_episode_is_asked_for_by_its_row(run: FinishedRun) -> None:
+def test_result_returns_the_episode_of_a_row(run: FinishedRun) -> None:
     failed, broken = run.result(run.failed[0]), run.result(run.errors[0].rollout_id)
     assert (repr(failed), repr(broken)) == (
         f"Result({run.failed[0].rollout_id!r}, 0.25)",
@@ -72,6 +72,6 @@ def test_run_limit_is_shown(tmp_path: Path) -> None:
     assert "Stopped: run limit reached" in harmless(run._repr_html_()).text
 
 
-def test_without_a_page_the_folder_is_named(run: FinishedRun) -> None:
+def test_missing_report_page_shows_the_folder(run: FinishedRun) -> None:
     run.page.unlink()
     assert f"no report; the run is in {run.path}" in harmless(run._repr_html_()).text

@@ -36,7 +36,7 @@ def test_the_lines_that_changed_are_shown(tmp_path: Path) -> None:
     assert shown.splitlines()[-2:] == ["    -seed: 1", "    +seed: 2"]
 
 
-def test_of_many_lines_the_first_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
+def test_long_difference_shows_first_lines_and_counts_the_rest(tmp_path: Path) -> None:
     store, inputs = run_with(tmp_path, "x\n" * 100)
     inputs["task file"].write_text("y\n" * 100)
     (shown,) = differences(store.path, {"task file": "1"}, {"task file": "2"}, inputs)
@@ -49,7 +49,7 @@ def test_equal_digests_are_no_difference_and_a_missing_file_is_one(tmp_path: Pat
     assert differences(store.path, {"reward": "1"}, {}, {}) == ["the reward is missing"]
 
 
-def test_an_input_that_was_not_there_is_new(tmp_path: Path) -> None:
+def test_added_input_is_reported_as_new(tmp_path: Path) -> None:
     store, inputs = run_with(tmp_path, "x")
     assert differences(store.path, {}, {"task file": "1"}, inputs) == [f"the task file {inputs['task file']} is new"]
 
@@ -62,7 +62,7 @@ def test_a_file_that_changed_while_the_run_began_is_not_kept_as_if_it_had_been_r
         copy_inputs(store, inputs, digests)
 
 
-def test_copies_of_many_names_stay_apart(tmp_path: Path) -> None:
+def test_copies_of_similar_names_do_not_collide(tmp_path: Path) -> None:
     store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     inputs = {}
     for number, name in enumerate(["a/b.py", "a_b.py", "a b.py", f"{'x' * 200}/y.py", f"{'z' * 200}/y.py"]):
@@ -123,7 +123,7 @@ def task_file(tmp_path: Path) -> Path:
     return tmp_path / "task.yaml"
 
 
-class TestWhatCounts:
+class TestDigests:
     def test_a_change_of_any_file_that_decides_the_results_changes_its_digest_and_no_other(
         self, task_file: Path
     ) -> None:
@@ -146,7 +146,7 @@ class TestWhatCounts:
         assert load_task(task_file).inputs["reward"] == task_file.parent / "reward.py"
 
     @pytest.mark.parametrize("level", ["warm", "in_process"])
-    def test_the_scorer_is_another_where_a_helper_is(self, task_file: Path, level: str) -> None:
+    def test_changed_helper_changes_the_scorer_hash(self, task_file: Path, level: str) -> None:
         def hashed() -> str:
             reward = load_task(task_file, {"sandbox.level": level}).reward
             assert reward is not None

@@ -28,7 +28,7 @@ def texts(request):
     return [(message.role, message.text) for message in request.messages]
 
 
-def test_prompt_and_response(write):
+def test_prompt_and_response_columns_are_read(write):
     path = write(["id", "label", "prompt", "response", "ground_truth", "topic"], ["q", "4", "2+2", "5\n", "4", "sums"])
     (row,) = read_labels(path)
     (request,) = row.requests
@@ -38,7 +38,7 @@ def test_prompt_and_response(write):
     assert request.sample["topic"] == "sums"
 
 
-def test_messages_as_json(write):
+def test_messages_column_is_read_as_json(write):
     (row,) = read_labels(write(["id", "label", "messages"], ["q", "yes", TALK]))
     assert texts(row.requests[0]) == [("user", "2+2"), ("assistant", "4")] and row.label == 1.0
 
@@ -50,7 +50,7 @@ def test_the_label_is_not_shown_to_the_reward(write):
     assert all("winner" not in request.sample for request in read_labels(pair)[0].requests)
 
 
-def test_a_rollout_of_transcripts(write, tmp_path):
+def test_rollout_column_refers_to_transcripts(write, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"id": "a", "messages": json.loads(TALK), "ground_truth": "4"}) + "\n")
     path = write(["rollout_id", "label"], ["a-0", "1"])
@@ -66,7 +66,7 @@ def test_a_rollout_of_transcripts(write, tmp_path):
         read_labels(path)
 
 
-def test_pairs(write):
+def test_pairs_of_responses_are_read(write):
     path = write(["id", "winner", "prompt", "response_a", "response_b", "ground_truth"], ["q", "B", "x", "1", "2", "g"])
     (row,) = read_labels(path)
     assert (row.label, row.is_pair) == (0.0, True)
@@ -76,7 +76,7 @@ def test_pairs(write):
     assert [request.ground_truth for request in row.requests] == ["2", "1"]
 
 
-def test_pairs_of_conversations(write):
+def test_pairs_of_conversations_are_read(write):
     other = TALK.replace('"4"', '"5"')
     (row,) = read_labels(write(["winner", "messages_a", "messages_b"], ["tie", TALK, other]), pairs="judge")
     assert row.label == 0.5
@@ -87,14 +87,14 @@ def test_pairs_of_conversations(write):
     ("text", "label"),
     [("1", 1), ("-2.5", -2.5), ("1e-3", 0.001), (" 4 ", 4), ("Yes", 1), ("FALSE", 0), ("pass", 1), ("incorrect", 0)],
 )
-def test_labels(write, text, label):
+def test_label_values_are_parsed(write, text, label):
     assert read_labels(write(["label", "messages"], [text, TALK]))[0].label == label
 
 
 @pytest.mark.parametrize(
     ("text", "label"), [("A", 1), ("b", 0), ("tie", 0.5), ("model_a", 1), ("model_b", 0), ("tie (bothbad)", 0.5)]
 )
-def test_winners(write, text, label):
+def test_winner_values_are_parsed(write, text, label):
     assert read_labels(write(["winner", "messages_a", "messages_b"], [text, TALK, TALK]))[0].label == label
 
 
@@ -150,14 +150,14 @@ def test_the_line_is_that_of_the_row(write):
         read_labels(write(["label", "messages"], ["1", TALK], ["0", TALK], ["?", TALK]))
 
 
-def test_no_rows_and_no_file(write, tmp_path):
+def test_empty_and_missing_files_are_rejected(write, tmp_path):
     with pytest.raises(ConfigError, match="has no rows"):
         read_labels(write(["label", "messages"]))
     with pytest.raises(ConfigError, match="does not exist"):
         read_labels(tmp_path / "nowhere.csv")
 
 
-def test_a_jsonl_file_will_do(tmp_path):
+def test_jsonl_file_is_read(tmp_path):
     path = tmp_path / "labels.jsonl"
     path.write_text(json.dumps({"label": 1, "messages": json.loads(TALK)}) + "\n")
     assert read_labels(path)[0].label == 1.0

@@ -68,7 +68,7 @@ def capitals(**keys: Any) -> Task:
     return Task("capitals", **{"reward": right, "policy": Says, "dataset": ROWS, "initial_user_prompt": PROMPT, **keys})
 
 
-def test_it_is_run_where_a_loop_runs_and_awaited_there(tmp_path: Path) -> None:
+def test_task_runs_inside_an_event_loop(tmp_path: Path) -> None:
     async def notebook() -> tuple[float | None, float | None]:
         task = capitals()
         awaited = await task.run_async(rollouts=2, log_dir=tmp_path)
@@ -77,7 +77,7 @@ def test_it_is_run_where_a_loop_runs_and_awaited_there(tmp_path: Path) -> None:
     assert asyncio.run(notebook()) == (0.5, 0.5)
 
 
-def test_it_leaves_what_the_same_task_leaves_that_a_file_describes(tmp_path: Path) -> None:
+def test_task_from_python_leaves_the_same_files_as_a_task_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "task.yaml").write_text(
         f"name: capitals\ndataset_path: rows.jsonl\ninitial_user_prompt: '{PROMPT}'\n"
@@ -127,7 +127,7 @@ def test_rows_are_kept_with_values_that_only_python_has(tmp_path: Path) -> None:
     assert found["counts"].tolist() == [0, 1] and found["pairs"] == row["pairs"] and "ü" in kept
 
 
-def test_such_a_run_is_not_resumed(tmp_path: Path) -> None:
+def test_run_of_a_task_from_python_cannot_be_resumed(tmp_path: Path) -> None:
     run = capitals().run(log_dir=tmp_path)
     with pytest.raises(
         ConfigError,
@@ -151,7 +151,7 @@ def test_lent_policies_stay_open_and_own_ones_are_closed(tmp_path: Path) -> None
     assert lent.closed == 0 and [one.closed for one in made] == [1]
 
 
-def test_what_a_file_names_may_be_named(tmp_path: Path) -> None:
+def test_reward_and_policy_can_be_given_by_name(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(
         "def right(messages, ground_truth):\n    from reward_kit import EvaluateResult\n"
         "    return EvaluateResult(score=float(messages[-1].content == ground_truth))\n"
@@ -234,7 +234,7 @@ def test_missing_policy_is_reported_in_python_terms() -> None:
         capitals(policy=None).run()
 
 
-def test_its_options_are_those_of_evaluate() -> None:
+def test_run_options_equal_those_of_evaluate() -> None:
     options = list(inspect.signature(evaluate_async).parameters)[1:]
     assert list(inspect.signature(Task.run).parameters) == list(inspect.signature(Task.run_async).parameters)
     assert list(inspect.signature(capitals().run).parameters) == options

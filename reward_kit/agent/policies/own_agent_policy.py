@@ -540,8 +540,9 @@ class _AgentSession(AgentPolicy):
             with boundary(PolicyError, _AGENT_CODE):
                 text = self._running.result()
         action: Action = {"type": "terminate", **({"content": text} if text else {})}
-        if self._made:
-            action["results"] = results_of_calls(action, self._made, self._is_over)
+        if self._made:  # the agent never asked the model, so its calls come before its only action
+            called = results_of_calls(action, self._made, self._is_over)
+            action |= {"prompt_messages": [*self._conversation, *called], "results": []}
         # The action was free; report a cost of 0 if costs are known.
         facts = {"usage": {"cost": 0.0}} if self._upstream.knows_cost else None
         return PolicyOutput(action, text, facts)

@@ -32,6 +32,7 @@ from reward_kit.runs.task_file import (
     error_context,
     error_location,
     overridden_keys,
+    parse_task,
     validate_model,
 )
 from reward_kit.runs.tasks import LoadedTask, load_task, locate_credit, make_located_assigner, resolve_task
@@ -118,6 +119,10 @@ class TrainingPlan:
         if isinstance(self.config.task, dict):
             document["task"] = apply_overrides(self.config.task, {})
         options = {key: one for key, one in self.credit.options.items() if one is None or isinstance(one, _PLAIN)}
+        of_task = {key.removeprefix("task."): one for key, one in self.overrides.items() if key.startswith("task.")}
+        written = self.config.credit or parse_task(self.task.located, of_task).credit or CreditModel()
+        # The assigner has absolute paths, which would change with the folder.
+        options |= {key: one for key, one in written.options().items() if key == "state_hash"}
         document["credit"] = {"estimator": self.credit.estimator, "step_rewards": self.credit.step_rewards} | options
         return document
 

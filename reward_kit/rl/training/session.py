@@ -17,6 +17,7 @@ import torch
 
 from reward_kit.agent.policies.hf.model import merged_state_dict, remember
 from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.display_text import pluralize
 from reward_kit.errors import TrainingError
 from reward_kit.private_files import make_private_folder
 from reward_kit.rl.learner.optimizer import has_adapters
@@ -120,6 +121,7 @@ class _Session:
         self._control, self._display = control, display
         self._saved_at = -1
         self._measured: float | None = None
+        self._idle = 0  # updates with nothing to learn from
         self._began = time.perf_counter() - progress.worked_s
 
     async def run(self, *, resumed: bool) -> str:
@@ -136,6 +138,7 @@ class _Session:
         while progress.updates < config.updates and self.why_stopped is None:
             figures = await self._update(progress.updates + 1)
             progress.updates += 1
+            self._report_idle(figures)
             is_due = config.evaluation is not None and progress.updates % config.evaluation.every == 0
             if config.evaluation is not None and (is_due or progress.updates == config.updates):
                 figures |= await self._evaluate()
@@ -148,6 +151,8 @@ class _Session:
                 self._save()
             if self._control.stop_reason:
                 self.why_stopped = self._control.stop_reason
+        if self._idle > 1:
+            self._display.say(f"nothing to learn from in {pluralize(self._idle, 'update')}")
         self._save()
         # A stop during the last update has no effect.
         is_cut = self.why_stopped == self._control.stop_reason is not None and progress.updates < config.updates
@@ -186,6 +191,17 @@ class _Session:
             "time/worked_s": self._worked_s(),
         }
         return figures | self._components.reward_agent.stats.metrics()
+
+    def _report_idle(self, figures: Figures) -> None:
+        """Count updates without anything to learn from; report the first."""
+        has_tokens = figures.get("learner/tokens") != 0.0
+        if has_tokens and figures.get("credit/zero_advantage_share") != 1.0:
+            return
+        self._idle += 1
+        if self._idle == 1:
+            why = "all advantages are zero, as when the scores of each group are equal"
+            why = why if has_tokens else "no sampled token takes part; run.log has the reason"
+            self._display.say(f"update {self.progress.updates}: nothing to learn from: {why}")
 
     async def _evaluate(self) -> Figures:
         assert self._components.evaluation is not None

@@ -44,7 +44,7 @@ CHORES = TaskDefinitionModel(
 
 
 @asynccontextmanager
-async def a_policy(tokenizer=BYTES, model=None, **options):
+async def open_policy(tokenizer=BYTES, model=None, **options):
     policy = HFAgentPolicy(model or small_llama(len(tokenizer), context=4096), tokenizer, **options)
     try:
         yield policy
@@ -88,7 +88,7 @@ def gap(policy, episodes, padding, temperature=1.0):
 
 @pytest.mark.parametrize("padding", ["right", "left", "outer"])
 async def test_recorded_logprobs_match_the_model_on_the_exact_tokens(padding):
-    async with a_policy(max_new_tokens=8, temperature=0.7, action_format="plain") as policy:
+    async with open_policy(max_new_tokens=8, temperature=0.7, action_format="plain") as policy:
         episodes = await episodes_of(policy, LAKE)
         assert gap(policy, episodes, padding, 0.7) < 1e-4
         assert all(len(episode.tokens.segments) == 1 for episode in episodes)
@@ -97,7 +97,7 @@ async def test_recorded_logprobs_match_the_model_on_the_exact_tokens(padding):
 
 @pytest.mark.parametrize("form", ["hermes", "llama", "mistral", "plain", "bare"])
 async def test_constrained_policy_makes_only_valid_calls_and_records_masks(form):
-    async with a_policy(constrain=True, action_format=form, max_new_tokens=80) as policy:
+    async with open_policy(constrain=True, action_format=form, max_new_tokens=80) as policy:
         episodes = await episodes_of(policy, LAKE)
         for episode in episodes:
             assert all(episode.get_infos(t + 1)["is_action_valid"] for t in range(len(episode)))
@@ -115,7 +115,7 @@ async def test_constrained_policy_makes_only_valid_calls_and_records_masks(form)
 
 async def test_listed_commands_constrain_every_step():
     options = {"constrain": True, "action_format": "bare", "tools_in_prompt": False, "max_new_tokens": 12}
-    async with a_policy(WORDS, undecided(WORDS), **options) as policy:
+    async with open_policy(WORDS, undecided(WORDS), **options) as policy:
         episodes = await episodes_of(policy, CHORES, size=4)
         assert len({action["arguments"]["command"] for e in episodes for action in e.get_actions()}) > 3
         infos = [episode.get_infos(t + 1) for episode in episodes for t in range(len(episode))]
@@ -129,7 +129,7 @@ async def test_free_text_follows_the_grammar_and_records_masks():
     task = CHORES.model_copy(
         update={"base_resource_config": {"action_form": "text", "index": 3}, "max_episode_steps": 2}
     )
-    async with a_policy(constrain=True, action_format="plain", max_new_tokens=24, tools_in_prompt=False) as policy:
+    async with open_policy(constrain=True, action_format="plain", max_new_tokens=24, tools_in_prompt=False) as policy:
         episodes = await episodes_of(policy, task, size=2)
         assert {action["name"] for episode in episodes for action in episode.get_actions()} == {"act"}
         first = next(ids for ids in episodes[0].tokens.turns()[0].allowed_ids if len(ids) > 1)
@@ -141,7 +141,7 @@ async def test_free_text_follows_the_grammar_and_records_masks():
 
 async def test_changed_tools_in_the_prompt_begin_segments_with_a_reason():
     options = {"constrain": True, "action_format": "plain", "max_new_tokens": 12}
-    async with a_policy(WORDS, undecided(WORDS), **options) as policy:
+    async with open_policy(WORDS, undecided(WORDS), **options) as policy:
         episodes = await episodes_of(policy, CHORES, size=4)
         reasons = {segment.reason for episode in episodes for segment in episode.tokens.segments[1:]}
         assert reasons == {TOOLS_CHANGED}
@@ -151,7 +151,7 @@ async def test_changed_tools_in_the_prompt_begin_segments_with_a_reason():
 async def test_usage_version_value_and_end_token_are_recorded():
     module = PolicyWithValue(small_llama(len(BYTES), context=4096))
     torch.nn.init.normal_(module.value_head.weight, generator=torch.Generator().manual_seed(1))
-    async with a_policy(model=module, constrain=True, action_format="plain") as policy:
+    async with open_policy(model=module, constrain=True, action_format="plain") as policy:
         (episode,) = await episodes_of(policy, LAKE, size=1)
         first = episode.tokens.turns()[0]
         with torch.no_grad():
@@ -167,7 +167,7 @@ async def test_usage_version_value_and_end_token_are_recorded():
 
 
 async def test_cut_answer_is_closed_by_unsampled_tokens():
-    async with a_policy(model=undecided(BYTES), max_new_tokens=3, action_format="plain") as policy:
+    async with open_policy(model=undecided(BYTES), max_new_tokens=3, action_format="plain") as policy:
         (episode,) = await episodes_of(policy, LAKE, size=1)
         assert episode.get_infos(1)["finish_reason"] == "length"
         first, second = (episode.tokens.turns()[t] for t in (0, 1))
@@ -177,7 +177,7 @@ async def test_cut_answer_is_closed_by_unsampled_tokens():
 
 
 async def test_full_context_ends_the_episode_as_a_limit():
-    async with a_policy(max_new_tokens=50, max_context=700, action_format="plain") as policy:
+    async with open_policy(max_new_tokens=50, max_context=700, action_format="plain") as policy:
         (episode,) = await episodes_of(policy, LAKE.model_copy(update={"max_episode_steps": 50}), size=1)
         assert episode.custom_data["stop_reason"] == "context_limit"
         assert len(episode) > 0
@@ -185,7 +185,7 @@ async def test_full_context_ends_the_episode_as_a_limit():
 
 async def test_episodes_depend_only_on_the_seed():
     async def play(run_seed):
-        async with a_policy(max_new_tokens=6, action_format="plain", lockstep=True) as policy:
+        async with open_policy(max_new_tokens=6, action_format="plain", lockstep=True) as policy:
             episodes = await episodes_of(policy, LAKE, run_seed=run_seed)
             return [episode.tokens.get_state() for episode in episodes]
 
@@ -196,7 +196,7 @@ async def test_episodes_depend_only_on_the_seed():
 
 
 async def test_new_weights_act_after_publication():
-    async with a_policy(constrain=True, action_format="bare", max_new_tokens=20, temperature=0) as policy:
+    async with open_policy(constrain=True, action_format="bare", max_new_tokens=20, temperature=0) as policy:
         before = (await episodes_of(policy, LAKE, size=1))[0].get_actions()
         with torch.no_grad():
             policy.module.lm_head.weight.neg_()
@@ -210,7 +210,7 @@ async def test_new_weights_act_after_publication():
 
 async def test_critic_and_model_are_published_together():
     module = PolicyWithValue(small_llama(len(BYTES), context=4096))
-    async with a_policy(model=module, constrain=True, action_format="bare", max_new_tokens=20) as policy:
+    async with open_policy(model=module, constrain=True, action_format="bare", max_new_tokens=20) as policy:
 
         async def value():
             (episode,) = await episodes_of(policy, LAKE, size=1)
@@ -231,7 +231,7 @@ async def test_critic_and_model_are_published_together():
 
 
 async def test_weights_of_a_missing_critic_are_rejected():
-    async with a_policy() as policy:
+    async with open_policy() as policy:
         weights = {**policy.module.state_dict(), "value_head.bias": torch.zeros(1)}
         with pytest.raises(PolicyError, match="unknown bias of the value head"):
             await policy.publish(1, weights)
@@ -251,7 +251,7 @@ def test_loading_hides_progress_bars_and_restores_the_user_setting(folder, capfd
 
 async def test_text_task_needs_no_action_format():
     task = TaskDefinitionModel(name="talk", initial_user_prompt="Say something.")
-    async with a_policy(byte_tokenizer(PLAIN_TEXT), max_new_tokens=4) as policy:
+    async with open_policy(byte_tokenizer(PLAIN_TEXT), max_new_tokens=4) as policy:
         (episode,) = await episodes_of(policy, task, size=1)
         assert episode.get_actions(0)["type"] == "text"
         output = await policy.get_action([Message(role="user", content="And alone?")])
@@ -264,12 +264,12 @@ async def test_untrainable_sampling_options_report_the_reason():
         ({"top_p": 0.9}, "top_p and top_k"),
         ({"top_k": 5}, "top_p and top_k"),
     ):
-        async with a_policy(**options) as policy:
+        async with open_policy(**options) as policy:
             assert reason in policy.untrainable_reason
 
 
 async def test_undetectable_format_fails_the_episode_with_the_options():
-    async with a_policy(byte_tokenizer(PLAIN_TEXT)) as policy:
+    async with open_policy(byte_tokenizer(PLAIN_TEXT)) as policy:
         (episode,) = await collect_group(RLRolloutWorker(LAKE, policy), Sample("lake"), 1)
         assert "set action_format to hermes, llama, mistral, plain or bare" in episode.custom_data["failure"]["message"]
 
@@ -349,7 +349,7 @@ def test_tokenizer_larger_than_the_model_is_rejected():
 
 
 async def test_weights_of_another_model_are_rejected():
-    async with a_policy() as policy:
+    async with open_policy() as policy:
         with pytest.raises(PolicyError, match="do not fit the model"):
             await policy.publish(1, {"nothing": torch.zeros(1)})
 
@@ -364,10 +364,10 @@ def test_unavailable_device_is_reported_with_available_devices(folder):
 
 
 class TestStoredOptions:
-    """A model goes on as it was taught, or it is said that it is asked for something else."""
+    """Options stored with a model are applied again, and contradicting options are rejected."""
 
     async def test_options_are_saved_with_the_tokenizer(self, tmp_path):
-        async with a_policy(byte_tokenizer(), action_format="bare", tools_in_prompt=False) as policy:
+        async with open_policy(byte_tokenizer(), action_format="bare", tools_in_prompt=False) as policy:
             assert policy.taught == {"action_format": "bare", "tools_in_prompt": False}
             assert save_weights(tmp_path / "model", policy)
         # By our own tools, and by nothing but transformers.

@@ -89,7 +89,7 @@ class TestRandom:
 
 
 class TestExpert:
-    async def test_expert_acts_until_it_has_no_action_left(self):
+    async def test_expert_acts_until_no_action_is_left(self):
         episode = await collected(ExpertPolicy(), resource_type=WORLD)
         assert reason(episode) == "terminate_action"
         assert episode.get_rewards() == [1.0, 1.0, 0.0]

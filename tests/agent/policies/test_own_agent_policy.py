@@ -25,7 +25,7 @@ from tests.agent.policies.own_agents import (
     threaded_loop,
 )
 from tests.agent.worlds import WORLD, failure, reason
-from tests.chat_server import Behaviour, answer, tool_calls
+from tests.chat_server import Behavior, answer, tool_calls
 
 
 @pytest.mark.parametrize("agent", [loop, streaming_loop, threaded_loop])
@@ -55,7 +55,7 @@ async def test_own_agent_episode_equals_a_plain_policy_episode(agent: Callable[.
 
 
 async def test_token_ids_and_logprobs_become_token_rows() -> None:
-    def reply(prompt: list[int], sampled: list[int], behaviour: Callable[..., Behaviour] = answer, **rest: Any):
+    def reply(prompt: list[int], sampled: list[int], behaviour: Callable[..., Behavior] = answer, **rest: Any):
         entries = [{"token": f"t{t}", "logprob": -0.5, "top_logprobs": []} for t in sampled]
         choice = {"token_ids": sampled, "logprobs": {"content": entries}}
         return behaviour(choice=choice, top={"prompt_token_ids": prompt}, **rest)
@@ -146,7 +146,7 @@ async def test_agent_without_model_requests_is_one_step() -> None:
 
     episode, server = await collect([], agent, tools=None, resource_type=WORLD)
     assert server.requests == [] and list(episode.get_rewards()) == [3.0]
-    assert shown(episode)[2:] == [("assistant", "the count is 3"), ("user", "the count is 3")]
+    assert shown(episode)[-2:] == [("user", "the count is 3"), ("assistant", "the count is 3")]
     assert reason(episode) == "terminate_action"
 
 

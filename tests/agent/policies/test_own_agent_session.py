@@ -32,7 +32,7 @@ from tests.agent.policies.own_agents import (
     threaded_loop,
 )
 from tests.agent.worlds import WORLD, failure, reason
-from tests.chat_server import Behaviour, answer, slow, status, tool_calls
+from tests.chat_server import Behavior, answer, slow, status, tool_calls
 
 
 async def test_end_of_the_environment_ends_the_agent() -> None:
@@ -231,7 +231,7 @@ async def test_answer_to_an_abandoned_request_is_recorded() -> None:
 
 
 async def test_hundred_concurrent_episodes_leak_nothing() -> None:
-    def script(body: dict[str, Any]) -> Behaviour:
+    def script(body: dict[str, Any]) -> Behavior:
         return answer("3") if len(body["messages"]) > 4 else SUM
 
     before = asyncio.all_tasks()
@@ -249,7 +249,7 @@ async def test_hundred_concurrent_episodes_leak_nothing() -> None:
 
 
 async def test_record_does_not_depend_on_concurrency() -> None:
-    def script(body: dict[str, Any]) -> Behaviour:
+    def script(body: dict[str, Any]) -> Behavior:
         return answer(f"seed {body['seed']}") if len(body["messages"]) > 2 else SUM
 
     async def records(slots: int) -> list[str]:

@@ -151,7 +151,7 @@ async def test_latest_attempt_is_replayed(tmp_path: Path) -> None:
 
 
 class TestOwnCalls:
-    """Policies with a loop of their own: what they did by themselves is done again, or taken from the record."""
+    """Calls that policies make themselves are repeated, or taken from the record."""
 
     @staticmethod
     async def call_and_tell(context):
@@ -232,7 +232,7 @@ class TestOwnCalls:
         assert len(caplog.records) == 1 and (reason(again), len(again)) == ("answered", 5)
 
 
-def tools_that_answer(answer: str) -> ToolRegistry:
+def weather_tools(answer: str) -> ToolRegistry:
     registry = ToolRegistry("weather")
 
     @registry.tool
@@ -245,8 +245,8 @@ def tools_that_answer(answer: str) -> ToolRegistry:
 
 class TestDifferences:
     SCRIPT = (call(), call("weather"), text("done"))
-    BEFORE = {"tools": tools_that_answer("sunny")}  # noqa: RUF012
-    NOW = {"tools": tools_that_answer("rainy")}  # noqa: RUF012
+    BEFORE = {"tools": weather_tools("sunny")}  # noqa: RUF012
+    NOW = {"tools": weather_tools("rainy")}  # noqa: RUF012
 
     async def test_first_difference_fails_the_episode_and_is_reported(self, tmp_path):
         first, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), before=self.BEFORE, now=self.NOW)

@@ -139,7 +139,7 @@ def test_state_keys_of_one_problem_are_equal_and_other_problems_differ() -> None
 
 @pytest.mark.parametrize("seed", range(30))
 def test_admissible_commands_are_those_with_an_effect(seed: int) -> None:
-    """`admissible` is remembered by situation; a fresh engine that is brought to the state finds the same list."""
+    """`admissible` is cached by situation; a new engine in the same state computes the same list."""
     rng = random.Random(seed)
     problem = generator.generate_problem("train", seed)
     engine, taken = HouseholdEngine(problem), []

@@ -25,7 +25,7 @@ async def call(resource, name, **arguments):
     return await resource.step(name, arguments)
 
 
-async def at_a_product(resource):
+async def open_first_product(resource):
     """Open the first product that the goal's search finds, and return its page."""
     await call(resource, "search", query=resource._goal.query)
     (first, *_) = await resource.admissible_actions()
@@ -71,7 +71,7 @@ async def test_expert_recovers_from_a_wrong_product_page_and_option() -> None:
     assert rewards[-1] == 1.0
 
 
-async def results_whose_second_or_later_page_has_the_product() -> tuple[WebshopResource, int]:
+async def open_results_with_the_product_on_a_later_page() -> tuple[WebshopResource, int]:
     """One result a page, and on which page the first product is that satisfies the goal."""
     for index in range(50):
         resource = await made(index=index, page_size=1)
@@ -83,7 +83,7 @@ async def results_whose_second_or_later_page_has_the_product() -> tuple[WebshopR
 
 
 async def test_expert_turns_pages_in_both_directions() -> None:
-    resource, page = await results_whose_second_or_later_page_has_the_product()
+    resource, page = await open_results_with_the_product_on_a_later_page()
     assert (await resource.expert_action())["name"] == "next_page"
     (wrong, *_) = await resource.admissible_actions()
     await resource.step(wrong["name"], wrong["arguments"])
@@ -110,7 +110,7 @@ async def test_random_actions_earn_little() -> None:
 
 async def test_only_the_purchase_is_rewarded_and_ends_the_episode() -> None:
     resource = await made()
-    page = await at_a_product(resource)
+    page = await open_first_product(resource)
     assert page.splitlines()[2] == "Options:"
     outcome = await call(resource, "buy")
     assert outcome.terminated and outcome.observation.startswith("The order is placed")
@@ -124,7 +124,7 @@ async def test_reward_can_be_recomputed_from_the_final_state() -> None:
     resource = await made(2)
     nothing = open_snapshot(await resource.final_state())
     assert (nothing["purchase"], nothing["reward"], nothing["actions"]) == (None, 0.0, 0)
-    await at_a_product(resource)
+    await open_first_product(resource)
     outcome = await call(resource, "buy")
     state = open_snapshot(await resource.final_state())
     match = match_purchase(ShoppingGoal(**state["goal"]), Purchase(**state["purchase"]))
@@ -151,7 +151,7 @@ async def test_result_pages_lead_forward_and_back() -> None:
 
 async def test_product_page_shows_its_details_and_forgets_choices_when_left() -> None:
     resource = await made()
-    page = await at_a_product(resource)
+    page = await open_first_product(resource)
     option, value = page.splitlines()[3].removeprefix("- ").split(", ")[0].split(": ")
     chosen = (await call(resource, "choose", option=option, value=value)).observation
     assert f"(chosen: {value})" in chosen
@@ -180,7 +180,7 @@ async def test_state_key_depends_on_the_page_only() -> None:
     start = await resource.state_key()
     assert await (await made(seed=1)).state_key() != start
     assert await (await made(page_size=5)).state_key() != start
-    await at_a_product(resource)
+    await open_first_product(resource)
     before = await resource.state_key()
     await call(resource, "view", section="features")
     assert await resource.state_key() != before
@@ -193,7 +193,7 @@ async def test_state_key_depends_on_the_page_only() -> None:
 
 async def test_choices_of_a_fork_do_not_change_its_origin() -> None:
     resource = await made()
-    page = await at_a_product(resource)
+    page = await open_first_product(resource)
     fork, saved = await resource.fork(), await resource.checkpoint()
     await call(fork, "buy")
     assert page in await resource.get_observation()
@@ -238,7 +238,7 @@ async def test_invalid_call_is_rejected_and_changes_nothing(tool, arguments, mes
 )
 async def test_invalid_product_choice_lists_the_options(tool, arguments, message) -> None:
     resource = await made(index=next(i for i in range(99) if "color" in draw_goal(catalog(SIZE, 0), i).options))
-    await at_a_product(resource)
+    await open_first_product(resource)
     with pytest.raises(ToolError, match=message):
         await resource.step(tool, arguments)
 

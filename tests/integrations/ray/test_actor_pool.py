@@ -45,9 +45,7 @@ class Starts:
         return self.handles[-1]
 
 
-async def test_the_first_may_be_lost_while_the_others_are_awaited(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lost_first_actor_is_replaced_while_others_start(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "_SETTLE_S", 1.0)
     starts = Starts()
     async with ActorPool("worker", starts, 2, wait_s=60).open() as pool:

@@ -107,7 +107,7 @@ def until(holds: Callable[[], Any], seconds: float = 60.0) -> bool:
     return bool(holds())
 
 
-def test_the_same_files_as_of_the_local_engine_clean_json_and_nothing_left(folder: Path, shell: Shell) -> None:
+def test_ray_engine_writes_the_same_files_as_the_local_engine_and_cleans_up(folder: Path, shell: Shell) -> None:
     Counting(folder / "task", samples=6)
     code, output, errors = shell.call("task.yaml", "--engine", "ray", "--json", "-E", "workers=2", "--log-dir", "far")
     assert code == 0, errors
@@ -119,7 +119,7 @@ def test_the_same_files_as_of_the_local_engine_clean_json_and_nothing_left(folde
     assert until(lambda: not list(shell.temporary.rglob("*ray*"))), list(shell.temporary.rglob("*ray*"))[:5]
 
 
-def test_a_shipped_folder_is_where_the_workers_work(folder: Path, shell: Shell) -> None:
+def test_workers_run_in_the_shipped_folder(folder: Path, shell: Shell) -> None:
     counting = Counting(folder / "task", samples=3, policy={"type": "where.py:Where"})
     (counting.folder / "where.py").write_text(WHERE)
     code, _, errors = shell.call("task.yaml", "--engine", "ray", "-E", "ship=true", "-E", "workers=2")
@@ -132,9 +132,7 @@ def test_a_shipped_folder_is_where_the_workers_work(folder: Path, shell: Shell) 
     assert all(record["start"]["verified"] for record in again.values())
 
 
-def test_one_interrupt_finishes_what_is_in_flight_and_a_resume_does_the_rest_with_any_engine(
-    folder: Path, shell: Shell
-) -> None:
+def test_interrupt_finishes_episodes_in_flight_and_any_engine_can_resume(folder: Path, shell: Shell) -> None:
     counting = Counting(folder / "task", samples=40, policy={"type": "mine.py:Adds", "wait_s": 0.1})
     with shell.start("task.yaml", "--engine", "ray", "-E", "workers=2") as process:
         assert until(lambda: _written(shell) > 4)
@@ -155,7 +153,9 @@ def _written(shell: Shell) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_two_interrupts_stop_at_once_and_leave_no_worker(folder: Path, shell: Shell, number: signal.Signals) -> None:
+def test_second_interrupt_stops_immediately_and_leaves_no_worker(
+    folder: Path, shell: Shell, number: signal.Signals
+) -> None:
     Counting(folder / "task", samples=4, policy={"type": "mine.py:Adds", "wait_s": 600})
     with shell.start("task.yaml", "--engine", "ray", "-E", "workers=2") as process:
         assert until(lambda: sum("ray::RolloutActor" in command for command in shell.children()) == 2)
@@ -169,7 +169,7 @@ def test_two_interrupts_stop_at_once_and_leave_no_worker(folder: Path, shell: Sh
     assert until(lambda: not shell.children()), shell.children()
 
 
-def test_a_driver_that_is_killed_takes_its_own_cluster_along(folder: Path, shell: Shell) -> None:
+def test_killed_driver_shuts_down_its_own_cluster(folder: Path, shell: Shell) -> None:
     Counting(folder / "task", samples=4, policy={"type": "mine.py:Adds", "wait_s": 600})
     with shell.start("task.yaml", "--engine", "ray", "-E", "workers=2") as process:
         assert until(lambda: sum("ray::RolloutActor" in command for command in shell.children()) == 2)
@@ -178,7 +178,7 @@ def test_a_driver_that_is_killed_takes_its_own_cluster_along(folder: Path, shell
     assert until(lambda: not list(shell.temporary.glob("reward-kit-*")))
 
 
-def test_no_cluster_at_an_address_is_one_line(folder: Path, shell: Shell) -> None:
+def test_unreachable_cluster_is_reported_in_a_single_line(folder: Path, shell: Shell) -> None:
     Counting(folder / "task", samples=1)
     code, _, errors = shell.call("task.yaml", "--engine", "ray", "--address", "127.0.0.1:1")
     assert code == 3, errors
@@ -187,7 +187,7 @@ def test_no_cluster_at_an_address_is_one_line(folder: Path, shell: Shell) -> Non
     assert code == 2 and "--address ray://127.0.0.1: write HOST:PORT" in errors
 
 
-def test_a_model_of_ones_own_is_in_the_workers_and_only_its_outline_in_the_driver(
+def test_local_model_is_loaded_in_the_workers_and_not_in_the_driver(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from reward_kit.cli.run import without_model_weights
@@ -217,7 +217,7 @@ def test_a_model_of_ones_own_is_in_the_workers_and_only_its_outline_in_the_drive
     assert all(record["tokens"] for record in records)
 
 
-def test_a_secret_that_a_worker_logs_is_in_the_log_of_the_run_only_as_hidden(
+def test_secret_logged_by_a_worker_is_redacted_in_the_run_log(
     folder: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = f"sk-{secrets.token_hex(12)}"
@@ -235,7 +235,7 @@ def test_a_secret_that_a_worker_logs_is_in_the_log_of_the_run_only_as_hidden(
     assert not [file for file in files if secret.encode() in file.read_bytes()]
 
 
-def test_the_examples_of_the_page_run(folder: Path, shell: Shell) -> None:
+def test_documented_examples_run(folder: Path, shell: Shell) -> None:
     page = (Path(__file__).parents[3] / "docs" / "guides" / "ray.md").read_text()
     blocks = re.findall(r"```\{ \.python \.ray \}\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
@@ -247,7 +247,7 @@ def test_the_examples_of_the_page_run(folder: Path, shell: Shell) -> None:
     assert done.returncode == 0, done.stderr
 
 
-async def test_a_served_model_is_asked_by_the_workers_with_the_drivers_key(
+async def test_workers_use_the_api_key_of_the_driver(
     folder: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVED_KEY", "sk-served")
@@ -263,7 +263,7 @@ async def test_a_served_model_is_asked_by_the_workers_with_the_drivers_key(
     assert without_the_clock(shell.run_path()) == without_the_clock(shell.run_path("near"))
 
 
-async def test_a_key_that_is_refused_ends_the_run_and_breaks_no_episode(
+async def test_rejected_api_key_ends_the_run_without_failed_episodes(
     folder: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVED_KEY", "sk-wrong")

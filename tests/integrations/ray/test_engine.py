@@ -28,8 +28,8 @@ def first_of(group: BaseException) -> BaseException:
     return first_of(group.exceptions[0]) if isinstance(group, BaseExceptionGroup) else group
 
 
-class TestWhatIsLost:
-    async def test_a_killed_worker_costs_its_episodes_which_begin_again_elsewhere_and_another_takes_its_place(
+class TestLostWorkers:
+    async def test_killed_worker_is_replaced_and_its_episodes_are_restarted(
         self, cluster: Any, home: Path, folder: Path
     ) -> None:
         counting = Counting(folder / "task", samples=60, policy={"type": "mine.py:Adds", "wait_s": 0.02})
@@ -41,9 +41,7 @@ class TestWhatIsLost:
         assert without_the_clock(folder / "ray_run") == without_the_clock(folder / "local_run")
         assert sum(row.attempt for row in run.rows.values()) > 0
 
-    async def test_an_episode_that_takes_its_process_along_once_is_whole_the_second_time(
-        self, cluster: Any, folder: Path
-    ) -> None:
+    async def test_episode_that_kills_its_process_once_succeeds_on_retry(self, cluster: Any, folder: Path) -> None:
         marker = folder / "marker"
         policy = {"type": "mine.py:Adds", "dies_in": "s1", "marker": str(marker)}
         counting = Counting(folder / "task", samples=3, policy=policy)
@@ -52,7 +50,9 @@ class TestWhatIsLost:
         assert {row.error_class for row in run.rows.values()} == {None}
         assert {row.attempt for row in run.rows.values() if row.sample_id == "s1"} == {1}
 
-    async def test_an_episode_that_always_does_is_given_up_and_kept_as_broken(self, cluster: Any, folder: Path) -> None:
+    async def test_episode_that_always_kills_its_process_is_recorded_as_failed(
+        self, cluster: Any, folder: Path
+    ) -> None:
         counting = Counting(
             folder / "task", samples=3, num_rollouts_per_sample=1, policy={"type": "mine.py:Adds", "dies_in": "s1"}
         )
@@ -64,16 +64,14 @@ class TestWhatIsLost:
         assert "its process was lost 4 times" in failure["message"]
         assert len(run.rows) == 3
 
-    async def test_those_that_shared_a_process_with_it_are_not_blamed(self, cluster: Any, folder: Path) -> None:
+    async def test_episodes_sharing_a_killed_process_are_not_failed(self, cluster: Any, folder: Path) -> None:
         policy = {"type": "mine.py:Adds", "dies_in": "s1", "wait_s": 0.02}
         counting = Counting(folder / "task", samples=4, num_rollouts_per_sample=2, policy=policy)
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=1))
         broken = [row.sample_id for row in run.rows.values() if row.error_class is not None]
         assert (broken, len(run.rows)) == (["s1", "s1"], 8)
 
-    async def test_where_no_worker_can_be_had_the_run_ends_after_its_time_and_says_so(
-        self, cluster: Any, folder: Path
-    ) -> None:
+    async def test_run_without_available_workers_ends_after_the_wait(self, cluster: Any, folder: Path) -> None:
         counting = Counting(folder / "task", samples=1)
         engine = engine_for(counting, workers=2, cpus=16, worker_wait_s=1)
         with pytest.raises(ExceptionGroup) as caught:
@@ -82,14 +80,14 @@ class TestWhatIsLost:
         assert "no rollout worker for 1 s (2 asked for; the cluster has" in message and "of 4 CPU free" in message
 
 
-class TestWhatIsWrongIsToldAtOnce:
-    async def test_more_than_fits_is_no_default(self, cluster: Any, folder: Path) -> None:
+class TestEarlyErrors:
+    async def test_worker_too_large_for_the_cluster_is_rejected(self, cluster: Any, folder: Path) -> None:
         counting = Counting(folder / "task", samples=1)
         with pytest.raises(ExceptionGroup) as caught:
             await carried_out(counting.plan(), folder / "run", engine_for(counting, cpus=16))
         assert "no worker with 16 CPUs and 0 GPUs fits on the cluster" in str(first_of(caught.value))
 
-    async def test_a_file_that_is_another_one_on_the_node(self, cluster: Any, folder: Path) -> None:
+    async def test_file_differing_on_the_node_is_reported(self, cluster: Any, folder: Path) -> None:
         counting = Counting(folder / "task", samples=1)
         engine = engine_for(counting, workers=1)
         plan = counting.plan()
@@ -101,9 +99,7 @@ class TestWhatIsWrongIsToldAtOnce:
 
 
 class TestLimits:
-    async def test_a_limit_of_the_run_stops_all_workers_soon_after_it_is_reached(
-        self, cluster: Any, folder: Path
-    ) -> None:
+    async def test_run_limit_stops_all_workers(self, cluster: Any, folder: Path) -> None:
         policy = {"type": "mine.py:Adds", "wait_s": 0.05, "usage": {"prompt_tokens": 10, "completion_tokens": 0}}
         counting = Counting(folder / "task", samples=200, policy=policy, run_limits={"total_tokens": 2000})
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=4))
@@ -114,7 +110,7 @@ class TestLimits:
         reasons = Counter(record["stop_reason"] for record in read_episodes(folder / "run"))
         assert 0 < reasons["run_limit"] <= 16
 
-    async def test_the_clock_of_a_run_is_that_of_its_workers_too(self, cluster: Any, folder: Path) -> None:
+    async def test_wall_time_limit_applies_to_workers(self, cluster: Any, folder: Path) -> None:
         policy = {"type": "mine.py:Adds", "wait_s": 0.1}
         counting = Counting(folder / "task", samples=200, policy=policy, run_limits={"wall_time_s": 6})
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2))
@@ -150,7 +146,7 @@ def test_impossible_workers_are_rejected_and_possible_ones_awaited(cluster: Any)
         workers_to_start(RayOptions(reward_workers=4), is_own=False, option="-E {}")
 
 
-async def test_a_worker_has_the_gpus_that_it_reserves(cluster: Any, folder: Path) -> None:
+async def test_worker_sees_its_reserved_gpus(cluster: Any, folder: Path) -> None:
     counting = Counting(
         folder / "task", samples=2, policy={"type": "mine.py:Tells", "variable": "CUDA_VISIBLE_DEVICES"}
     )
@@ -159,7 +155,7 @@ async def test_a_worker_has_the_gpus_that_it_reserves(cluster: Any, folder: Path
     assert said == {"it has 1 letters"}
 
 
-async def test_a_batch_reward_in_processes_of_its_own_scores_whole_groups(cluster: Any, folder: Path) -> None:
+async def test_batch_reward_in_reward_workers_scores_whole_groups(cluster: Any, folder: Path) -> None:
     counting = Counting(folder / "task", samples=6, reward_function_path="reward.py:ranked", sandbox=None)
     await carried_out(counting.plan(), folder / "ray_run", engine_for(counting, workers=2, reward_workers=1))
     await carried_out(counting.plan(), folder / "local_run")
@@ -169,7 +165,7 @@ async def test_a_batch_reward_in_processes_of_its_own_scores_whole_groups(cluste
     assert {score["sandbox"]["level"] for score in there[1].values()} == {"warm"}
 
 
-async def test_a_key_reaches_the_workers_and_no_file(
+async def test_api_key_reaches_the_workers_but_no_file(
     cluster: Any, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = f"sk-{os.urandom(12).hex()}"

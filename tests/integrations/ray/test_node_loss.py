@@ -14,9 +14,7 @@ from tests.integrations.ray.meddling import When, engine_for
 pytestmark = pytest.mark.campaign
 
 
-async def test_two_thousand_episodes_are_there_once_though_a_node_dies_in_the_middle(
-    cluster: Any, folder: Path
-) -> None:
+async def test_two_thousand_episodes_complete_once_despite_a_killed_node(cluster: Any, folder: Path) -> None:
     counting = Counting(folder / "task", samples=500, policy={"type": "mine.py:Adds", "wait_s": 0.02})
     plan = counting.plan(max_concurrency=64)
     victim = cluster.list_all_nodes()[-1]

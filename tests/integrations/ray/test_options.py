@@ -35,7 +35,7 @@ def task(tmp_path: Path) -> str:
 
 class TestFlags:
     @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed here")
-    def test_without_ray_one_line_says_how_to_get_it(self, task: str) -> None:
+    def test_missing_ray_is_reported_with_the_extra(self, task: str) -> None:
         message = refused("run", task, "--engine", "ray")
         assert "No module named 'ray'" in message and "/reward-kit[ray]'" in message
 
@@ -54,15 +54,19 @@ class TestFlags:
             (["--engine", "ray", "--policy", "human"], "a cluster cannot reach the person at this terminal"),
         ],
     )
-    def test_what_would_have_no_effect_or_makes_no_sense(self, task: str, flags: list[str], expected: str) -> None:
+    def test_ineffective_and_invalid_engine_options_are_rejected(
+        self, task: str, flags: list[str], expected: str
+    ) -> None:
         assert expected in refused("run", task, *flags)
 
-    def test_they_can_be_given_by_the_environment(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_engine_options_can_be_set_by_environment_variables(
+        self, task: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("REWARD_KIT_RUN_ENGINE", "ray")
         monkeypatch.setenv("REWARD_KIT_RUN_ENGINE_OPTION", "gpu=1")
         assert "-E gpu: unknown key; did you mean 'gpus'?" in refused("run", task)
 
-    def test_one_variable_or_several(self) -> None:
+    def test_env_option_accepts_a_name_or_a_list(self) -> None:
         assert RayOptions.of({"env": "A"}).env == ("A",)
         assert RayOptions.of({"env": ["A", "B"]}, "auto").env == ("A", "B")
 
@@ -73,22 +77,22 @@ class TestRates:
     def definition(self, tmp_path: Path, **keys: Any) -> Any:
         return Counting(tmp_path, policy=self.LIMITED, **keys).loaded().definition
 
-    def test_each_process_has_its_share_and_no_more(self, tmp_path: Path) -> None:
+    def test_rates_are_divided_among_processes(self, tmp_path: Path) -> None:
         shared = divide_rates(self.definition(tmp_path), 4).policy
         assert shared is not None
         assert shared.options() == {"model": "m", "requests_per_minute": 15.0, "max_connections": 2}
 
-    def test_more_processes_than_connections_are_refused(self, tmp_path: Path) -> None:
+    def test_more_workers_than_connections_are_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError, match=r"policy\.max_connections 9 cannot be shared by 10 workers.*-E workers=9"
         ):
             divide_rates(self.definition(tmp_path), 10)
 
-    def test_what_has_no_limit_stays_as_it_is(self, tmp_path: Path) -> None:
+    def test_definition_without_rates_is_unchanged(self, tmp_path: Path) -> None:
         definition = Counting(tmp_path).loaded().definition
         assert divide_rates(definition, 4) is definition
 
-    def test_by_default_there_are_no_more_processes_than_connections(self, tmp_path: Path) -> None:
+    def test_default_workers_do_not_exceed_connections(self, tmp_path: Path) -> None:
         user = {"type": "openai", "model": "u", "instructions": "ask", "max_connections": 3}
         assert max_processes(self.definition(tmp_path)) == 9
         assert max_processes(self.definition(tmp_path, user=user)) == 3
@@ -110,7 +114,7 @@ class TestBudget:
         budget.spend(ActionUsage(10), steps=1)
         assert (exhausted := budget.exhausted()) is not None and exhausted.key == "total_tokens"
 
-    def test_the_clock_is_that_of_the_run(self) -> None:
+    def test_budget_uses_the_clock_of_the_run(self) -> None:
         budget = ActorBudget(self.LIMITS)
         budget.hear(RunUsage(Usage(), 999.0))
         assert budget.exhausted() is None
@@ -119,8 +123,8 @@ class TestBudget:
         assert 1000.0 <= budget.seconds <= 1000.0 + time.monotonic()
 
 
-class TestWhatAProcessIsSent:
-    def test_a_shipped_task_has_its_files_in_the_new_place(self, tmp_path: Path) -> None:
+class TestWorkerPayload:
+    def test_shipped_task_refers_to_its_new_folder(self, tmp_path: Path) -> None:
         task = Counting(tmp_path / "old").loaded()
         there = moved(task, tmp_path / "new")
         assert there.path == tmp_path / "new" / "task.yaml" and there.folder == tmp_path / "new"
@@ -128,7 +132,7 @@ class TestWhatAProcessIsSent:
         assert there.inputs["policy"] == tmp_path / "new" / "mine.py"
         assert task.definition.resource_type == f"{tmp_path / 'old' / 'world.py'}:Tally", "the original is untouched"
 
-    def test_it_holds_neither_samples_nor_the_reward(self, tmp_path: Path) -> None:
+    def test_worker_payload_omits_samples_and_reward(self, tmp_path: Path) -> None:
         counting = Counting(tmp_path)
         build = TaskWorkers.of(counting.loaded(), counting.request(), 2)
         assert (build.task.samples, build.task.reward, build.task.tools) == ((), None, None)
@@ -139,7 +143,7 @@ class TestWhatAProcessIsSent:
         with pytest.raises(ConfigError, match=r"nowhere is not on .*ship it with -E ship=true"):
             build(None, None)  # type: ignore[arg-type]
 
-    def test_variables_are_those_of_endpoints_those_the_task_names_and_those_asked_for(
+    def test_worker_environment_contains_endpoint_task_and_requested_variables(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         policy = {"type": "openai", "model": "m", "api_key_env": "MY_KEY"}
@@ -153,9 +157,7 @@ class TestWhatAProcessIsSent:
         with pytest.raises(ConfigError, match="-E env: NOT_SET_ANYWHERE is not set here"):
             environment_for(definition, ["NOT_SET_ANYWHERE"])
 
-    def test_origins_go_along_and_a_key_of_the_shell_does_not_meet_a_url_of_a_dotenv(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_worker_environment_keeps_key_origin_rules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         definition = Counting(tmp_path, policy={"type": "openai", "model": "m"}).loaded().definition
         monkeypatch.chdir(tmp_path)
         url = "http://127.0.0.1:9/v1"

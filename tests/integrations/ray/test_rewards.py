@@ -87,7 +87,7 @@ def comparable(scored: Any) -> Any:
 @pytest.mark.usefixtures("cluster")
 class TestScorer:
     @pytest.mark.parametrize("choice", [HERE, None], ids=["in_process", "behind walls"])
-    async def test_scores_and_failures_are_those_of_this_process(self, rewards: Path, choice: Any) -> None:
+    async def test_scores_and_failures_equal_in_process_scoring(self, rewards: Path, choice: Any) -> None:
         batch = requests(*([1, 2, 7, 9] if choice else [1, 2, 7, 8, 9]))
         here = make_scorer(load_reward("r.py:picky", rewards, choice).reward)
         async with AsyncRewardAgent(here) as agent:
@@ -99,19 +99,19 @@ class TestScorer:
         assert [comparable(one) for one in found.extra_infos] == [comparable(one) for one in expected.extra_infos]
         assert found.rewards[:3] == [0.1, 0.2, None]
 
-    async def test_a_batch_reward_sees_its_group(self, rewards: Path) -> None:
+    async def test_batch_reward_receives_its_group(self, rewards: Path) -> None:
         async with AsyncRewardAgent(scorer(rewards, "shares")) as agent:
             await agent.submit(requests(1, 3, 2, 2), 2)
             assert (await agent.get(4)).rewards == [0.25, 0.75, 0.5, 0.5]
 
-    async def test_a_call_whose_process_is_lost_is_made_again(self, rewards: Path) -> None:
+    async def test_call_in_a_lost_process_is_retried(self, rewards: Path) -> None:
         marker = str(rewards / "marker")
         losing = scorer(rewards, "once", HERE, fixed={"marker": marker})
         async with AsyncRewardAgent(losing) as agent:
             await agent.submit(requests(1, 2, 3))
             assert (await agent.get(3)).rewards == [1.0, 1.0, 1.0]
 
-    async def test_what_takes_every_process_along_is_unscored_and_says_so(self, rewards: Path) -> None:
+    async def test_call_that_kills_every_process_is_unscored(self, rewards: Path) -> None:
         async with AsyncRewardAgent(scorer(rewards, "picky", HERE, workers=1)) as agent:
             await agent.submit(requests(8))
             (scored,) = (await agent.get(1)).extra_infos
@@ -119,7 +119,7 @@ class TestScorer:
         assert scored.failure is not None and scored.failure.failure_class == "crash"
         assert "its process was lost 3 times" in scored.failure.message
 
-    async def test_a_deadline_of_the_agent_ends_the_call(self, rewards: Path) -> None:
+    async def test_agent_deadline_ends_the_call(self, rewards: Path) -> None:
         async with AsyncRewardAgent(scorer(rewards, "slow", HERE), deadline_s=5.0) as agent:
             await agent.submit(requests(0.0, 600.0))
             chunk = await agent.get(2)
@@ -127,7 +127,7 @@ class TestScorer:
         assert chunk.extra_infos[1].failure is not None and chunk.extra_infos[1].failure.failure_class == "timeout"
 
 
-def test_rates_that_the_processes_would_multiply_are_refused(rewards: Path) -> None:
+def test_rates_that_cannot_be_divided_are_rejected(rewards: Path) -> None:
     (rewards / "r.py").write_text("def limited(messages, requests_per_minute=None):\n    return {'score': 1.0}\n")
     with pytest.raises(ConfigError, match="requests_per_minute cannot be shared by 2 processes"):
         scorer(rewards, "limited", HERE, fixed={"requests_per_minute": 60})
@@ -147,7 +147,7 @@ class TestAgent:
         started.append(RayAsyncRewardAgent.options(num_cpus=0.5).remote(f"r.py:{name}", str(rewards), **options))
         return started[-1]
 
-    def test_the_two_calls_of_the_seed(self, started: list[Any], rewards: Path) -> None:
+    def test_compute_reward_pipeline_and_get(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(started, rewards, "digits")
         batch = requests("1", "22", "333", "4444", length=3)
         assert ray.get(agent.compute_reward_pipeline.remote(batch, group_size=2)) == 4
@@ -156,9 +156,7 @@ class TestAgent:
         assert [info.result.reason for info in extra_infos] == ["1", "22", "333", "4444"]
         assert ray.get(agent.stats.remote()).done == 4
 
-    def test_every_column_is_in_one_order_though_groups_finish_in_another(
-        self, started: list[Any], rewards: Path
-    ) -> None:
+    def test_columns_are_aligned_if_groups_finish_out_of_order(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(started, rewards, "slow")
         batch = [
             ScoringRequest(f"e{n}", [Message(role="user", content=wait)], extra={"response_length": length})
@@ -182,7 +180,7 @@ class TestAgent:
         ]
         assert chunk.incomplete_groups == [0, 1]
 
-    def test_batches_are_scored_side_by_side_and_never_mixed(self, started: list[Any], rewards: Path) -> None:
+    def test_concurrent_batches_are_not_mixed(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(started, rewards, "slow")
         ray.get(agent.compute_reward_pipeline.remote(requests(600.0, 0.0, 0.0, 0.0), group_size=2))
         ray.get(agent.compute_reward_pipeline.remote(requests(0.0, 0.0), group_size=2))
@@ -212,9 +210,7 @@ class TestAgent:
             ray.get(agent.get.remote(1))
         print(f"\nround trip of an instant reward: {(time.perf_counter() - began) / 20 * 1e3:.1f} ms")
 
-    def test_a_hook_is_called_with_the_columns_and_batches_can_be_anything_of_which_requests_are_made(
-        self, started: list[Any], rewards: Path
-    ) -> None:
+    def test_hook_receives_columns_and_requests_of_converts_batches(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(
             started, rewards, "digits", requests_of=lambda data: [
                 ScoringRequest(f"e{n}", [Message(role="user", content=text)]) for n, text in enumerate(data["texts"])
@@ -224,9 +220,7 @@ class TestAgent:
         hooked = ray.get(agent.get.remote(2, lambda idxs, scores, infos, scale: [scale * s for s in scores], scale=10))
         assert hooked == [1.0, 2.0]
 
-    def test_it_scores_in_processes_of_their_own_which_may_die(
-        self, started: list[Any], rewards: Path, home: Path
-    ) -> None:
+    def test_reward_workers_are_replaced_when_killed(self, started: list[Any], rewards: Path, home: Path) -> None:
         agent = self.start(started, rewards, "slow", reward_workers=2, max_concurrency=8)
         ray.get(agent.compute_reward_pipeline.remote(requests(*[0.0] * 4)))
         assert ray.get(agent.get.remote(4)).rewards == [1.0] * 4

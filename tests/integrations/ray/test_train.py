@@ -85,7 +85,7 @@ def assert_same_course(ours: Path, theirs: Path) -> None:
         assert torch.allclose(weights, weights_of(theirs)[name], atol=1e-4), name
 
 
-async def test_a_cluster_trains_as_one_process_does_and_the_score_rises(folder: Path, cluster: Any) -> None:
+async def test_cluster_training_matches_a_single_process_and_improves(folder: Path, cluster: Any) -> None:
     path = right_lake(folder, updates=6)
     await train(plan_of(path), folder / "alone")
     engine = {"engine.type": "ray", "engine.workers": 2, "engine.reward_workers": 1}
@@ -130,7 +130,7 @@ class Killer:
         ray.kill(busiest.handle)
 
 
-async def test_a_process_that_is_killed_in_training_costs_its_episodes_alone(folder: Path, cluster: Any) -> None:
+async def test_killed_worker_in_training_loses_only_its_episodes(folder: Path, cluster: Any) -> None:
     path = right_lake(folder, updates=5, evaluation=None)
     await train(plan_of(path), folder / "alone")
     plan = plan_of(path, **{"engine.type": "ray", "engine.workers": 2})
@@ -146,7 +146,7 @@ async def test_a_process_that_is_killed_in_training_costs_its_episodes_alone(fol
     assert lags == [0.0] * 5, "whoever took its place had the newest weights"
 
 
-async def test_a_temperature_of_evaluations_and_rollouts_ahead(folder: Path, cluster: Any) -> None:
+async def test_evaluation_temperature_and_one_step_off_pipeline_work_on_a_cluster(folder: Path, cluster: Any) -> None:
     changes = {"evaluation": {"hold_out": 1, "every": 1, "temperature": 0.0}, "pipeline": "one_step_off"}
     path = right_lake(folder, updates=3, **changes)
     plan = plan_of(path, **{"engine.type": "ray", "engine.workers": 2})
@@ -157,7 +157,7 @@ async def test_a_temperature_of_evaluations_and_rollouts_ahead(folder: Path, clu
     assert [line.get("learner/lag_max") for line in ours] == [None, 0.0, 1.0, 1.0]
 
 
-async def test_a_process_that_lacks_something_says_so(folder: Path, cluster: Any) -> None:
+async def test_worker_setup_error_is_reported(folder: Path, cluster: Any) -> None:
     plan = plan_of(right_lake(folder, updates=1), **{"engine.type": "ray"})
     factories = on_cluster(plan, Factories())
 
@@ -182,7 +182,7 @@ def leaves_of(error: BaseException) -> list[BaseException]:
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_ray_train_starts_the_processes_of_the_learner_and_starts_them_again(folder: Path, cluster: Any) -> None:
+def test_ray_train_starts_and_restarts_learner_processes(folder: Path, cluster: Any) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 

@@ -63,7 +63,7 @@ async def asked(value: Any, *, is_batch: bool = False, options: ServerOptions = 
     return await parse_requests(body, options, is_batch=is_batch, wants_episodes=True)
 
 
-async def test_anything_is_read_or_refused() -> None:
+async def test_random_bodies_are_read_or_rejected() -> None:
     draw, read, refused = random.Random(11), 0, set()
     for _ in range(3000):
         is_batch = draw.random() < 0.3
@@ -78,7 +78,7 @@ async def test_anything_is_read_or_refused() -> None:
     assert read > 100 and len(refused) > 30
 
 
-async def test_bytes_that_were_changed_anywhere_are_read_or_refused() -> None:
+async def test_bodies_with_changed_bytes_are_read_or_rejected() -> None:
     draw = random.Random(12)
     message = {"role": "user", "content": "aé\ud83d\ude00"}
     whole = json.dumps({"messages": [message], "sample": {"a": [1.5e3, None]}}).encode()
@@ -94,7 +94,7 @@ async def test_bytes_that_were_changed_anywhere_are_read_or_refused() -> None:
 
 @pytest.mark.parametrize("part", ["content", "tool_calls"])
 @pytest.mark.parametrize("codec", ["plain", "typed"])
-async def test_a_list_of_faults_is_not_found_wrong_one_by_one(part: str, codec: str) -> None:
+async def test_long_lists_of_errors_are_not_reported_individually(part: str, codec: str) -> None:
     message: Any = {"role": "user", part: [0] * 200_000}
     wrapped = {"__type__": "dict", "value": [[to_json_value(key), value] for key, value in message.items()]}
     for shape in [message] if codec == "plain" else [message, wrapped]:
@@ -107,14 +107,14 @@ async def test_a_list_of_faults_is_not_found_wrong_one_by_one(part: str, codec: 
         assert len(str(caught.value)) < 1000
 
 
-async def test_a_small_body_cannot_ask_for_much_memory() -> None:
+async def test_small_body_cannot_allocate_much_memory() -> None:
     coded = {"__type__": "scalar", "dtype": "V1", "value": 1_000_000}  # bytes that NumPy would make of it
     with pytest.raises(RefusedError, match=r"a scalar of type .V1. must be a number, got 1000000") as caught:
         await asked({"messages": [], "ground_truth": coded, "codec": "typed"})
     assert caught.value.status == 422
 
 
-async def test_a_message_shows_short_values_only() -> None:
+async def test_error_message_shows_short_values_only() -> None:
     cases = [("environment_return", "x" * 1000, "x" * 60), ("environment_return", 10**4000, "")]
     cases += [("stop_reason", value, shown) for value, shown in ((["x"], "a list"), ({"a": 1}, "a dict"), (7, "7"))]
     for field, value, shown in (*cases, ("stop_reason", 10**4000, "an int")):
@@ -132,7 +132,7 @@ async def test_the_first_invalid_rollout_of_a_batch_is_named() -> None:
         await asked({"rollouts": [good, good, bad, bad]}, is_batch=True)
 
 
-async def test_a_large_body_is_read_as_a_small_one() -> None:
+async def test_large_body_is_read() -> None:
     value = {"messages": [{"role": "assistant", "content": "é" * 300}] * 1500, "ground_truth": {"a": [1, None]}}
     ((request,), _) = await asked(value)
     assert (len(request.messages), request.ground_truth) == (1500, {"a": [1, None]})

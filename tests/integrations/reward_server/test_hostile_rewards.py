@@ -127,14 +127,16 @@ def attack(cases: Sequence[Case], folder: Path, level: SandboxLevel, monkeypatch
     return refused
 
 
-def test_a_few_hostile_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_hostile_rewards_affect_only_their_own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [read_case(CASES / f"{name}.py") for name in QUICK]
     assert attack(cases, tmp_path, "isolated", monkeypatch) == []
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("level", ["isolated", "warm"])
-def test_all_of_them(level: SandboxLevel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hostile_rewards_affect_only_their_own_answers(
+    level: SandboxLevel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cases = [case for case in read_cases(CASES) if case.kind == "reward"]
     refused = attack(cases, tmp_path, level, monkeypatch)
     print(f"\n{level}: {len(cases)} hostile rewards, of which {len(refused)} were refused when loaded: {refused}")

@@ -34,7 +34,7 @@ def refused(*arguments: str) -> str:
 
 
 @pytest.mark.skipif(CANNOT != "", reason=CANNOT)
-def test_rewards_are_served_behind_the_walls_they_have_anyway_and_score_the_same(
+def test_served_rewards_are_sandboxed_and_score_as_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
@@ -62,7 +62,7 @@ def test_rewards_are_served_behind_the_walls_they_have_anyway_and_score_the_same
     assert KEY not in said and "warning" not in said and "Traceback" not in said
 
 
-def test_a_key_is_made_where_none_is_given_and_the_line_to_try_works(tmp_path: Path) -> None:
+def test_generated_key_and_printed_example_work(tmp_path: Path) -> None:
     arguments = ("rewards.py:exact", "--sandbox", "in_process", "--host", "0.0.0.0", "-vv")
     with serve(tmp_path, *arguments, REWARD_KIT_SERVE_API_KEY="") as running:
         (key,) = re.findall(rf"export {KEY_VARIABLE}=(\S+)", running.said.read_text())
@@ -82,7 +82,7 @@ def test_a_key_is_made_where_none_is_given_and_the_line_to_try_works(tmp_path: P
     assert "warning: 0.0.0.0 can be reached from other machines, and HTTP is not encrypted" in said
 
 
-def test_a_limit_that_is_lowered_lowers_what_is_part_of_it(tmp_path: Path) -> None:
+def test_lowered_limit_lowers_dependent_limits(tmp_path: Path) -> None:
     limits = ("--max-pending", "2", "--max-held-mb", "0.5", "--head-timeout", "0.2")
     with serve(tmp_path, "rewards.py:exact", "--sandbox", "in_process", *limits) as running:
 
@@ -113,14 +113,14 @@ def test_every_key_of_the_file_is_accepted_and_readable_files_warn(tmp_path: Pat
         assert "warning: keys.txt can be read by others on this machine: chmod 600 keys.txt" in running.said.read_text()
 
 
-class TestWhatIsRefused:
+class TestRejected:
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("REWARD_KIT_SERVE_API_KEY", KEY)
         (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def test_keys_that_cannot_be(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_invalid_keys_are_rejected(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "keys.txt").write_text("good-enough-to-be-a-key\nshort\n")
         told = refused("rewards.py:exact", "--api-key-file", "keys.txt")
         assert told.startswith("--api-key-file keys.txt:2: the key has 5 characters")
@@ -131,27 +131,27 @@ class TestWhatIsRefused:
         told = refused("rewards.py:exact")
         assert told.startswith("REWARD_KIT_SERVE_API_KEY has 7 characters") and "hunter2" not in told
 
-    def test_rewards_that_cannot_be(self) -> None:
+    def test_invalid_rewards_are_rejected(self) -> None:
         here = ("--sandbox", "in_process")
         assert "two rewards are called 'exact': write NAME=" in refused("rewards.py:exact", "rewards.py:exact", *here)
         assert "is a served reward already" in refused("http://127.0.0.1:1/v1/rewards/x")
         assert "rewards.py has no 'exakt'; did you mean 'exact'?" in refused("rewards.py:exakt", *here)
         assert refused() == "Missing parameter: rewards"
 
-    def test_limits_that_cannot_be(self) -> None:
+    def test_invalid_limits_are_rejected(self) -> None:
         told = refused("rewards.py:exact", "--max-batch", "9999")
         assert told == "--max-batch must be at most --max-pending, 4096; raise that too"
         told = refused("rewards.py:exact", "--max-held-mb", "1", "--max-body-mb", "2")
         assert told == "--max-body-mb must be at most --max-held-mb, 1; raise that too"
         assert "'nan' is not a finite number" in refused("rewards.py:exact", "--deadline", "nan")
 
-    def test_an_option_that_is_of_none_of_them(self) -> None:
+    def test_option_of_no_served_reward_is_rejected(self) -> None:
         here = ("rewards.py:scaled", "again=rewards.py:scaled", "--sandbox", "in_process")
         told = refused(*here, "-O", "factor=2")
         assert told == "-O factor: with several rewards, prefix each option with the reward's name: scaled. or again."
         assert "has no option 'factr'; did you mean 'factor'?" in refused(here[0], *here[2:], "-O", "factr=2")
 
-    def test_an_option_is_of_the_reward_that_it_names(self, tmp_path: Path) -> None:
+    def test_option_applies_to_the_named_reward(self, tmp_path: Path) -> None:
         options = {"scaled.factor": 0.25, "again.factor": 0.5}
         references = ["rewards.py:scaled", "again=rewards.py:scaled"]
         named = load_named_rewards(references, tmp_path, SandboxChoice("in_process"), options)
@@ -161,12 +161,12 @@ class TestWhatIsRefused:
         }
 
 
-def test_a_reward_behind_http_is_checked_where_it_runs() -> None:
+def test_remote_reward_is_checked_on_its_server() -> None:
     with pytest.raises(ConfigError, match="is served over HTTP; check"):
         program(("check", "http://127.0.0.1:1/v1/rewards/x"), prog_name="reward-kit", standalone_mode=False)
 
 
-def test_the_example_prints_what_its_page_says(tmp_path: Path) -> None:
+def test_example_prints_the_documented_output(tmp_path: Path) -> None:
     folder = Path(__file__).parents[3] / "examples" / "reward_server"
     rewards = [f"{folder / 'reward.py'}:{name}" for name in ("last_number", "brevity")]
     with serve(tmp_path, *rewards, "--sandbox", "in_process") as running:

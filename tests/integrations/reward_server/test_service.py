@@ -89,7 +89,7 @@ async def refusal(asker: Asker, body: object, name: str = "exact/score") -> tupl
 
 
 class TestScores:
-    async def test_one_rollout_is_scored_with_everything_that_is_known_of_it(self, asker: Asker) -> None:
+    async def test_rollout_is_scored_with_every_field(self, asker: Asker) -> None:
         answer = await asker.score("exact")
         told = answer.json()
         assert answer.status == 200 and told.pop("duration_s") >= 0
@@ -106,14 +106,14 @@ class TestScores:
         }
         assert told["result"]["reason"] == "compared"
 
-    async def test_unscored_is_null_with_the_class_of_its_failure_and_no_error_of_http(self, asker: Asker) -> None:
+    async def test_unscored_rollout_has_a_null_score_and_failure_class_with_http_200(self, asker: Asker) -> None:
         told = (await asker.score("broken")).json()
         assert (told["score"], told["result"], told["error"]["class"]) == (None, None, "crash")
         assert "KeyError: '42'" in told["error"]["message"]
         lacks = (await asker.score("exact", {"messages": [], "ground_truth": 7})).json()
         assert lacks["score"] is None and lacks["error"]["class"] == "crash"
 
-    async def test_rollouts_of_a_request_are_scored_apart_or_as_one_group(self, asker: Asker) -> None:
+    async def test_rollouts_are_scored_separately_or_as_a_group(self, asker: Asker) -> None:
         rollouts = [
             {
                 "rollout_id": f"r{length}",
@@ -130,7 +130,7 @@ class TestScores:
         assert [one["score"] for one in told] == [1.0, 0.25, 0.5]
         assert (await asker.score("longest", rollouts[0])).json()["score"] == 1.0
 
-    async def test_every_assistant_message_is_a_step_unless_the_request_says_otherwise(self) -> None:
+    async def test_assistant_messages_are_steps_by_default(self) -> None:
         @reward_function
         async def turns(messages, assistant_turns, sample, stop_reason, goal_description):
             facts = [assistant_turns, sample, stop_reason, goal_description]
@@ -149,7 +149,7 @@ class TestScores:
             told = (await asker.score("gated", {"messages": []})).json()
         assert (told["score"], told["error"]["class"]) == (None, "timeout")
 
-    async def test_an_episode_that_cannot_be_read_is_unscored_where_the_reward_asks_for_steps(self) -> None:
+    async def test_unreadable_episode_is_unscored_if_the_reward_uses_steps(self) -> None:
         @reward_function
         async def steps(messages, step_data):
             return {"score": float(len(step_data))}
@@ -160,7 +160,7 @@ class TestScores:
             assert "the episode cannot be read" in told["error"]["message"] or "version 99" in told["error"]["message"]
             assert (await asker.score("exact", {**ROLLOUT, "episode": {"schema_version": 99}})).json()["score"] == 1.0
 
-    async def test_whoever_hangs_up_has_their_call_cancelled(self) -> None:
+    async def test_disconnecting_client_cancels_its_call(self) -> None:
         gate = Gate()
         async with server(gate.reward) as asker:
             body = json.dumps({"messages": []}).encode()
@@ -207,7 +207,7 @@ WRONG = {
 
 class TestKeys:
     @pytest.mark.parametrize("wrong", WRONG)
-    async def test_without_a_key_nothing_answers_but_health(self, asker: Asker, wrong: str) -> None:
+    async def test_only_health_answers_without_a_key(self, asker: Asker, wrong: str) -> None:
         answers = []
         for method, path in ROUTES:
             body = json.dumps(ROLLOUT).encode() if method == "POST" else b""
@@ -222,12 +222,12 @@ class TestKeys:
         figures = (await asker.get("/metrics")).body.decode()
         assert f'status="401"}} {len(ROUTES)}' in figures and "rollouts_total{" not in figures
 
-    async def test_a_key_twice_or_in_the_address_is_none(self, asker: Asker) -> None:
+    async def test_duplicate_key_or_key_in_the_url_is_rejected(self, asker: Asker) -> None:
         assert (await asker.get(f"/v1/rewards?key={KEY}&token={KEY}", None)).status == 401
         reader, writer = await asker.open("GET", "/v1/rewards", **{"authorization": "Bearer something-else-here"})
         assert (await asker.answer(reader, writer)).status == 401
 
-    async def test_each_of_several_keys_lets_in_and_the_log_names_it_by_number_alone(
+    async def test_every_configured_key_is_accepted_and_logged_by_number(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         keys = ("the-first-key-of-two", "the-second-key-of-two")
@@ -240,14 +240,14 @@ class TestKeys:
         assert [record.key for record in ours] == [1, None, 2, None]
         assert not any(key in str(vars(record)) for key in keys for record in caplog.records)
 
-    async def test_who_has_no_key_gets_one_answer_on_a_connection(self, asker: Asker) -> None:
+    async def test_connection_without_a_key_is_closed_after_its_first_answer(self, asker: Asker) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
         data = await reader.read()
         writer.close()
         assert data.count(b"HTTP/1.1 200") == 1
 
-    def test_a_key_that_could_be_guessed_or_not_be_sent_is_refused_unseen(self) -> None:
+    def test_weak_or_unsendable_key_is_rejected_without_showing_it(self) -> None:
         for keys, told in (((), "needs a key"), (("short",), "5 characters"), (("with a blank in it",), "a blank")):
             with pytest.raises(ConfigError, match=told) as caught:
                 Keys(keys)
@@ -311,14 +311,14 @@ class TestRefusals:
         pair = rb'{"messages": [{"role": "assistant", "content": "\ud83d\ude00"}], "ground_truth": "\ud83d\ude00"}'
         assert (await asker.score("exact", pair)).json()["score"] == 1.0
 
-    async def test_a_deep_value_costs_its_own_rollout_and_no_more(self, asker: Asker) -> None:
+    async def test_deeply_nested_value_affects_only_its_rollout(self, asker: Asker) -> None:
         deep = b'{"messages": [], "ground_truth": ' + b"[" * 700 + b"]" * 700 + b"}"
         answer = await asker.score("exact", deep)
         assert answer.status == 200 and answer.json()["score"] is None
         wrong = b'{"messages": ' + b"[" * 700 + b"]" * 700 + b"}"
         assert (await asker.score("exact", wrong)).status == 422
 
-    async def test_addresses_and_methods_that_there_are_not(self, asker: Asker) -> None:
+    async def test_unknown_paths_and_methods_are_rejected(self, asker: Asker) -> None:
         for path in ("/", "/v1", "/v1/rewards/", "/v1/rewards/exact/", "/v1/rewards/nosuch", "/v1/rewards/exact/x"):
             assert (await asker.get(path)).status == 404, path
         assert "this server has exact, longest, broken" in (await asker.get("/v1/rewards/nosuch")).message
@@ -332,7 +332,7 @@ class TestRefusals:
         head = await asker.get("/v1/rewards", method="HEAD")
         assert (head.status, head.body) == (200, b"")
 
-    async def test_what_is_no_http_costs_one_line_of_the_log(
+    async def test_malformed_http_is_logged_in_a_single_line(
         self, asker: Asker, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO, "reward_kit")
@@ -347,7 +347,7 @@ class TestRefusals:
         }
         assert (await asker.score("exact")).json()["score"] == 1.0
 
-    async def test_a_body_that_is_not_plain_json(self, asker: Asker) -> None:
+    async def test_body_that_is_not_plain_json_is_rejected(self, asker: Asker) -> None:
         path = "/v1/rewards/exact/score"
         for headers in (
             {"Content-Type": "text/plain"},
@@ -359,7 +359,7 @@ class TestRefusals:
 
 
 class TestLimits:
-    async def test_a_large_body_is_refused_before_it_is_read_and_while_it_comes(self) -> None:
+    async def test_large_body_is_rejected_before_and_while_reading(self) -> None:
         async with server(exact, max_body_mb=0.01, body_timeout_s=5) as asker:
             path, kind = "/v1/rewards/exact/score", {"Content-Type": "application/json"}
             reader, writer = await asker.open("POST", path, **kind, **{"Content-Length": str(10**12)})
@@ -385,7 +385,7 @@ class TestLimits:
                 assert (await reader.readline()).split()[1] == status
                 writer.close()
 
-    async def test_bodies_and_heads_that_trickle_are_given_up(self) -> None:
+    async def test_slow_heads_and_bodies_time_out(self) -> None:
         async with server(exact, body_timeout_s=0.1, head_timeout_s=0.1) as asker:
             reader, writer = await asker.open(
                 "POST", "/v1/rewards/exact/score", **{"Content-Type": "application/json", "Content-Length": "100"}
@@ -400,7 +400,7 @@ class TestLimits:
                 writer.close()
             assert (await asker.get("/health")).status == 200
 
-    async def test_more_connections_than_may_be_open_are_told_to_come_again(self) -> None:
+    async def test_excess_connections_get_a_retry_after(self) -> None:
         async with server(exact, max_connections=2) as asker:
             held = [await asyncio.open_connection("127.0.0.1", asker.port) for _ in range(2)]
             reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)
@@ -409,7 +409,7 @@ class TestLimits:
             for _, one in (*held, (None, writer)):
                 one.close()
 
-    async def test_more_rollouts_than_may_wait_are_refused_with_the_time_to_come_again(self) -> None:
+    async def test_excess_rollouts_get_a_retry_after(self) -> None:
         gate = Gate()
         async with server(gate.reward, max_pending=3, max_batch=3, max_concurrency=1) as asker:
             path, rollout = "/v1/rewards/gated/score_batch", {"messages": []}
@@ -425,7 +425,7 @@ class TestLimits:
             assert [one["score"] for one in answer.json()["scores"]] == [1.0] * 3
             assert (await refusal(asker, {"rollouts": [rollout] * 4}, "gated/score_batch"))[0] == 422
 
-    async def test_bytes_that_are_held_are_bounded_over_all_requests(self) -> None:
+    async def test_held_bytes_are_limited_across_requests(self) -> None:
         gate = Gate()
         async with server(gate.reward, max_held_mb=0.02, max_body_mb=0.02) as asker:
             large = {"messages": [{"role": "user", "content": "x" * 15_000}]}
@@ -437,7 +437,7 @@ class TestLimits:
                 gate.opened.set()
             assert (await asker.score("gated", large)).json()["score"] == 1.0
 
-    async def test_a_conversation_may_not_have_more_messages_than_allowed(self) -> None:
+    async def test_conversation_with_too_many_messages_is_rejected(self) -> None:
         async with server(exact, max_messages=2) as asker:
             status, message = await refusal(asker, {"messages": [{"role": "user", "content": "x"}] * 3})
         assert status == 422 and message.startswith("messages: 3 of them; a rollout may have at most 2")
@@ -451,11 +451,11 @@ class TestLimits:
             ({"deadline_s": float("nan")}, "deadline_s: expected a number above 0"),
         ],
     )
-    def test_limits_that_cannot_be_are_refused(self, options: dict[str, float], told: str) -> None:
+    def test_invalid_limits_are_rejected(self, options: dict[str, float], told: str) -> None:
         with pytest.raises(ConfigError, match=told):
             ServerOptions(**options)  # type: ignore[arg-type]
 
-    async def test_an_address_that_cannot_be_had_is_told(self) -> None:
+    async def test_unavailable_address_is_reported(self) -> None:
         async with server(exact) as asker:
             with pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {asker.port}: .*in use"):
                 async with server(exact, port=asker.port):
@@ -464,7 +464,7 @@ class TestLimits:
             async with server(exact, host="203.0.113.1"):
                 pass
 
-    async def test_a_thousand_requests_in_flight_at_once_are_all_answered_rightly(self) -> None:
+    async def test_thousand_concurrent_requests_are_answered_correctly(self) -> None:
         count, everybody = 1000, asyncio.Event()
         here = itertools.count(1)
 
@@ -492,8 +492,8 @@ class TestLimits:
             assert found["result"]["reason"] == f"m{number}"
 
 
-class TestItsEnd:
-    async def test_what_is_in_flight_is_answered_and_nothing_new_is_taken(self) -> None:
+class TestShutdown:
+    async def test_shutdown_answers_requests_in_flight_and_accepts_no_new_requests(self) -> None:
         gate = Gate()
         answers = []
 
@@ -519,7 +519,7 @@ class TestItsEnd:
             tasks.start_soon(later)
         assert [answer.json()["score"] for answer in answers] == [1.0]
 
-    async def test_an_answer_is_sent_as_a_whole_also_to_who_reads_slowly(self) -> None:
+    async def test_answer_is_sent_completely_to_a_slow_reader(self) -> None:
         answered = asyncio.Event()
 
         @reward_function
@@ -545,7 +545,7 @@ class TestItsEnd:
         assert len((await late).json()["result"]["reason"]) == 20_000_000
 
     @pytest.mark.parametrize("is_hurried", [False, True])
-    async def test_what_does_not_end_in_time_is_cancelled(
+    async def test_calls_exceeding_the_shutdown_timeout_are_cancelled(
         self, is_hurried: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
         gate = Gate()
@@ -570,7 +570,7 @@ class TestItsEnd:
         assert why in caplog.text and caplog.text.count("everything") == 1
 
 
-async def test_the_document_describes_what_is_answered(asker: Asker) -> None:
+async def test_openapi_document_describes_the_answers(asker: Asker) -> None:
     document = (await asker.get("/openapi.json")).json()
     assert document["openapi"] == "3.1.0" and document["security"] == [{"key": []}]
     named = document["paths"]["/v1/rewards/{name}"]["parameters"][0]["schema"]["enum"]
@@ -590,7 +590,7 @@ async def test_the_document_describes_what_is_answered(asker: Asker) -> None:
     check("/v1/rewards/{name}/score_batch", "post", 200, batch.json())
 
 
-async def test_figures_count_requests_rollouts_and_seconds(asker: Asker) -> None:
+async def test_metrics_count_requests_rollouts_and_seconds(asker: Asker) -> None:
     for name in ("exact", "exact", "broken"):
         await asker.score(name)
     await asker.post("/v1/rewards/longest/score_batch", {"rollouts": [ROLLOUT] * 3})

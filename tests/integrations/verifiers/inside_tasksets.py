@@ -18,7 +18,7 @@ from reward_kit.models import Message
 from reward_kit.process_guardian import MARK, find_processes
 from reward_kit.processes import child_environment
 from reward_kit.reward_agent.scoring import ScoringRequest
-from tests.chat_server import Behaviour, ChatServer, answer
+from tests.chat_server import Behavior, ChatServer, answer
 
 REWARDS = """
 import time
@@ -57,7 +57,7 @@ messages:
 ROWS = '{"id": "a", "question": "2+2", "ground_truth": "4"}\n{"id": "b", "question": "2+3", "ground_truth": "5"}\n'
 
 
-def says(text: str) -> Callable[[dict[str, Any]], Behaviour]:
+def says(text: str) -> Callable[[dict[str, Any]], Behavior]:
     return lambda body: answer(text, top={"created": 0})
 
 

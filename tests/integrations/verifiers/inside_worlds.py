@@ -20,7 +20,7 @@ from reward_kit.integrations.verifiers.tasksets import ResourceState, ResourceTa
 from reward_kit.integrations.verifiers.traces import trace_to_episode
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
-from tests.chat_server import Behaviour, ChatServer, answer, tool_calls
+from tests.chat_server import Behavior, ChatServer, answer, tool_calls
 from tests.integrations.verifiers.inside_tasksets import key, rollouts
 
 __all__ = ["key"]
@@ -77,7 +77,7 @@ async def solution(prompt: str) -> list[dict[str, Any]]:
     return moves
 
 
-def playing(moves: list[dict[str, Any]]) -> list[Behaviour]:
+def playing(moves: list[dict[str, Any]]) -> list[Behavior]:
     created = {"created": 0}
     return [*(tool_calls([("move", json.dumps(move))], top=created) for move in moves), answer("done", top=created)]
 

@@ -45,7 +45,7 @@ def test_episodes_come_back_equal_after_what_a_trainer_does_to_a_batch(seed: int
         assert all(equal(a, b) for a, b in zip(back.step_data_lists[place], steps, strict=True))
 
 
-def test_the_arrays_are_what_verls_functions_make_of_them() -> None:
+def test_arrays_match_verl_functions() -> None:
     given = collected(1, unscored=False)
     data = to_data_proto(given.episodes, given.steps, pad_token_id=0, scores=given.scores)
     arrays = data.batch

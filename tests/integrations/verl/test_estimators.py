@@ -49,7 +49,7 @@ def greatest_difference(data: Any, given: Collected, wanted: Any) -> float:
 @pytest.mark.parametrize("per", ["segment", "action"])
 @pytest.mark.parametrize("unscored", ["mask", "leave_out"])
 @pytest.mark.parametrize("seed", range(10))
-def test_gigpo_in_verl_is_ours_on_the_episodes(seed: int, unscored: str, per: str) -> None:
+def test_gigpo_in_verl_equals_gigpo_on_the_episodes(seed: int, unscored: str, per: str) -> None:
     given = collected(seed)
     data = compute_advantage(
         exported(given, per=per, unscored=unscored), "reward_kit_gigpo", config=OmegaConf.create(ALGORITHM)

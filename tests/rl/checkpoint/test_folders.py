@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, and what comes back is bit for bit what went in."""
+"""Checkpoint folders are written atomically and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Run:
         restore_random_states(state["random"])
 
 
-def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_training_resumed_from_a_checkpoint_equals_uninterrupted_training(tmp_path: Path) -> None:
     run = Run()
     run.train(3)
     path = save_checkpoint(tmp_path, 3, run.state(), score=0.25, facts={"episodes": 12})
@@ -93,7 +93,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path:
     assert same(dict(resumed.module.state_dict()), dict(after))
 
 
-def test_the_learner_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+def test_learner_resumes_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
     config = PPOConfig(lr=1e-3, minibatch_rows=2, epochs=2, schedule="cosine", warmup=1)
     learner = PPOLearner(a_model(dtype=torch.bfloat16), config, seed=5, total_steps=4)
     learner.update(some_rows(seed=1), version=0)
@@ -105,7 +105,7 @@ def test_the_learner_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> No
     assert same(dict(resumed.module.state_dict()), dict(learner.module.state_dict()))
 
 
-def test_nothing_is_pickled(tmp_path: Path) -> None:
+def test_checkpoint_contains_no_pickles(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 0, Run().state())
     for file in path.iterdir():
         if file.suffix == ".json":
@@ -114,7 +114,7 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
             assert file.suffix == ".safetensors"
 
 
-def test_a_model_in_a_checkpoint_is_one_of_transformers(tmp_path: Path) -> None:
+def test_model_in_a_checkpoint_loads_with_transformers(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["go to fridge 1"])
     model = build_decoder(tokenizer, layers=1, width=8, heads=2, context=16)
     path = save_checkpoint(tmp_path, 7, {}, model=model, tokenizer=tokenizer)
@@ -133,7 +133,7 @@ for step in range(10_000):
 """
 
 
-def test_a_kill_while_writing_leaves_the_former_checkpoint_whole(tmp_path: Path) -> None:
+def test_kill_while_writing_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
     try:
         while not checkpoints(tmp_path) and writer.poll() is None:
@@ -169,7 +169,9 @@ def damaged(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     "how", ["no manifest", "half a manifest", "a file too short", "a file changed", "a file missing"]
 )
-def test_a_torn_checkpoint_is_named_and_never_taken(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_incomplete_checkpoint_is_named_and_never_loaded(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = save_checkpoint(tmp_path, 1, {"weights": torch.ones(3)})
     torn = save_checkpoint(tmp_path, 2, {"weights": torch.ones(3)}, score=1.0)
     damaged(torn, how)
@@ -192,7 +194,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert prune(tmp_path, keep=2) == []
 
 
-def test_pruning_never_removes_the_last_whole_one(tmp_path: Path) -> None:
+def test_pruning_keeps_the_last_complete_checkpoint(tmp_path: Path) -> None:
     for step in range(3):
         save_checkpoint(tmp_path, step, {})
     damaged(tmp_path / "step-000002", "no manifest")
@@ -202,14 +204,14 @@ def test_pruning_never_removes_the_last_whole_one(tmp_path: Path) -> None:
         prune(tmp_path, keep=0)
 
 
-def test_a_step_that_is_there_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_existing_step_is_replaced_as_a_whole(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 5, {"weights": torch.zeros(2), "extra": 1})
     path = save_checkpoint(tmp_path, 5, {"weights": torch.ones(2)})
     assert same(load_checkpoint(path).state, {"weights": torch.ones(2)})
     assert [each.name for each in tmp_path.iterdir()] == ["step-000005"]
 
 
-def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_save_keeps_the_existing_checkpoint(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 5, {"a": 1})
     with pytest.raises(ConfigError, match=r"state\.a is an ABCMeta"):
         save_checkpoint(tmp_path, 5, {"a": ForkableResource})
@@ -225,13 +227,13 @@ def test_steps_beyond_six_digits_are_in_order(tmp_path: Path) -> None:
     assert latest(tmp_path).path == tmp_path / "step-1000000"
 
 
-def test_no_checkpoint_at_all(tmp_path: Path) -> None:
+def test_latest_without_checkpoints_is_none(tmp_path: Path) -> None:
     assert latest(tmp_path / "nowhere") == (None, [])
     with pytest.raises(ConfigError, match="step must be at least 0"):
         save_checkpoint(tmp_path, -1, {})
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_existing_checkpoint(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, {"a": torch.ones(3)})
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The system refuses larger files as it does where there is no room.
@@ -247,7 +249,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert latest(tmp_path) == (path, [])
 
 
-def test_a_link_leads_to_where_a_checkpoint_lies(tmp_path: Path) -> None:
+def test_symlinked_checkpoint_folder_is_followed(tmp_path: Path) -> None:
     folder, far = tmp_path / "run", tmp_path / "far"
     whole = save_checkpoint(far, 1, {"a": 1})
     folder.mkdir()
@@ -264,7 +266,7 @@ def test_a_link_leads_to_where_a_checkpoint_lies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "manifest", [[], {}, {"schema_version": 1, "files": []}, {"schema_version": 1, "files": {"state.json": 3}}]
 )
-def test_a_manifest_of_another_form_is_torn(tmp_path: Path, manifest: object) -> None:
+def test_malformed_manifest_counts_as_incomplete(tmp_path: Path, manifest: object) -> None:
     path = save_checkpoint(tmp_path, 1, {}, score=1.0)
     newer = save_checkpoint(tmp_path, 2, {}, score=2.0)
     (newer / "manifest.json").write_text(json.dumps(manifest))

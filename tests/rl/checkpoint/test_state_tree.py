@@ -12,7 +12,7 @@ from reward_kit.rl.checkpoint import read_tree, write_tree
 from tests.rl.checkpoint.kinds import every_kind, same
 
 
-def test_a_tree_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_state_tree_round_trip_is_bit_exact(tmp_path: Path) -> None:
     tree = every_kind()
     write_tree(tmp_path, "state", tree)
     assert same(read_tree(tmp_path, "state"), tree)
@@ -25,7 +25,7 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     assert (tmp_path / "state.safetensors").stat().st_size < 1.5 * weights.numel() * 4
 
 
-def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_value_is_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"state\.policy\[1\] is a function"):
         write_tree(tmp_path, "state", {"policy": [1, same]})
 

@@ -19,7 +19,7 @@ from tests.rl.checkpoint.kinds import same
 from tests.rl.learner.cases import a_model, some_rows
 
 
-def test_a_batch_is_kept_for_study_as_it_was(tmp_path: Path) -> None:
+def test_study_keeps_the_batch_unchanged(tmp_path: Path) -> None:
     rows = TokenBatch(
         {
             "input_ids": np.arange(6, dtype=np.int32).reshape(2, 3),
@@ -46,13 +46,13 @@ def test_a_batch_is_kept_for_study_as_it_was(tmp_path: Path) -> None:
         assert same(others[key], rows.non_tensor_batch[key])
 
 
-def test_what_else_lies_in_the_folder_is_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_studies_folder_are_kept(tmp_path: Path) -> None:
     for name in ("study-007", "study-007-notes", "study-9"):
         (tmp_path / name).mkdir()
     assert save_batch_for_study(tmp_path, some_rows(1), {}).name == "study-008"
 
 
-def test_the_failure_is_seen_again_from_the_batch_and_the_state_before_it(tmp_path: Path) -> None:
+def test_failure_is_reproduced_from_the_kept_batch_and_state(tmp_path: Path) -> None:
     config = PPOConfig(lr=1e-2, epochs=2, minibatches=4, max_tokens_per_micro_batch=60)
     learner = PPOLearner(a_model(), config, on_failure=partial(save_batch_for_study, tmp_path))
     learner.update(some_rows(seed=1), version=0)

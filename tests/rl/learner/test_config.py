@@ -1,4 +1,4 @@
-"""No option is out of range, unknown or a silent no-op; the learning rate goes as the schedule says."""
+"""Validation of learner options and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows
         ({"critic_warmup": 1, "value_coefficient": 0.0}, "critic_warmup"),
     ],
 )
-def test_a_value_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_option_values_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PPOConfig(**options)
 
@@ -63,7 +63,7 @@ def test_a_value_is_refused(options: dict[str, Any], message: str) -> None:
         (OffPolicyLimits, {"lag_max": -1.0}, "limits.lag_max"),
     ],
 )
-def test_a_value_of_a_part_is_refused(kind: type, options: dict[str, Any], message: str) -> None:
+def test_invalid_nested_option_values_are_rejected(kind: type, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kind(**options)
 
@@ -86,12 +86,12 @@ def test_defaults_are_those_of_the_loss() -> None:
         (lambda: PolicyWithValue(Bigram()), {}, {}, "a value head needs a causal language model"),
     ],
 )
-def test_a_module_that_cannot_be_trained_so_is_refused(module: Any, options: Any, given: Any, message: str) -> None:
+def test_options_unsuitable_for_the_module_are_rejected(module: Any, options: Any, given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PPOLearner(module(), PPOConfig(**options), **given)
 
 
-def test_the_module_itself_is_no_reference() -> None:
+def test_module_itself_is_rejected_as_reference() -> None:
     module = Bigram()
     with pytest.raises(ConfigError, match="copy"):
         PPOLearner(module, PPOConfig(kl_coefficient=0.1), reference=module)
@@ -107,12 +107,12 @@ def test_the_module_itself_is_no_reference() -> None:
         ({"schedule": "cosine"}, [1, 0.933, 0.75, 0.5, 0.25, 0.067, 0]),
     ],
 )
-def test_the_learning_rate_goes_as_the_schedule_says(options: dict[str, Any], expected: list[float]) -> None:
+def test_learning_rate_follows_the_schedule(options: dict[str, Any], expected: list[float]) -> None:
     config = PPOConfig(**options)
     assert [lr_factor(config, update, 6) for update in range(7)] == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_schedule_reaches_the_weights() -> None:
+def test_schedule_affects_weight_updates() -> None:
     module = Bigram()
     learner = PPOLearner(module, PPOConfig(lr=0.1, schedule="linear", betas=(0.0, 0.0)), total_steps=2)
     moved, rates = [], []
@@ -138,7 +138,7 @@ def test_only_matrices_decay_and_the_value_head_has_its_own_rate() -> None:
     assert (found["value_head.weight"], found["value_head.bias"]) == ((0.5, 0.3), (0.5, 0.0))
 
 
-def test_dropout_is_off() -> None:
+def test_dropout_is_disabled() -> None:
     class Drops(Bigram):
         def __init__(self) -> None:
             super().__init__()
@@ -152,6 +152,6 @@ def test_dropout_is_off() -> None:
 
 
 @pytest.mark.parametrize("options", [{"value_lr": 0.1}, {"old_values": "recomputed"}, {"critic_warmup": 2}])
-def test_an_option_of_a_critic_is_refused_where_there_is_none(options: dict[str, Any]) -> None:
+def test_critic_options_are_rejected_without_a_value_head(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))}: of a module with a value head"):
         PPOLearner(a_model(), PPOConfig(**options))

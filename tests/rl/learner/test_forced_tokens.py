@@ -1,4 +1,4 @@
-"""Tokens at which a constraint left one id: nothing was chosen there, so no loss and no figure counts them."""
+"""Tokens forced by a constraint are excluded from the loss and the metrics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gradients_of(learner: PPOLearner) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("options", LOSSES)
 @pytest.mark.parametrize("padding", ["right", "left"])
-def test_loss_gradient_and_figures_are_those_of_the_tokens_with_a_choice(options: dict[str, Any], padding: str) -> None:
+def test_forced_tokens_do_not_affect_loss_gradient_or_metrics(options: dict[str, Any], padding: str) -> None:
     reference = a_model(1, torch.float64) if "kl_coefficient" in options else None
     config = PPOConfig(**options, max_tokens_per_micro_batch=60)
     ours = PPOLearner(a_model(dtype=torch.float64), config, reference=reference)
@@ -69,7 +69,7 @@ def test_loss_gradient_and_figures_are_those_of_the_tokens_with_a_choice(options
         assert torch.equal(gradient, gradients_of(theirs)[name])
 
 
-def test_an_update_says_how_many_were_forced() -> None:
+def test_update_reports_the_share_of_forced_tokens() -> None:
     rows = ends_forced(some_rows())
     sampled = int(rows.batch["loss_mask"].sum())
     forced = sum(len(one.places) for one in rows.non_tensor_batch["allowed_ids"])
@@ -85,7 +85,7 @@ def test_an_update_says_how_many_were_forced() -> None:
 
 
 @pytest.mark.parametrize("loss", ["ppo", "decoupled"])
-def test_a_critic_speaks_at_a_forced_first_token_and_nothing_else_counts_it(loss: Any) -> None:
+def test_value_loss_includes_a_forced_first_token_but_policy_loss_does_not(loss: Any) -> None:
     def learner_with(**options: Any) -> PPOLearner:
         return PPOLearner(PolicyWithValue(a_model(dtype=torch.float64)), PPOConfig(loss=loss, **options))
 
@@ -102,7 +102,7 @@ def test_a_critic_speaks_at_a_forced_first_token_and_nothing_else_counts_it(loss
     assert learner_with().update(rows, version=2)["tokens"] == masked_out(some_rows(), True).batch["loss_mask"].sum()
 
 
-def test_where_every_token_was_forced_no_step_is_made() -> None:
+def test_batch_of_forced_tokens_only_makes_no_step() -> None:
     rows = some_rows(1)
     places = np.flatnonzero(rows.batch["action_mask"][0])
     ids = rows.batch["input_ids"][0, places]

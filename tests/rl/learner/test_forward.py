@@ -1,4 +1,4 @@
-"""What is computed at the tokens that take part, and what is not."""
+"""Selective computation in the forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reward_kit.rl.ppo import PPOConfig, PPOLearner
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
 
 
-def test_a_soft_cap_that_small_logits_do_not_show_is_not_forgotten() -> None:
+def test_soft_cap_is_applied_even_for_small_logits() -> None:
     torch.manual_seed(0)
     config = Gemma2Config(
         vocab_size=VOCABULARY,
@@ -40,7 +40,7 @@ def test_a_soft_cap_that_small_logits_do_not_show_is_not_forgotten() -> None:
 
 
 @pytest.mark.parametrize("max_logits", [10_000, 5 * VOCABULARY])
-def test_entropies_are_made_only_where_they_are_asked_for(max_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entropies_are_computed_only_on_request(max_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = TrainingRows.of(some_rows())
     part = flat.part(np.arange(3), torch.device("cpu"))
     scorer = LogprobModel(a_model(), PPOConfig(max_logits=max_logits))
@@ -54,7 +54,7 @@ def test_entropies_are_made_only_where_they_are_asked_for(max_logits: int, monke
     PPOLearner(a_model(), PPOConfig(max_logits=max_logits)).logprobs(some_rows())
 
 
-def test_a_chunk_holds_only_the_sets_of_its_own_tokens() -> None:
+def test_chunk_contains_only_allowed_sets_of_its_tokens() -> None:
     # Four tokens under three sets: {0}, {1, 2}, {3}; the second and the fourth share one.
     whole = Restriction(
         tokens_K=torch.tensor([1, 2, 5, 7]),

@@ -79,7 +79,7 @@ def assert_same(module: nn.Module, loss: Tensor, found: dict[str, float], atol: 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_clipped_surrogate_is_that_of_the_loop(padding: str, temperature: float) -> None:
+def test_clipped_surrogate_matches_the_reference_loop(padding: str, temperature: float) -> None:
     model, rows = a_model(dtype=torch.float64), some_rows(padding=padding)
     found = learner_of(model, temperature=temperature, max_tokens_per_micro_batch=60).gradients(rows)
     tokens = tokens_of(model, rows, temperature)
@@ -90,7 +90,7 @@ def test_the_clipped_surrogate_is_that_of_the_loop(padding: str, temperature: fl
     assert (found["logprob_gap"], found["logprob_gap_mean"]) == pytest.approx((max(gaps), np.mean(gaps)))
 
 
-def test_entropy_and_divergence_are_added_with_their_coefficients() -> None:
+def test_entropy_and_kl_terms_match_the_reference_loop() -> None:
     model, reference, rows = a_model(dtype=torch.float64), a_model(1, torch.float64), some_rows()
     learner = learner_of(
         model, reference=reference, kl_coefficient=0.3, kl_kind="k3", entropy_coefficient=0.2, dual_clip=3.0
@@ -107,7 +107,7 @@ def test_entropy_and_divergence_are_added_with_their_coefficients() -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_the_ratio_may_be_taken_to_recomputed_logprobs_with_truncated_weights(level: str) -> None:
+def test_recomputed_logprobs_with_truncated_weights_match_the_reference_loop(level: str) -> None:
     model, rows = a_model(dtype=torch.float64), some_rows()
     found = learner_of(model, importance=level, importance_cap=1.5, max_tokens_per_micro_batch=60).gradients(rows)
     tokens = tokens_of(model, rows)
@@ -120,7 +120,7 @@ def test_the_ratio_may_be_taken_to_recomputed_logprobs_with_truncated_weights(le
     assert found["ratio_max"] == pytest.approx(1.0)
 
 
-def test_a_decoupled_loss_leaves_out_what_is_beyond_the_cap() -> None:
+def test_decoupled_loss_excludes_tokens_beyond_the_cap() -> None:
     model, rows = a_model(dtype=torch.float64), some_rows()
     found = learner_of(model, loss="decoupled", decoupled_cap=1.2, max_tokens_per_micro_batch=50).gradients(rows)
     terms = []
@@ -133,7 +133,7 @@ def test_a_decoupled_loss_leaves_out_what_is_beyond_the_cap() -> None:
 
 
 @pytest.mark.parametrize("loss", ["gspo", "cispo"])
-def test_the_other_losses_are_those_of_the_loop(loss: str) -> None:
+def test_gspo_and_cispo_match_the_reference_loop(loss: str) -> None:
     model, rows = a_model(dtype=torch.float64), some_rows()
     found = learner_of(model, loss=loss, max_tokens_per_micro_batch=50).gradients(rows)
     by_row: dict[int, list[Token]] = {}
@@ -155,7 +155,7 @@ def test_the_other_losses_are_those_of_the_loop(loss: str) -> None:
 
 
 @pytest.mark.parametrize("clip", [0.1, None])
-def test_the_value_loss_is_that_of_the_loop(clip: float | None) -> None:
+def test_value_loss_matches_the_reference_loop(clip: float | None) -> None:
     model = PolicyWithValue(a_model(dtype=torch.float64))
     nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
     rows = some_rows()
@@ -176,7 +176,7 @@ def test_the_value_loss_is_that_of_the_loop(clip: float | None) -> None:
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_one_three_and_seven_micro_batches_have_one_gradient(aggregation: str, dtype: torch.dtype) -> None:
+def test_gradient_does_not_depend_on_the_number_of_micro_batches(aggregation: str, dtype: torch.dtype) -> None:
     rows, reference = some_rows(7), a_model(1, dtype)
     # A gradient is a sum over the tokens of all rows, which micro-batches make in parts.
     share = rounding_error(rows.batch["input_ids"].size, str(dtype).removeprefix("torch."))
@@ -207,7 +207,7 @@ def test_one_three_and_seven_micro_batches_have_one_gradient(aggregation: str, d
 
 
 @pytest.mark.parametrize("model", ["plain", "soft cap"])
-def test_a_head_in_chunks_gives_the_same(model: str) -> None:
+def test_chunked_output_head_gives_equal_gradients(model: str) -> None:
     rows = some_rows()
     made = a_model(dtype=torch.float64) if model == "plain" else a_soft_cap()
     whole = learner_of(made, entropy_coefficient=0.1)
@@ -236,7 +236,7 @@ def a_soft_cap(cap: float | None = 2.0) -> Gemma2ForCausalLM:
     return Gemma2ForCausalLM(config).double().eval()
 
 
-def test_a_soft_cap_is_kept() -> None:
+def test_soft_cap_is_applied() -> None:
     model, rows = a_soft_cap(), some_rows()
     logprobs = learner_of(model).logprobs(rows)
     for token in tokens_of(model, rows):
@@ -263,7 +263,7 @@ class Shifts(nn.Module):
         return found
 
 
-def test_a_head_whose_logits_are_changed_in_an_unknown_way_is_not_cut_in_chunks() -> None:
+def test_output_head_with_unknown_postprocessing_is_not_chunked() -> None:
     rows = some_rows()
     assert np.isfinite(learner_of(Shifts()).gradients(rows)["loss"])
     with pytest.raises(ConfigError, match="raise max_logits"):

@@ -41,7 +41,7 @@ def gradient_of(model: PreTrainedModel, logits: torch.Tensor) -> dict[str, torch
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma2", "Phi3"])
-def test_logits_and_gradients_are_those_of_the_whole(kind: str) -> None:
+def test_partial_last_layer_matches_the_full_layer(kind: str) -> None:
     model = built(kind)
     ids = torch.randint(1, 37, (2, 8), generator=torch.Generator().manual_seed(1))
     last = find_last_layer(model, model.lm_head)
@@ -59,7 +59,7 @@ def test_logits_and_gradients_are_those_of_the_whole(kind: str) -> None:
     assert all(torch.allclose(found[name], expected[name], atol=1e-10) for name in expected)
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_model_is_restored_after_partial_forward() -> None:
     model = built("Llama")
     ids = torch.arange(6).unsqueeze(0)
     before = model(input_ids=ids).logits
@@ -70,18 +70,18 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.equal(model(input_ids=ids).logits, before)
 
 
-def test_a_value_head_around_it_does_not_hide_it() -> None:
+def test_last_layer_is_found_inside_a_value_head_wrapper() -> None:
     wrapped = PolicyWithValue(built("Llama"))
     assert find_last_layer(wrapped, wrapped.get_output_embeddings()) is not None
 
 
 @pytest.mark.parametrize("kind", ["Cohere", "Olmo2"])
-def test_a_model_that_is_built_in_another_way_runs_whole(kind: str) -> None:
+def test_unsupported_architectures_run_the_full_layer(kind: str) -> None:
     model = built(kind)
     assert find_last_layer(model, model.lm_head) is None
 
 
-def test_a_layer_that_mixes_tokens_after_its_attention_is_found_out() -> None:
+def test_layer_mixing_tokens_after_attention_is_detected() -> None:
     model = built("Llama")
 
     class Mixing(nn.Module):

@@ -41,7 +41,7 @@ def test_only_adapters_and_the_value_head_change() -> None:
     assert module.value_head.weight.any()
 
 
-def test_the_divergence_is_to_the_module_without_its_adapters() -> None:
+def test_kl_reference_is_the_module_without_adapters() -> None:
     rows, model = some_rows(), a_model()
     learner = trained(model, kl_coefficient=0.1)
     found = learner.gradients(rows)
@@ -53,7 +53,7 @@ def test_the_divergence_is_to_the_module_without_its_adapters() -> None:
     assert all(one.requires_grad for name, one in model.named_parameters() if "lora_" in name)
 
 
-def test_merged_weights_are_those_of_a_plain_model() -> None:
+def test_merged_weights_equal_a_plain_model() -> None:
     rows, model = some_rows(), a_model()
     learner = trained(model)
     before = copy.deepcopy(model.state_dict())
@@ -66,7 +66,7 @@ def test_merged_weights_are_those_of_a_plain_model() -> None:
         assert abs(learner.logprobs(rows) - merged).max() > 1e-2
 
 
-def test_what_peft_has_merged_or_switched_off_is_not_added_again() -> None:
+def test_adapters_merged_or_disabled_by_peft_are_not_merged_again() -> None:
     model = a_model()
     trained(model)
     expected = {name: value.clone() for name, value in merged_state_dict(model).items()}
@@ -85,12 +85,12 @@ def test_what_peft_has_merged_or_switched_off_is_not_added_again() -> None:
         torch.testing.assert_close(value, bare[name])
 
 
-def test_a_model_without_adapters_is_merged_already() -> None:
+def test_merging_a_model_without_adapters_is_a_no_op() -> None:
     model = a_model()
     assert merged_state_dict(model).keys() == model.state_dict().keys()
 
 
-def test_layers_that_are_not_there_and_adapters_twice_are_refused() -> None:
+def test_unknown_targets_and_repeated_adapters_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"lora.targets \['q_porj'\]"):
         add_adapters(a_model(), LoRAOptions(targets=["q_porj"]))  # type: ignore[arg-type]
     model = a_model()

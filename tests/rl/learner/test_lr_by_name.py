@@ -50,7 +50,7 @@ def steps_by_hand(module: nn.Module, updates: int) -> dict[str, Tensor]:
     return dict(module.state_dict())
 
 
-def test_every_parameter_moves_as_by_an_optimizer_of_its_own() -> None:
+def test_parameter_groups_match_separate_optimizers() -> None:
     module = PolicyWithValue(a_model())
     expected = steps_by_hand(copy.deepcopy(module), 3)
     learner = PPOLearner(module, PPOConfig(**OPTIONS, lr_by_name=RATES, value_lr=7e-3, warmup=2))
@@ -72,7 +72,7 @@ def test_every_parameter_moves_as_by_an_optimizer_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("lora", [None, LoRAOptions(rank=2, alpha=4.0)])
-def test_four_updates_are_two_saved_loaded_and_two_more(lora: LoRAOptions | None) -> None:
+def test_resumed_updates_equal_uninterrupted_updates(lora: LoRAOptions | None) -> None:
     rates = {"*lora_B*": 1e-2} if lora else RATES
 
     def a_learner(seed: int) -> PPOLearner:
@@ -126,12 +126,12 @@ def test_adapters_and_the_value_head_have_rates_by_name() -> None:
         ({"lr_by_name": {"*q_proj*": 1e-2}, "lora": LoRAOptions(targets=("o_proj",))}, "fits none of the 6"),
     ],
 )
-def test_a_pattern_that_gives_no_rate_is_refused(options: dict[str, Any], message: str) -> None:
+def test_pattern_without_effect_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PPOLearner(PolicyWithValue(a_model()), PPOConfig(**options))
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), "fast"])
-def test_a_rate_is_a_number_from_0(rate: Any) -> None:
+def test_negative_or_non_numeric_rates_are_rejected(rate: Any) -> None:
     with pytest.raises(ConfigError, match=r"lr_by_name '\*norm\*' must be"):
         PPOConfig(lr_by_name={"*norm*": rate})

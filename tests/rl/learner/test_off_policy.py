@@ -17,7 +17,7 @@ def test_lag_is_counted_in_versions_over_tokens() -> None:
     assert version_lag(np.array([-1, -1]), 5) == {}
 
 
-def test_a_perfect_critic_explains_everything_and_a_constant_nothing() -> None:
+def test_explained_variance_is_one_for_a_perfect_and_zero_for_a_constant_critic() -> None:
     returns = np.array([1.0, 2.0, 4.0])
     assert explained_variance(returns, returns) == {"explained_variance": 1.0}
     assert explained_variance(np.full(3, 7.0), returns) == {"explained_variance": 0.0}
@@ -37,7 +37,7 @@ def test_a_perfect_critic_explains_everything_and_a_constant_nothing() -> None:
         ("approx_kl", 0.5, float("nan")),
     ],
 )
-def test_beyond_a_limit_there_is_a_line_and_a_warning(
+def test_exceeded_limit_gives_an_alarm_and_a_warning(
     name: str, fine: float, beyond: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = OffPolicyLimits()
@@ -49,11 +49,11 @@ def test_beyond_a_limit_there_is_a_line_and_a_warning(
     assert name in record.message
 
 
-def test_a_limit_that_is_none_is_no_limit() -> None:
+def test_limit_of_none_is_disabled() -> None:
     assert OffPolicyLimits(lag_max=None).alarms({"lag_max": 1e9}) == {}
 
 
-def test_stale_samples_of_another_policy_are_seen() -> None:
+def test_stale_samples_raise_alarms() -> None:
     rows = bigram_rows([1.0, -1.0], policy_versions=np.array([[-1, 3], [-1, 12]]))
     rows.batch["logprobs"][:, 1] += [-0.5, -1.5]
     found = PPOLearner(Bigram(), PPOConfig()).update(rows, version=12)
@@ -67,7 +67,7 @@ def test_stale_samples_of_another_policy_are_seen() -> None:
     assert found["alarm/logprob_gap_mean"] == pytest.approx(1.0)
 
 
-def test_the_gap_is_to_the_module_before_it_changed() -> None:
+def test_logprob_gap_uses_the_module_before_the_update() -> None:
     rows = bigram_rows([1.0, -1.0, 1.0])
     config = PPOConfig(epochs=3, lr=0.5, limits=OffPolicyLimits(approx_kl=None))
     for options in ({}, {"old_logprobs": "recomputed"}):

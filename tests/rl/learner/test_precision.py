@@ -12,7 +12,7 @@ from reward_kit.rl.ppo import PPOConfig, PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 
 
-def test_small_steps_change_a_module_that_is_given_in_bfloat16() -> None:
+def test_small_steps_change_a_bfloat16_module() -> None:
     given, exact = a_model(dtype=torch.bfloat16), a_model()
     learner = PPOLearner(given, PPOConfig(lr=1e-6))
     assert learner.config.precision == "bfloat16"
@@ -23,7 +23,7 @@ def test_small_steps_change_a_module_that_is_given_in_bfloat16() -> None:
         assert not torch.equal(value, a_model(dtype=torch.bfloat16).state_dict()[name].float()), name
 
 
-def test_beside_adapters_the_weights_stay_as_they_are() -> None:
+def test_frozen_weights_beside_adapters_keep_their_precision() -> None:
     module = PolicyWithValue(a_model(dtype=torch.bfloat16))
     learner = PPOLearner(module, PPOConfig(lr=1e-6, precision="float32", lora=LoRAOptions(rank=2)))
     assert learner.update(some_rows(), version=0)["value_loss"] > 0.0
@@ -31,12 +31,12 @@ def test_beside_adapters_the_weights_stay_as_they_are() -> None:
         assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16), name
 
 
-def test_a_precision_that_is_asked_for_is_used() -> None:
+def test_requested_precision_is_used() -> None:
     assert PPOLearner(a_model(dtype=torch.bfloat16), PPOConfig(precision="float32")).config.precision == "float32"
     assert PPOLearner(a_model(), PPOConfig()).config.precision == "float32"
 
 
-def test_supervised_training_widens_too() -> None:
+def test_supervised_training_converts_weights_to_float32() -> None:
     model = a_model(dtype=torch.bfloat16)
     fit(model, some_rows(), SFTConfig(lr=1e-5))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

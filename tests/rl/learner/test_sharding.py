@@ -1,4 +1,4 @@
-"""A module trained by two processes learns what one process teaches it, and a state goes from the one to the other."""
+"""Training in two processes equals training in a single process."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ def assert_same(ours: Any, theirs: Any, where: str, tolerance: float = 1e-12) ->
         assert ours == (theirs if is_exact else pytest.approx(theirs, rel=tolerance, abs=tolerance)), where
 
 
-def test_two_processes_have_the_gradient_of_one(alone: Outcome, together: Outcome) -> None:
+def test_gradient_of_two_processes_equals_a_single_process(alone: Outcome, together: Outcome) -> None:
     assert all(gradient.abs().max() > 1e-6 for gradient in alone.gradient.values())
     assert_same(together.gradient, alone.gradient, "gradient")
 
 
-def test_two_processes_report_what_one_does(alone: Outcome, together: Outcome) -> None:
+def test_metrics_of_two_processes_equal_a_single_process(alone: Outcome, together: Outcome) -> None:
     # What is read of float32 columns, such as recomputed values, is as exact as float32.
     assert_same(together.gradient_metrics, alone.gradient_metrics, "gradients", 1e-6)
     assert_same(together.metrics, alone.metrics, "updates", 1e-6)
 
 
-def test_every_parameter_and_moment_is_the_same_after_two_updates(alone: Outcome, together: Outcome) -> None:
+def test_parameters_and_moments_of_two_processes_equal_a_single_process(alone: Outcome, together: Outcome) -> None:
     assert alone.state["optimizer_steps"] == 12
     assert_same(together.state, alone.state, "state", 1e-7)
 
 
-def test_two_processes_go_on_from_the_state_of_one(alone: Outcome, together: Outcome) -> None:
+def test_two_processes_resume_from_the_state_of_a_single_process(alone: Outcome, together: Outcome) -> None:
     assert_same(together.resumed, alone.resumed, "resumed", 1e-7)
     assert torch.allclose(together.logprobs, alone.logprobs, atol=1e-6)
 
 
-def test_a_row_alone_leaves_the_other_process_without_work(alone: Outcome, together: Outcome) -> None:
+def test_single_row_batch_works_with_two_processes(alone: Outcome, together: Outcome) -> None:
     assert_same(together.lonely, alone.lonely, "lonely", 1e-9)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("count", [1, 3])
-def test_torchrun_starts_any_number(alone: Outcome, tmp_path: Path, count: int) -> None:
+def test_torchrun_works_with_any_number_of_processes(alone: Outcome, tmp_path: Path, count: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", SCRIPT]
     found = by_processes(command, alone, tmp_path)
     assert_same(found.gradient, alone.gradient, "gradient")
@@ -94,7 +94,7 @@ def test_torchrun_starts_any_number(alone: Outcome, tmp_path: Path, count: int) 
 
 
 @pytest.mark.parametrize(("sizes", "processes"), [([5], 2), ([3, 1, 2], 2), ([1], 3), ([4, 4], 2), ([2, 9], 4)])
-def test_all_have_as_many_parts_and_every_row_is_in_one(sizes: list[int], processes: int) -> None:
+def test_rows_are_distributed_once_in_equal_numbers_of_parts(sizes: list[int], processes: int) -> None:
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     shared = [Processes(rank, processes, True).share(parts) for rank in range(processes)]
     assert len({len(mine) for mine in shared}) == 1
@@ -103,7 +103,7 @@ def test_all_have_as_many_parts_and_every_row_is_in_one(sizes: list[int], proces
     assert working == min(processes, sum(sizes))
 
 
-def test_one_process_does_nothing_of_all_this() -> None:
+def test_single_process_needs_no_communication() -> None:
     module, parts = model(), [np.arange(3), np.arange(3, 4)]
     diagnostics = [Diagnostics({"kl": mean_statistic(torch.ones(2))})]
     with process_group() as processes:
@@ -116,5 +116,5 @@ def test_one_process_does_nothing_of_all_this() -> None:
         assert processes.added(parts[0]) is parts[0]
 
 
-def test_the_layers_are_those_of_the_model() -> None:
+def test_shardable_layers_are_the_decoder_layers() -> None:
     assert [type(layer).__name__ for layer in shardable_layers(model(layers=3))] == ["LlamaDecoderLayer"] * 3

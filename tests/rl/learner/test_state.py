@@ -40,7 +40,7 @@ def updates(learner: PPOLearner, versions: range) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("lora", [None, LoRAOptions(rank=2, alpha=4.0)])
-def test_four_updates_are_two_saved_loaded_and_two_more(lora: LoRAOptions | None) -> None:
+def test_resumed_updates_equal_uninterrupted_updates(lora: LoRAOptions | None) -> None:
     straight = a_learner(lora=lora)
     expected = updates(straight, range(4))
     first = a_learner(lora=lora)
@@ -57,13 +57,13 @@ def test_four_updates_are_two_saved_loaded_and_two_more(lora: LoRAOptions | None
     assert second.optimizer_steps == 24
 
 
-def test_a_coefficient_that_adapts_grows_while_the_divergence_is_beyond_its_target() -> None:
+def test_adaptive_kl_coefficient_grows_above_the_target() -> None:
     learner = a_learner()
     before, after = (found["kl_coefficient"] for found in updates(learner, range(2)))
     assert after > before == 0.1
 
 
-def test_the_critics_warm_up_trains_the_value_head_alone() -> None:
+def test_critic_warmup_trains_only_the_value_head() -> None:
     module = PolicyWithValue(a_model())
     learner = PPOLearner(module, PPOConfig(lr=0.01, critic_warmup=2, weight_decay=0.1, max_tokens_per_micro_batch=60))
     policy = copy.deepcopy(module.policy.state_dict())
@@ -80,7 +80,7 @@ def test_the_critics_warm_up_trains_the_value_head_alone() -> None:
     assert not torch.equal(module.policy.lm_head.weight, policy["lm_head.weight"])
 
 
-def test_a_critic_learns_what_the_returns_are() -> None:
+def test_critic_learns_the_returns() -> None:
     module = PolicyWithValue(a_model())
     # Returns that the hidden state knows: this module's own first values, of a random head.
     nn.init.normal_(module.value_head.weight, generator=torch.Generator().manual_seed(0))
@@ -93,7 +93,7 @@ def test_a_critic_learns_what_the_returns_are() -> None:
     assert found[-1]["value_loss"] < found[0]["value_loss"]
 
 
-def test_an_action_without_a_recorded_value_is_refused_where_it_is_needed() -> None:
+def test_missing_recorded_value_is_rejected_unless_recomputed() -> None:
     rows = some_rows()
     rows.batch["values"][rows.batch["value_mask"] == 1] = float("nan")
     module = PolicyWithValue(a_model())
@@ -102,7 +102,7 @@ def test_an_action_without_a_recorded_value_is_refused_where_it_is_needed() -> N
     assert PPOLearner(module, PPOConfig(old_values="recomputed")).gradients(rows)["value_error"] > 0
 
 
-def test_options_are_those_of_the_learner_that_goes_on() -> None:
+def test_resumed_learner_uses_its_own_options() -> None:
     first = PPOLearner(a_model(), PPOConfig(lr=1e-3))
     first.update(some_rows(), version=0)
     second = PPOLearner(a_model(), PPOConfig(lr=0.0, betas=(0.5, 0.6)))
@@ -113,14 +113,14 @@ def test_options_are_those_of_the_learner_that_goes_on() -> None:
     assert {group["betas"] for group in second.optimizer.param_groups} == {(0.5, 0.6)}
 
 
-def test_a_coefficient_that_adapts_from_now_on_begins_with_its_option() -> None:
+def test_newly_adaptive_coefficient_starts_at_its_option() -> None:
     constant = PPOLearner(a_model(), PPOConfig())
     adaptive = PPOLearner(a_model(), PPOConfig(kl_coefficient=0.3, kl_target=0.1), reference=a_model(5))
     adaptive.load_state_dict(constant.state_dict())
     assert adaptive.update(some_rows(), version=0)["kl_coefficient"] == 0.3
 
 
-def test_a_state_of_other_weights_is_refused() -> None:
+def test_state_of_a_different_module_is_rejected() -> None:
     state = PPOLearner(a_model(), PPOConfig()).state_dict()
     frozen = a_model()
     frozen.model.embed_tokens.weight.requires_grad_(False)
@@ -129,7 +129,7 @@ def test_a_state_of_other_weights_is_refused() -> None:
             PPOLearner(module, PPOConfig()).load_state_dict(state)
 
 
-def test_a_weight_that_is_frozen_later_stays() -> None:
+def test_weight_frozen_later_is_not_updated() -> None:
     model = a_model()
     learner = PPOLearner(model, PPOConfig(lr=1e-2, weight_decay=0.1))
     learner.update(some_rows(), version=0)

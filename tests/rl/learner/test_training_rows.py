@@ -76,14 +76,14 @@ def test_recorded_constraints_are_applied_in_every_padding(padding: str, max_log
     assert np.isfinite([found["loss"], found["entropy"], found["grad_norm"]]).all()
 
 
-def test_equal_sets_of_different_rows_are_kept_once() -> None:
+def test_equal_allowed_sets_are_stored_once() -> None:
     flat = TrainingRows.of(rows_of(an_episode("a"), an_episode("b")))
     assert len(flat.sets) == 3
     assert flat.sets_N.tolist()[:6] == flat.sets_N.tolist()[6:]
     assert (flat.sets_N >= 0).tolist()[:6] == [False, True, True, False, True, False]
 
 
-def test_what_is_off_the_tokens_is_never_read() -> None:
+def test_values_outside_the_tokens_are_never_read() -> None:
     rows = some_rows()
     learner = PPOLearner(a_model(), PPOConfig(max_tokens_per_micro_batch=60))
     expected = learner.gradients(rows)
@@ -93,7 +93,7 @@ def test_what_is_off_the_tokens_is_never_read() -> None:
     assert learner.gradients(changed) == expected
 
 
-def test_a_row_longer_than_the_budget_goes_alone() -> None:
+def test_row_longer_than_the_budget_is_its_own_micro_batch() -> None:
     rows = some_rows()
     config = PPOConfig(max_tokens_per_micro_batch=10)
     assert PPOLearner(a_model(), config).gradients(rows)["loss"] == pytest.approx(
@@ -101,14 +101,14 @@ def test_a_row_longer_than_the_budget_goes_alone() -> None:
     )
 
 
-def test_what_a_critic_expected_stands_on_its_actions() -> None:
+def test_recorded_values_are_laid_out_on_their_actions() -> None:
     rows = rows_of(an_episode("a", critic=True))
     assert rows.batch["values"][0].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 1.5, 1.5, 1.5, 0, 2.5]
     assert np.flatnonzero(rows.batch["value_mask"][0]).tolist() == [3, 7, 11]
     assert not {"values", "value_mask"} & rows_of(an_episode("a")).batch.keys()
 
 
-def test_a_critic_is_asked_once_for_an_action() -> None:
+def test_value_is_used_once_per_action() -> None:
     flat = TrainingRows.of(rows_of(an_episode("a", critic=True)))
     assert np.flatnonzero(flat.is_first_N).tolist() == [0, 2, 5]
     without = TrainingRows.of(rows_of(an_episode("a")))

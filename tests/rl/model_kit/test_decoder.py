@@ -33,7 +33,7 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_the_seed_alone_decides_the_weights() -> None:
+def test_weights_depend_only_on_the_seed() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     made = weights(seed=3)
@@ -43,7 +43,7 @@ def test_the_seed_alone_decides_the_weights() -> None:
     assert not equal(weights(seed=4), made)
 
 
-def test_at_first_all_tokens_are_about_equally_likely() -> None:
+def test_initial_token_distribution_is_nearly_uniform() -> None:
     model = build_decoder(500, **SIZES)
     ids = torch.randint(500, (4, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_at_first_all_tokens_are_about_equally_likely() -> None:
     assert -logprobs.mean().item() == pytest.approx(math.log(500), rel=0.02)
 
 
-def test_every_layer_begins_as_the_identity_and_learns() -> None:
+def test_layers_start_as_identity_and_receive_gradients() -> None:
     model = build_decoder(TOKENIZER, **SIZES)
     ids = torch.arange(10)[None]
     hidden = model(ids, output_hidden_states=True).hidden_states
@@ -63,7 +63,7 @@ def test_every_layer_begins_as_the_identity_and_learns() -> None:
             assert parameter.grad.abs().max() > 1e-6
 
 
-def test_a_token_of_several_words_may_begin_akin_to_each_of_them() -> None:
+def test_multi_word_token_embedding_starts_near_its_words() -> None:
     words = ["take mug 1", "take mug 2", "take pan 1", "mug", "pan 2"]
     tokenizer = build_tokenizer(words=words, units=[r"take [a-z]+ \d+", r"[a-z]+ \d+"], spaces="none")
     model = build_decoder(tokenizer, **{**SIZES, "width": 512})
@@ -88,7 +88,7 @@ def test_a_token_of_several_words_may_begin_akin_to_each_of_them() -> None:
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_sizes_are_as_asked(tie: bool) -> None:
+def test_model_has_the_requested_sizes(tie: bool) -> None:
     model = build_decoder(100, **{**SIZES, "width": 36, "heads": 6}, kv_heads=2, hidden=40, tie=tie)
     head_dim, norms = 6, 2 * 36 + 2 * 6
     per_layer = 36 * head_dim * (6 + 2 + 2 + 6) + 3 * 36 * 40 + norms
@@ -119,7 +119,7 @@ def test_impossible_sizes_are_refused(wrong: dict[str, int], message: str) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_folder_gives_back_the_model_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_saved_model_loads_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     model, folder = build_decoder(TOKENIZER, **SIZES, dtype=dtype), tmp_path / "models" / "tiny"
     save_model(folder, model, TOKENIZER)
     loaded = load_model(folder)

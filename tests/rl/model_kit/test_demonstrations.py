@@ -43,7 +43,7 @@ async def test_an_action_is_written_in_the_models_format(action_format: str, wri
     assert tokenizer.unk_token_id not in told.tokens.ids
 
 
-async def test_rows_mark_what_was_done_and_nothing_else() -> None:
+async def test_rows_mask_only_the_actions() -> None:
     episodes = await walks(2)
     told = Demonstrations(BYTES, action_format="bare")(episodes, TOOLS)
     rows = build_rows(told, pad_token_id=BYTES.pad_token_id)
@@ -55,7 +55,7 @@ async def test_rows_mark_what_was_done_and_nothing_else() -> None:
         assert text == "".join(f"{action}<|end|>" for action in done)
 
 
-async def test_the_episodes_themselves_stay_as_they_were() -> None:
+async def test_input_episodes_are_not_modified() -> None:
     (episode,) = await walks()
     (told,) = Demonstrations(BYTES, action_format="bare")([episode], TOOLS)
     assert len(told.tokens) > 0
@@ -65,7 +65,7 @@ async def test_the_episodes_themselves_stay_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"tools_in_prompt": False}, {"tool_role": "user"}], ids=str)
-async def test_a_model_that_does_the_same_has_the_same_tokens(options: dict[str, Any]) -> None:
+async def test_demonstration_tokens_equal_those_of_an_acting_model(options: dict[str, Any]) -> None:
     # A model of one choice at a time: what it does, retold as a demonstration, has to be what it recorded.
     model = build_decoder(BYTES, layers=1, width=16, heads=2, context=2048)
     settings = {"action_format": "hermes", "constrain": True, **options}
@@ -81,7 +81,7 @@ async def test_a_model_that_does_the_same_has_the_same_tokens(options: dict[str,
     assert all(len(allowed) for allowed in rows[0])
 
 
-async def test_told_while_acting_is_as_told_afterwards() -> None:
+async def test_tokens_recorded_while_acting_equal_tokens_added_afterwards() -> None:
     demonstrations = Demonstrations(BYTES, action_format="plain", constrain=True)
     (while_acting,) = await walks(1, DemonstratingPolicy(ExpertPolicy(), demonstrations))
     (afterwards,) = demonstrations(await walks(), TOOLS)
@@ -89,7 +89,7 @@ async def test_told_while_acting_is_as_told_afterwards() -> None:
     assert while_acting.tokens.get_state() == afterwards.tokens.get_state()
 
 
-async def test_what_is_not_taught_stands_in_the_context_of_what_comes_after() -> None:
+async def test_excluded_actions_remain_in_the_context() -> None:
     episodes = await walks()
     write = Demonstrations(BYTES, action_format="bare", constrain=True)
     (whole,) = write(episodes, TOOLS)
@@ -120,7 +120,7 @@ async def test_tools_may_differ_from_step_to_step() -> None:
     assert "Now another." in BYTES.decode(turns_of(told)[2][0])
 
 
-async def test_texts_and_combined_actions() -> None:
+async def test_text_and_combined_actions_are_written() -> None:
     step = {"type": "tool_call", "name": "act", "arguments": {"action": "right"}}
     script = [
         {"type": "text", "content": "I think."},
@@ -138,7 +138,7 @@ async def test_texts_and_combined_actions() -> None:
     ]
 
 
-async def test_what_no_longer_fits_is_left_out() -> None:
+async def test_steps_beyond_the_context_are_left_out() -> None:
     episodes = await walks()
     (whole,) = Demonstrations(BYTES, action_format="bare")(episodes, TOOLS)
     ends = [len(prompt) + len(answer) for prompt, answer in turns_of(whole)]
@@ -157,14 +157,14 @@ async def test_unknown_pieces_are_counted_in_the_log(caplog: pytest.LogCaptureFi
     assert not caplog.text
 
 
-def test_the_texts_of_tools_are_as_the_template_shows_them() -> None:
+def test_tool_texts_match_the_chat_template() -> None:
     tokenizer = build_tokenizer(tool_texts(TOOLS))
     shown = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tools=TOOLS, tokenize=False)
     assert shown == f"<|tools|>{tool_texts(TOOLS)[0]}<|user|>"
     assert not unknown_pieces(tokenizer, tool_texts(TOOLS))
 
 
-async def test_what_cannot_be_said_is_refused_with_its_place() -> None:
+async def test_unwritable_action_is_rejected_with_its_location() -> None:
     episodes = await walks()
     with pytest.raises(ConfigError, match=r"episode .*, step 0: .*give the tools that are called"):
         Demonstrations(BYTES, action_format="hermes")(episodes)

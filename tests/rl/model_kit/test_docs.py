@@ -10,7 +10,7 @@ from reward_kit.rl import build_tokenizer, checkpoint
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "small_models.md").read_text(encoding="utf-8")
 
 
-def test_the_table_of_tokens_is_true() -> None:
+def test_documented_token_counts_are_correct() -> None:
     text = "take cup 3 from cabinet 12"
     for request, tokens in re.findall(r"^\| `(build_tokenizer\(texts.*?\))` \| (.*) \|$", PAGE, re.MULTILINE):
         tokenizer = eval(request, {"build_tokenizer": build_tokenizer, "texts": [text]})  # noqa: S307
@@ -19,7 +19,7 @@ def test_the_table_of_tokens_is_true() -> None:
     assert len(build_tokenizer(level="byte").encode(text)) == 26
 
 
-def test_the_calls_of_the_table_exist() -> None:
+def test_documented_calls_exist() -> None:
     (table,) = re.findall(r"\| Call \| Effect.*?\n\n", PAGE, re.DOTALL)
     calls = re.findall(r"`(\w+)\(", "\n".join(line.split("|")[1] for line in table.strip().splitlines()))
     assert len(calls) == 9

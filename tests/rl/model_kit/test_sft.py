@@ -64,7 +64,7 @@ def test_accuracies_count_tokens_and_whole_actions() -> None:
     assert found.actions == runs.sum()
 
 
-def test_training_makes_the_rows_likelier_and_says_how_far_it_is() -> None:
+def test_training_lowers_the_loss_and_reports_progress() -> None:
     model, said = a_model(), list[SFTProgress]()
     before = evaluate(model, ROWS)
     config = SFTConfig(epochs=30, lr=1e-2, max_tokens_per_batch=80, warmup_share=0.1)
@@ -85,7 +85,7 @@ def test_training_makes_the_rows_likelier_and_says_how_far_it_is() -> None:
     assert reports[0].loss > reports[-1].loss
 
 
-def test_observations_are_not_learned() -> None:
+def test_observation_tokens_are_not_trained_on() -> None:
     first, second = a_model(), a_model()
     rows = some_rows(count=6)
     changed = copy.deepcopy(rows)
@@ -99,7 +99,7 @@ def test_observations_are_not_learned() -> None:
         torch.testing.assert_close(second.state_dict()[key], value, atol=1e-6, rtol=1e-5)
 
 
-def test_the_seed_decides_the_weights_and_micro_batches_do_not() -> None:
+def test_weights_depend_on_the_seed_and_not_on_micro_batches() -> None:
     def trained(**options: Any) -> dict[str, torch.Tensor]:
         model = a_model()
         fit(model, ROWS, SFTConfig(**{"epochs": 2, "lr": 1e-3, "max_tokens_per_batch": 80, **options}))
@@ -112,7 +112,7 @@ def test_the_seed_decides_the_weights_and_micro_batches_do_not() -> None:
         torch.testing.assert_close(value, reference[key], atol=2e-5, rtol=1e-4)
 
 
-def test_every_row_is_in_one_batch_of_an_epoch_and_batches_keep_the_budget() -> None:
+def test_every_row_is_in_exactly_one_batch_within_the_budget() -> None:
     from reward_kit.rl.model_kit.sft import _batches
 
     lengths = np.random.default_rng(0).integers(0, 90, 500)
@@ -126,7 +126,7 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_batches_keep_the_budget() -> 
     assert [rows.tolist() for rows in first] != [rows.tolist() for rows in second]
 
 
-def test_the_loss_under_a_constraint_is_of_what_it_allowed() -> None:
+def test_constrained_loss_is_over_allowed_tokens() -> None:
     model, rows = a_model(), some_rows(count=2)
     places = [np.flatnonzero(mask) for mask in rows.batch["action_mask"]]
     only = [
@@ -160,7 +160,7 @@ def smoothed_by_hand(model: torch.nn.Module, rows: TokenBatch, smoothing: float)
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-def test_smoothed_labels_are_spread_over_what_could_have_come(padding: str) -> None:
+def test_label_smoothing_spreads_over_allowed_tokens(padding: str) -> None:
     model, rows, draw = a_model(), some_rows(count=3, padding=padding), np.random.default_rng(0)
     allowed = []
     for row in range(3):
@@ -177,7 +177,7 @@ def test_smoothed_labels_are_spread_over_what_could_have_come(padding: str) -> N
         assert report.loss == pytest.approx(expected, abs=1e-5)
 
 
-def test_smoothed_labels_leave_something_to_the_others() -> None:
+def test_label_smoothing_lowers_confidence() -> None:
     sure, unsure = a_model(), a_model()
     for model, smoothing in ((sure, 0.0), (unsure, 0.5)):
         fit(model, ROWS, SFTConfig(epochs=30, lr=1e-2, max_tokens_per_batch=80, label_smoothing=smoothing))
@@ -185,7 +185,7 @@ def test_smoothed_labels_leave_something_to_the_others() -> None:
     assert evaluate(unsure, ROWS).token_accuracy > 0.9
 
 
-def test_a_batch_that_is_not_finite_is_kept_and_the_step_not_made(tmp_path: Path) -> None:
+def test_non_finite_batch_is_kept_and_not_applied(tmp_path: Path) -> None:
     model = a_model()
     with torch.no_grad():
         model.model.norm.weight[3] = math.nan
@@ -202,7 +202,7 @@ def test_a_batch_that_is_not_finite_is_kept_and_the_step_not_made(tmp_path: Path
     assert all(torch.equal(value, before[key]) or value.isnan().any() for key, value in model.state_dict().items())
 
 
-def test_a_group_is_held_out_as_a_whole() -> None:
+def test_groups_are_held_out_as_a_whole() -> None:
     groups = np.array(list("aabbccddeeff"), dtype=object)
     rows = TokenBatch(ROWS.batch, {"uid": groups}, ROWS.meta_info)
     train, held_out = split_rows(rows, 0.34, seed=3)
@@ -214,7 +214,7 @@ def test_a_group_is_held_out_as_a_whole() -> None:
         split_rows(rows[:2], 0.5)
 
 
-def test_wrong_requests_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     for wrong in (
         *({"epochs": 0}, {"lr": -1.0}, {"warmup_share": 1.0}, {"max_tokens_per_batch": 0}),
         *({"label_smoothing": 1.0}, {"label_smoothing": -0.1}),
@@ -241,5 +241,5 @@ async def test_a_model_learns_to_walk_as_the_expert_does() -> None:
     assert list(walk.tokens.ids) == list(told[0].tokens.ids)
 
 
-def test_the_vocabulary_of_these_cases() -> None:
+def test_test_rows_fit_the_vocabulary() -> None:
     assert ROWS.batch["input_ids"].max() < VOCABULARY

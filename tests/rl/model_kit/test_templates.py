@@ -24,7 +24,7 @@ def shown(chat: list[dict[str, Any]], **options: Any) -> str:
     return TOKENIZER.apply_chat_template(chat, tokenize=False, **options)
 
 
-def test_a_conversation_is_marks_and_texts() -> None:
+def test_template_writes_role_markers_and_texts() -> None:
     chat = [
         {"role": "system", "content": "Walk."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -38,19 +38,19 @@ def test_a_conversation_is_marks_and_texts() -> None:
     )
 
 
-def test_tools_stand_at_the_beginning() -> None:
+def test_tools_are_written_first() -> None:
     text = shown([{"role": "user", "content": "x"}], tools=[TOOLS[0], TOOLS[0]])
     first, second = text.removeprefix("<|tools|>").removesuffix("<|user|>x").split("\n")
     assert first == second
     assert first.startswith('{"type": "function", "function": {"name": "act"')
 
 
-def test_arguments_may_be_a_text() -> None:
+def test_arguments_can_be_a_json_string() -> None:
     call = {"type": "function", "function": {"name": "act", "arguments": '{"action": "up"}'}}
     assert shown([{"role": "assistant", "content": "", "tool_calls": [call]}]) == f"<|assistant|>{CALLED}<|end|>"
 
 
-def test_calls_are_written_as_the_model_will_write_them() -> None:
+def test_calls_are_written_in_the_action_format() -> None:
     form = find_action_format("auto", TOKENIZER, TOKENIZER.chat_template)
     assert isinstance(form, Hermes)
     assert form.write(tools_of(TOOLS)[0], {"action": "up"}) == CALLED
@@ -61,7 +61,7 @@ MESSAGES = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "as
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=6), st.lists(MESSAGES, max_size=3))
-def test_what_was_said_does_not_depend_on_what_follows(chat: list[Any], more: list[Any]) -> None:
+def test_rendered_prefix_does_not_depend_on_later_messages(chat: list[Any], more: list[Any]) -> None:
     assert shown([*chat, *more]).startswith(shown(chat))
     options = {"return_dict": False}
     before = TOKENIZER.apply_chat_template(chat, **options)
@@ -69,7 +69,7 @@ def test_what_was_said_does_not_depend_on_what_follows(chat: list[Any], more: li
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=6))
-def test_a_text_cannot_speak_in_another_role(chat: list[Any]) -> None:
+def test_text_cannot_forge_role_markers(chat: list[Any]) -> None:
     ids = TOKENIZER.apply_chat_template(chat, return_dict=False)
     marks = {"system": 3, "user": 4, "assistant": 5, "tool": 6}
     assert [token for token in ids if 3 <= token <= 7] == [marks[message["role"]] for message in chat]
@@ -78,7 +78,7 @@ def test_a_text_cannot_speak_in_another_role(chat: list[Any]) -> None:
 
 @pytest.mark.parametrize("reasons", [True, False])
 @pytest.mark.parametrize("tools", [NO_TOOLS, Tools("act", TOOLS)], ids=["without tools", "with tools"])
-def test_the_layout_of_the_acting_policy_goes_on_without_rewriting(tools: Tools, reasons: bool) -> None:
+def test_chat_layout_extends_without_rewriting(tools: Tools, reasons: bool) -> None:
     layout = ChatLayout(TOKENIZER)
     assert layout.end_id == TOKENIZER.eos_token_id
     first = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
@@ -95,7 +95,7 @@ def test_the_terse_template_marks_the_assistant_alone(chat: list[Any], more: lis
     assert TERSE.apply_chat_template([*chat, *more], **options)[: len(ids)] == ids
 
 
-def test_the_terse_template_in_words() -> None:
+def test_terse_template_output() -> None:
     chat = [
         {"role": "system", "content": "Walk."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},

@@ -26,7 +26,7 @@ def pieces(text: str) -> list[str]:
     return [WORDS.decode([token]) for token in WORDS.encode(text, add_special_tokens=False)]
 
 
-def test_a_thing_of_several_words_is_one_token() -> None:
+def test_multi_word_unit_is_a_single_token() -> None:
     assert pieces("take cup 3 from cabinet 12") == ["take", " cup 3", " from", " cabinet 12"]
 
 
@@ -37,33 +37,33 @@ def test_the_first_unit_that_matches_counts() -> None:
 
 
 @pytest.mark.parametrize("text", HOUSE)
-def test_a_text_of_known_pieces_comes_back_as_it_was(text: str) -> None:
+def test_text_of_known_pieces_round_trips(text: str) -> None:
     assert WORDS.decode(WORDS.encode(text, add_special_tokens=False)) == text
     assert unknown_pieces(WORDS, [text]) == {}
 
 
 @given(st.lists(st.sampled_from([" fridge 1", "\n", ".", " ", " cup 3", " (", ")", " to"]), max_size=8))
-def test_known_pieces_in_any_order_come_back(chosen: list[str]) -> None:
+def test_known_pieces_in_any_order_round_trip(chosen: list[str]) -> None:
     text = "".join(["go", *chosen])
     assert WORDS.decode(WORDS.encode(text, add_special_tokens=False)) == text
 
 
-def test_the_text_of_tokens_is_the_texts_of_its_tokens() -> None:
+def test_decoded_tokens_concatenate_to_the_text() -> None:
     assert "".join(pieces(HOUSE[0])) == HOUSE[0]
 
 
-def test_a_word_is_known_with_a_space_before_it_and_without() -> None:
+def test_words_are_known_with_and_without_a_leading_space() -> None:
     assert pieces("cup 3 take") == ["cup 3", " take"]
 
 
-def test_what_is_not_known_is_counted() -> None:
+def test_unknown_pieces_are_counted() -> None:
     found = unknown_pieces(WORDS, ["take spoon 1", "eat spoon 1 from fridge 1"])
     assert found == {" spoon 1": 2, "eat": 1}
     assert WORDS.decode(WORDS.encode("take spoon 1")) == "take<|unknown|>"
     assert unknown_pieces(BYTES, ["ÿ"]) == {}
 
 
-def test_words_alone_make_a_vocabulary() -> None:
+def test_vocabulary_can_be_built_from_words_only() -> None:
     tokenizer = build_tokenizer(words=["go to", "fridge 1"], units=THINGS)
     assert unknown_pieces(tokenizer, ["go to fridge 1"]) == {}
 
@@ -76,7 +76,7 @@ def test_single_spaces_save_tokens_and_lose_line_breaks() -> None:
     )
 
 
-def test_what_a_small_model_has_no_use_for_can_be_left_out() -> None:
+def test_dropped_patterns_are_removed() -> None:
     tokenizer = build_tokenizer(HOUSE, units=THINGS, spaces="none", dropped=[r"(?i)\b(?:you|a|the|on)\b", r"[^\w\s]"])
     ids = tokenizer.encode(HOUSE[0], add_special_tokens=False)
     assert tokenizer.decode(ids) == "see fridge 1 and cabinet 12 cup 3 wait"
@@ -85,14 +85,14 @@ def test_what_a_small_model_has_no_use_for_can_be_left_out() -> None:
     assert unknown_pieces(tokenizer, HOUSE) == {}
 
 
-def test_what_is_left_out_may_take_its_spaces_with_it() -> None:
+def test_dropped_patterns_can_include_spaces() -> None:
     tokenizer = build_tokenizer(HOUSE, units=THINGS, dropped=[r" from [a-z]+ \d+"])
     assert tokenizer.decode(tokenizer.encode(HOUSE[1])) == "take cup 3"
     bytewise = build_tokenizer(level="byte", dropped=["[aeiou]"], spaces="single")
     assert bytewise.decode(bytewise.encode("take  cup 3 ")) == "tk cp 3"
 
 
-def test_a_lossy_tokenizer_comes_back_from_a_folder(tmp_path: Path) -> None:
+def test_lossy_tokenizer_is_saved_and_loaded(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(HOUSE, units=THINGS, spaces="none", dropped=[r"[^\w\s]", "act"])
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -102,7 +102,7 @@ def test_a_lossy_tokenizer_comes_back_from_a_folder(tmp_path: Path) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=30))  # marks begin with "<"
-def test_bytes_lose_nothing(text: str) -> None:
+def test_byte_level_tokenizer_is_lossless(text: str) -> None:
     ids = BYTES.encode(text, add_special_tokens=False)
     assert BYTES.decode(ids) == text
     assert len(ids) == len(text.encode())
@@ -130,7 +130,7 @@ def test_special_tokens_come_first_and_are_one_token_each() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [WORDS, BYTES], ids=["words", "bytes"])
-def test_it_comes_back_from_a_folder(tokenizer: object, tmp_path: Path) -> None:
+def test_tokenizer_is_saved_and_loaded(tokenizer: object, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     chat = [{"role": "user", "content": "take cup 3"}, {"role": "assistant", "content": "(You wait...)"}]
@@ -150,7 +150,7 @@ def test_the_same_texts_give_the_same_ids() -> None:
     assert build_tokenizer(HOUSE, units=THINGS).get_vocab() == WORDS.get_vocab()
 
 
-def test_wrong_requests_are_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(ConfigError, match="needs texts or words"):
         build_tokenizer()
     with pytest.raises(ConfigError, match="no vocabulary to build"):

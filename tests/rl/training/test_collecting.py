@@ -1,4 +1,4 @@
-"""Which episodes are in flight together, and in lockstep, which act together."""
+"""Order and concurrency of collected episodes, also in lockstep."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def collected(policy: AgentPolicy, max_concurrency: int | None = None) -> 
     return [[episode.custom_data["sample_id"] for episode in group] for group in groups]
 
 
-async def test_groups_come_in_the_order_in_which_they_were_asked_for() -> None:
+async def test_groups_are_returned_in_request_order() -> None:
     assert await collected(Counted()) == [[name] * 2 for name in "abcd"]
 
 
@@ -80,7 +80,7 @@ async def test_no_more_episodes_are_in_flight_than_allowed(limit: int | None, mo
     assert policy.most_open == most
 
 
-async def test_whoever_waits_is_told_of_each_group_as_soon_as_it_is_over() -> None:
+async def test_callback_is_called_when_each_group_is_finished() -> None:
     told: list[int] = []
 
     async def finished(place: int, episodes: object) -> None:
@@ -91,19 +91,19 @@ async def test_whoever_waits_is_told_of_each_group_as_soon_as_it_is_over() -> No
 
 
 class TestLockstep:
-    async def test_nobody_acts_before_all_are_open(self) -> None:
+    async def test_no_episode_acts_before_all_are_open(self) -> None:
         policy = Counted()
         assert await collected(LockstepBarrier(policy)) == [[name] * 2 for name in "abcd"]
         assert policy.open_when_acting[0] == 8 and len(policy.open_when_acting) == 8
 
     @pytest.mark.parametrize(("limit", "wave"), [(4, 4), (5, 4), (2, 2), (1, 2)])
-    async def test_what_may_not_all_be_in_flight_comes_in_waves_of_whole_groups(self, limit: int, wave: int) -> None:
+    async def test_limited_concurrency_runs_waves_of_whole_groups(self, limit: int, wave: int) -> None:
         policy = Counted()
         await collected(LockstepBarrier(policy), limit)
         assert policy.most_open == wave
         assert policy.open_when_acting[0::wave] == [wave] * (8 // wave)
 
-    async def test_an_episode_that_cannot_begin_keeps_nobody_waiting(self) -> None:
+    async def test_episode_that_fails_to_open_does_not_block_others(self) -> None:
         policy = Counted(breaks="b-")
         await collected(LockstepBarrier(policy), 4)
         assert policy.open_when_acting[0] == 2 and len(policy.open_when_acting) == 6

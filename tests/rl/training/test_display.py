@@ -1,4 +1,4 @@
-"""What is shown of a training run while it goes on: above all, how long it will take."""
+"""Progress display of a training run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def left_after(seconds: list[float], updates: int, begun_at: int = 0, every: int
     return [line.partition(" left")[0].split()[-1] if " left" in line else "" for line in lines]
 
 
-def test_the_first_update_of_a_process_says_nothing_about_the_others() -> None:
+def test_first_update_is_not_used_for_the_time_estimate() -> None:
     assert left_after([60.0, 2.0, 4.0], 10) == ["", "16s", "21s"]
     assert left_after([60.0, 2.0], 100, begun_at=90) == ["", "16s"]
     assert left_after([1.0, 1.0, 1.0], 3) == ["", "1s", ""]
@@ -36,7 +36,7 @@ def test_only_recent_updates_count() -> None:
 
 
 @pytest.mark.parametrize(("every", "left"), [(None, "18s"), (10, "1m38s"), (5, "2m18s"), (4, "2m18s"), (20, "58s")])
-def test_evaluations_that_are_still_to_come_are_counted(every: int | None, left: str) -> None:
+def test_remaining_evaluations_are_included_in_the_estimate(every: int | None, left: str) -> None:
     """11 updates, of which 9 are left."""
     shown = left_after([2.0, 2.0], 11, every=every)
     assert shown[-1] == left

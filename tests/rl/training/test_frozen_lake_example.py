@@ -42,12 +42,12 @@ def test_no_map_is_both_trained_on_and_held_out() -> None:
     assert not set(trained) & set(held_out)
 
 
-def test_the_maps_are_those_that_the_script_draws() -> None:
+def test_maps_match_the_generating_script() -> None:
     drawn = load_module(str(EXAMPLE / "make_lakes.py")).maps()
     assert [*maps_of("held_out.jsonl"), *maps_of("lakes.jsonl")] == drawn
 
 
-def test_a_board_is_four_tokens_and_none_is_unknown(script: ModuleType) -> None:
+def test_board_takes_four_known_tokens(script: ModuleType) -> None:
     tokenizer = load_model(EXAMPLE / "warm_start").tokenizer
     boards = {board(desc, place) for desc in maps_of("held_out.jsonl") for place in range(16)}
     assert tokenizer is not None
@@ -63,13 +63,13 @@ def board(desc: tuple[str, ...], place: int) -> str:
     return "\n".join("".join(line).rstrip() for line in cells)
 
 
-def test_the_train_file_says_what_it_will_do() -> None:
+def test_train_file_dry_run_succeeds() -> None:
     done = CliRunner().invoke(program, ["train", str(EXAMPLE / "train.yaml"), "--dry-run"])
     assert done.exit_code == 0, done.output
     assert "gigpo" in done.output
 
 
-async def test_it_learns_to_cross_lakes_that_it_never_saw(tmp_path: Path) -> None:
+async def test_training_generalizes_to_held_out_lakes(tmp_path: Path) -> None:
     outcome = await train(load_plan(EXAMPLE / "train.yaml"), tmp_path / "run")
     scores = [line["held_out/score"] for line in metrics_of(tmp_path / "run") if "held_out/score" in line]
     assert outcome.status == "complete"
@@ -79,7 +79,7 @@ async def test_it_learns_to_cross_lakes_that_it_never_saw(tmp_path: Path) -> Non
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_learns_from_any_seed_and_warm_start(tmp_path: Path, script: ModuleType, seed: int) -> None:
+def test_training_succeeds_for_any_seed_and_warm_start(tmp_path: Path, script: ModuleType, seed: int) -> None:
     torch.set_num_threads(1)
     began = time.process_time()
     script.make(tmp_path / "warm", seed=seed)

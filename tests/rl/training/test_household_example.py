@@ -59,7 +59,7 @@ def first_observation(record: dict[str, Any]) -> str:
     return next(one["content"] for one in record["messages"] if one["role"] == "user")
 
 
-def test_a_run_that_was_cut_goes_on_and_a_finished_one_is_left_alone(
+def test_interrupted_run_resumes_and_finished_run_is_skipped(
     tmp_path: Path, campaign: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(campaign, "ARMS", {"gigpo": {**SMALL, "updates": 50, "checkpoints.every": 1}})
@@ -78,7 +78,7 @@ def test_a_run_that_was_cut_goes_on_and_a_finished_one_is_left_alone(
     assert len(found["held_out"]["1.0"]) == 1
 
 
-def test_the_report_is_of_the_results_alone(
+def test_report_depends_only_on_the_results(
     tmp_path: Path, campaign: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arm, add in (("gigpo", 0.3), ("grpo", 0.2)):

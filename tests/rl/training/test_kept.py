@@ -1,4 +1,4 @@
-"""What a line of a kept episode says besides: its score and credit, and how the update changed each of its tokens."""
+"""Kept episodes of training: scores, credit and token ratios."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def of_sign(record: dict[str, Any], sign: int) -> list[float]:
     return [ratio for advantage, ratios in pairs for ratio in ratios if advantage * sign > 0]
 
 
-async def test_of_updates_that_are_not_kept_nothing_is_asked(tmp_path: Path) -> None:
+async def test_ratios_are_computed_only_for_kept_updates(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, updates=3, evaluation=None, logs={"episodes_every": 2})
     await trained(path, tmp_path / "run")
     assert [file.name for file in (tmp_path / "run" / "episodes").iterdir()] == ["update-000002.jsonl"]
     assert all("training" in record for record in kept(tmp_path / "run", 2))
 
 
-async def test_what_training_kept_is_scored_by_score_with_its_final_states(tmp_path: Path) -> None:
+async def test_kept_episodes_can_be_rescored_with_their_final_states(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, updates=1, evaluation=None, logs={"episodes_every": 1})
     await trained(path, tmp_path / "run")
     reward = "def cell(messages, state):\n    return {'score': state['state'] / 15}\n"
@@ -114,9 +114,7 @@ def test_a_line_has_no_secret_not_even_in_its_final_state(tmp_path: Path) -> Non
     assert read.custom_data["final_state"] == {"kind": "json", "payload": b'{"note": "(hidden)"}'}
 
 
-async def test_secrets_and_what_the_tasks_hook_finds_are_in_no_kept_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kept_lines_are_redacted_by_secrets_and_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = {**TRAIN["task"], "redact": "privacy.py:blot"}
     path = lake_folder(tmp_path, task=task, updates=1, evaluation=None, logs={"episodes_every": 1})
     (tmp_path / "privacy.py").write_text("def blot(text):\n    return text.replace('S', 'START')\n")
@@ -130,7 +128,7 @@ async def test_secrets_and_what_the_tasks_hook_finds_are_in_no_kept_line(
         assert record["training"]["credit"] and record["training"]["ratios"]
 
 
-async def test_nothing_is_kept_where_the_hook_breaks(tmp_path: Path) -> None:
+async def test_failed_redaction_hook_keeps_no_episodes(tmp_path: Path) -> None:
     task = {**TRAIN["task"], "redact": "privacy.py:blot"}
     path = lake_folder(tmp_path, task=task, updates=1, evaluation=None, logs={"episodes_every": 1})
     (tmp_path / "privacy.py").write_text("def blot(text):\n    raise KeyError('names')\n")

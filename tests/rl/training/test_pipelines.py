@@ -1,4 +1,4 @@
-"""What goes on at the same time in each pipeline, with which weights, and on what they learn."""
+"""Training pipelines: overlap, policy lag and dynamic sampling."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def by_place(messages: Any, rollout_id: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("schedule", "lag"), [("sync", 0), ("minibatch", 0), ("one_step_off", 1), ("both", 1)])
-async def test_which_weights_sampled_is_known_and_no_batch_is_wasted(schedule: str, lag: int) -> None:
+async def test_each_schedule_has_its_policy_lag_and_wastes_no_batch(schedule: str, lag: int) -> None:
     async with pipeline_of(schedule) as parts:
         figures = await parts.train(3)
     assert len(parts.policy.opened) == len(set(parts.policy.opened)) == 3 * 2 * GROUP
@@ -136,7 +136,7 @@ async def test_which_weights_sampled_is_known_and_no_batch_is_wasted(schedule: s
 
 
 @pytest.mark.parametrize("schedule", ["one_step_off", "both"])
-async def test_the_next_batch_is_rolled_out_while_this_one_waits_for_its_scores(schedule: str) -> None:
+async def test_next_batch_is_collected_while_scores_are_pending(schedule: str) -> None:
     def make(policy: Opens, learners: list[Learns]) -> Any:
         async def reward(messages: Any, rollout_id: str) -> dict[str, float]:
             # Nobody of the first batch is scored before the second has begun. In `sync` this would never end.
@@ -150,7 +150,7 @@ async def test_the_next_batch_is_rolled_out_while_this_one_waits_for_its_scores(
     assert parts.learner.sampled_by[-1] == {0}
 
 
-async def test_the_groups_that_are_scored_first_are_learned_from_before_the_others_have_scores() -> None:
+async def test_first_scored_groups_are_trained_on_before_the_others_are_scored() -> None:
     def make(policy: Opens, learners: list[Learns]) -> Any:
         async def reward(messages: Any, rollout_id: str) -> dict[str, float]:
             # All groups but the last are slow: they have no score until something was learned.
@@ -167,7 +167,7 @@ async def test_the_groups_that_are_scored_first_are_learned_from_before_the_othe
     assert parts.learner.groups[0] == {parts.policy.opened[-1].rpartition("-")[0]}
 
 
-async def test_the_diagnostics_of_parts_are_those_of_a_batch() -> None:
+async def test_minibatch_diagnostics_are_merged() -> None:
     async with pipeline_of("minibatch", samples=3) as parts:
         (figures,) = await parts.train(1)
     assert figures["optimizer_steps"] == 3
@@ -199,7 +199,7 @@ class TestDynamicSampling:
         assert {name: figures[f"groups/{name}"] for name in wanted} == wanted
         assert figures["episode/count"] == 3 * GROUP, "what is dropped is measured all the same"
 
-    async def test_the_collections_are_bounded_and_then_the_batch_is_smaller(self) -> None:
+    async def test_batch_is_smaller_after_the_maximum_number_of_collections(self) -> None:
         asked = DynamicSamplingModel(max_collections=2)
         async with pipeline_of("sync", self.scores(3), dynamic=asked) as parts:
             (figures,) = await parts.train(1)
@@ -213,7 +213,7 @@ class TestDynamicSampling:
         assert parts.learner.groups == [] and figures["groups/kept"] == 0 and figures["score/mean"] == 0
 
     @pytest.mark.parametrize("keep", [True, False])
-    async def test_a_tied_group_is_kept_for_its_steps_where_that_is_asked(self, keep: bool) -> None:
+    async def test_tied_group_with_step_signal_is_kept_on_request(self, keep: bool) -> None:
         def make(policy: Opens, learners: list[Learns]) -> Any:
             async def reward(messages: Any, rollout_id: str) -> dict[str, Any]:
                 first = {"step_index": 0, "base_reward": float(rollout_id.endswith("-0"))}
@@ -227,7 +227,7 @@ class TestDynamicSampling:
         assert figures["groups/kept"] == (2 if keep else 0)
 
 
-async def test_the_samples_come_round_in_another_order_each_time() -> None:
+async def test_samples_are_reshuffled_each_epoch() -> None:
     stream = SampleStream(SAMPLES, 5)
     rounds = [[sample.id for sample in stream.take(len(SAMPLES))] for _ in range(2)]
     assert sorted(rounds[0]) == sorted(rounds[1]) == list("abcdef") and rounds[0] != rounds[1]

@@ -1,4 +1,4 @@
-"""A train file is right as a whole or refused, with the file, the line and the key that it is about."""
+"""Validation of train files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def line_of(path: Path, key: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.lstrip().startswith(f"{key}:"))
 
 
-def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+def test_omitted_sections_have_defaults(tmp_path: Path) -> None:
     plan = load_plan(lake_folder(tmp_path, rollout=None, ppo=None, credit=None, evaluation=None))
     assert plan.config.pipeline is Schedule.SYNC and plan.config.ppo.loss == "ppo"
     assert (plan.config.rollout.samples_per_update, plan.config.rollout.group_size) == (8, 8)
@@ -73,7 +73,7 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_key_that_nothing_reads_or_that_would_do_nothing_is_refused(
+def test_unknown_and_ineffective_keys_are_rejected(
     tmp_path: Path, changes: dict[str, Any], key: str, told: str
 ) -> None:
     path = lake_folder(tmp_path, **changes)
@@ -92,7 +92,7 @@ def test_a_key_that_nothing_reads_or_that_would_do_nothing_is_refused(
         ({"run_limits": {"steps": 3}}, "training is bounded by updates"),
     ],
 )
-def test_a_task_within_the_file_is_held_to_the_same(tmp_path: Path, task: dict[str, Any], told: str) -> None:
+def test_inline_task_is_validated(tmp_path: Path, task: dict[str, Any], told: str) -> None:
     path = lake_folder(tmp_path, task={**TRAIN["task"], **task})
     with pytest.raises(ConfigError) as refused:
         load_plan(path)
@@ -113,7 +113,7 @@ def test_training_needs_scores(tmp_path: Path) -> None:
         load_plan(lake_folder(tmp_path, task=task))
 
 
-def test_a_task_may_be_a_file_of_its_own_and_is_overridden_by_its_keys(tmp_path: Path) -> None:
+def test_task_can_be_a_separate_file_with_overrides(tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text(yaml.safe_dump({**TRAIN["task"], "num_rollouts_per_sample": 3}))
     path = lake_folder(tmp_path, task="task.yaml", name=None)
     plan = load_plan(path, {"task.max_episode_steps": 7, "ppo.lr": "2e-3"})
@@ -137,11 +137,11 @@ class TestHeldOut:
             drawn.add(tuple(held_out))
         assert len(drawn) > 1
 
-    def test_some_are_left_to_train_on(self, tmp_path: Path) -> None:
+    def test_holding_out_every_sample_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="some must be left to train on"):
             load_plan(lake_folder(tmp_path, evaluation={"hold_out": 4}))
 
-    def test_another_dataset_or_another_task(self, tmp_path: Path) -> None:
+    def test_evaluation_can_use_another_dataset_or_task(self, tmp_path: Path) -> None:
         (tmp_path / "others.jsonl").write_text("".join(json.dumps({"id": name}) + "\n" for name in "xyz"))
         plan = load_plan(lake_folder(tmp_path, evaluation={"dataset_path": "others.jsonl", "limit": 2}))
         assert plan.held_out is not None and not plan.held_out.is_own_task
@@ -162,7 +162,7 @@ def test_a_change_of_any_file_or_override_shows_in_the_digests(tmp_path: Path) -
     assert {name for name in after if after[name] != before[name]} == {"reward", "evaluation's reward"}
 
 
-def test_the_file_as_it_counts_is_plain_json(tmp_path: Path) -> None:
+def test_resolved_configuration_is_plain_json(tmp_path: Path) -> None:
     document = json.loads(json.dumps(load_plan(lake_folder(tmp_path)).resolved()))
     assert document["ppo"]["lr"] == 0.01 and document["ppo"]["limits"]["lag_max"] == 8.0
     assert document["credit"]["omega"] == 0.5 and document["pipeline"] == "sync"

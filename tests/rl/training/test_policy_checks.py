@@ -56,7 +56,7 @@ def hf(model: Path, options: dict[str, Any]) -> dict[str, Any]:
         ({"max_new_tokens": 512}, {}, "leaves no space for a prompt"),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused(
+def test_unsuitable_policy_options_are_rejected(
     tmp_path: Path, model: Path, policy: dict[str, Any], ppo: dict[str, Any], told: str
 ) -> None:
     plan = load_plan(lake_folder(tmp_path, policy=hf(model, policy), ppo={"lr": 1e-4, **ppo}))
@@ -72,7 +72,7 @@ def test_an_option_that_does_not_fit_is_refused(
         ({"temperature": 0.7}, {"lora": {"rank": 2}, "lr_by_name": {"*lora_B*": 1e-2}}),
     ],
 )
-def test_what_fits_passes_without_a_look_at_the_weights(
+def test_valid_policy_passes_without_reading_weights(
     tmp_path: Path, model: Path, policy: dict[str, Any], ppo: dict[str, Any]
 ) -> None:
     check_policy(load_plan(lake_folder(tmp_path, policy=hf(model, policy), ppo={"lr": 1e-4, **ppo})))
@@ -86,7 +86,7 @@ def test_what_fits_passes_without_a_look_at_the_weights(
         ({"type": "policy.py:TinyPolicy", "sede": 1}, "policy.sede: unknown key .*did you mean 'seed'"),
     ],
 )
-def test_of_ones_own_policy_the_class_and_its_options_are_known(tmp_path: Path, policy: Any, told: str) -> None:
+def test_custom_policy_class_and_options_are_checked(tmp_path: Path, policy: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         check_policy(load_plan(lake_folder(tmp_path, policy=policy)))
 
@@ -118,7 +118,7 @@ def test_a_model_with_adapters_is_saved_with_them_added(tmp_path: Path) -> None:
     assert not any("lora" in name for name in AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict())
 
 
-def test_a_cluster_sends_weights_so_the_policy_takes_them(tmp_path: Path, model: Path) -> None:
+def test_ray_engine_requires_a_policy_that_accepts_weights(tmp_path: Path, model: Path) -> None:
     plan = load_plan(lake_folder(tmp_path, engine="ray"))
     with pytest.raises(ConfigError, match=r"TinyPolicy\.publish accepts none; define publish\(version, state_dict\)"):
         check_policy(plan)

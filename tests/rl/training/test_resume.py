@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it never had been: to the last bit of the weights."""
+"""Resumed runs equal uninterrupted runs bit for bit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl.training.resume import Changes, changes_since
 from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
-from tests.rl.training.lake import interrupted_after, lake_folder, metrics_of, same, train, trained, weights_of
+from tests.rl.training.lake import TRAIN, interrupted_after, lake_folder, metrics_of, same, train, trained, weights_of
 
 CLOCK = ("time/", "speed/", "overlap/", "reward_agent/", "at")
 
@@ -27,7 +28,7 @@ def without_clock(run: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("pipeline", ["sync", "one_step_off"])
-async def test_stopped_and_resumed_is_the_same_as_straight(tmp_path: Path, pipeline: str) -> None:
+async def test_stopped_and_resumed_run_equals_an_uninterrupted_run(tmp_path: Path, pipeline: str) -> None:
     path = lake_folder(tmp_path, updates=4, pipeline=pipeline, reward_manager={"normalization_type": "variance"})
     plan = load_plan(path)
     assert (await train(plan, tmp_path / "straight")).status == "complete"
@@ -39,7 +40,7 @@ async def test_stopped_and_resumed_is_the_same_as_straight(tmp_path: Path, pipel
     assert without_clock(tmp_path / "stopped") == without_clock(tmp_path / "straight")
 
 
-async def test_updates_after_the_last_checkpoint_are_made_again_and_told_once(tmp_path: Path) -> None:
+async def test_updates_after_the_last_checkpoint_are_repeated_and_logged_once(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, updates=3, checkpoints={"every": 1, "keep": 3, "best_by": "score/max"})
     await trained(path, tmp_path / "straight")
     await trained(path, tmp_path / "cut")
@@ -66,8 +67,32 @@ async def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         await trained(other / "train.yaml", tmp_path / "run", updates=2)
 
 
+HASH = "def same_for_all(step, messages=()):\n    return 0\n"
+
+
+@pytest.mark.parametrize("is_of_task", [False, True])
+async def test_a_run_with_a_state_hash_resumes_after_its_folder_was_moved(tmp_path: Path, is_of_task: bool) -> None:
+    credit = {"estimator": "gigpo", "step_rewards": "environment", "state_hash": "hash.py:same_for_all"}
+    changes = {"credit": None, "task": {**TRAIN["task"], "credit": credit}} if is_of_task else {"credit": credit}
+    first = tmp_path / "first"
+    first.mkdir()
+    (first / "hash.py").write_text(HASH)
+    await trained(lake_folder(first, updates=1, **changes), first / "run")
+    assert metrics_of(first / "run")[-1]["credit/peer_share"] == 1.0
+
+    moved = first.rename(tmp_path / "moved")
+    path, header = moved / "train.yaml", RunHeader.read(moved / "run")
+    longer = load_plan(path, {"updates": 2})  # another digest, so that the keys are compared
+    assert changes_since(header, longer, moved / "run") == Changes([], ["updates was 1, is 2"])
+    assert (await train(longer, moved / "run")).summary["updates"] == 2
+
+    (moved / "hash.py").write_text(HASH.replace("0", "len(step.observation_data)"))
+    refused = changes_since(header, load_plan(path), moved / "run").refused
+    assert refused == (["evaluation's state hash", "state hash"] if is_of_task else ["state hash hash.py"])
+
+
 @pytest.mark.campaign
-def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
+def test_killed_and_resumed_run_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     """Four updates straight = two updates, kill -9, resume, two updates."""
     lake_folder(tmp_path, updates=4, checkpoints={"every": 1}, rollout={"samples_per_update": 3, "group_size": 8})
     straight = command_line.call_new_process("train", "train.yaml", "--log-dir", "straight", cwd=tmp_path)
@@ -90,7 +115,7 @@ def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["updates"] == 4
 
 
-async def test_a_language_model_in_lockstep_goes_on_to_the_last_bit(tmp_path: Path) -> None:
+async def test_lockstep_language_model_resumes_bit_for_bit(tmp_path: Path) -> None:
     from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model, save_model
 
     tokenizer = build_tokenizer(level="byte")

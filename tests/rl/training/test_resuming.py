@@ -1,4 +1,4 @@
-"""What changed since a run began is told key by key, and what does not matter is no change."""
+"""Detection of changed inputs when a training run is resumed."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def changes_by(folder: Path, **changes: Any) -> Changes:
         ({"task": {**TRAIN["task"], "max_episode_steps": 6}}, "train file (task.max_episode_steps was 5, is 6)"),
     ],
 )
-def test_a_key_that_the_updates_were_made_with_is_named(tmp_path: Path, changes: dict[str, Any], refused: str) -> None:
+def test_changed_key_that_affects_updates_is_rejected(tmp_path: Path, changes: dict[str, Any], refused: str) -> None:
     found = changes_by(tmp_path, **changes)
     assert refused in "; ".join(found.refused)
     assert found.allowed == []
 
 
-def test_what_may_change_is_told_and_let_through(tmp_path: Path) -> None:
+def test_allowed_changes_are_reported(tmp_path: Path) -> None:
     found = changes_by(tmp_path, updates=5, logs={"episodes_every": 2})
     assert found.refused == []
     assert found.allowed == ["logs.episodes_every was absent, is 2", "updates was 2, is 5"]
 
 
-def test_a_run_may_go_on_elsewhere(tmp_path: Path) -> None:
+def test_engine_may_change_on_resume(tmp_path: Path) -> None:
     found = changes_by(tmp_path, engine="ray")
     assert found.refused == []
     assert found.allowed == ['engine.type was "local", is "ray"']
 
 
-def test_a_comment_is_no_change(tmp_path: Path) -> None:
+def test_changed_comment_is_ignored(tmp_path: Path) -> None:
     path = lake_folder(tmp_path)
     header = new_run_header("run", load_plan(path))
     path.write_text("# a word\n" + path.read_text())
@@ -57,7 +57,7 @@ def test_a_comment_is_no_change(tmp_path: Path) -> None:
     assert changes_since(header, load_plan(path), tmp_path) == Changes([], [])
 
 
-def test_files_that_it_names_are_told_by_name(tmp_path: Path) -> None:
+def test_changed_referenced_files_are_named(tmp_path: Path) -> None:
     path = lake_folder(tmp_path)
     header = new_run_header("run", load_plan(path))
     (tmp_path / "reward.py").write_text((tmp_path / "reward.py").read_text() + "\n# another\n")

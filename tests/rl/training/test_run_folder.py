@@ -38,7 +38,7 @@ def test_a_password_in_a_url_is_in_no_file(tmp_path: Path, is_override: bool) ->
     assert PASSWORD not in json.dumps(stored_config(plan)), "what Weights & Biases gets"
 
 
-def test_a_resume_compares_what_was_stored_with_what_would_be(tmp_path: Path) -> None:
+def test_resume_compares_redacted_configurations(tmp_path: Path) -> None:
     plan = load_plan(lake_with_user(tmp_path, base_url=URL))
     run = tmp_path / "run"
     RunFolder.create(run, new_run_header("run", plan), plan.redaction)
@@ -46,7 +46,7 @@ def test_a_resume_compares_what_was_stored_with_what_would_be(tmp_path: Path) ->
     assert changes_since(RunHeader.read(run), again, run) == Changes([], [])
 
 
-def test_the_secrets_of_the_task_that_is_evaluated_on_are_hidden_too(tmp_path: Path) -> None:
+def test_secrets_of_the_evaluation_task_are_redacted(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, evaluation={"task": "other.yaml"})
     user = {"type": "openai", "model": "some", "base_url": URL}
     (tmp_path / "other.yaml").write_text(json.dumps({**TRAIN["task"], "user": user}))
@@ -59,7 +59,7 @@ def test_a_hook_that_cannot_be_loaded_is_refused_with_its_place(tmp_path: Path) 
         load_plan(path)
 
 
-def test_a_secret_that_was_given_is_asked_for_and_may_be_given_again(tmp_path: Path) -> None:
+def test_resume_requires_redacted_overrides_again(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     policy = tmp_path / "policy.py"
     policy.write_text(policy.read_text().replace("seed: int = 0", "seed: int = 0, api_key: str = ''"))

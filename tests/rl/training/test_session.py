@@ -18,7 +18,7 @@ from tests.rl.training.lake import lake_folder, metrics_of, train, trained
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
-async def test_there_is_a_line_for_each_update_and_one_before_the_first(tmp_path: Path) -> None:
+async def test_metrics_have_a_line_per_update_and_an_initial_line(tmp_path: Path) -> None:
     outcome = await trained(lake_folder(tmp_path, updates=3), tmp_path / "run")
     lines = metrics_of(tmp_path / "run")
     assert [line["update"] for line in lines] == [0, 1, 2, 3]
@@ -35,7 +35,7 @@ async def test_there_is_a_line_for_each_update_and_one_before_the_first(tmp_path
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["totals"]["episodes"] == 12
 
 
-async def test_every_figure_that_a_run_logs_is_explained_on_the_page(tmp_path: Path) -> None:
+async def test_every_logged_metric_is_documented(tmp_path: Path) -> None:
     changes = {
         "pipeline": "both",
         "dynamic_sampling": {"max_collections": 2, "band": [0.0, 0.04]},
@@ -52,7 +52,7 @@ async def test_every_figure_that_a_run_logs_is_explained_on_the_page(tmp_path: P
     assert unexplained == []
 
 
-async def test_the_best_checkpoint_outlives_those_after_it(tmp_path: Path) -> None:
+async def test_best_checkpoint_is_kept(tmp_path: Path) -> None:
     changes = {"evaluation": None, "checkpoints": {"every": 1, "keep": 1, "best_by": "score/max"}}
     outcome = await trained(lake_folder(tmp_path, updates=5, **changes), tmp_path / "run")
     values = {line["update"]: line["score/max"] for line in metrics_of(tmp_path / "run")}
@@ -62,7 +62,7 @@ async def test_the_best_checkpoint_outlives_those_after_it(tmp_path: Path) -> No
     assert kept == {best, 5}
 
 
-async def test_of_equally_good_updates_the_first_is_the_best(tmp_path: Path) -> None:
+async def test_first_of_equally_good_updates_is_the_best(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, updates=3, evaluation={"hold_out": 1, "every": 1}, ppo={"lr": 0.0})
     outcome = await trained(path, tmp_path / "run")
     figures = [line["held_out/score"] for line in metrics_of(tmp_path / "run")]
@@ -70,14 +70,14 @@ async def test_of_equally_good_updates_the_first_is_the_best(tmp_path: Path) -> 
     assert outcome.summary["best_update"] == 1, "the policy as it was given has no checkpoint"
 
 
-async def test_training_is_over_once_the_target_is_reached_often_enough(tmp_path: Path) -> None:
+async def test_training_stops_when_the_target_is_reached(tmp_path: Path) -> None:
     stop = {"metric": "score/mean", "at_least": 0.0, "times": 2}
     outcome = await trained(lake_folder(tmp_path, updates=9, early_stop=stop), tmp_path / "run")
     assert (outcome.status, outcome.summary["updates"]) == ("complete", 2)
     assert re.match(r"score/mean is 0\.\d+, at least 0$", outcome.summary["stopped"])
 
 
-async def test_a_batch_of_which_nothing_is_scored_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+async def test_fully_unscored_batch_fails_the_run_with_the_reason(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, evaluation=None)
     with pytest.raises(TrainingError, match=r"update 1: no episode of its batch is scored \(4 crash\)"):
         await trained(path, tmp_path / "run", task__reward_function_path="reward.py:broken")
@@ -98,7 +98,7 @@ async def test_a_reward_manager_changes_what_credit_is_made_from(tmp_path: Path)
     assert by_length[1] == pytest.approx(-0.01, abs=1e-3) and as_it_is[1] < by_length[1]
 
 
-async def test_episodes_are_kept_where_that_is_asked(tmp_path: Path) -> None:
+async def test_episodes_are_kept_on_request(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, updates=4, evaluation=None, logs={"episodes_every": 3})
     await trained(path, tmp_path / "run")
     (kept,) = (tmp_path / "run" / "episodes").iterdir()
@@ -107,7 +107,7 @@ async def test_episodes_are_kept_where_that_is_asked(tmp_path: Path) -> None:
     assert len(records) == 4 and all(record["tokens"] for record in records)
 
 
-async def test_tensorboard_has_the_same_figures(tmp_path: Path) -> None:
+async def test_tensorboard_has_the_same_metrics(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     await trained(lake_folder(tmp_path, logs={"tensorboard": True}), tmp_path / "run")
@@ -129,7 +129,7 @@ async def test_an_evaluation_draws_the_same_each_time_and_shows_examples(tmp_pat
     assert held_out[0]["held_out/count"] == 4
 
 
-async def test_a_temperature_that_the_policy_cannot_have_is_refused(tmp_path: Path) -> None:
+async def test_unsupported_evaluation_temperature_is_rejected(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, evaluation={"hold_out": 1, "temperature": 0.0})
     with pytest.raises(ConfigError, match=r"evaluation\.temperature: TinyPolicy has no sampling temperature"):
         await train(load_plan(path), tmp_path / "run")

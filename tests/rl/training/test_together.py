@@ -1,4 +1,4 @@
-"""A run in two processes comes to what one process comes to, and what stops one of them stops both, with one reason."""
+"""A training run in several processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def wait_for(folder: Path, pattern: str) -> None:
         time.sleep(0.005)
 
 
-async def test_killed_and_resumed_by_two_processes_is_the_run_of_one(tmp_path: Path, several: Several) -> None:
+async def test_killed_and_resumed_two_process_run_equals_a_single_process_run(tmp_path: Path, several: Several) -> None:
     path = language_lake(tmp_path, updates=3, evaluation=None)
     await train(load_plan(path), tmp_path / "alone")
     first, _ = several.start("train", "train.yaml", cwd=tmp_path)
@@ -62,7 +62,7 @@ async def test_killed_and_resumed_by_two_processes_is_the_run_of_one(tmp_path: P
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("count", [1, 3])
-def test_torchrun_starts_any_number(tmp_path: Path, count: int) -> None:
+def test_torchrun_works_with_any_number_of_processes(tmp_path: Path, count: int) -> None:
     path = language_lake(tmp_path, updates=2)
     anyio.run(train, load_plan(path), tmp_path / "alone")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
@@ -91,7 +91,7 @@ def breaking_lake(folder: Path, what: str) -> None:
     policy.write_text(policy.read_text().replace(head, head + body))
 
 
-def test_a_process_that_fails_ends_all_with_its_reason(tmp_path: Path, several: Several) -> None:
+def test_failing_process_ends_all_processes_with_its_reason(tmp_path: Path, several: Several) -> None:
     breaking_lake(tmp_path, "os.environ.get('RANK') == '1': raise MemoryError('no room')")
     ended = several.call("train", "train.yaml", "--display", "none", cwd=tmp_path)
     assert ended.codes == [3, 0], ended
@@ -100,7 +100,7 @@ def test_a_process_that_fails_ends_all_with_its_reason(tmp_path: Path, several: 
     assert RunHeader.read(run_of(tmp_path)).status == "failed"
 
 
-def test_a_loss_that_is_not_finite_is_told_by_the_first_process(tmp_path: Path, several: Several) -> None:
+def test_non_finite_loss_is_reported_by_the_first_process(tmp_path: Path, several: Several) -> None:
     breaking_lake(tmp_path, "True: return self.head.weight.sum() * torch.full((*ids_BT.shape, VOCABULARY), torch.nan)")
     ended = several.call("train", "train.yaml", "--display", "none", cwd=tmp_path)
     assert ended.codes == [3, 0], ended.stderr
@@ -109,7 +109,7 @@ def test_a_loss_that_is_not_finite_is_told_by_the_first_process(tmp_path: Path, 
 
 
 @pytest.mark.campaign
-def test_a_process_that_is_killed_ends_all(tmp_path: Path, several: Several) -> None:
+def test_killed_process_ends_all_processes(tmp_path: Path, several: Several) -> None:
     lake_folder(tmp_path, updates=500, evaluation=None)
     _, second = several.start("train", "train.yaml", "--display", "none", cwd=tmp_path)
     wait_for(tmp_path, "runs/*/checkpoints/step-000010/manifest.json")
@@ -120,7 +120,7 @@ def test_a_process_that_is_killed_ends_all(tmp_path: Path, several: Several) -> 
     assert "Traceback" not in ended.stderr
 
 
-def test_what_is_wrong_with_the_file_is_said_once(tmp_path: Path, several: Several) -> None:
+def test_error_in_the_train_file_is_reported_once(tmp_path: Path, several: Several) -> None:
     lake_folder(tmp_path)
     ended = several.call("train", "train.yaml", "-T", "ppo.rate=1", cwd=tmp_path)
     assert ended.codes == [2, 0]
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_the_file_is_said_once(tmp_path: Path, several: Sever
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_reaches_all_and_the_update_at_hand_is_finished(tmp_path: Path, several: Several) -> None:
+def test_ctrl_c_stops_all_processes_after_the_current_update(tmp_path: Path, several: Several) -> None:
     lake_folder(tmp_path, updates=500, evaluation=None)
     pids = several.start("train", "train.yaml", cwd=tmp_path)
     wait_for(tmp_path, "runs/*/checkpoints/step-000010/manifest.json")
@@ -141,7 +141,7 @@ def test_ctrl_c_reaches_all_and_the_update_at_hand_is_finished(tmp_path: Path, s
     assert json.loads((run_of(tmp_path) / "summary.json").read_text())["updates"] == done[-1]
 
 
-def test_a_dry_run_says_everything_once(tmp_path: Path, several: Several) -> None:
+def test_dry_run_output_is_printed_once(tmp_path: Path, several: Several) -> None:
     lake_folder(tmp_path)
     ended = several.call("train", "train.yaml", "--dry-run", cwd=tmp_path)
     assert ended.codes == [0, 0]

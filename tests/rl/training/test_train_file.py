@@ -33,7 +33,7 @@ def test_a_train_file_becomes_a_run_with_the_metrics_of_the_command(tmp_path: Pa
         assert ours.get("learner/loss") == pytest.approx(theirs.get("learner/loss"), nan_ok=True)
 
 
-async def test_it_blocks_inside_a_running_event_loop(tmp_path: Path) -> None:
+async def test_train_blocks_inside_a_running_event_loop(tmp_path: Path) -> None:
     assert reward_kit.train(lake_folder(tmp_path), log_dir=tmp_path, overrides={"updates": 1}).status == "complete"
 
 
