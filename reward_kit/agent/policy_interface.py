@@ -231,17 +231,11 @@ async def next_action(
             try:
                 output, _ = await with_retries(attempt, RetryPolicy(), _JITTER, permit)
             except AccessError as refused:
-                await asyncio.sleep(0)  # lets a run that stops because of this stop before counting it as a failure
+                await asyncio.sleep(0)  # let a run that stops for this reason stop before it counts a failure
                 raise ProviderError(str(refused)) from refused
         if permit is not None:
             permit.answered()
         return output
-<<<<<<< HEAD
-    except AccessError as error:
-        await asyncio.sleep(0)  # let a run that stops for this reason stop before it counts a failure
-        raise ProviderError(str(error)) from error
-=======
->>>>>>> main
     finally:
         if permit is not None:
             permit.leave()

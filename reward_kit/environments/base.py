@@ -200,11 +200,7 @@ class ForkableResource(ABC):
         return None
 
     async def close(self) -> None:
-<<<<<<< HEAD
-        """Release all resources. Called exactly once, also after a failure."""
-=======
-        """Release everything. Called exactly once, also after a failure, and even if `setup` failed."""
->>>>>>> main
+        """Release all resources. Called exactly once, also after a failure, and even if `setup` failed."""
         return
 
     async def reseed_noise(self, seed: int) -> None:
