@@ -136,7 +136,7 @@ def test_bare_run_name_or_run_file_suggests_its_folder(tmp_path: Path, monkeypat
     run.rename(tmp_path / "runs" / "lake-1")
     monkeypatch.chdir(tmp_path)
     for named in ("lake-1", "runs/lake-1/episodes.jsonl"):
-        with pytest.raises(ConfigError, match=r"is not a run folder: .*; did you mean 'runs/lake-1'"):
+        with pytest.raises(ConfigError, match=r"is not a run directory: .*; did you mean 'runs/lake-1'"):
             call(named)
 
 

@@ -213,7 +213,7 @@ async def test_code_is_not_run_without_a_sandbox() -> None:
 @confined
 def test_nested_sandbox_level_is_rejected() -> None:
     """A sandbox is not put up in a sandbox."""
-    with pytest.raises(ConfigError, match=r"calls out and cannot run isolated: remove sandbox\.level"):
+    with pytest.raises(ConfigError, match=r"calls other services and cannot run isolated; remove sandbox\.level"):
         load_reward("reward_kit.rewards.code:python_code", choice=SandboxChoice(level="isolated"))
 
 

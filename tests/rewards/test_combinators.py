@@ -140,7 +140,7 @@ async def test_combination_requires_the_strictest_sandbox_level_of_its_parts():
         (lambda: clip(exact, 1, 0), "must be less than"),
         (lambda: first_of(), "at least one reward"),
         (lambda: weighted(a=reward_function(mode="batch")(lambda rollouts_messages: [])), "batch reward"),
-        (lambda: weighted(a=3), "a reward is a function"),
+        (lambda: weighted(a=3), "a reward must be a function"),
     ],
 )
 async def test_invalid_combinations_are_rejected(make, problem):

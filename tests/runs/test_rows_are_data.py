@@ -198,13 +198,15 @@ class TestTaskFolder:
     def test_task_file_cannot_set_the_task_folder(self, tmp_path: Path, text: str, line: int) -> None:
         path = tmp_path / "task.yaml"
         path.write_text(f"name: t\ninitial_user_prompt: x\n{text}")
-        with pytest.raises(ConfigError, match=rf"task\.yaml:{line}: task_folder is always the folder of the task file"):
+        with pytest.raises(
+            ConfigError, match=rf"task\.yaml:{line}: task_folder is always the directory of the task file"
+        ):
             load_task(path)
 
     def test_command_line_cannot_set_the_task_folder(self, tmp_path: Path) -> None:
         path = tmp_path / "task.yaml"
         path.write_text("name: t\ninitial_user_prompt: x\nresource_type: filesystem\n")
-        with pytest.raises(ConfigError, match="task_folder is always the folder of the task file"):
+        with pytest.raises(ConfigError, match="task_folder is always the directory of the task file"):
             load_task(path, {"base_resource_config.task_folder": "/"})
 
 
