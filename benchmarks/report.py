@@ -152,7 +152,7 @@ def time_run(folder: Path, options: list[str]) -> tuple[float, dict[str, float]]
     timer.patch(RunFolder, "write_header", "header")
     timer.patch(reward_kit.runs.runner, "score_record", "scores")
     timer.patch(EpisodeRow, "from_episode", "summary")
-    timer.patch(reward_kit.runs.runner, "summarise", "summary")
+    timer.patch(reward_kit.runs.runner, "summarize", "summary")
     timer.patch(reward_kit.runs.runner, "write_page", "page")
     shutil.rmtree(folder / "runs", ignore_errors=True)
     began = total_cpu_s()

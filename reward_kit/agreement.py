@@ -90,7 +90,7 @@ def _is_constant(values_N: Floats) -> bool:
 
 
 def _count_tied_pairs(equal: npt.NDArray[np.bool_]) -> int:
-    """Return the number of pairs within runs of equal neighbours."""
+    """Return the number of pairs within runs of equal neighbors."""
     group = np.concatenate(([0], np.cumsum(~equal)))
     sizes = np.bincount(group)
     return int((sizes * (sizes - 1) // 2).sum())

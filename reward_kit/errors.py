@@ -4,9 +4,9 @@
    environment, tool, reward function, alignment, training, store. They do not inherit from one another.
 2. `boundary(ErrorType, what)` surrounds a call across such a boundary. Any exception that escapes is re-raised as
    that type, with the original as its cause; our own errors and cancellation pass unchanged.
-3. Two places turn an error into a record: the rollout worker (on the episode) and the reward agent (on the score). Both
-   call `Failure.from_exception`; the siblings of a failed episode or reward go on.
-4. The command line prints one line for a `RewardKitError` and exits with its `exit_code`.
+3. Two places convert an error to a record: the rollout worker (on the episode) and the reward agent (on the score).
+Both call `Failure.from_exception`; other episodes and rewards continue. 4. The command line prints one line for a
+`RewardKitError` and exits with its `exit_code`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CLASS_MEANINGS: dict[FailureClass, str] = {
     "limit": "A bound other than time was reached: memory, size, calls. Raise the limit that the message names.",
     "invalid_result": "The returned value is not a result: a wrong type, NaN, an unknown step. Fix the reward.",
     "refused": "It was not attempted: the configuration forbids it or makes it impossible. Fix what the message names.",
-    "provider_error": "A model endpoint or a service gave no answer, even after retries. It may work later.",
+    "provider_error": "A model endpoint or a service did not answer, even after retries. It may work later.",
 }
 """The meaning of each failure class, and what to do."""
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000
-_MOST_KNOWN = 40  # names listed at most; a dataset may have thousands of samples
+_MOST_KNOWN = 40  # the maximum number of listed names, since a dataset may have thousands of samples
 
 
 class RewardKitError(Exception):
@@ -172,7 +172,7 @@ class TrainingError(RewardKitError):
 
     Likely cause: a loss or gradient that is not finite, from a learning rate that is too high or a broken batch.
 
-    What to do: look at the batch in the run's folder `studies/`, lower `ppo.lr`, and continue with `--resume`.
+    What to do: look at the batch in the run's directory `studies/`, lower `ppo.lr`, and continue with `--resume`.
     """
 
 
@@ -181,7 +181,7 @@ class StoreError(RewardKitError):
 
     Likely cause: a full disk, missing permissions, another process that has the run open, or an edited file.
 
-    What to do: free space, fix permissions, end the other process, and continue with `--resume`; nothing is lost.
+    What to do: free space, fix permissions or end the other process, and continue with `--resume`; no data is lost.
     """
 
 
@@ -215,7 +215,8 @@ class boundary:
             except RuntimeError:  # no loop is running
                 return
             if task is not None and task.cancelling() == 0:
-                # It leaked out of foreign code that awaited a cancelled task; this one was not cancelled.
+                # The cancellation comes from foreign code that awaited a cancelled task; the current task was not
+                # cancelled.
                 raise self._error_type(f"{self._what}: a task it awaited was cancelled") from error
         elif isinstance(error, Exception | SystemExit):
             text = safe_str(error)
@@ -317,7 +318,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def describe_read_error(path: Path, error: OSError | UnicodeError) -> str:
-    """Return the reason why a file cannot be read; for a missing file with the nearest name in its folder."""
+    """Return the reason why a file cannot be read; for a missing file with the nearest name in its directory."""
     if not isinstance(error, OSError):
         return f"not UTF-8 text ({error})"
     reason = error.strerror or type(error).__name__

@@ -1,4 +1,4 @@
-"""The external data: messages, results of reward functions, and the task file.
+"""The models of external data: messages, results of reward functions, and task files.
 
 All classes are pydantic models that reject unknown keys: a misspelled key is an error that names the field and shows
 the value, never a silent default. Only `Message` and its tool calls keep unknown keys, because providers add their own
@@ -50,8 +50,8 @@ class FunctionCall(BaseModel):
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
-    name: str = Field(description="of the tool")
-    arguments: str = Field(default="{}", description="a JSON object, as text")
+    name: str = Field(description="the name of the tool")
+    arguments: str = Field(default="{}", description="a JSON object as text")
 
 
 class ToolCall(BaseModel):
@@ -59,8 +59,8 @@ class ToolCall(BaseModel):
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
-    id: str = Field(description="matched by the result's tool_call_id")
-    type: Literal["function"] = Field(default="function", description="the only kind")
+    id: str = Field(description="the id, which the result's tool_call_id repeats")
+    type: Literal["function"] = Field(default="function", description="the only type")
     function: FunctionCall
 
     def to_chat(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Role = Field(description="the speaker; some endpoints call system developer")
+    role: Role = Field(description="the speaker; some endpoints use developer for system")
     content: str | list[dict[str, Any]] | None = Field(
         default="", description="text, a template over the sample's row in a task file; or a list of content parts"
     )
@@ -131,13 +131,13 @@ def _finite_number(value: Any) -> float:
     if getattr(value, "ndim", None) == 0:  # A scalar of NumPy or torch, with its own bool type
         value = value.item()
     if not isinstance(value, numbers.Real):  # A bool is an int
-        raise ValueError(f"a score is a number, not {type_name(value)}")
+        raise ValueError(f"a score must be a number, got {type_name(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError("a score is finite; leave the episode unscored by raising an error instead")
+        raise ValueError("a score must be finite; to leave the episode unscored, raise an error")
     return number
 
 
@@ -266,8 +266,8 @@ class TaskDefinitionModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    name: str = Field(min_length=1, description="the task's name in results and in the names of run folders")
-    description: str = Field(default="", description="for people")
+    name: str = Field(min_length=1, description="the task's name in results and in the names of run directories")
+    description: str = Field(default="", description="a description for readers")
     resource_type: str | None = Field(default=None, description="a built-in resource's name, or module:Class")
     base_resource_config: dict[str, Any] = Field(
         default_factory=dict, description="the resource's configuration; a row's resource_config overrides it"
@@ -285,9 +285,11 @@ class TaskDefinitionModel(BaseModel):
     custom_reward_function: CustomRewardModel | None = Field(
         default=None, description="the reward in verl's form, instead of reward_function_path and reward_options"
     )
-    goal_description: str | None = Field(default=None, description="passed to reward functions")
+    goal_description: str | None = Field(
+        default=None, description="a description of the goal, passed to reward functions"
+    )
     evaluation_criteria: EvaluationCriteriaModel | None = Field(
-        default=None, description="expected final state; passed to reward functions"
+        default=None, description="the expected final state, passed to reward functions"
     )
     initial_user_prompt: str | None = Field(
         default=None, description="the user's first message, after messages; a template over the sample's row"
@@ -298,17 +300,24 @@ class TaskDefinitionModel(BaseModel):
     resource_server: ResourceServerConfig | None = Field(
         default=None, description="how to start the server behind an http resource"
     )
-    num_rollouts: int = Field(default=1, ge=1, description="rollouts of the task itself, without a dataset")
+    num_rollouts: int = Field(default=1, ge=1, description="number of rollouts of a task without a dataset")
     dataset_path: str | None = Field(
         default=None,
         description="JSONL, CSV or a YAML list, one sample per row; without it, the task is the only sample",
     )
-    num_rollouts_per_sample: int = Field(default=1, ge=1, description="episodes of each sample of the dataset")
+    num_rollouts_per_sample: int = Field(default=1, ge=1, description="number of episodes per sample of the dataset")
     max_episode_steps: int = Field(
-        default=10, ge=1, alias="poc_max_turns", description="most actions of the policy; then the episode is truncated"
+        default=10,
+        ge=1,
+        alias="poc_max_turns",
+        description="maximum number of actions of the policy; then the episode is truncated",
     )
-    termination_regex: str | None = Field(default=None, description="searched in each output of the policy")
-    stop_phrases: list[str] = Field(default_factory=list, description="an output that contains one ends the episode")
+    termination_regex: str | None = Field(
+        default=None, description="regular expression to search for in each output of the policy"
+    )
+    stop_phrases: list[str] = Field(
+        default_factory=list, description="texts that end the episode when an output contains one"
+    )
     terminate_tool: str | None = Field(default=None, description="name of an extra tool that ends the episode")
     on_text: Literal["end", "continue"] | None = Field(
         default=None, description="effect of an action without tool calls; default: end without tools, else continue"
@@ -320,16 +329,19 @@ class TaskDefinitionModel(BaseModel):
         default="independent", description="`shared`: the environments of a group draw the same random numbers"
     )
     ground_truth: Any = Field(
-        default=None, description="passed to reward functions, never to the policy; only without a dataset"
+        default=None,
+        description="the ground truth, passed to reward functions but never to the policy; only without a dataset",
     )
-    pass_threshold: float = Field(default=1.0, description="a score of at least this counts as a pass")
-    policy: PolicyModel | None = Field(default=None, description="the policy; --model and --policy override it")
+    pass_threshold: float = Field(default=1.0, description="the lowest passing score")
+    policy: PolicyModel | None = Field(default=None, description="the policy, which --model and --policy override")
     user: UserModel | None = Field(default=None, description="the simulated user that answers the agent's texts")
-    limits: LimitsModel = Field(default_factory=LimitsModel, description="bounds on one episode")
-    run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel, description="bounds on a whole run")
+    limits: LimitsModel = Field(default_factory=LimitsModel, description="limits of one episode")
+    run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel, description="limits of a whole run")
     sandbox: SandboxModel = Field(default_factory=SandboxModel, description="the sandbox of the reward function")
-    credit: CreditModel | None = Field(default=None, description="how each step is credited after the run")
-    redact: str | None = Field(default=None, description="file.py:function, text to text, applied before it is stored")
+    credit: CreditModel | None = Field(default=None, description="the credit assigned to each step after the run")
+    redact: str | None = Field(
+        default=None, description="file.py:function from text to text, applied to every text before it is stored"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -352,7 +364,7 @@ class TaskDefinitionModel(BaseModel):
 
     @model_validator(mode="after")
     def _combine_resources(self) -> TaskDefinitionModel:
-        # One form from here on, including in stored definitions.
+        # From here on there is one form, also in stored definitions.
         if self.resources is not None:
             self.resource_type = "composite"
             self.base_resource_config = {"resources": [part.model_dump() for part in self.resources]}
@@ -361,7 +373,7 @@ class TaskDefinitionModel(BaseModel):
 
     @model_validator(mode="after")
     def _normalize_reward(self) -> TaskDefinitionModel:
-        # One form from here on, as for resources.
+        # From here on there is one form, as for resources.
         if (custom := self.custom_reward_function) is not None:
             if self.reward_function_path is not None or self.reward_options:
                 raise ValueError("custom_reward_function replaces reward_function_path with reward_options; keep one")

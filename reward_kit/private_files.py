@@ -1,4 +1,4 @@
-"""Create files and folders that only their owner may read, regardless of the umask.
+"""Create files and directories that only their owner may read, regardless of the umask.
 
 The umask of the process is not changed, since children inherit it. Existing files keep their permissions, and
 output files that a user names with `-o` follow the umask.
@@ -18,12 +18,12 @@ def private_opener(path: str | Path, flags: int) -> int:
 
 
 def make_private_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) -> None:
-    """Make a private folder; parents get the usual permissions."""
+    """Make a private directory; parents get the usual permissions."""
     path.mkdir(FOLDER_MODE, parents=parents, exist_ok=exist_ok)
 
 
 def make_private(folder: Path) -> None:
-    """Make everything in a folder private, such as files that other libraries wrote."""
+    """Make everything in a directory private, such as files that other libraries wrote."""
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)

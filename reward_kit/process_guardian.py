@@ -91,8 +91,8 @@ def _has_members(session: int) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder, even if parts of it were made read-only; do nothing if it is missing."""
-    # Imported here, because that halves the start of a guardian.
+    """Remove a directory, even if parts of it were made read-only; do nothing if it is missing."""
+    # Imported here, because this halves the start time of a guardian.
     import shutil
 
     try:

@@ -1,8 +1,8 @@
-"""Long-lived child processes and temporary folders that never outlive this process.
+"""Long-lived child processes and temporary directories that never outlive this process.
 
-Their users clean both up, at the latest when the interpreter exits. After a crash or `kill -9`, the guardian
-(`process_guardian`) does: every child and its descendants inherit the guardian's token in the environment. Importing
-this module starts nothing.
+Both are removed by the code that uses them, at the latest when the interpreter exits. After a crash or `kill -9`, the
+guardian (`process_guardian`) removes them: every child and its descendants inherit the guardian's token in the
+environment. Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ INHERITED_VARIABLES = re.compile(
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 """Variables that are also inherited, in upper or lower case, unless they contain a password."""
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
-"""The folder for children's output, such as a run's `logs`; if unset, the output is removed with the child."""
+"""The directory for children's output, such as a run's `logs`; if unset, the output is removed with the child."""
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500
@@ -75,7 +75,7 @@ class _Guard:
         self.sessions: set[int] = set()
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
-        # Without our mark: another guardian must not kill this one before it is finished.
+        # Without our mark, since another guardian must not kill this one before it is finished.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         reader, self._pipe = os.pipe()
         try:
@@ -89,7 +89,7 @@ class _Guard:
             )
         finally:
             os.close(reader)
-        # The guardian knows the folder before it exists, so a kill in between loses nothing.
+        # The guardian gets the path before the directory exists, so a kill in between leaves nothing behind.
         self.root.mkdir(mode=0o700)
         (self.root / _SHARED).mkdir(mode=0o700)
         os.register_at_fork(after_in_child=self._close_pipe_in_fork)
@@ -159,24 +159,24 @@ def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Seq
 
 
 def temporary_folder(prefix: str) -> Path:
-    """Create a private folder in this process's temporary root, removed by `remove_folder` or at exit."""
+    """Create a private directory in this process's temporary root, removed by `remove_folder` or at exit."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=_guard().root))
 
 
 def shared_folder(name: str) -> Path:
-    """Return this process's folder with that name, for shared files; removed at exit."""
+    """Return this process's directory with that name, for shared files; removed at exit."""
     folder = _guard().root / _SHARED / name
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a temporary folder, even if parts of it are read-only; do nothing if it is missing."""
+    """Remove a temporary directory, even if parts of it are read-only; do nothing if it is missing."""
     process_guardian.remove_tree(str(path))
 
 
 def temporary_root() -> Path:
-    """Return the folder that holds all temporary folders of this process."""
+    """Return the directory that holds all temporary directories of this process."""
     return _guard().root
 
 

@@ -226,8 +226,8 @@ class OpenReward:
         """Raise a RewardError instead of passing None for a required ground truth, which would score 0."""
         if self._needs_truth and values.get("ground_truth") is None:
             raise RewardError(
-                f"reward {self.spec.id!r} requires a ground_truth, and the sample has none; add one, or write "
-                "`| None` in the annotation if the reward can do without"
+                f"reward {self.spec.id!r} requires a ground_truth, but the sample has none; add one, or write `| "
+                "None` in the annotation if the reward works without it"
             )
 
     async def _call(self, values: Mapping[str, Any]) -> Any:
@@ -242,7 +242,7 @@ class OpenReward:
             if error.title not in kinds:
                 raise
             problems = "; ".join(describe_validation_error(error, kinds[error.title]))
-            raise InvalidResultError(f"reward {self.spec.id!r} made an invalid {error.title}: {problems}") from error
+            raise InvalidResultError(f"reward {self.spec.id!r} created an invalid {error.title}: {problems}") from error
 
     async def close(self) -> None:
         """Close the instance and the resources, last opened first."""

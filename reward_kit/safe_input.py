@@ -58,7 +58,7 @@ TEMPLATE_BYTES = MIB
 TEMPLATE_OUTPUT_CHARS = 16 * MIB
 """Characters of one rendered message: four times what a model of a million tokens reads."""
 TEMPLATE_WORK = 32 * MIB
-"""Characters produced by one rendering; a list item counts 8, a loop step or a call 16."""
+"""Characters produced by one rendering; a list item counts as 8, a loop step or a call as 16."""
 TEMPLATE_CPU_S = 3.0
 """Seconds of CPU time of one rendering."""
 TEMPLATE_NUMBER = 10_000
@@ -118,7 +118,7 @@ async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
 
 async def read_prefix(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Return the body of an answer, cut and with the connection closed soon after `most_bytes`."""
-    body = bytearray()  # a list would cost 40 bytes a piece, and a server may send single bytes
+    body = bytearray()  # a list would need 40 bytes per piece, and a server may send single bytes
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > most_bytes:

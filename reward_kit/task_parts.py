@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 
 STOP_PHRASE = "###STOP###"
-"""Ends a conversation of a simulated user by default."""
+"""The text that ends a conversation of a simulated user by default."""
 SandboxLevel = Literal["in_process", "warm", "isolated"]
 """The sandbox of a reward: none, a persistent sandboxed process, or a fresh one for each call."""
 BY_NAME: JsonDict = {"type": ["object", "string"]}
@@ -36,7 +36,7 @@ class ResourcePartModel(BaseModel):
 
     type: str = Field(min_length=1, description="a built-in resource's name, or module:Class")
     name: str = Field(default="", description="unique among the task's resources; by default the type's name")
-    config: dict[str, Any] = Field(default_factory=dict, description="its configuration")
+    config: dict[str, Any] = Field(default_factory=dict, description="the resource's configuration")
 
     @model_validator(mode="after")
     def _check_name(self) -> ResourcePartModel:
@@ -66,9 +66,9 @@ class ResourceServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's folder")
-    health_check_url: str = Field(description="answers 2xx when the server is ready")
-    start_timeout_s: float = Field(default=60.0, gt=0, description="seconds to wait until it is ready")
+    start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's directory")
+    health_check_url: str = Field(description="URL that answers with status 2xx when the server is ready")
+    start_timeout_s: float = Field(default=60.0, gt=0, description="seconds to wait until the server is ready")
     env: dict[str, Word] = Field(default_factory=dict, description="environment variables to add")
     pass_env: list[str] = Field(default_factory=list, description="names of further environment variables to pass on")
 
@@ -101,13 +101,13 @@ class CriterionModel(BaseModel):
 
 
 class EvaluationCriteriaModel(BaseModel):
-    """The expected final state and tool calls. Handed to reward functions as `evaluation_criteria`."""
+    """The expected final state and tool calls. Passed to reward functions as `evaluation_criteria`."""
 
     model_config = ConfigDict(extra="forbid")
 
     final_state_query: str | None = Field(default=None, description="a query for a reward that reads the final state")
     ground_truth_function_calls: list[list[str]] | None = Field(
-        default=None, description="the tools to call, by name: a list for each turn"
+        default=None, description="the names of the tools to call, a list for each turn"
     )
     ground_truth_comparable_state: dict[str, Any] | None = Field(
         default=None, description="the content required of the final state"
@@ -118,24 +118,24 @@ class EvaluationCriteriaModel(BaseModel):
 
 
 class LimitsModel(BaseModel):
-    """Bounds on one episode. None means no bound."""
+    """Limits of one episode. None means no limit."""
 
     model_config = ConfigDict(extra="forbid")
 
-    wall_time_s: float | None = Field(default=None, gt=0, description="seconds; then the episode is truncated")
-    total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all its steps")
+    wall_time_s: float | None = Field(default=None, gt=0, description="seconds after which the episode is truncated")
+    total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all steps")
     cost: float | None = Field(default=None, gt=0, description="US dollars, from the policy's price_file")
     environment_time_s: float | None = Field(
-        default=300.0, gt=0, description="one setup, reset, fork or observation of the resource"
+        default=300.0, gt=0, description="seconds for one setup, reset, fork or observation of the resource"
     )
-    tool_time_s: float | None = Field(default=60.0, gt=0, description="one call of one tool")
-    policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
-    reward_time_s: float | None = Field(default=600.0, gt=0, description="one call of the reward function")
+    tool_time_s: float | None = Field(default=60.0, gt=0, description="seconds for one call of a tool")
+    policy_time_s: float | None = Field(default=None, gt=0, description="seconds for one action of the policy")
+    reward_time_s: float | None = Field(default=600.0, gt=0, description="seconds for one call of the reward function")
     tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut and marked")
 
 
 class SandboxLimitsModel(BaseModel):
-    """Bounds on one call of a confined reward; its time is `limits.reward_time_s`. None means the sandbox's default."""
+    """Limits of one call of a confined reward, besides `limits.reward_time_s`. None means the sandbox's default."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -143,8 +143,8 @@ class SandboxLimitsModel(BaseModel):
     memory_mb: int | None = Field(default=None, ge=16, description="MiB beyond what is preloaded; default 512")
     processes: int | None = Field(default=None, ge=0, description="processes that it may start; default 0")
     open_files: int | None = Field(default=None, ge=8, description="default 64")
-    disk_mb: int | None = Field(default=None, ge=1, description="MiB of files it writes; default 16")
-    output_kb: int | None = Field(default=None, ge=0, description="KiB of its output that are kept; default 64")
+    disk_mb: int | None = Field(default=None, ge=1, description="MiB of files that it may write; default 16")
+    output_kb: int | None = Field(default=None, ge=0, description="KiB of its output to keep; default 64")
     result_kb: int | None = Field(default=None, ge=1, description="KiB of a result; default 256")
 
 
@@ -154,19 +154,19 @@ class SandboxModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     level: SandboxLevel | None = Field(
-        default=None, description="default: warm for a file of one's own, in_process for what reward-kit brings along"
+        default=None, description="default: warm for your own files, in_process for built-in rewards"
     )
-    limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel, description="bounds on one call")
-    read_paths: list[str] = Field(default_factory=list, description="files and folders that the reward may read")
+    limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel, description="limits of one call")
+    read_paths: list[str] = Field(default_factory=list, description="files and directories that the reward may read")
     preload: list[str] = Field(default_factory=list, description="installed modules to import once, before any call")
 
 
 class RunLimitsModel(BaseModel):
-    """Bounds on a run, over all its episodes and policies. None means no bound."""
+    """Limits of a run, over all its episodes and policies. None means no limit."""
 
     model_config = ConfigDict(extra="forbid")
 
-    cost: float | None = Field(default=None, gt=0, description="US dollars, by the policies' price files")
+    cost: float | None = Field(default=None, gt=0, description="US dollars, from the policies' price files")
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens")
     steps: int | None = Field(default=None, gt=0, description="actions of policies")
     wall_time_s: float | None = Field(default=None, gt=0, description="seconds, including time before a resume")
@@ -199,9 +199,11 @@ class UserModel(PolicyModel):
         default=None, description="the user's system message, a template over the sample's row"
     )
     stop_phrase: str = Field(
-        default=STOP_PHRASE, min_length=1, description="ends the conversation when it occurs in an answer"
+        default=STOP_PHRASE, min_length=1, description="text that ends the conversation when an answer contains it"
     )
-    opens: bool | None = Field(default=None, description="the user speaks first; default: if no message is the user's")
+    opens: bool | None = Field(
+        default=None, description="whether the user speaks first; default: true if no message is the user's"
+    )
 
 
 class CustomRewardModel(BaseModel):

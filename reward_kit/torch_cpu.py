@@ -13,7 +13,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep freed memory for later tensors until the process ends; return False for another C library.
+    """Let glibc keep freed memory for later tensors until the process ends; return False for other C libraries.
 
     By default glibc maps every block above 32 MiB again and returns the end of its heap at once, so that operations
     touch pages that the kernel must zero first. Updates of a small model were 1.6 times as fast with memory kept.
@@ -30,7 +30,8 @@ def keep_freed_memory() -> bool:
 def no_denormals() -> Iterator[None]:
     """Flush denormal numbers to 0 inside the block, in this thread.
 
-    CPUs are a hundred times slower on them, and AdamW's second moments pass through that range as they decay.
+    CPUs compute with them a hundred times more slowly than with normal numbers, and AdamW's second moments pass through
+    that range as they decay.
     """
     tiny = torch.full((1,), 1e-310, dtype=torch.float64)
     was_flushing = bool((tiny * 1.0 == 0.0).item())

@@ -189,7 +189,7 @@ def reward_spec(function: Function) -> RewardSpec:
     if isinstance(spec, RewardSpec):
         return spec
     if not callable(function):
-        raise ConfigError(f"a reward is a function or a class, not {type_name(function)}")
+        raise ConfigError(f"a reward must be a function or a class, got {type_name(function)}")
     return reward_spec(reward_function(function))
 
 
@@ -275,7 +275,7 @@ def _read_signature(
     needed = () if requirements is None else requirements
     if not isinstance(needed, list | tuple) or not all(isinstance(text, str) for text in needed):
         raise ConfigError(
-            f"reward {name!r}: requirements is a list of strings, such as ['sympy>=1'], not {needed!r:.80}"
+            f"reward {name!r}: requirements must be a list of strings, such as ['sympy>=1'], got {needed!r:.80}"
         )
     if mode not in _FIRST:
         raise ConfigError(f"reward {name!r}: mode {mode!r} is unknown; use 'pointwise' or 'batch'")
@@ -474,7 +474,7 @@ def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResu
         InvalidResultError: the returned value is not a list, or has another length.
     """
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
-        raise InvalidResultError(f"{what}: a batch reward returns a list, not {type_name(returned)}")
+        raise InvalidResultError(f"{what}: a batch reward must return a list, got {type_name(returned)}")
     if count is not None and len(returned) != count:
         raise InvalidResultError(f"{what}: {len(returned)} results for {count} rollouts")
     results: list[EvaluateResult | InvalidResultError] = []

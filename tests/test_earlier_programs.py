@@ -80,7 +80,7 @@ def test_step_metric_can_be_a_number() -> None:
     result = EvaluateResult(score=1.0, step_outputs=[output])
     (aligned,) = RLDataAligner().align_data_for_rl_processing(result, [step], "r")
     assert aligned.step_info["metrics"] == {"accuracy": 0.9}
-    with pytest.raises(ValueError, match="a score is a number, not a str"):
+    with pytest.raises(ValueError, match="a score must be a number, got a str"):
         StepOutput(step_index=0, base_reward=0.5, metrics={"accuracy": "high"})
 
 

@@ -192,7 +192,7 @@ class TestKinds:
         assert spec.mode == "pointwise"
 
     def test_value_that_is_not_callable_is_rejected(self):
-        with pytest.raises(ConfigError, match="a reward is a function or a class, not a str"):
+        with pytest.raises(ConfigError, match="a reward must be a function or a class, got a str"):
             reward_spec("reward")
 
 
@@ -249,7 +249,7 @@ class TestResults:
             reward([CHAT, CHAT, CHAT])
 
     def test_invalid_batch_result_error_names_the_item(self):
-        with pytest.raises(InvalidResultError, match="a batch reward returns a list, not an EvaluateResult"):
+        with pytest.raises(InvalidResultError, match="a batch reward must return a list, got an EvaluateResult"):
             reward_function(mode="batch")(lambda rollouts_messages: ONE)([CHAT])
         with pytest.raises(InvalidResultError, match=r"reward 'b'\[1\] returned a str"):
             reward_function(mode="batch", id="b")(lambda rollouts_messages: [ONE, "0.5"])([CHAT, CHAT])

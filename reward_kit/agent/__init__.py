@@ -1,6 +1,6 @@
-"""Agents and rollouts: policies, the worker that runs them through episodes, simulated users.
+"""Agents and rollouts: policies, the worker that runs them in episodes, and simulated users.
 
-The public names load on first use.
+Modules are imported on first use.
 """
 
 from __future__ import annotations

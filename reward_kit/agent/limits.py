@@ -1,7 +1,7 @@
 """`RunBudget` and `EpisodeClock`: the limits of a run, and the time of an episode.
 
-All workers of a run share one `RunBudget`. Once it is used up, no episode takes another step: running episodes stop
-with `StopReason.RUN_LIMIT`, and run again when the run is resumed with a larger budget.
+All workers of a run share one `RunBudget`. Once it is exhausted, no episode takes another step: running episodes stop
+with `StopReason.RUN_LIMIT`, and run again if the run is resumed with a larger budget.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class RunBudget:
 
 
 class EpisodeClock:
-    """Measures an episode's time, excluding waits in the queue of a model's endpoint.
+    """Measures the time of an episode, excluding waits in the queue of a model's endpoint.
 
-    Otherwise an outage, which pauses the run, would use up the time of every running episode.
+    Otherwise, an outage that pauses the run would use up the time of every running episode.
 
     Args:
         limit_s: the episode's time limit in seconds; None for no limit.
@@ -88,18 +88,19 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """The number of seconds so far, without pauses."""
+        """The number of seconds so far, excluding pauses."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 
     @property
     def left_s(self) -> float | None:
-        """The number of seconds left, at least 0; None without a limit."""
+        """The remaining seconds, at least 0; None if there is no limit."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     @contextmanager
     def deadline(self, seconds: float | None) -> Iterator[anyio.CancelScope | None]:
-        """Cancel the block after `seconds` on this clock; without a limit, avoid the cost of a cancel scope."""
+        """Cancel the block after `seconds` on this clock; if `seconds` is None, create no cancel scope, which would be
+        slow."""
         if seconds is None:
             yield None
             return
@@ -112,7 +113,7 @@ class EpisodeClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the clock and every deadline on it."""
+        """Pause the clock and all its deadlines."""
         self._depth += 1
         if self._depth == 1:
             self._paused_since = time.perf_counter()

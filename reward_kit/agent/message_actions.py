@@ -9,7 +9,7 @@ from reward_kit.models import Message
 from reward_kit.safe_input import parse_json
 
 MAX_NESTING = 100
-"""The maximum nesting of a call's arguments; deeper ones are a model's mistake and could not be stored."""
+"""The maximum nesting of a call's arguments; deeper ones are model errors and could not be stored."""
 
 
 class RawToolCall(NamedTuple):
@@ -31,7 +31,7 @@ def action_from_parts(text: str, raw_calls: Sequence[RawToolCall], reasoning: st
     calls: list[dict[str, Any]] = []
     for call in raw_calls:
         try:
-            # Some models write nothing for a tool without parameters.
+            # Some models send empty text for a tool without parameters.
             arguments = parse_json(call.arguments) if call.arguments.strip() else {}
         except (ValueError, RecursionError):
             arguments = None

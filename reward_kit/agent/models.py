@@ -1,8 +1,8 @@
 """`StepData`, the view of a step for credit assignment, and `StopReason`, the reason why an episode ended.
 
-The token facts of an action (`PolicyOutput.log_probs`) are written to an episode and read back here. Token ids go to
-the episode's tokens, which store only the new part of each prompt; usage and finish reason become facts of the step;
-facts that do not form a turn, such as sampled ids without their prompt, go to the step's outputs.
+The token data of an action (`PolicyOutput.log_probs`) is written to an episode and read back here. Token ids go to the
+episode's tokens, which store only the new part of each prompt; usage and finish reason go to the step's info; data that
+does not form a turn, such as sampled ids without their prompt, goes to the step's outputs.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class StopReason(StrEnum):
     ENVIRONMENT_TRUNCATED = "environment_truncated"
     """The environment truncated the episode, for example at its own time limit."""
     MAX_STEPS = "max_steps"
-    """The step limit was reached: raise `max_episode_steps`, or find out why the agent does not finish."""
+    """The step limit was reached: raise `max_episode_steps`, or check why the agent does not finish."""
     TOKEN_LIMIT = "token_limit"
     """The episode reached its token limit: `limits.total_tokens`."""
     OUTPUT_LIMIT = "output_limit"
     """The final answer was cut off by the model's limit (`finish_reason` "length"): raise its `max_tokens`."""
     CONTEXT_LIMIT = "context_limit"
-    """The conversation no longer fits the model: take fewer steps, or lower `limits.tool_output_chars`."""
+    """The conversation no longer fits the model's context: take fewer steps, or lower `limits.tool_output_chars`."""
     COST_LIMIT = "cost_limit"
     """The episode reached its cost limit: `limits.cost`."""
     WALL_TIME_LIMIT = "wall_time_limit"
@@ -54,7 +54,7 @@ class StopReason(StrEnum):
     RUN_LIMIT = "run_limit"
     """The run's budget was used up; the episode is not finished and runs again on resume."""
     ERROR = "error"
-    """Something failed; the failure is recorded on the episode."""
+    """An error occurred; it is recorded in the episode."""
 
     @property
     def is_terminal(self) -> bool:
@@ -129,9 +129,8 @@ class StepData(BaseModel):
         policy_value_estimate: V(s), if the policy has a critic.
         is_done: True in the last step of an episode.
         step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, tool outcomes.
-        base_reward: the reward of this step; None without one.
-        advantage: the action's advantage over its peers; None if credit is not assigned yet or the episode is
-            unscored.
+        base_reward: the reward of this step, or None.
+        advantage: the advantage of the action; None if credit is not assigned yet or the episode is unscored.
         return_to_go: the critic's target: A + V if the policy reported a value, else G_k, the discounted return from
             this step on; None if `advantage` is None.
     """
@@ -171,7 +170,7 @@ def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
     steps = []
     for t in range(len(episode)):
         info = {**episode.get_infos(t + 1), "environment_reward": rewards[t], "assistant_turn_index": t}
-        # The key names the state in which the action was taken; the next info contains the next state's key.
+        # The state key belongs to the state in which the action was taken; the next info contains the next state's key.
         info |= {"state_key": episode.get_infos(t).get("state_key"), "group_id": group_id}
         is_last = t == len(episode) - 1
         if is_last:
@@ -201,7 +200,7 @@ LOG_PROBS_KEYS = frozenset({*_IN_OUTPUTS, *_IN_INFO, "segment_reason", "allowed_
 def write_log_probs(
     log_probs: Mapping[str, Any] | None, episode: SingleAgentEpisode, info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write an action's token facts to its episode and its step's `info`; return the remaining ones as outputs."""
+    """Write an action's token data to its episode and its step's `info`; return the rest as outputs."""
     if not log_probs:
         return {}
     info |= {key: log_probs[key] for key in _IN_INFO if log_probs.get(key)}
@@ -217,7 +216,7 @@ def write_log_probs(
 
 
 def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
-    """Return the token facts of the t-th action, whose turn is `episode.tokens.turns().get(t)`; None if unknown."""
+    """Return the token data of the t-th action, whose turn is `episode.tokens.turns().get(t)`; None if unknown."""
     facts = {key: episode.get_extra_model_outputs(key, t) for key in _IN_OUTPUTS if key in episode.extra_model_outputs}
     if turn is not None:
         facts |= turn._asdict()

@@ -40,7 +40,7 @@ Action = dict[str, Any]
 `arguments` is a mapping. Arguments that are not a JSON object are stored verbatim as `arguments_text` instead, and
 answered with a tool error. A policy that runs its own loop, such as an agent of another framework, may add `results`
 (the chat messages that followed the answer; its calls are not executed again), `prompt_messages` (the model's input if
-it is not the conversation), and `is_final`, which ends the episode.
+it differs from the conversation), and `is_final`, which ends the episode.
 """
 
 
@@ -57,7 +57,7 @@ OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """The facts about an episode that are passed to its session.
+    """The data about an episode that is passed to its session.
 
     Attributes:
         rollout_id: the id of the episode, unique in a run.
@@ -98,21 +98,22 @@ class PolicyOutput(NamedTuple):
 
     @classmethod
     def from_chat_completion(cls, completion: Any, *, value_estimate: float | None = None) -> PolicyOutput:
-        """Return the first choice of a chat completion as an output: its text or tool calls, reasoning and facts.
+        """Return the first choice of a chat completion as an output, with its text or tool calls, reasoning and token
+        data.
 
         Args:
             completion: a `ChatCompletion` of the openai package, or its JSON as a mapping.
             value_estimate: V(s) in the units of the return, if the policy has a critic.
 
         Raises:
-            PolicyError: `completion` is neither.
+            PolicyError: `completion` has another type.
             ProviderError: the completion has no choice, or its message is malformed.
         """
         from reward_kit.providers.completion import RequestFacts, read_completion
 
         data = completion.model_dump(warnings=False) if isinstance(completion, pydantic.BaseModel) else completion
         if not isinstance(data, Mapping):
-            raise PolicyError(f"from_chat_completion takes a ChatCompletion or a mapping, got {type_name(completion)}")
+            raise PolicyError(f"completion must be a ChatCompletion or a mapping, got {type_name(completion)}")
         read = read_completion(data, RequestFacts("the chat completion", str(data.get("model") or ""), None))
         return policy_output(read)._replace(value_estimate=value_estimate)
 
@@ -126,7 +127,7 @@ class AgentPolicy(ABC):
             that path exists or if they begin with a dot.
         object_options: constructor parameters written as file.py:name in a task file, relative to it; the objects are
             loaded.
-        is_free: True if actions cost nothing, so that cost limits do not apply.
+        is_free: whether actions are free of charge, so that cost limits do not apply.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
@@ -151,7 +152,7 @@ class AgentPolicy(ABC):
 
         Args:
             observation: the whole conversation so far, read-only, including the new messages at its end.
-            available_tools_specs: the tools that can be called now, in OpenAI format; or None.
+            available_tools_specs: the tools that can be called now, in OpenAI format, or None.
         """
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
@@ -159,19 +160,20 @@ class AgentPolicy(ABC):
         return
 
     async def close(self) -> None:
-        """Release resources, once: a session after its episode, even a failed one; a policy after all its sessions."""
+        """Release resources. Called once: for a session after its episode, even a failed one; for a policy at the
+        end."""
         return
 
 
 async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPolicy:
-    """Open a session of `policy` for an episode; an invalid `open` raises a PolicyError."""
+    """Open a session of `policy` for an episode; raise a PolicyError if `open` returns an invalid value."""
     try:
         with client_errors(f"the endpoint of {type(policy).__name__}"):
             session = await _await_result(policy.open(context), "open")
     except (TransientError, AccessError) as error:
         raise ProviderError(str(error)) from error
     if not hasattr(session, "get_action"):
-        raise PolicyError(f"open returned {session!r:.80}; return the session, a policy for this one episode")
+        raise PolicyError(f"open must return the session, an AgentPolicy for this episode, got {session!r:.80}")
     return cast(AgentPolicy, session)
 
 
@@ -183,9 +185,9 @@ async def next_action(
     label: str = "the policy",
     has_acted: Callable[[], bool] = lambda: False,
 ) -> PolicyOutput:
-    """Return the session's next action; an invalid `get_action` raises a PolicyError.
+    """Return the session's next action; raise a PolicyError if `get_action` returns an invalid value.
 
-    If a model client inside it fails temporarily, `get_action` is called again with the same arguments, after the same
+    If a model client inside `get_action` fails temporarily, it is called again with the same arguments, with the same
     waits as for the run's own endpoints.
 
     Args:
@@ -227,7 +229,7 @@ async def next_action(
             permit.answered()
         return output
     except AccessError as error:
-        await asyncio.sleep(0)  # lets a run that stops because of this stop before counting it as a failure
+        await asyncio.sleep(0)  # let a run that stops for this reason stop before it counts a failure
         raise ProviderError(str(error)) from error
     finally:
         if permit is not None:
@@ -255,7 +257,7 @@ def policy_output(completion: ChatCompletion) -> PolicyOutput:
 
 async def _await_result(result: object, method: str) -> object:
     if not inspect.isawaitable(result):
-        raise PolicyError(f"{method} is a plain function and has to be a coroutine; write `async def {method}`")
+        raise PolicyError(f"{method} must be a coroutine function; define it with `async def {method}`")
     return await result
 
 
@@ -267,12 +269,12 @@ def check_output(output: object) -> PolicyOutput:
     """Return `output` as a `PolicyOutput`; an invalid part raises a PolicyError."""
     if not isinstance(output, PolicyOutput):
         if not isinstance(output, tuple) or len(output) != 4:
-            raise PolicyError(f"get_action returned {type(output).__name__}; expected a PolicyOutput or a 4-tuple")
+            raise PolicyError(f"get_action must return a PolicyOutput or a 4-tuple, got {type(output).__name__}")
         output = PolicyOutput(*output)
     if not isinstance(output.raw_policy_output, str | None):
-        raise PolicyError(f"raw_policy_output is text or None, got {output.raw_policy_output!r}")
+        raise PolicyError(f"raw_policy_output must be text or None, got {output.raw_policy_output!r}")
     if not isinstance(output.value_estimate, numbers.Real | None):
-        raise PolicyError(f"value_estimate is a number or None, got {output.value_estimate!r}")
+        raise PolicyError(f"value_estimate must be a number or None, got {output.value_estimate!r}")
     if output.log_probs is not None:
         _check_log_probs(output.log_probs)
     action: Any = output.action_structured
@@ -283,12 +285,12 @@ def check_output(output: object) -> PolicyOutput:
         raise PolicyError(f"a text action needs a 'content' string, got {action!r}")
     for key in ("content", "reasoning_content"):
         if not isinstance(action.get(key), str | None):
-            raise PolicyError(f"{key!r} of an action is text or None, got {action[key]!r}")
+            raise PolicyError(f"{key!r} of an action must be text or None, got {action[key]!r}")
     if kind == "tool_calls" and not (isinstance(action.get("calls"), list | tuple) and action["calls"]):
-        raise PolicyError(f"a tool_calls action needs 'calls', a list of at least one call; got {action!r}")
+        raise PolicyError(f"a tool_calls action needs 'calls', a list of at least one call, got {action!r}")
     for key in ("results", "prompt_messages"):
         if key in action:
-            with boundary(PolicyError, f"{key!r} of an action is a list of chat messages"):
+            with boundary(PolicyError, f"{key!r} of an action must be a list of chat messages"):
                 _MESSAGES.validate_python(action[key])
     for call in get_tool_calls(action):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
@@ -298,13 +300,13 @@ def check_output(output: object) -> PolicyOutput:
 
 def _check_log_probs(log_probs: Any) -> None:
     if not isinstance(log_probs, Mapping) or not isinstance(log_probs.get("usage"), Mapping | None):
-        raise PolicyError(f"log_probs and its usage are mappings, got {log_probs!r}")
+        raise PolicyError(f"log_probs and its usage must be mappings, got {log_probs!r}")
     if not isinstance(log_probs.get("policy_version"), int | None):
-        raise PolicyError(f"policy_version is an integer, got {log_probs['policy_version']!r}")
+        raise PolicyError(f"policy_version must be an integer, got {log_probs['policy_version']!r}")
     token_ids, logprobs = log_probs.get("token_ids"), log_probs.get("logprobs")
     if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
         raise PolicyError(f"{len(token_ids)} token_ids but {len(logprobs)} logprobs")
-    with boundary(PolicyError, "prompt_ids and token_ids are integers of 32 bits, logprobs numbers"):
+    with boundary(PolicyError, "prompt_ids and token_ids must be 32-bit integers, and logprobs numbers"):
         for typecode, values in (("i", log_probs.get("prompt_ids")), ("i", token_ids), ("d", logprobs)):
             if values is not None and (typecode == "i" or token_ids is not None):
                 array(typecode, values)

@@ -1,9 +1,9 @@
 """Message templates of task files: sandboxed Jinja with a limit on the work of each rendering.
 
 A template comes from a task file and its values from a dataset, so either may be hostile. Jinja's own sandbox blocks
-access to Python, but it does not stop `{% for %}` loops, `'x' * 10**10` or `|center(10**10)` from exhausting time and
-memory. Here every loop, call, filter and operator that creates a larger value pays for it from one budget per
-rendering, in advance if the size can be computed, and values are immutable.
+access to Python, but does not stop `{% for %}` loops, `'x' * 10**10` or `|center(10**10)` from exhausting time and
+memory. Here, every loop, call, filter and operator that creates a larger value deducts its cost from one budget per
+rendering, in advance if the size can be computed. Values are immutable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ITEM = 8
 
 
 class TemplateLimitError(Exception):
-    """A template exceeds a limit, which the message names."""
+    """A template exceeds a limit; the message names the limit."""
 
 
 class _Budget:
@@ -94,13 +94,13 @@ def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str
 
 def _spend(work: int) -> None:
     budget = _budget.get(None)
-    if budget is None:  # while compiling; constants are evaluated during the rendering
+    if budget is None:  # during compilation: evaluate constants when rendering
         raise nodes.Impossible
     budget.spend(work)
 
 
 def _paid(value: Any) -> Any:
-    """Return the value after paying for its contents; a list contained twice is paid for twice."""
+    """Return the value after deducting the cost of its contents; a list that occurs twice is counted twice."""
     _spend(1)
     pending = [value]
     while pending:
@@ -120,7 +120,7 @@ def _check_small(name: str, values: Iterable[Any]) -> None:
     """Reject a width, count or precision that would create an enormous text."""
     for value in values:
         if isinstance(value, int | float) and not -TEMPLATE_NUMBER <= value <= TEMPLATE_NUMBER:
-            raise TemplateLimitError(f"it gives {name!r} a number above {TEMPLATE_NUMBER:,}")
+            raise TemplateLimitError(f"it passes {name!r} a number above {TEMPLATE_NUMBER:,}")
 
 
 class _Payments(NodeTransformer):
@@ -128,7 +128,7 @@ class _Payments(NodeTransformer):
 
     def visit_For(self, node: nodes.For, *args: Any, **kwargs: Any) -> nodes.Node:
         self.generic_visit(node)
-        # The loop must know its length if the template uses it, so only the body pays.
+        # The loop must know its length if the template uses it, so deduct the cost in the body.
         pay = nodes.ExprStmt(_filter("pay_step", nodes.Const(None)))
         node.body = [pay.set_lineno(node.lineno), *node.body]
         if node.test is not None:
@@ -239,13 +239,13 @@ def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
         return len(text) + int(text.count(args[0])) * len(args[1])
     if name == "join" and args and hasattr(args[0], "__len__"):
         return len(text) * len(args[0])
-    raise TemplateLimitError(f"it calls {name!r} in a way whose result may have any size; use the filter")
+    raise TemplateLimitError(f"it calls {name!r} in a way whose result may have any size; use the filter instead")
 
 
 def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that pays for its result, in advance if possible."""
+    """Return a filter that deducts the cost of its result, in advance if possible."""
 
-    @wraps(function)  # also copies Jinja's mark for filters that take the context or environment
+    @wraps(function)  # also copies Jinja's attribute for filters that receive the context
     def paying(*args: Any, **kwargs: Any) -> Any:
         _spend(_STEP)
         has_context = hasattr(function, "jinja_pass_arg")

@@ -1,9 +1,10 @@
 """`RLRolloutWorker`: run a policy through an episode and record it.
 
-An episode consists of start (`starts.py`), reset, steps, final state and close. A step asks the policy, executes its
-tool calls with `tool_execution.py`, lets a simulated user answer, checks whether the episode is over, and records the
-results. The worker does not compute rewards. Each action of the policy appends exactly one assistant message and is
-one step, however many tools it calls. A failure is recorded on its episode and does not affect the others.
+An episode consists of start (`starts.py`), reset, steps, final state and close. In each step, the worker requests an
+action from the policy, executes its tool calls with `tool_execution.py`, lets a simulated user answer, checks whether
+the episode is over, and records the results. It does not compute rewards. Each action of the policy appends exactly one
+assistant message and is one step, however many tools it calls. A failure is recorded in its episode and does not affect
+the others.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ R = TypeVar("R")
 
 
 class TaskLike(Protocol):
-    """A task with the objects named in its file, such as `reward_kit.Task`."""
+    """A task with the objects that its file names, such as `reward_kit.Task`."""
 
     @property
     def definition(self) -> TaskDefinitionModel: ...
@@ -82,7 +83,7 @@ class EpisodeGroup(list[list[StepData]]):
         episodes: (G,) the episode records, for `build_rows`.
         messages: (G,) the conversations.
         failures: (G,) None, or the reason why the episode failed. An episode that failed before its first step has no
-            steps: score it None, not 0.
+            steps; score it None, not 0.
         ground_truth: the ground truth of the sample.
     """
 
@@ -108,7 +109,7 @@ class RLRolloutWorker:
         max_episode_steps: overrides the task's limit.
         environment: a resource that you have set up and will close; episodes run in forks of its current state. If it
             cannot be forked, episodes run one at a time, and all but the first start after a reset. By default, the
-            worker builds the task's `resource_type`.
+            worker creates the task's `resource_type`.
         tools: the task's own tools; by default those of a `Task`.
         user: the simulated user, which answers the agent's texts; by default that of a `Task`.
         budget: a budget shared by all episodes of a run; unlimited by default.
@@ -137,7 +138,7 @@ class RLRolloutWorker:
             task = task_definition
             if not (hasattr(task, "definition") and hasattr(task, "samples")):
                 raise ConfigError(
-                    f"task_definition: expected a Task, a TaskDefinitionModel or a subclass of ForkableResource, got "
+                    f"task_definition must be a Task, a TaskDefinitionModel or a subclass of ForkableResource, got "
                     f"{type_name(task)}; Task.from_file reads a task file"
                 )
             task_definition, sample = task.definition, task.samples[0]
@@ -147,7 +148,7 @@ class RLRolloutWorker:
             if isinstance(value, type):
                 raise ConfigError(f"{name} is the class {value.__name__}; pass an instance")
         if max_episode_steps is not None and max_episode_steps < 1:
-            raise ConfigError(f"max_episode_steps is at least 1, got {max_episode_steps}")
+            raise ConfigError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
         self.task_definition = task_definition
         self.agent_policy = agent_policy
         self.max_episode_steps = max_episode_steps or task_definition.max_episode_steps
@@ -205,7 +206,7 @@ class RLRolloutWorker:
             RewardKitError: every episode failed before its first step; the error has the type of the first failure.
         """
         if size < 1:
-            raise ConfigError(f"size: a group has at least 1 episode, got {size}")
+            raise ConfigError(f"size must be at least 1, got {size}")
         async with self._own_group(seed, sample) as group:
             collected = await gather(self._next_episode, [group] * size)
         steps, episodes, failures = zip(*collected, strict=True)
@@ -279,7 +280,7 @@ class RLRolloutWorker:
         )
 
     async def _run(self, live: LiveEpisode) -> None:
-        """Open the sessions, reset, step until the episode is over, take the final state."""
+        """Open the sessions, reset the environment, step until the episode is over, and take the final state."""
         resource = live.start.resource
         tools = Toolbox(self.task_definition, resource, self.tools)
         session: AgentPolicy | None = None
@@ -391,7 +392,7 @@ class RLRolloutWorker:
             to_json_value(action)  # reject an action that cannot be stored before executing it
             message = assistant_message(action, len(episode))
         if "prompt_messages" in action and not episode.assistant_turns:
-            # The record begins with the prompt that the policy supplies.
+            # The record begins with the prompt that the policy passed to its model.
             given = [original.to_chat() for original in episode.messages]
             episode.messages[:] = [Message.model_validate(prompt) for prompt in action["prompt_messages"]]
             episode.get_infos(-1)["given_messages"] = given
@@ -463,7 +464,7 @@ class RLRolloutWorker:
         texts = [text for text in (output.raw_policy_output, action.get("content")) if text]
         limits, seconds_left = task.limits, live.clock.left_s
         is_cut = (output.log_probs or {}).get("finish_reason") == "length"
-        # A policy that runs its own loop may continue after a text.
+        # A policy that runs its own loop may continue after a text action.
         is_last_text = action["type"] == "text" and "results" not in action and self._ends_on_text
         is_answer = bool(action.get("is_final")) or is_last_text
         checks = (
@@ -492,7 +493,7 @@ class RLRolloutWorker:
         return environment_call(what, self.task_definition.limits.environment_time_s, resource)
 
     def _policy_seconds(self, live: LiveEpisode) -> float | None:
-        """Return the number of seconds the policy has for its next answer."""
+        """Return the time limit of the policy's next answer in seconds."""
         limits = (self.task_definition.limits.policy_time_s, live.clock.left_s)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
@@ -599,7 +600,7 @@ class LiveEpisode:
 async def collect_group(
     worker: RLRolloutWorker, sample: Sample, size: int, *, run_seed: int = 0
 ) -> list[SingleAgentEpisode]:
-    """Collect `size` concurrent episodes of one sample from one start: (G,) in rollout order, failures included."""
+    """Collect `size` concurrent episodes of one sample from one start; return (G,) in rollout order, with failures."""
     async with worker.group(sample, run_seed) as group:
         return await gather(lambda index: worker.collect_episode(group, index), range(size))
 

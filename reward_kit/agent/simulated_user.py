@@ -1,8 +1,8 @@
 """`SimulatedUser`: the user in a dialogue, a policy that answers the agent between its turns.
 
-The user's policy sees the conversation from its own side: the agent's texts have the role "user", its own texts
-"assistant". It does not see tool calls, tool results, the environment's observation or the task's system message. This
-is the setup of τ-bench (https://arxiv.org/abs/2406.12045), including its stop signal.
+The user's policy sees the conversation from the user's side: the agent's texts have the role "user", the user's own
+texts "assistant". It does not see tool calls, tool results, the environment's observation or the task's system message.
+This is the setup of τ-bench (https://arxiv.org/abs/2406.12045), including its stop signal.
 
 `build_dialogue` converts a recorded conversation to an episode of two agents.
 """
@@ -45,7 +45,7 @@ Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 class UserTurn:
     """A user message as the agent reads it; it may end the conversation.
 
-    The JSON-safe facts include the raw output and, if known, `usage`, `finish_reason` and token ids; those of the
+    The JSON-safe `facts` include the raw output and, if known, `usage`, `finish_reason` and token ids; those of the
     first turn also include the user's `instructions`.
     """
 
@@ -54,7 +54,7 @@ class UserTurn:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def messages(self) -> list[Message]:
-        """Return the messages to add to the conversation; [] if the user leaves without text."""
+        """Return the messages to add to the conversation; [] if the user ends it without text."""
         return [Message(role="user", content=self.text)] if self.text or not self.is_over else []
 
 
@@ -157,7 +157,7 @@ class ScriptedUser(SimulatedUser):
                 text = function(conversation, row)
                 text = await text if inspect.isawaitable(text) else text
                 if not isinstance(text, str):
-                    raise PolicyError(f"the function of a scripted user must return a string, not {text!r:.80}")
+                    raise PolicyError(f"the function of a scripted user must return a string, got {text!r:.80}")
                 return {"type": "text", "content": text}
 
             return ScriptedPolicy(speak)
@@ -166,7 +166,7 @@ class ScriptedUser(SimulatedUser):
         elif "replies" in sample.row:
             texts = _check_texts(sample.row["replies"], f"sample {sample.id!r}: replies")
         else:
-            raise ConfigError(f"sample {sample.id!r} has no 'replies', and the scripted user of the task has none")
+            raise ConfigError(f"sample {sample.id!r} has no 'replies', and the task's scripted user has none either")
         return ScriptedPolicy([{"type": "text", "content": text} for text in texts])
 
 
@@ -205,7 +205,7 @@ class UserSession:
         """Return the user's next message, given the conversation as the agent sees it.
 
         Raises:
-            PolicyError: the user's policy returned no action, or called a tool.
+            PolicyError: the user's policy did not return an action, or called a tool.
         """
         # Keep each message the same object from turn to turn, so that the policy encodes it only once.
         seen: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
@@ -218,7 +218,7 @@ class UserSession:
             output = await next_action(self._policy, conversation, None, label=WHO)
         action = output.action_structured
         if action["type"] not in ("text", "terminate"):
-            raise PolicyError(f"{WHO} called a tool, but users have none: {action!r:.200}")
+            raise PolicyError(f"{WHO} called a tool, but users have no tools: {action!r:.200}")
         text = action.get("content") or ""
         stops = action["type"] == "terminate" or self._stop_phrase in text
         known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
@@ -226,7 +226,7 @@ class UserSession:
         facts: dict[str, Any] = to_plain_data({"raw": raw, **known})
         if self._unrecorded:  # record them with the first answer, since they are not in the conversation
             facts["instructions"], self._unrecorded = self._unrecorded, ""
-        if stops:  # keep one space or line break where the phrase had some on both sides
+        if stops:  # keep one space or line break if the phrase had some on both sides
             pattern = rf"\s+(?:{re.escape(self._stop_phrase)}\s+)+"
             text = re.sub(pattern, lambda cut: "\n" if "\n" in cut[0] else " ", text)
             text = text.replace(self._stop_phrase, "").strip()
@@ -277,12 +277,12 @@ def _named_failures() -> Iterator[None]:
 
 def _check_texts(value: Any, what: str) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
-        raise ConfigError(f"{what}: expected a list of texts, got {value!r:.80}")
+        raise ConfigError(f"{what} must be a list of strings, got {value!r:.80}")
     return list(value)
 
 
 class _UserTurn(NamedTuple):
-    """A recorded user message; the text is None if the user left without one."""
+    """A recorded user message; the text is None if the user ended the conversation without text."""
 
     message: Message | None
     facts: Mapping[str, Any]

@@ -1,8 +1,8 @@
 """`GroupStart`: the start shared by the episodes of a group, and guarded calls to an environment.
 
-A `GroupStart` sets up and resets the sample's resource once, records the key of that state, and passes each episode a
-private fork, whose state key must match. If the resource cannot be forked, each episode gets a fresh start instead,
-recorded as unverified.
+A `GroupStart` sets up and resets the sample's resource once, records the state key, and gives each episode a private
+fork, whose state key must match. If the resource cannot be forked, each episode starts from its own reset instead, and
+is recorded as unverified.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("reward_kit.agent")
 class environment_call:
     """A guarded call to a resource: errors become an `EnvironmentFailure`, and after `seconds` it is cancelled.
 
-    A resource that never waits gets no cancel scope, since a scope costs as much as a step of a fast environment.
+    A resource that never waits gets no cancel scope, which would cost as much as a step of a fast environment.
     `limit` is the name of the setting for `seconds`.
     """
 
@@ -172,7 +172,7 @@ class GroupStart:
         config = merged_config(kind, task.base_resource_config, sample.resource_config, sample.location)
         fork_kind = kind.fork_kind_for(config)
         if fork_kind != "none":
-            # One fork at a time: resources need not support concurrent forks.
+            # Fork one at a time, since resources need not support concurrent forks.
             async with self._lock:
                 if self._base is None:
                     made = self._fresh(kind, config, start.seeds) if shared is None else self._fork_shared(shared)
@@ -214,11 +214,11 @@ class GroupStart:
         if key == first:
             return self.group_id
         logger.warning(
-            "group %s: this episode starts in state %s, the first one started in %s, so it starts a new group; %s",
+            "group %s: this episode starts in state %s, but the first one in %s, so it begins a new group; %s",
             self.group_id,
             key,
             first,
-            "run_group(n) starts all episodes of a group in one state"
+            "run_group(n) starts all episodes of a group in the same state"
             if self._shared is None
             else "it was passed as environment=, and its state changed in between",
         )

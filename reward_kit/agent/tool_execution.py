@@ -55,7 +55,7 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """True if no further call of this action will be executed."""
+        """True if no further calls of this action will be executed."""
         ended = self.terminated or self.truncated or self.wants_end
         return ended or self.is_interrupted or self.failure is not None
 
@@ -87,7 +87,7 @@ class Toolbox:
             is_unique = len(set(names)) == len(names)
         if not is_unique:
             twice = {name for name in names if names.count(name) > 1}
-            raise ConfigError(f"two tools are called {', '.join(sorted(twice))}; rename one of them")
+            raise ConfigError(f"two tools are named {', '.join(sorted(twice))}; rename one of them")
         self._offered = names
         return specs or None
 
@@ -144,7 +144,7 @@ class Toolbox:
             if seconds_left is not None and (limit is None or seconds_left < limit):
                 done.is_interrupted = not is_own
                 raise ToolError(f"tool {name!r} was cut off: the episode's time is up (limits.wall_time_s)")
-            # The task's own tool may be retried; an interrupted resource is in an unknown state.
+            # A task's own tool may be retried, but an interrupted resource is in an unknown state.
             raise (ToolError if is_own else DeadlineError)(
                 f"tool {name!r} did not answer within {limit:g} s (limits.tool_time_s)"
             )
@@ -152,7 +152,7 @@ class Toolbox:
             if error.__cause__ is not None:
                 if (tool_errors := CURRENT_TOOL_ERRORS.get()) is not None:
                     tool_errors.add(name, error)
-                # The error raised first; later ones in the chain repeat its message. `raise e from e` creates a cycle.
+                # Find the original error; later ones in the chain repeat its message. `raise e from e` creates a cycle.
                 root: BaseException = error
                 seen = {id(root)}
                 while root.__cause__ is not None and id(root.__cause__) not in seen:
@@ -193,7 +193,7 @@ class Toolbox:
             reward = None if outcome.reward is None else float(outcome.reward)
         if reward is not None:
             if not math.isfinite(reward):
-                raise EnvironmentFailure(f"step({name!r}) gave the reward {reward}; a reward is finite")
+                raise EnvironmentFailure(f"step({name!r}) returned the reward {reward}; a reward must be finite")
             done.reward = (done.reward or 0.0) + reward
         done.terminated, done.truncated = outcome.terminated, outcome.truncated
         if facts.pop("is_action_valid", True) is False:
@@ -222,8 +222,8 @@ _SHOWN_NAMES, _SHOWN_TOOLS, _SHOWN_CHARS = 3, 8, 200
 class ToolErrors:
     """Counts tool bugs and calls to unknown tools in a run, for its final report.
 
-    Both produce an answer to the agent and the episode continues, so only the logs would show them. An error that a
-    tool raises on purpose is part of the episode and is not counted.
+    Since both only produce an answer to the agent and the episode continues, they would otherwise appear only in the
+    logs. An error that a tool raises on purpose is part of the episode and is not counted.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class ToolErrors:
             self._unknown[name] += 1
 
     def lines(self, log: Path, most: int = 3) -> list[str]:
-        """Return a line for each of the `most` frequent bugs, with tracebacks in `log`, and one for unknown tools."""
+        """Return one line for each of the `most` frequent bugs, with tracebacks in `log`, and one for unknown tools."""
         lines = []
         for (tool, kind, place), times in self._bugs.most_common(most):
             message = " ".join(self._messages[tool, kind, place].split())
@@ -275,8 +275,8 @@ class ToolErrors:
             ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
             offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
             calls = pluralize(self._unknown_calls, "call")
-            there = f"there are: {offered}" if offered else "the episode has no tools"
-            lines.append(f"{calls} named a tool that is not there: {named} ({there})")
+            there = f"known: {offered}" if offered else "the episode has no tools"
+            lines.append(f"{calls} named an unknown tool: {named} ({there})")
         return lines
 
 

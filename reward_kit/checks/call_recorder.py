@@ -1,6 +1,6 @@
 """Record a reward's calls from inside its process: changed inputs, files read, time and memory.
 
-In the sandbox this runs in the same worker as the reward, so it protects nothing and its report is untrusted.
+In the sandbox, this code runs in the same worker as the reward, so it confines nothing and its report is untrusted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHANGEABLE = (
     "rollouts_messages",
     "ground_truths",
 )
-"""Inputs that a reward could change."""
+"""The inputs that a reward could change."""
 _MOST_EVENTS = 50
 _LONGEST = 300
 _EVENTS = {
@@ -47,7 +47,7 @@ _is_hooked = False
 
 
 class CallRecorder:
-    """Records what a reward does in each call.
+    """A recorder of each call of a reward.
 
     Attributes:
         wants_memory: measure the memory of the next call, which slows it down.
@@ -121,7 +121,7 @@ class RecordedWorkerCalls(WorkerCalls):
     _watch: CallRecorder | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer like `WorkerCalls`; the request's `watch` says what to record."""
+        """Answer like `WorkerCalls`; the request's `watch` selects what to record."""
         watch, look = self._watching(), request.get("watch", {})
         watch.wants_memory, watch.wants_inputs = bool(look.get("memory")), bool(look.get("inputs"))
         watch.observed = None
@@ -139,7 +139,7 @@ class RecordedWorkerCalls(WorkerCalls):
 
 
 def _plain_text(value: Any) -> str:
-    """Return a text form of a value; equal values have equal texts."""
+    """Return a value as text, such that equal values have equal texts."""
     try:
         return json.dumps(value, default=_plain)
     except (TypeError, ValueError, RecursionError):

@@ -2,7 +2,7 @@
 
 The checks find data that would train a model on actions it never took: a retokenized history, a mask shifted against
 its tokens, log-probabilities of other tokens, groups with different initial states, stale weights. Each fault is
-reported once, without its consequences.
+reported once; its consequences are not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reward_kit.errors import EpisodeError, did_you_mean
 
 Array = npt.NDArray[Any]
 LogprobsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
-"""(T,) ids -> (T,) log p(ids[t] | ids[:t]) under the weights that sampled; the first entry is ignored."""
+"""A function (T,) ids -> (T,) log p(ids[t] | ids[:t]) under the weights that sampled; the first entry is ignored."""
 Credited = StepData | Mapping[str, Any]
 """A step with its credit: `StepData`, or a line of `credit.jsonl`."""
 
@@ -54,16 +54,16 @@ def check_episode(
 
     Args:
         episode: the record.
-        steps: its credited steps, or its lines of `credit.jsonl`; None if no credit was assigned.
+        steps: the credited steps, or the lines of `credit.jsonl`; None if no credit was assigned.
         scored: True if the episode has a score; None if unknown.
         token_logprobs: (T,) ids -> (T,) log-probabilities of each id given the ids before it, under the weights that
-            sampled. It reveals shifted or permuted log-probabilities; without it, only misplaced zeros are found.
+            sampled. With it, shifted and permuted log-probabilities are detected; without it, only misplaced zeros.
         tolerance: the allowed difference between recomputed and recorded log-probabilities.
-        current_version: the version of the model's current weights; None: compare versions only with one another.
-        max_staleness: the maximum number of versions by which an action's weights may be older.
+        current_version: the version of the model's current weights; None compares versions only with one another.
+        max_staleness: the maximum number of versions by which the weights of an action may be older.
 
     Returns:
-        The problems, or []. "error" breaks the contract.
+        The problems; [] if there are none. Findings of level "error" break the contract.
     """
     findings, tokens = Findings.about_episode(episode.id_), episode.tokens
     _check_end(findings, episode)
@@ -157,7 +157,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
         text = "a second assistant message follows before the next action"
         findings.error("two-assistant-messages", text, step=t)
     called = [call.function.name for call in tool_calls]
-    # Manually created episodes may have actions of any form.
+    # Episodes created by hand may have actions of any form.
     is_ours = isinstance(action, dict) and "type" in action
     if is_ours and called != (done := [str(call.get("name")) for call in get_tool_calls(action)]):
         text = f"the action calls {json.dumps(done)}, but its message calls {json.dumps(called)}"
@@ -167,7 +167,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
     missing = [call for call in calls if call not in answered]
     stray = [answer for answer in answered if answer is not None and answer not in calls]
     twice = [call for call in dict.fromkeys(calls) if answered.count(call) > calls.count(call)]
-    may_end = False  # A transcript or a stopped agent may end with an unanswered call
+    may_end = False  # A transcript, or an agent that was stopped, may end with an unanswered call
     if t == len(episode) - 1:
         own = "own_account" in episode.extra_model_outputs and episode.get_extra_model_outputs("own_account", t)
         may_end = bool(own) or get_facts(episode).get("stop_reason") == StopReason.RECORDED
@@ -194,7 +194,7 @@ def _credit_row(step: Credited) -> dict[str, Any]:
 def _check_credit(
     findings: Findings, episode: SingleAgentEpisode, rows: Sequence[Mapping[str, Any]], scored: bool | None
 ) -> None:
-    """Check the credit of one episode; stops at the first problem of each step."""
+    """Check the credit of one episode; report only the first problem of each step."""
     if (order := [row["step"] for row in rows]) != list(range(len(episode))):
         findings.error(
             "credit-steps",
@@ -210,7 +210,7 @@ def _check_credit(
             findings.error("group-id", text, step=t)
             break
         own = row.get("environment_reward", rewards[t])
-        if own != rewards[t] and not (own != own and rewards[t] != rewards[t]):  # Two NaN count as equal
+        if own != rewards[t] and not (own != own and rewards[t] != rewards[t]):  # Two NaNs count as equal
             text = f"the step has the environment reward {own}, but the record has {rewards[t]}"
             findings.error("environment-reward", text, step=t)
             break
@@ -240,7 +240,7 @@ def _check_credit(
 
 
 class _Member(NamedTuple):
-    """The properties of a group's first episode, with which the others are compared."""
+    """The properties of a group's first episode, with which the other episodes are compared."""
 
     rollout_id: str
     sample: Any
@@ -251,15 +251,15 @@ class _Member(NamedTuple):
 
 _MIXED = {
     "sample": ("mixed-groups", "their scores are compared although the tasks differ"),
-    "policy": ("mixed-groups", "the baseline would mix policies"),
+    "policy": ("mixed-groups", "the baseline would combine different policies"),
     "start_state": ("mixed-starts", "the resource was reset with another seed, or a fork does not copy its state"),
-    "environment_seed": ("mixed-seeds", "the seed of the environment belongs to the group"),
+    "environment_seed": ("mixed-seeds", "all episodes of a group use the same environment seed"),
 }
 """For each property that a group shares, the kind of finding if it differs, and the consequence or cause."""
 
 
 class BatchChecks:
-    """Compares episodes one at a time; memory grows with the number of groups only."""
+    """Checks across episodes, which are compared one at a time; memory grows only with the number of groups."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
@@ -269,7 +269,7 @@ class BatchChecks:
         """Return an episode's problems relative to the episodes added before."""
         findings, facts = Findings.about_episode(episode.id_), get_facts(episode)
         if (name := (episode.id_, facts.get("attempt") or 0)) in self._seen:
-            text = "another episode of the batch has this id; scores and credit are joined by id"
+            text = "another episode of the batch has this id, but scores and credit are joined by id"
             findings.error("duplicate-rollout", text)
             return findings
         self._seen.add(name)
@@ -305,13 +305,13 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckedTokens:
-    """A sequence of tokens that a model saw, its own tokens included."""
+    """A sequence of tokens that a model saw, including those that it sampled."""
 
     ids: Array  # (T,) all tokens, observed and sampled
     action_mask: Array  # (T,) 1 for sampled tokens
     logprobs: Array | None  # (T,) 0.0 if `action_mask` is 0, NaN if unknown; None if they were not recorded
     actions: tuple[Action, ...] = ()  # In order; () if only the mask is known
-    first: int = 0  # The offset of `ids[0]` in the positions that messages report
+    first: int = 0  # The offset that messages add to positions in `ids`
 
     def spans(self) -> tuple[Action, ...]:
         """Return the actions, or, if unknown, the runs of ones in the mask, numbered from 0."""
@@ -343,7 +343,7 @@ def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
 def check_tokens(
     findings: Findings, row: CheckedTokens, *, token_logprobs: LogprobsOf | None = None, tolerance: float = TOLERANCE
 ) -> None:
-    """Check one sequence; consequences of a reported fault are not reported."""
+    """Check one sequence. Consequences of a reported fault are not reported."""
     before = len(findings)
     _check_form(findings, row)
     if row.logprobs is None or len(findings) > before:
@@ -360,7 +360,7 @@ def _check_form(findings: Findings, row: CheckedTokens) -> None:
     """Check lengths, ids and mask, which all other checks rely on."""
     for name, values in (("action mask", row.action_mask), ("logprobs", row.logprobs)):
         if values is not None and len(values) != len(row.ids):
-            cause = "different code wrote them, or one of them omits the prompt"
+            cause = "they were written by different code, or one of them omits the prompt"
             text = f"{len(row.ids)} token ids but {len(values)} entries of {name}; {cause}"
             findings.error("length-mismatch", text)
     wrong = np.flatnonzero((row.ids < 0) | (row.ids > LARGEST_ID))
@@ -374,7 +374,7 @@ def _check_form(findings: Findings, row: CheckedTokens) -> None:
 
 
 def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) -> None:
-    """Check that the log-probability is 0.0 outside the actions, where nothing was sampled."""
+    """Check that the log-probability is 0.0 outside the actions."""
     mask, known = row.action_mask == 1, logprobs != 0
     stray = np.flatnonzero(known & ~mask)
     if not len(stray):
@@ -393,7 +393,7 @@ def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) 
 
 
 def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> int:
-    """Return how many positions `known` is shifted right of `mask`, 0 if it is not shifted; edges are ignored."""
+    """Return the number of positions by which `known` is shifted to the right of `mask`, ignoring the edges."""
     # A shift leaves a gap in the mask; without a gap, values were added, not shifted.
     if not (mask & ~known).any():
         return 0
@@ -432,7 +432,7 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
 def _check_recomputed(
     findings: Findings, row: CheckedTokens, logprobs: Array, token_logprobs: LogprobsOf, tolerance: float
 ) -> None:
-    """Compare the recorded log-probabilities with the model's own."""
+    """Compare the recorded log-probabilities with those that the model computes."""
     own = np.asarray(token_logprobs(row.ids.astype(np.int64)), dtype=np.float64)
     if own.shape != row.ids.shape:
         text = f"token_logprobs returned shape {own.shape} for {len(row.ids)} ids; return one number per id"
@@ -488,9 +488,9 @@ def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | 
     for number, (segment, (start, stop)) in enumerate(zip(tokens.segments, _bounds(tokens), strict=True)):
         if not 0 <= segment.prompt_length <= stop - start:
             text = f"segment {number} has {stop - start} tokens but a prompt of {segment.prompt_length}"
-            findings.error("segment", f"{text}; segments were joined or cut without new lengths", token=start)
+            findings.error("segment", f"{text}; segments were joined or cut without updating the lengths", token=start)
         if not segment.reason:
-            findings.error("segment", f"segment {number} does not say why the context was rewritten", token=start)
+            findings.error("segment", f"segment {number} has no reason for the rewritten context", token=start)
     if len(findings) == before:
         _check_spans(findings, tokens, steps)
     return len(findings) == before
@@ -517,7 +517,7 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
             return
     for number, (first, stop) in enumerate(bounds):
         if not (spans := per_segment[number]):
-            text = f"segment {number} has no action, so there is nothing to learn from it"
+            text = f"segment {number} has no action, so nothing can be learned from it"
             findings.error("segment", text, token=tokens.segments[number].start)
         elif outside := [span for span in spans if not first <= span.start <= span.stop <= stop]:
             span = outside[0]
@@ -533,12 +533,12 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
         if two.step <= one.step or two.start < one.stop:
             findings.error("action-span", f"the action overlaps or precedes step {one.step}", step=two.step)
     if steps is not None and tokens.spans and not 0 <= (last := tokens.spans[-1].step) < steps:
-        text = f"this step has tokens, but the episode has {steps} steps; an action was sampled and never taken"
+        text = f"this step has tokens, but the episode has {steps} steps; an action was sampled but never taken"
         findings.error("action-span", text, step=last)
 
 
 def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
-    """Find contexts that were rewritten without a recorded reason, most often by retokenizing the history."""
+    """Find contexts that were rewritten without a recorded reason, usually because the history was tokenized again."""
     ids = np.array(tokens.ids, dtype=np.int64)
     bounds = _bounds(tokens)
     for number, segment in enumerate(tokens.segments[1:], 1):

@@ -14,35 +14,37 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 FAIL_ON = (*LEVELS, "never")
 _EXAMPLE_CHARS = 400
 CAUSES = {
-    "action-and-message": "the message was rewritten, or belongs to another step",
-    "advantage-unscored": "a missing score counted as 0; unscored episodes have None and are left out",
-    "assistant-turns": "each action appends exactly one assistant message, which rewards find by its turn",
+    "action-and-message": "the message was rewritten, or it belongs to another step",
+    "advantage-unscored": "a missing score was counted as 0; unscored episodes must have None, and are excluded",
+    "assistant-turns": "each action must append exactly one assistant message, which rewards locate by its turn",
     "call-answered-twice": "an answer was recorded twice, perhaps by a retry; endpoints reject such a conversation",
     "concatenated-prompts": "pass the first prompt, the rest as completion, and env_mask",
     "credit-missing": "a scored episode needs credit on all steps, an unscored one on none",
-    "credit-not-finite": "a score was NaN, or a spread of 0 was divided by",
+    "credit-not-finite": "a score was NaN, or there was a division by a spread of 0",
     "credit-off-action": "observations would be trained on: the credit was spread over the whole completion",
-    "credit-varies": "credit is constant within an action: it was discounted or normalised per token, or is misaligned",
-    "drifted-prefix": "the history was tokenised again (keep the ids), or its template rewrites it (segment_reason)",
+    "credit-varies": "credit is constant within an action: it was discounted or normalized per token, or is misaligned",
+    "drifted-prefix": "the history was tokenized again (keep the ids), or the chat template "
+    "rewrites it (record a segment_reason)",
     "duplicate-rollout": "a row was repeated to fill a batch, or two runs share a seed",
-    "environment-reward": "rewards are off by one step, or were changed after the episode",
-    "episode-advantage-varies": "it must be one number per episode: the baseline was computed over steps",
+    "environment-reward": "rewards are shifted by one step, or were changed after the episode",
+    "episode-advantage-varies": "it must be one number per episode, but the baseline was computed over steps",
     "group-id": "its baseline would come from another group",
-    "inverted-mask": "1 means that the policy sampled the token",
-    "logprob-off-action": "it must be 0.0: the prompt was scored too, or an action is missing from the mask",
+    "inverted-mask": "a mask must be 1 only on tokens that the policy sampled",
+    "logprob-off-action": "it must be 0.0; the prompt was scored too, or an action is missing from the mask",
     "logprob-positive": "a negative log-likelihood, a logit or a probability was recorded",
     "lost-episodes": "lines of episodes.jsonl were lost",
     "mask-on-prompt": "tokens not sampled in this step would be trained on",
     "mask-outside": "a mask was built for another axis, or is inverted",
     "mask-values": "a mask must be 1 where the policy sampled and 0 elsewhere",
-    "reward-misplaced": "it was placed at the end of an observation or padded row, or on every token",
-    "reward-not-finite": "it would make every sum and baseline not finite: use None",
-    "shifted-mask": "one of them is for next-token targets, or lacks the begin-of-sequence token",
-    "stale-version": "drop it, or correct for it with importance weights",
+    "reward-misplaced": "it was placed at the end of an observation or of a padded row, or on every token",
+    "reward-not-finite": "every sum and baseline would become non-finite; use None",
+    "shifted-mask": "one of them is aligned with next-token targets, or lacks the begin-of-sequence token",
+    "stale-version": "drop the episode, or correct for its age with importance weights",
     "start-moved": "the state changed between fork and first action, or the key contains time, ids or noise",
-    "terminated-and-truncated": "a critic needs one: value 0 after the end (terminated) or a bootstrap (truncated)",
+    "terminated-and-truncated": "a critic needs to know: the value after the end is 0 "
+    "(terminated) or bootstrapped (truncated)",
     "token-id": "padding or a label of -100 was used as a token",
-    "two-assistant-messages": "two sampled messages are two steps; a discarded retry is not a step",
+    "two-assistant-messages": "each sampled message is a step, but a discarded retry is not",
     "two-versions": "weights were swapped during generation, so no single policy has these probabilities",
     "unanswered-call": "the answer was dropped, or its tool_call_id changed; endpoints reject such a conversation",
     "unknown-version": "its staleness is unknown; return policy_version with every action",
@@ -55,13 +57,13 @@ class Finding:
     """A single problem.
 
     Attributes:
-        level: "error" breaks the contract or gives a wrong number; "warning" may be intended; "info" is informative.
-        kind: names the fault, such as "drifted-prefix"; stable, for scripts.
-        message: location, problem and likely cause.
+        level: "error" for a broken contract or a wrong number; "warning" if it may be intended; else "info".
+        kind: the name of the fault, such as "drifted-prefix"; names are stable.
+        message: the location, the problem and the likely cause.
         rollout_id: the episode; None if no single episode is at fault.
-        step: the action, from 0; None if no action is at fault.
+        step: the index of the action, from 0; None if no action is at fault.
         token: the position in the token ids; None if no token is at fault.
-        evidence: lines that demonstrate it, such as a reward's rollouts.
+        evidence: lines that demonstrate the fault, such as rollouts with their scores.
     """
 
     level: Level
@@ -89,7 +91,7 @@ class Findings(list[Finding]):
     def error(
         self, kind: str, message: str, *, step: int | None = None, token: int | None = None, level: Level = "error"
     ) -> None:
-        """Add a finding; its location goes before the message, its entry of `CAUSES` after it."""
+        """Add a finding, whose message is preceded by its location and followed by its entry of `CAUSES`."""
         place = [self.subject]
         place += [f"step {step}"] if step is not None else []
         place += [f"token {token}"] if token is not None else []
@@ -102,12 +104,12 @@ class Report:
     """Counts of all findings by kind, and the first few of each kind.
 
     Attributes:
-        target: what was checked, as the user named it.
+        target: the checked object, as the user named it.
         unit: the unit of `checked`, such as "episode" or "record".
-        checked: how many were checked.
+        checked: the number of checked units.
         findings: in order of addition, at most `examples` of each kind.
         counts: the number of findings by level and kind.
-        examples: how many findings of one kind are kept; None for all.
+        examples: the maximum number of kept findings of one kind; None keeps all.
     """
 
     target: str
@@ -134,7 +136,7 @@ class Report:
         return sum(count for (known, _), count in self.counts.items() if known == level)
 
     def exit_code(self, fail_on: str) -> int:
-        """Return 1 if there is a finding of this level or worse; `fail_on` is one of `FAIL_ON`."""
+        """Return 1 if there is a finding of at least this level; `fail_on` is one of `FAIL_ON`."""
         failing = LEVELS[: FAIL_ON.index(fail_on) + 1] if fail_on != "never" else ()
         return int(any(self.count(level) for level in failing))
 
@@ -151,7 +153,7 @@ class Report:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the report for a terminal: errors first, the most frequent kind first."""
+        """Yield the lines of the report for a terminal: errors first, and the most frequent kind first."""
         for level, kind, count, examples in self._most_frequent():
             yield f"{level + ':':9}{kind}: {pluralize(count, 'finding')}"
             yield from (f"           {truncate(one_line(one.message), _EXAMPLE_CHARS)}" for one in examples)

@@ -29,7 +29,7 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, T
 from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 _MOST_WALKS = 12
-"""The number of random walks that look for recurring states. Three suffice, unless episodes end early."""
+"""The number of random walks in search of recurring states. Three suffice, unless episodes end early."""
 _COMPARED_PARTS = ("state_key()", "get_observation()", "the digest of final_state()")
 Snapshot = tuple[str, Any, str | None]
 """The state key, the observation and the digest of the final state; see `_COMPARED_PARTS`."""
@@ -93,12 +93,12 @@ class Probe:
         return self.resource_class.is_deterministic_for(self.config)
 
     def error(self, message: str, level: Level = "error") -> None:
-        """Record a finding unless it is recorded already."""
+        """Record an error, unless it is recorded already."""
         if all((known.level, known.message) != (level, message) for known in self.findings):
             self.findings.append(Finding(level, self.kind, message))
 
     def warn(self, message: str) -> None:
-        """Record a warning unless it is recorded already."""
+        """Record a warning, unless it is recorded already."""
         self.error(message, "warning")
 
     def compare(self, before: Snapshot, after: Snapshot, message: str, parts: int = 2) -> None:
@@ -139,7 +139,7 @@ class Probe:
                 self.error(f"{error}; close() must not fail, even after a failed episode")
 
     async def act(self, resource: ForkableResource, action: Action) -> ActionOutcome:
-        """Take one action and check its outcome and the state after it."""
+        """Take one action; check its outcome and the state after it."""
         outcome: Any = None
         try:
             with boundary(EnvironmentFailure, f"step {action}"):
@@ -153,7 +153,7 @@ class Probe:
                 self.error(f"the {name} of {action} is not JSON-safe: {problem}; convert it before returning it")
         reward = outcome.reward
         if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-            self.error(f"the reward of {action} is {reward!r}; it must be a finite float, or None")
+            self.error(f"the reward of {action} is {reward!r}; it must be a finite float or None")
         for name, flag in (("terminated", outcome.terminated), ("truncated", outcome.truncated)):
             if not isinstance(flag, bool):
                 self.error(f"{name} of {action} is {flag!r}, not a bool; convert NumPy bools")
@@ -178,13 +178,13 @@ class Probe:
     async def walk(
         self, resource: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
     ) -> list[ActionOutcome]:
-        """Take up to `count` random actions; stop when the episode ends or an action also changes `beside`."""
+        """Take up to `count` random actions; stop if the episode ends or an action also changes `beside`."""
         seen: list[ActionOutcome] = []
         key = await beside.state_key() if beside else ""
         for _ in range(count):
             with boundary(EnvironmentFailure, "admissible_actions"):
                 admissible = await resource.admissible_actions()
-            # Include inadmissible actions: agents take them too.
+            # Include inadmissible actions, since agents take them too.
             if admissible and rng.random() < 0.5:
                 chosen = rng.choice(list(admissible))
                 action = Action(chosen["name"], chosen["arguments"])
@@ -296,7 +296,7 @@ async def _check_config(probe: Probe) -> None:
     except RewardKitError as error:
         probe.warn(f"{error}; raise ConfigError and name the key")
         return
-    probe.warn("setup accepts the unknown key 'no_such_key'; misspelt keys would be ignored silently")
+    probe.warn("setup accepts the unknown key 'no_such_key', so misspelled keys would be ignored silently")
 
 
 async def _check_tools(probe: Probe) -> None:
@@ -312,12 +312,12 @@ async def _check_tools(probe: Probe) -> None:
         is_function = isinstance(function, Mapping) and spec.get("type") == "function"
         name: Any = function.get("name") if isinstance(function, Mapping) else None
         if not is_function or function is None or not isinstance(name, str) or not name:
-            problem = "has no name" if is_function else "is not in OpenAI form"
+            problem = "has no name" if is_function else "is not in OpenAI's format"
             form = '{"type": "function", "function": {"name", "description", "parameters"}}'
-            probe.error(f"the tool {str(spec)[:200]} {problem}: the OpenAI form is {form}")
+            probe.error(f"the tool {str(spec)[:200]} {problem}; OpenAI's format is {form}")
             continue
         if not function.get("description"):
-            probe.warn(f"tool {name!r} has no description; agents choose tools by it")
+            probe.warn(f"tool {name!r} has no description, by which agents choose tools")
         parameters = function.get("parameters", {"type": "object"})
         if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
             probe.error(f"tool {name!r}: parameters must be a JSON schema of type object, got {parameters!r}")
@@ -355,7 +355,7 @@ async def _check_pure(probe: Probe) -> None:
     await resource.expert_action()
     for part, old, new in zip(_COMPARED_PARTS, before, await probe.snapshot(resource), strict=True):
         if old != new:
-            # External state may change by itself; the state of a deterministic resource must not.
+            # The state of a deterministic resource must not change by itself, unlike external state.
             probe.error(
                 f"{part} changes without an action; state_key, get_observation, get_tools_spec, "
                 "admissible_actions, expert_action and final_state must not change the state or contain the time",
@@ -367,8 +367,8 @@ async def _check_determinism(probe: Probe) -> None:
     walked = await probe.walk(await probe.resource(), random.Random(probe.seed), probe.steps)
     if walked and all(seen.refused is not None for seen in walked):
         probe.warn(
-            f"every random action was refused (the last: {walked[-1].refused}); these checks prove little. Define "
-            "admissible_actions(), or schemas with enum and bounds"
+            f"every random action was refused (the last: {walked[-1].refused}); so the checks are weak. Define "
+            "admissible_actions(), or use schemas with enums and bounds"
         )
     if not probe.is_deterministic:
         probe.warn("deterministic = False: checks that need repeatable runs were skipped")
@@ -415,7 +415,7 @@ async def _check_fork(probe: Probe) -> None:
     origin = await probe.unfinished(rng, max(1, probe.steps // 2))
     before = await probe.snapshot(origin)
     twin, still = await probe.fork(origin), await probe.fork(origin)
-    text = "a fork differs from its origin in {part}{difference}; fork() must copy all of the state"
+    text = "a fork differs from its origin in {part}{difference}; fork() must copy the whole state"
     probe.compare(before, await probe.snapshot(twin), text)
     shares = "fork() shares state that it must copy"
     walked = await probe.walk(twin, rng, probe.steps, beside=origin)
@@ -451,10 +451,10 @@ async def _check_checkpoint(probe: Probe) -> None:
     walked = await probe.walk(resource, rng, probe.steps)
     for attempt in ("", " a second time"):
         await resource.restore(saved)
-        # A resource with external state can restore its key, but not its observation.
+        # A resource with external state can restore its key, but possibly not its observation.
         text = (
-            f"after restore(){attempt}, {{part}} differs from checkpoint(){{difference}}; a checkpoint must "
-            "hold all of the state, and later actions must not change it"
+            f"after restore(){attempt}, {{part}} differs from checkpoint(){{difference}}; a checkpoint must hold "
+            "the whole state, and later actions must not change it"
         )
         probe.compare(before, await probe.snapshot(resource), text, parts=2 if probe.is_deterministic else 1)
         difference = await probe.repeat(resource, walked)
@@ -463,7 +463,7 @@ async def _check_checkpoint(probe: Probe) -> None:
 
 
 async def _check_key_of_returning_states(probe: Probe) -> None:
-    """Check that a recurring state has the same key; a key that counts steps fails."""
+    """Check that a recurring state has the same key, unlike a key that counts steps."""
     cause = "state_key() must leave out the time, step counts, session ids and noise"
     keys: dict[str, set[str]] = {}
     taken = 0
@@ -504,9 +504,7 @@ async def _check_actions_offered(probe: Probe) -> None:
     if expert is not None and expert.get("type") == "tool_call":
         offered.append(Action(expert["name"], copy.deepcopy(expert["arguments"])))
     elif expert is not None and expert.get("type") not in ("text", "tool_calls", "terminate"):
-        probe.error(
-            f"expert_action() returned {expert!r}, which is not a policy action; see Action in policy_interface"
-        )
+        probe.error(f"expert_action() returned {expert!r}, which is not an action; see Action in policy_interface")
     for action in offered[:10]:
         seen = await probe.act(await probe.resource(), action)
         if seen.refused is not None:
@@ -547,7 +545,7 @@ async def _watched_folders(probe: Probe) -> AsyncIterator[None]:
         yield
         gc.collect()
         if left := _names(private) | (_names(temporary_root()) - ours):
-            probe.error(f"{len(left)} temporary files were left behind ({sorted(left)[0]}, …); remove them in close()")
+            probe.error(f"{len(left)} temporary files were not removed ({sorted(left)[0]}, …); remove them in close()")
         if new := _names(Path.cwd()) - here:
             probe.error(f"{sorted(new)[0]!r} was left in the working directory; use the system's temporary directory")
     finally:

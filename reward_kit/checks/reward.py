@@ -1,8 +1,8 @@
-"""Check a reward with every probe, and prove that a task works before spending money on it.
+"""Check a reward with every probe, and validate a task by its reference solutions.
 
-A task is proved if its reference solution passes and doing nothing scores 0. The reference solution of a sample is the
-first available of: its row's `gold_actions` (a list of actions), its `gold_answer` (text), the policy that the user
-names, the resource's expert.
+A task is valid if the reference solution of each sample scores 1 and an agent that does nothing scores 0. The reference
+solution of a sample is the first available of: its row's `gold_actions` (a list of actions), its row's `gold_answer`
+(text), the policy that the user names, and the resource's expert.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ from reward_kit.runs.tasks import LoadedTask
 from reward_kit.typed_interface import RewardSpec
 
 PROBES: tuple[tuple[str, Probe, bool], ...] = (
-    ("the same score every time", reward_behavior.steady, False),
+    ("reproducible scores", reward_behavior.steady, False),
     ("right and wrong answers", reward_exploits.right_and_wrong, True),
     ("odd rollouts", reward_behavior.odd, False),
     ("missing ground truths", reward_behavior.missing_truth, True),
     ("other ways to write an answer", reward_exploits.equal_answers, True),
     ("text around an answer", reward_exploits.text_around, True),
-    ("cheats that know nothing", reward_exploits.without_truth, True),
+    ("cheats without the ground truth", reward_exploits.without_truth, True),
     ("cheats with the ground truth", reward_exploits.with_truth, True),
     ("code in answers", reward_behavior.runs_answers, False),
     ("time and memory", reward_behavior.cost, False),
-    ("growth of time", reward_behavior.growth, False),
+    ("growth of time with length", reward_behavior.growth, False),
     ("regular expressions", reward_behavior.patterns, False),
-    ("the same score at the end", reward_behavior.still, False),
+    ("the same score after all other calls", reward_behavior.still, False),
     ("the range of scores", reward_exploits.scores, False),
-    ("what it reads", reward_behavior.reads, False),
+    ("files, network and programs", reward_behavior.reads, False),
     ("changed inputs", reward_behavior.changes_inputs, False),
 )
 """The probes, each with its name and a flag that is True if it needs reproducible scores."""
@@ -77,7 +77,7 @@ _NOISE = ("nondeterministic", "hidden-state")
 _NOT_COMPARED = "scores of the same rollout differ, so nothing can be compared"
 _WORST = 5
 _CHECKED_SAMPLES = 4
-"""The number of a task's samples that the check of its reward uses."""
+"""The maximum number of a task's samples used to check its reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Plan:
 
     reference: str  # `file.py:function` or `package.module:function`
     choice: SandboxChoice = field(default_factory=lambda: SandboxChoice(reward_time_s=10.0))
-    folder: Path | None = None  # The base of relative file paths
+    folder: Path | None = None  # Base of relative file paths
     given: Given = field(default_factory=Given)  # Ground truths, correct answers and transcripts
     options: Mapping[str, Any] = field(default_factory=dict)  # Fixed options of the reward
     against: str | None = None  # A second reward for comparison
@@ -102,31 +102,31 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
     has_ends = bool(given.ends) or any(rollout.final_state is not None for rollout in given.rollouts)
     if "state" in (reward.parameters or ()) and not has_ends:
         raise ConfigError(
-            f"reward {reward.id!r} scores the final state of a resource, which only episodes have: check the task "
-            "file (reward-kit check task.yaml), or give the episodes of a run (--data runs/…/episodes.jsonl)"
+            f"reward {reward.id!r} scores the final state of a resource, which only episodes have; check the task "
+            "file (reward-kit check task.yaml), or pass the episodes of a run (--data runs/…/episodes.jsonl)"
         )
     if given.golds and not given.truths and reward.parameters is not None and takes_truth(reward.parameters):
         raise ConfigError(
-            f"reward {reward.id!r} takes a ground_truth: pass one --ground-truth JSON for each --gold TEXT"
+            f"reward {reward.id!r} takes a ground_truth; pass one --ground-truth JSON for each --gold TEXT"
         )
     other = load_reward(plan.against, plan.folder, plan.choice) if plan.against else None
     for one in (loaded, other):
         if one is not None and asks_models(one.reward):
             raise ConfigError(
-                f"reward {one.reward.id!r} asks a model, which costs money, and a check makes a few hundred calls: "
-                "measure its agreement with people instead (reward-kit calibrate)"
+                f"reward {one.reward.id!r} calls a model, which costs money, and a check makes a few hundred calls; "
+                "measure its agreement with human labels instead (reward-kit calibrate)"
             )
     return loaded, other
 
 
 def asks_models(reward: Reward) -> bool:
-    """Return True if a reward calls models; sandboxed rewards cannot."""
+    """Return True if a reward calls models, which sandboxed rewards cannot do."""
     resources = reward.resources.values() if isinstance(reward, RewardSpec) else ()
     return any(getattr(resource, "asks_models", False) for resource in resources)
 
 
 def is_reward(target: str) -> bool:
-    """Return True if a target names a reward, which is found by reading its file without running it."""
+    """Return True if a target names a reward, without running the file."""
     if ":" not in target:
         return False
     if is_address(target):
@@ -162,12 +162,17 @@ async def check_reward(
         needs_truth = takes_truth(loaded.reward.parameters)
         questions = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
         if not questions:
-            # If nothing can be checked, this is not a pass: truths have an unknown form, or nothing is scored.
+            # A check of nothing is not a pass: the form of ground truths is unknown, or nothing is scored.
             (first, *_) = build_questions(Given(), source.ground_truth, takes_truth=True)
             seen = await bench.see(first.answered("The answer is 42."))
-            text = "no rollout could be scored with a generated ground truth; its form is unknown: pass --ground-truth"
+            text = (
+                "no rollout could be scored with a generated ground truth, since its "
+                "form is unknown; pass --ground-truth"
+            )
             report.note("never-scores", "error", text, [evidence(f"ground truth {truth_text(first.truth)!r}", seen)])
-            report.cannot("everything else", "needs a ground truth that the reward can read; pass --ground-truth JSON")
+            report.cannot(
+                "everything else", "requires a ground truth that the reward can read; pass --ground-truth JSON"
+            )
             return report
         context = CheckContext(bench, report, source, chance, questions, plan.given.rollouts)
         compared: dict[str, list[Finding]] = {}
@@ -180,7 +185,7 @@ async def check_reward(
             await probe(context)
             if is_comparing:
                 compared[name] = report.findings[before:]
-        if any(map(report.has, _NOISE)):  # State kept between calls may take effect late
+        if any(map(report.has, _NOISE)):  # State kept between calls may have a late effect
             for name, findings in compared.items():
                 report.drop(findings)
                 report.cannot(name, _NOT_COMPARED)
@@ -192,7 +197,7 @@ async def check_reward(
 
 
 async def _compare(context: CheckContext, other: Bench, name: str, threshold: float) -> None:
-    """Compare scores with a second reward, on the user's rollouts and, if they are few, on generated ones."""
+    """Compare the scores with a second reward's on the user's rollouts and, if these are few, on generated ones."""
     pairs, unscored = [], 0
     requests = [*context.rollouts, *(question.gold for question in context.questions if question.gold is not None)]
     for question in context.questions if len(context.rollouts) < 20 else ():
@@ -253,7 +258,7 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class SampleProof:
-    """The result of proving one sample."""
+    """The validation of one sample: the ends of its two episodes."""
 
     sample: Sample
     by: str = ""  # "gold_actions", "gold_answer", the name of a policy, "expert"; "" without a reference solution
@@ -274,14 +279,14 @@ class SampleProof:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """The results of proving a task's samples, and the check of its reward on their episodes."""
+    """The validation of a task's samples, and the check of its reward on their episodes."""
 
     task: LoadedTask
     proofs: Sequence[SampleProof]
     reward: RewardReport
 
     def exit_code(self, fail_on: str) -> int:
-        """Return 1 if a sample has a problem, or the reward a finding of this level or worse."""
+        """Return 1 if a sample has a problem, or the reward a finding of at least this level."""
         has_problems = any(proof.problems for proof in self.proofs)
         return 1 if has_problems and fail_on != "never" else self.reward.exit_code(fail_on)
 
@@ -323,10 +328,10 @@ class TaskReport:
 
 
 def why_not_free(task: LoadedTask, user: SimulatedUser | None) -> str:
-    """Return the reason why proving the task would cost money; "" if it would not."""
+    """Return the reason why validating the task would cost money; "" if it would not."""
     if user is not None and not user.is_free:
         return "its user is a model, which costs money"
-    return "its reward asks a model, which costs money" if task.reward and asks_models(task.reward) else ""
+    return "its reward calls a model, which costs money" if task.reward and asks_models(task.reward) else ""
 
 
 async def check_task(
@@ -338,9 +343,9 @@ async def check_task(
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TaskReport:
-    """Prove a task's samples, and check its reward on their episodes; see `prove` for the arguments."""
+    """Validate a task's samples, and check its reward on their episodes; see `prove` for the arguments."""
     proofs = await prove(task, samples, user, policy, seed=seed, tell=lambda proof: tell(f"sample {proof.sample.id}"))
-    assert task.reward is not None  # `prove` has checked it
+    assert task.reward is not None  # `prove` raises without a reward
     definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
     ends = [(one.gold.request, one.nothing.request) for one in proofs if one.gold and one.nothing and not one.problems]
     rollouts = [end.request for one in first for end in (one.gold, one.nothing) if end and not end.request.failure]
@@ -365,13 +370,13 @@ async def prove(
     max_concurrency: int = 8,
     tell: Callable[[SampleProof], None] = lambda _: None,
 ) -> list[SampleProof]:
-    """For each sample, run and score the reference solution and an agent that does nothing.
+    """Run and score, for each sample, the reference solution and an agent that does nothing.
 
     Args:
         task: a task with a reward.
-        samples: the samples to prove.
+        samples: the samples to validate.
         user: the task's simulated user, which must be free of charge.
-        policy: the reference solution of samples without their own, with its name; by default the resource's expert.
+        policy: the reference solution of samples that have none, with its name; by default the resource's expert.
         seed: the seed of the episodes.
         max_concurrency: the maximum number of concurrent samples.
         tell: a function called with each finished sample.
@@ -380,7 +385,7 @@ async def prove(
         ConfigError: the task has no reward, or its user costs money.
     """
     if task.reward is None:
-        raise ConfigError(f"{task.path}: the task has no reward to prove; set reward")
+        raise ConfigError(f"{task.path}: the task has no reward to check; set reward")
     if user is not None and not user.is_free:
         raise ConfigError(f"{task.path}: its user is a model, which costs money")
     rights = [_right(task, sample, policy) for sample in samples]
@@ -414,7 +419,7 @@ def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | 
         if (given := sample.row.get(key)) is None:
             continue
         if not isinstance(given, list if key == "gold_actions" else str):
-            raise ConfigError(f"{sample.where}: {key} is {form}, not {given!r:.60}")
+            raise ConfigError(f"{sample.where}: {key} must be {form}, got {given!r:.60}")
         try:
             with boundary(PolicyError, key):
                 return key, ScriptedPolicy([{"type": "text", "content": given}] if isinstance(given, str) else given)

@@ -39,7 +39,7 @@ _Scores = list[float | None]
 
 
 async def steady(context: CheckContext) -> None:
-    """Score the same rollouts repeatedly, in both orders and in fresh workers."""
+    """Score the same rollouts repeatedly, in both orders, and in fresh workers."""
     question, bench = context.first, context.bench
     texts = [*clearly_different()[1:8], " ".join(question.written(value) for value in question.wrong)]
     for known in context.known:
@@ -61,7 +61,7 @@ async def steady(context: CheckContext) -> None:
     for rollout, scores in zip(reversed(rollouts), reversed(here), strict=True):
         scores.append((await bench.see(rollout)).score)
     why = f" (its file uses {', '.join(context.source.chance)})" if context.source.chance else ""
-    by_chance = f"the same rollout gets different scores{why}; advantages within a group become noise"
+    by_chance = f"the same rollout gets different scores{why}, which adds noise to the advantages within a group"
     if not bench.is_confined:
         missing = "the reward runs in this process; use --sandbox warm for fresh workers"
         context.report.cannot("state kept between calls, compared with a fresh worker", missing)
@@ -82,13 +82,14 @@ async def steady(context: CheckContext) -> None:
     one, other = await in_worker(1), await in_worker(2)
     moved = [i for i in range(len(rollouts)) if _differ([*here[i], fresh[i], *one[i], *other[i]])]
     lines = [_line(rollouts[i], here[i], fresh[i], one[i], other[i]) for i in moved]
-    # Two other interpreters make the same calls: equal scores indicate kept state, constant scores set order.
+    # Two other interpreters make the same calls. Equal scores indicate state kept between calls; constant ones, set
+    # order.
     if not any(_differ(pair) for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)):
         context.report.note("hidden-state", "error", _KEPT, lines)
     elif not any(_differ(scores) for scores in (*here, *one, *other)):
         text = (
-            "the score differs between interpreters but not within one: it depends on the order of a set or on hash(); "
-            "sort, or use hashlib"
+            "the score differs between interpreters but not within one: it depends on the order of a "
+            "set or on hash(); sort the set, or use hashlib"
         )
         context.report.note("depends-on-hash-seed", "error", text, lines)
     else:
@@ -96,7 +97,7 @@ async def steady(context: CheckContext) -> None:
 
 
 async def still(context: CheckContext) -> None:
-    """Score the first rollouts again after all other calls and a hundred more."""
+    """Score the first rollouts again, after all other calls and a hundred more."""
     if any(context.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
         return
     for _ in range(_LATE_CALLS):
@@ -235,12 +236,12 @@ async def runs_answers(context: CheckContext) -> None:
         seen = await context.see(name, request)
         if any(kind == "code" and _CANARY in what for kind, what in seen.events):
             lines.append(f"{subject} was compiled as Python")
-    text = "runs model-written text as Python in the reward's process; parse it, or run it in a separate sandbox"
+    text = "runs model-written text as Python in the reward's process; parse the text, or run it in a separate sandbox"
     context.report.note("evaluates-answer", "error", text, lines)
 
 
 async def reads(context: CheckContext) -> None:
-    """Report files, network and programs used in any call, without blocking them."""
+    """Report the files, network and programs used in any call, without blocking them."""
     names: dict[str, list[str]] = defaultdict(list)
     for kind, what in context.events:
         if kind in _WORDS:
@@ -251,7 +252,7 @@ async def reads(context: CheckContext) -> None:
         [f"{kind}: {what}" for kind in kinds for what in names[kind][:3]]
         for kinds in (("network", "process"), ("file", "environment"))
     )
-    text = "uses the network or starts programs; a sandbox may refuse that"
+    text = "uses the network or starts programs, which a sandbox may deny"
     context.report.note("reaches-out", "info", text, outward, most=6)
     if not outward:
         text = "its score may depend on the machine's files or environment variables"
@@ -281,7 +282,7 @@ async def cost(context: CheckContext) -> None:
         "p95": _round(1000 * times[int(len(times) * 0.95)]),
     }
     context.report.facts["memory of a call, MiB"] = {
-        "as a rule": _round(short.peak_mb),
+        "on ordinary answers": _round(short.peak_mb),
         "on 100,000 characters": _round(long.peak_mb),
     }
     if long.peak_mb > _MUCH_MB:
@@ -303,7 +304,7 @@ async def growth(context: CheckContext) -> None:
         if _is_late(seen) or _is_late(double):
             line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: does not return in time"
         elif double.cpu_s > _WORTH_S:
-            # A busy machine slows single calls, so use the fastest of several.
+            # Other load slows single calls, so use the fastest of several.
             once = min([seen.cpu_s, *[(await _at(context, piece, 1)).cpu_s for _ in range(2)]])
             twice = min([double.cpu_s, *[(await _at(context, piece, 2)).cpu_s for _ in range(2)]])
             if twice > _STEEP * once:
@@ -311,7 +312,7 @@ async def growth(context: CheckContext) -> None:
                     f"{name}: {1000 * once:.0f} ms on {_LENGTH:,} characters, {1000 * twice:.0f} ms on {2 * _LENGTH:,}"
                 )
         if line:
-            text = "its time grows faster than the answer's length: a long answer holds up the batch"
+            text = "its time grows faster than the length of the answer, so a long answer delays the batch"
             context.report.note("slow-growth", "error", text, [line])
             return
 
@@ -411,12 +412,12 @@ async def odd(context: CheckContext) -> None:
         seen = await context.see(name, request)
         if seen.failure is not None:
             broken[_kind_of(seen.failure, otherwise)].append((name, seen))
-        # A zero whose reason names an error is an error.
+        # A score of zero whose reason names an error counts as an error.
         reason = seen.result.reason if seen.result is not None and seen.score is not None else None
         if reason and seen.score is not None and seen.score <= LITTLE and _ERROR_WORDS.search(reason):
             zeros.append(f"{name}: {reason[:100]}")
         if name in long_names and seen.cpu_s > _SLOW_S:
-            text = f"takes {seen.cpu_s:.1f} s on {name}; one long answer holds up the batch"
+            text = f"takes {seen.cpu_s:.1f} s on {name}; one long answer delays the batch"
             report.note("slow", "warning", text)
     for kind, (level, text) in _BROKEN.items():
         if cases := broken.get(kind):
@@ -424,8 +425,8 @@ async def odd(context: CheckContext) -> None:
             report.note(kind, level, text.format(n=count), [evidence(*case) for case in cases], most=6)
     lines = [f"line {line}: a broad except returns a score" for line in context.source.zeros]
     text = (
-        "an exception becomes a score, so errors count as wrong answers; let it raise or return "
-        "is_score_valid=False to leave the rollout unscored"
+        "an exception becomes a score, so errors count as wrong answers; let the exception propagate, or "
+        "return is_score_valid=False, to leave the rollout unscored"
     )
     report.note("swallowed-exception", "warning", text, [*lines, *zeros], most=6)
 
@@ -448,7 +449,7 @@ def _kind_of(failure: Failure, otherwise: str) -> str:
 _BROKEN: dict[str, tuple[Level, str]] = {
     "raises": (
         "error",
-        "raises on {n} that a model can cause; a model could avoid bad scores by being unscored",
+        "raises on {n} that a model can cause, so a model could avoid bad scores by staying unscored",
     ),
     _FAULT: ("warning", "raises on {n} that only a bug can cause"),
     "hangs": ("error", "does not return in time on {n}"),
@@ -460,14 +461,14 @@ _BROKEN: dict[str, tuple[Level, str]] = {
     "invalid-result": ("error", "returns no valid result on {n}"),
     "large-result": (
         "info",
-        "its result exceeds sandbox.limits.result_kb on {n}; quote less of the answer in the reason",
+        "its result exceeds sandbox.limits.result_kb on {n}; quote a shorter part of the answer in the reason",
     ),
     "unscored": ("info", "declares {n} unscored"),
 }
 
 
 async def missing_truth(context: CheckContext) -> None:
-    """Check that a missing ground truth leaves a sample unscored, and that an unreadable one scores nothing."""
+    """Check that a missing ground truth leaves a sample unscored, and that an unreadable one earns nothing."""
     question = context.first
     if context.bench.parameters is not None and "ground_truth" not in context.bench.parameters:
         return
@@ -479,12 +480,12 @@ async def missing_truth(context: CheckContext) -> None:
     answers = {"wrong": wrong, "the right one": right, "no words": "", "no answer": "I do not know."}
     if isinstance(question.truth, str):
         lines = []
-        for truth in ("", "\\frac{{", "n/a"):  # No parser reads them, so no answer is correct
+        for truth in ("", "\\frac{{", "n/a"):  # No parser can read these, so no answer is correct
             for text in (wrong, answers["no answer"]):
                 seen = await context.bench.see(replace(question.answered(text), ground_truth=truth))
                 if (seen.score or 0.0) > (question.floor or 0.0) + LITTLE:
                     lines.append(evidence(f"ground_truth {truth!r}", seen, text))
-        text = "an unreadable ground truth makes any answer right; leave such a rollout unscored"
+        text = "with an unreadable ground truth, any answer counts as right; leave such rollouts unscored"
         context.report.note("unreadable-truth-earns", "error", text, lines)
     lines, earns = [], False
     for name, text in answers.items():
@@ -503,5 +504,5 @@ async def missing_truth(context: CheckContext) -> None:
 async def changes_inputs(context: CheckContext) -> None:
     """Check that no call changed its inputs; run it after all other probes."""
     lines = [f"{name}{how}" for name, how in context.changed.items()]
-    text = "changes its inputs; the next reward of the same rollout would score changed data"
+    text = "changes its inputs, so the next reward of the same rollout would score changed data"
     context.report.note("mutates-input", "error", text, lines, most=8)

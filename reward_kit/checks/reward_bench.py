@@ -36,11 +36,11 @@ from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import RewardSpec
 
 LITTLE = 1e-6
-"""Scores closer than this count as equal."""
+"""Scores that differ by less than this count as equal."""
 _PLAIN_CALLS = "from reward_kit.reward_agent.sandbox_worker import WorkerCalls\n"
 _WATCHED_CALLS = "from reward_kit.checks.call_recorder import RecordedWorkerCalls as WorkerCalls\n"
 ATTACK_CPU_S = 1.0
-"""CPU time limit of a call that may never return."""
+"""CPU time limit in seconds of a call that may never return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class CallOutcome:
     score: float | None  # None if the rollout is unscored
     failure: Failure | None = None  # The reason why it is unscored
     result: EvaluateResult | None = None
-    wall_s: float = 0.0  # Duration of only the call, measured in the worker; 0 if it did not return
-    cpu_s: float = 0.0  # CPU time, measured likewise
+    wall_s: float = 0.0  # Duration of the call alone, measured in the worker; 0 if it did not return
+    cpu_s: float = 0.0  # CPU time, measured in the same way
     peak_mb: float = 0.0  # The peak memory of the call in MiB, if requested
     changed: Mapping[str, str] = field(default_factory=dict)  # The changed inputs, each with its change
     events: tuple[tuple[str, str], ...] = ()  # The files, variables, network and programs used, as (kind, name)
@@ -65,7 +65,7 @@ class CallOutcome:
 
 
 class LocalBench(InProcessScorer):
-    """Calls a reward in this process, without fresh workers and time limits."""
+    """A bench that calls a reward in this process, without fresh workers and time limits."""
 
     is_confined = False
     level = "in_process"
@@ -83,7 +83,7 @@ class LocalBench(InProcessScorer):
 
 
 class SandboxedBench(SandboxedScorer):
-    """Calls a reward in the sandbox."""
+    """A bench that calls a reward in the sandbox."""
 
     is_confined = True
 
@@ -120,7 +120,7 @@ class SandboxedBench(SandboxedScorer):
         limits = self._base.limits
         if cpu_s is not None:
             limits = replace(limits, cpu_s=min(cpu_s, limits.cpu_s))
-        # Workers are also keyed by their limits: a slightly longer limit gives another worker.
+        # Workers are also keyed by their limits, so a slightly longer limit selects another worker.
         limits = replace(limits, wall_s=limits.wall_s + worker / 1024)
         self._reward = replace(self._base, limits=limits, level="isolated" if is_fresh else self._base.level)
         self._look, self._observed = {"memory": memory, "inputs": not memory and cpu_s is None}, None
@@ -196,14 +196,14 @@ class Question:
     blank: ScoringRequest  # The rollout without an answer, as if the agent did nothing
     truth: Any = None  # The ground truth; None if the reward takes none
     gold: ScoringRequest | None = None  # A correct rollout; None if unknown
-    is_given: bool = False  # True if the user supplied the gold; otherwise it was found by trial
+    is_given: bool = False  # True if the user supplied the correct answer; otherwise it was found by trial
     is_truth_given: bool = True  # True if the user supplied the truth; otherwise it was generated from the annotation
     form: Form | None = None  # The form of an answer; None if unknown or if the answer is not text
     wrong: Sequence[Any] = ()
     gold_seen: CallOutcome | None = None
     floor: float | None = None  # The best score of a wrong answer in the same form; None if no such answer was scored
     was_scored: bool = False
-    alike: str = ""  # A form in which a wrong answer earned as much as the truth, with its score, or ""
+    alike: str = ""  # A form in which a wrong answer earned as much as the correct one, with its score, or ""
 
     @property
     def gold_score(self) -> float | None:
@@ -212,7 +212,7 @@ class Question:
 
     @property
     def separates_answers(self) -> bool:
-        """True if the correct rollout earns more than wrong ones."""
+        """True if the correct rollout earns more than wrong answers."""
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
     def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:
@@ -226,7 +226,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers, ground truths and rollouts from the user."""
+    """Answers, ground truths and rollouts that the user supplied."""
 
     truths: Sequence[Any] = ()
     golds: Sequence[str] = ()  # Correct answers: one per truth, or any number if the reward takes no truth
@@ -236,7 +236,7 @@ class Given:
     def __post_init__(self) -> None:
         if self.golds and self.truths and len(self.golds) != len(self.truths):
             raise ConfigError(
-                f"{len(self.truths)} ground truths and {len(self.golds)} right answers: "
+                f"{len(self.truths)} ground truths but {len(self.golds)} right answers; "
                 "pass one --gold for each --ground-truth"
             )
 
@@ -259,7 +259,7 @@ def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: i
     if given.truths:
         answers: Sequence[str | None] = given.golds or [None] * len(given.truths)
         return [_make_question(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
-    # Use texts if the annotation does not specify a type, or includes texts.
+    # Use texts if the annotation specifies no type, or allows texts.
     truths: Sequence[Any] = _TEXTS
     if "str" not in (part.strip() for part in annotation.split("|")):
         truths = next((own for name, own in _BY_ANNOTATION if name.lower() in annotation.lower()), _TEXTS)
@@ -321,9 +321,9 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
             continue
         tried.floor = await _floor(tried, bench)
         if tried.floor is None:
-            continue  # An unscored wrong answer is a separate finding, and not evidence about this form
+            continue  # An unscored wrong answer is a separate finding, not evidence about this form
         if not tried.separates_answers:
-            question.alike = f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
+            question.alike = f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, as for wrong answers"
         else:
             best = tried.gold_score
             question.form, question.gold, question.gold_seen, question.floor = (
@@ -364,7 +364,7 @@ class RewardReport(Report):
     examples: int | None = None
     level: str = ""
     seed: int = 0
-    unchecked: dict[str, str] = field(default_factory=dict)  # Impossible checks, with the reason
+    unchecked: dict[str, str] = field(default_factory=dict)  # Checks that were not possible, with the reason
     facts: dict[str, Any] = field(default_factory=dict)  # Measurements by name
 
     def note(
@@ -381,7 +381,7 @@ class RewardReport(Report):
         self.counts = Counter((finding.level, finding.kind) for finding in self.findings)
 
     def cannot(self, check: str, why: str) -> None:
-        """Record an impossible check; only the first reason is stored."""
+        """Record a check that is not possible; only the first reason is stored."""
         self.unchecked.setdefault(check, why)
 
     def to_json(self) -> dict[str, Any]:
@@ -438,12 +438,12 @@ class CheckContext:
 
     @property
     def first(self) -> Question:
-        """The question that most probes use, preferably one whose correct answer earns more than wrong ones."""
+        """The question that most probes use: preferably one whose correct answer earns more than wrong answers."""
         return next((question for question in self.questions if question.separates_answers), self.questions[0])
 
     @property
     def known(self) -> list[Question]:
-        """The questions whose correct answer earns more than wrong ones."""
+        """The questions whose correct answer earns more than wrong answers."""
         return [question for question in self.questions if question.separates_answers]
 
     async def see(self, name: str, request: ScoringRequest) -> CallOutcome:

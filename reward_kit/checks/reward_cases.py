@@ -72,7 +72,7 @@ def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any
 
 
 def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
-    """Yield continuations of `prompt` that break rewards, each from a published bug or a provider's behavior."""
+    """Yield continuations of `prompt` that break rewards, each known from a published bug or a provider's behavior."""
     asked = tuple(prompt) or (user(QUESTION),)
     call = calling("look_up", {"key": "value"})
     answer = Message(role="tool", tool_call_id="call_1", content="found")

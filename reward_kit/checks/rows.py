@@ -84,7 +84,7 @@ def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
     for key in (*_MASKS, *_VALUES):
         if key in row and len(row[key]) != size:
             sizes = f"{key} has {len(row[key])} entries and input_ids {size}"
-            findings.error("length-mismatch", f"{sizes}; it covers the completion only")
+            findings.error("length-mismatch", f"{sizes}; it covers only the completion")
     for key in _MASKS:
         if key in row and len(wrong := np.flatnonzero((row[key] != 0) & (row[key] != 1))):
             findings.error("mask-values", f"{key} is {row[key][wrong[0]]}", token=int(wrong[0]))
@@ -176,10 +176,10 @@ def check_trl_rollout(
 ) -> list[Finding]:
     """Check the dict that a `rollout_func` returns to TRL's `GRPOTrainer`.
 
-    `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the model's tokens, 0 on environment
-    tokens) contain one list per prompt; a single row is also accepted. The format has one sequence per episode, not the
-    model's input in each turn, so boundaries of adjacent actions, credit, versions, starts and drifted prefixes cannot
-    be checked. A row whose `score` is None is unscored, and may be masked entirely.
+    `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the model's tokens, 0 on those of the
+    environment) contain one list per prompt; a single row is also accepted. The format has one sequence per episode,
+    not the model's input in each turn, so boundaries of adjacent actions, credit, versions, starts and drifted prefixes
+    cannot be checked. A row whose `score` is None is unscored, and may be masked entirely.
 
     Args:
         rollout: the dict.
@@ -198,7 +198,7 @@ def check_trl_rollout(
             kind = np.float64 if key == "logprobs" else np.int64
             columns[key] = [np.array([np.nan if x is None else x for x in row], dtype=kind) for row in rows]
             if any(array.ndim != 1 for array in columns[key]):
-                raise ValueError("they are nested deeper: keep only the log-probability of the sampled token")
+                raise ValueError("they are nested more deeply; keep only the log-probability of the sampled token")
     if not {"prompt_ids", "completion_ids"} <= columns.keys():
         raise ConfigError(f"{what}: a TRL rollout needs 'prompt_ids' and 'completion_ids', got {', '.join(rollout)}")
     findings = Findings(what)
@@ -248,7 +248,7 @@ def check_verifiers_trace(
 ) -> list[Finding]:
     """Check one trace of verifiers: a state with a `trajectory` (v0), or a trace with `nodes` (v1).
 
-    v0 stores the whole prompt and the sampled tokens of each step, so drifted prefixes are found; intentionally
+    v0 stores the whole prompt and the sampled tokens of each step, so drifted prefixes are detected; intentionally
     rewritten contexts are reported too, since v0 has no field for the reason. v1 stores messages as a tree, each with
     the tokens that it adds and log-probabilities of the sampled tokens only. In v1, a drifted prefix is another branch
     and looks like a compaction, and shifted log-probabilities or credit on observations cannot occur. Neither format
@@ -379,7 +379,7 @@ _CHECKS: dict[str, Callable[..., list[Finding]]] = {"trl": check_trl_rollout, "v
 def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
     """Yield the findings of each record of a file: a JSON object, a list of them, or one per line of a `.jsonl` file.
 
-    A record of another form (`form` is one of `FORMATS`) is a finding, and reading continues.
+    `form` is one of `FORMATS`. A record in another format is reported as a finding, and reading continues.
     """
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")
@@ -396,7 +396,7 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
             findings = [Finding("error", "unreadable", str(error))]
         yield findings
     if refused is not None and not is_of_form:
-        raise refused  # The whole file has another form
+        raise refused  # The whole file is in another format
 
 
 def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:

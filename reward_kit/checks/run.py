@@ -26,7 +26,7 @@ _SAME = 1e-9
 
 
 def is_run(target: str) -> bool:
-    """Return whether a target is meant as a run's folder: it has a separator or is in `runs`."""
+    """Return True if a target is meant as a run directory: it has a separator or is in `runs`."""
     path = Path(target)
     if path.exists() or ":" in target or path.suffix:
         return path.is_dir()
@@ -41,7 +41,7 @@ def is_foreign_file(target: str) -> bool:
 def check_file(path: Path, form: str | None) -> Report:
     """Check a file of TRL rollouts or verifiers traces."""
     if form is None:
-        of_run = f"; to check a run, pass its folder {path.parent}" if path.name == _EPISODES else ""
+        of_run = f"; to check a run, pass its directory {path.parent}" if path.name == _EPISODES else ""
         raise ConfigError(f"{path}: unknown format; pass --format {' or --format '.join(FORMATS)}{of_run}")
     report = Report(str(path), "record")
     for findings in check_foreign_file(path, form):
@@ -54,7 +54,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
     """Check every episode of a run with its score and credit.
 
     Args:
-        run: the run's folder.
+        run: the run's directory.
         progress: called with each line number of `episodes.jsonl` and the share of the file read.
 
     Raises:
@@ -63,7 +63,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
     """
     _require_run(run)
     report, credit, groups = Report(str(run)), _CreditLines(run), BatchChecks()
-    # Memory holds one bit per score, and the offsets of credit lines.
+    # Memory holds one bit per score and the offsets of credit lines.
     is_scored = {(one["rollout_id"], get_attempt(one)): one.get("score") is not None for one in read_scores(run)}
     size, read, seen = (run / _EPISODES).stat().st_size, 0, set()
     for number, (_, line) in enumerate(placed_lines(run / _EPISODES), 1):
@@ -100,14 +100,14 @@ def _require_run(run: Path) -> None:
         return
     if (run / FILE).is_file() and RunHeader.read(run).training is not None:
         raise ConfigError(
-            f"{run} is a run of `reward-kit train`, which has no {_EPISODES} to check. Evaluate its model, and check "
-            f"that run: reward-kit run TASK -T policy.model={run / 'model'}"
+            f"{run} is a run of `reward-kit train`, which has no {_EPISODES} to check. To evaluate its model and "
+            f"check that run: reward-kit run TASK -T policy.model={run / 'model'}"
         )
     if run.is_dir():
         inside = [entry.name for entry in sorted(run.iterdir()) if (entry / _EPISODES).is_file()]
         newest = f"; name one of the runs in it, such as {run / inside[-1]}" if inside else ""
         raise ConfigError(f"{run} is not a run: it has no {_EPISODES}{newest}")
-    if (Path("runs") / run / _EPISODES).is_file():  # the default folder of runs
+    if (Path("runs") / run / _EPISODES).is_file():  # the default directory of runs
         raise ConfigError(f"no run {run}; did you mean {str(Path('runs') / run)!r}?")
     near = did_you_mean(run.name, (entry.name for entry in run.parent.iterdir())) if run.parent.is_dir() else ""
     raise ConfigError(f"no run {run}{near if near.endswith('?') else ''}")
@@ -135,7 +135,7 @@ def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], epis
     except StoreError:
         is_there = False
     if not is_there:
-        findings.error("final-state", "its final state is not in states/; copy it with the run")
+        findings.error("final-state", "its final state is not in states/; copy states/ with the run")
 
 
 def _check_header(run: Path, rollouts: int | None) -> Findings:
@@ -166,7 +166,7 @@ def _check_summary(run: Path) -> Findings:
         findings.error("unreadable", f"{error}; the file was edited")
         return findings
     if section is None and has_lines:
-        text = f"it has no section `credit`, so the scores behind {CREDIT} are unknown; {again}"
+        text = f"it has no section `credit`, so it is unknown which scores {CREDIT} was computed from; {again}"
         findings.error("credit-scores", text, level="warning")
     elif section is not None and not has_lines:
         findings.error("credit-steps", f"it has a section `credit`, but {CREDIT} is missing")
@@ -181,7 +181,7 @@ def _check_summary(run: Path) -> Findings:
     if digest is None:
         findings.error("unreadable", "the section `credit` cannot be read; the file was edited")
     elif digest != section.get("scores_sha256"):
-        findings.error("credit-scores", f"the credit was computed from other scores than the run has now; {again}")
+        findings.error("credit-scores", f"the credit was not computed from the run's current scores; {again}")
     return findings
 
 
@@ -201,7 +201,7 @@ class _CreditLines:
                 record = json.loads(line)
                 rollout_id, attempt = str(record["rollout_id"]), operator.index(get_attempt(record))
             except (ValueError, KeyError, TypeError, AttributeError):
-                self._is_damaged = True  # a finding reports the line
+                self._is_damaged = True  # another finding reports the line
             else:
                 self._attempts[rollout_id] = max(attempt, self._attempts.get(rollout_id, 0))
         last, offset = None, 0
@@ -213,7 +213,7 @@ class _CreditLines:
                 last, offset = rollout_id, offset + len(line)
 
     def read(self, rollout_id: str, attempt: int) -> list[dict[str, Any]] | None:
-        """Return the lines of one episode; None if it has none or another attempt counts."""
+        """Return the lines of one episode; None if it has no lines, or if another attempt counts."""
         if rollout_id not in self._offsets or self._attempts.get(rollout_id) != attempt:
             return None
         rows: list[dict[str, Any]] = []
@@ -239,8 +239,9 @@ class _CreditLines:
             if not math.isclose(expected, recorded, rel_tol=_SAME, abs_tol=_SAME):
                 findings.error(
                     "credit-combination",
-                    f"A is {recorded:.6g}, but {on_episode:g} A_E + {on_step:g} A_S is {expected:.6g}; a line was "
-                    f"edited, or {SUMMARY} has the options of other credit",
+                    f"A is {recorded:.6g}, but {on_episode:g} A_E + {on_step:g} A_S is "
+                    f"{expected:.6g}; a line was edited, "
+                    f"or {SUMMARY} has the options of another credit assignment",
                     step=row["step"],
                 )
                 return
@@ -249,7 +250,7 @@ class _CreditLines:
         """Find credit of episodes that the run does not have; skipped if a line of its episodes cannot be read."""
         findings = Findings(CREDIT)
         for rollout_id in () if self._is_damaged else sorted(self._offsets.keys() - self._attempts.keys()):
-            findings.error("credit-steps", f"it credits {rollout_id}, but {_EPISODES} has no line for it")
+            findings.error("credit-steps", f"it has credit for {rollout_id}, but {_EPISODES} has no line for it")
         return findings
 
 

@@ -1,4 +1,4 @@
-"""Facts from a reward's parsed source, which is never run: annotations, words, patterns, swallowed errors."""
+"""Facts from a reward's parsed source, which is never executed: annotations, words, patterns, swallowed errors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class SourceFacts:
     ground_truth: str = ""  # the annotation of `ground_truth`, "" if it is missing
     words: tuple[str, ...] = ()  # the string literals of the file, without docstrings
     patterns: tuple[str, ...] = ()  # the literals used as regular expressions
-    zeros: tuple[int, ...] = ()  # lines where a broad `except` of the reward or its helpers makes a score
+    zeros: tuple[int, ...] = ()  # lines where a broad `except` of the reward or its helpers leads to a score
     chance: tuple[str, ...] = ()  # imported modules whose values differ between calls
-    has_sets: bool = False  # uses sets or hashes, which differ between interpreters
+    has_sets: bool = False  # uses the order of sets or hashes, which differ between interpreters
 
 
 def read_facts(text: str, name: str) -> SourceFacts:
     """Read the source of a reward's file; `name` is the reward, dotted for a method.
 
-    A text that is not Python has no facts; loading it reports the error.
+    A text that is not valid Python has no facts; loading it raises the error.
     """
     if (tree := _parse(text)) is None:
         return SourceFacts()
@@ -73,7 +73,7 @@ def kind_in(text: str, name: str) -> str:
 
 
 def rewards_in(text: str) -> list[str]:
-    """Return the names of decorated rewards, or without any, of functions that take `messages`."""
+    """Return the names of decorated rewards, or, without any, of functions that take `messages`."""
     if (tree := _parse(text)) is None:
         return []
     known = [node for node in definitions(tree.body) if not node.name.startswith("_")]

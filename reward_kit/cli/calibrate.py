@@ -35,7 +35,7 @@ _COLUMNS = tuple(LabelColumns.__dataclass_fields__)
 
 
 def _columns(command: Any) -> Any:
-    """An option for the name of each column."""
+    """Add an option for the name of each column."""
     for name in reversed(_COLUMNS):
         default = getattr(LabelColumns(), name)
         text = f"The column with the {name.replace('rollout', 'rollout id')}."
@@ -51,10 +51,10 @@ def _columns(command: Any) -> Any:
     required=True,
     metavar="FILE.py:FUNCTION",
     shell_complete=complete_rewards,
-    help="The reward, or reward_kit.rewards:NAME.",
+    help="The reward function, or reward_kit.rewards:NAME.",
 )
-@set_option("An option of the reward.", ("-O", "--option", "options"))
-@click.option("--data", type=click.Path(path_type=Path), help="Transcripts for the rollout_id column.")
+@set_option("Set an option of the reward.", ("-O", "--option", "options"))
+@click.option("--data", type=click.Path(path_type=Path), help="Transcripts that the rollout_id column refers to.")
 @click.option(
     "--pairs",
     type=click.Choice(["scores", "judge"]),
@@ -71,16 +71,18 @@ def _columns(command: Any) -> Any:
 )
 @click.option("--levels", metavar="X,Y,…", help="All possible labels, if some do not occur in the file.")
 @sandbox_options()
-@click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Calls in flight.")
+@click.option(
+    "--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Maximum number of concurrent calls."
+)
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the bootstrap.")
 @click.option(
     "--resamples",
     type=WholeNumber(0),
     default=1_000,
     show_default=True,
-    help="Bootstrap resamples; 0: no intervals.",
+    help="Number of bootstrap resamples; 0 computes no intervals.",
 )
-@click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="Disagreements to show.")
+@click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="Number of disagreements to show.")
 @json_option("Print the result as JSON on standard output.")
 @_columns
 @trust_option
@@ -100,10 +102,11 @@ def command(
     as_json: bool,
     **columns: str,
 ) -> None:
-    """Score human-labelled answers, and show how far the scores agree with the labels.
+    """Score human-labeled answers, and show how well the scores agree with the labels.
 
-    LABELS is a CSV with `id`, `label` and `prompt`, `response`, or `messages` as JSON, or `rollout_id` with --data. For
-    pairs it has `winner` (A, B or tie), `prompt`, `response_a` and `response_b`.
+    LABELS is a CSV file with the columns `id` and `label`, and with `prompt` and `response`, `messages` (as JSON), or
+    `rollout_id` (with --data). For pairs, the columns are `winner` (A, B or tie), `prompt`, `response_a` and
+    `response_b`.
 
     \b
     Examples:
@@ -129,7 +132,7 @@ def command(
     async def run() -> Calibration:
         CURRENT_PROVIDER_SESSION.set(
             ProviderSession()
-        )  # all requests share one queue, so that a refused burst slows down
+        )  # all requests share one queue, which slows down after a rate limit error
         with contextlib.redirect_stdout(sys.stderr):
             return await calibrate(rows, scorer, settings, pairs=pairs, worst=worst, max_concurrency=max_concurrency)
 
@@ -191,4 +194,4 @@ def _show(done: Calibration, title: str) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{round(value, 3) + 0.0:.3f}"  # and no -0.000
+    return "–" if value is None else f"{round(value, 3) + 0.0:.3f}"  # never -0.000

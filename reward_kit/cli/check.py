@@ -74,7 +74,7 @@ _SECONDS_BETWEEN = 5.0
     help="Resource: number of random actions to try.",
 )
 @click.option(
-    "--data", type=click.Path(path_type=Path), help="Reward: transcripts to try it on, in the format of `score`."
+    "--data", type=click.Path(path_type=Path), help="Reward: transcripts to test it on, in the format of `score`."
 )
 @click.option("--ground-truth", multiple=True, metavar="JSON", help="Reward: a ground truth; may be repeated.")
 @click.option("--gold", multiple=True, metavar="TEXT", help="Reward: a correct answer for each ground truth.")
@@ -82,21 +82,21 @@ _SECONDS_BETWEEN = 5.0
     "--against",
     metavar="FILE.py:FUNCTION",
     shell_complete=complete_rewards,
-    help="Reward: a second one to compare it with.",
+    help="Reward: a second reward to compare it with.",
 )
 @click.option(
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
-    help="Reward, task file: where the reward runs; default: warm for your own file.",
+    help="Reward, task file: the sandbox level; default: warm for your own file.",
 )
-@click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
+@click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or directory that it may read.")
 @click.option(
     "--deadline",
     type=Number(0.01),
     default=10.0,
     show_default=True,
     metavar="S",
-    help="Reward: seconds for one call.",
+    help="Reward: time limit of one call in seconds.",
 )
 @click.option(
     "--limit", type=WholeNumber(1), default=10, show_default=True, help="Task file: number of samples to check."
@@ -112,25 +112,27 @@ _SECONDS_BETWEEN = 5.0
     type=click.Choice(FAIL_ON),
     default="error",
     show_default=True,
-    help="Reward, task file, run, rollouts: lowest level of findings that exits with 1.",
+    help="Reward, task file, run, rollouts: exit with 1 if a finding has at least this level.",
 )
 @json_option("Reward, task file, run, rollouts: print the findings as JSON.")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: the trainer that wrote it.")
 @click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
-@click.option("--no-run", is_flag=True, help="Task file: read it and its dataset, show what would run, run nothing.")
+@click.option("--no-run", is_flag=True, help="Task file: only read it and its dataset, and show what would run.")
 @trust_option
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
     """Check TARGET: a task file, a reward, a resource (a built-in name, module:Class or file.py:Class), or a run.
 
     A task is checked on its first samples: a correct solution (a row's gold_actions or gold_answer, a policy, or the
-    resource's expert) must score 1, and doing nothing 0. Then its reward is checked on the ends of those episodes.
+    resource's expert) must score 1, and an agent that does nothing must score 0. Then its reward is checked on these
+    episodes.
 
-    A reward (file.py:function or package.module:function) is tried on odd, wrong, cheating and long rollouts, in
-    its sandbox. A resource gets random actions, which test its claims about forking, determinism and state keys.
+    A reward (file.py:function or package.module:function) is called with odd, wrong, cheating and long rollouts in its
+    sandbox. A resource gets random actions, which test its claims about forking, determinism and state keys.
 
-    A run (its folder) is checked episode by episode: tokens, masks, log-probabilities, messages, ends, groups and
-    credit. With --format, a .json or .jsonl file of another trainer's rollouts is checked likewise.
-    Exit codes: 0 nothing found, 1 findings, 2 wrong usage.
+    A run (its directory) is checked episode by episode: tokens, masks, log-probabilities, messages, ends, groups and
+    credit. With --format, a .json or .jsonl file of another trainer's rollouts is checked in the same way.
+
+    Exit codes: 0 without findings, 1 with findings, 2 for wrong usage.
 
     \b
     Examples:
@@ -294,7 +296,7 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
         except RewardKitError:
             if all(finding.level != "error" for finding in findings):
                 raise
-            return findings, []  # what is wrong with it is in the findings
+            return findings, []  # the findings report the problem
         finally:
             await resource.close()
         tools = []

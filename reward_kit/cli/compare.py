@@ -18,13 +18,17 @@ from reward_kit.runs.comparison_table import comparison_notes, comparison_table
 
 
 class _Margin(Number):
-    """The largest allowed loss; the message explains that a run after the option is read as its value."""
+    """The largest allowed loss; its error message covers a run path directly after the option, read as its value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             float(value)
         except ValueError:
-            self.fail(f"{value!r} is not a number; put --fail-on-regression after the runs, or write =0", param, ctx)
+            self.fail(
+                f"{value!r} is not a number; put --fail-on-regression after the runs, or write --fail-on-regression=0",
+                param,
+                ctx,
+            )
         return super().convert(value, param, ctx)
 
 
@@ -41,11 +45,11 @@ class _Margin(Number):
     "policies",
     multiple=True,
     metavar="NAME",
-    help="In runs with several policies: one to compare; may be repeated.",
+    help="A policy to compare, for runs with several policies; may be repeated.",
 )
-@newest_run_option("the two newest runs are")
+@newest_run_option("the two newest runs")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write a page, such as compare.html."
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page, such as compare.html."
 )
 @click.option(
     "--fail-on-regression",
@@ -56,9 +60,15 @@ class _Margin(Number):
     help="Exit 1 if a run is significantly worse than the baseline, by more than MARGIN (default 0).",
 )
 @click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if the mean score of the last run is below X.")
-@click.option("--lower-bound", is_flag=True, help="With --fail-under: the lower bound of its interval, not the mean.")
+@click.option(
+    "--lower-bound",
+    is_flag=True,
+    help="With --fail-under: use the lower bound of the confidence interval instead of the mean.",
+)
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the resampling.")
-@click.option("--display", type=click.Choice(["rich", "plain"]), help="Table style; default by terminal.")
+@click.option(
+    "--display", type=click.Choice(["rich", "plain"]), help="Table style; default: rich on a terminal, else plain."
+)
 @json_option("Print the comparison as JSON on standard output.")
 def command(
     runs: tuple[Path, ...],
@@ -72,9 +82,10 @@ def command(
     display: str | None,
     as_json: bool,
 ) -> None:
-    """Compare each RUN with the first, the baseline, on their common samples. RUN is a folder of `run` or `score`.
+    """Compare each RUN, a directory of `run` or `score`, with the first one, the baseline, on their common samples.
 
-    With one RUN, its policies are compared. Without RUN, the two newest of a task are compared, the older first.
+    With one RUN, its policies are compared. Without RUN, the two newest runs of a task are compared; the older one is
+    the baseline.
 
     \b
     Examples:

@@ -56,19 +56,22 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     "--estimator",
     metavar="NAME",
     shell_complete=complete_estimators,
-    help="Default: from the task's `credit:` block, else gigpo.",
+    help="The estimator; default: that of the task's `credit:` block, else gigpo.",
 )
 @set_option("Set an option of the estimator, or step_rewards.", ("-O", "--option", "options"))
 @newest_run_option()
 @trust_option
-@click.option("--top", type=WholeNumber(0), default=5, show_default=True, help="Best and worst steps to show.")
+@click.option(
+    "--top", type=WholeNumber(0), default=5, show_default=True, help="Number of best and worst steps to show."
+)
 @json_option("Print the summary and the steps as JSON on standard output.")
 def command(
     run: Path | None, estimator: str | None, options: tuple[str, ...], log_dir: Path, top: int, as_json: bool
 ) -> None:
-    """Compute the credit of each step of RUN: write credit.jsonl, replacing an earlier one, and show the extremes.
+    """Compute the credit of each step of RUN, write it to credit.jsonl, and show the best and worst steps.
 
-    Its page, report.html, is rewritten with every step's credit. Without RUN, the newest is taken.
+    An existing credit.jsonl is replaced, and report.html is rewritten with the credit of every step. Without RUN, the
+    newest run is used.
 
     \b
     Examples:

@@ -57,7 +57,7 @@ class EndpointAnswer(NamedTuple):
 
 
 async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
-    """Query concurrently the endpoint of the environment, if any, and these endpoints."""
+    """Query the endpoint of the environment, if any, and these endpoints concurrently."""
     endpoints, answers = [], []
     in_file = read_dotenv(Path.cwd())
     if any(os.environ.get(name) or in_file.get(name) for name in (_KEY, _URL)):
@@ -72,7 +72,7 @@ async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
 
 
 def configured_keys() -> list[dict[str, Any]]:
-    """Return the names of set key variables, without values, with their source and each key's allowed origins."""
+    """Return the name, source and allowed origins of each key variable that is set, without the values."""
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
     found = []
@@ -110,7 +110,7 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
     elif status in (401, 403):
         no_key = endpoint.no_key
         what = f"requires a key, and none was sent: {no_key}" if no_key else f"does not accept the key of {_KEY}"
-        outcome, message = "unauthorised", f"unauthorised (HTTP {status}): it {what}"
+        outcome, message = "unauthorized", f"unauthorized (HTTP {status}): it {what}"
     elif status == 404:
         outcome, message = "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"
     elif 300 <= status < 400:
@@ -139,9 +139,9 @@ def _describe_error(error: Exception) -> tuple[str, str]:
 
 
 _CONFINEMENT = {
-    "namespaces": "own users, files, processes and network; Landlock; system call filter; its tree is killed",
-    "landlock": "Landlock and system call filter; starts no process; sees that others exist",
-    "process": "limits only, confines nothing",
+    "namespaces": "separate users, files, processes and network; Landlock; system call filter; kills all descendants",
+    "landlock": "Landlock and system call filter; cannot start processes; can see those of the machine",
+    "process": "resource limits only, no confinement",
 }
 _ENOUGH_DESCRIPTORS = 1024
 _FOR_CONTRIBUTORS = ("dev", "docs")
@@ -156,15 +156,15 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
     "base_urls",
     multiple=True,
     metavar="URL",
-    help="Ask this OpenAI-compatible endpoint as well; may be repeated.",
+    help="Also check this OpenAI-compatible endpoint; may be repeated.",
 )
 def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
     """Check the sandbox, packages and model endpoints of this machine.
 
-    Each sandbox level is tried in a temporary process, so the result is what a run would get. Endpoints are the one of
-    OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked once for its list of models. A key is
-    sent only to the origins that it is configured for, listed under Keys. The exit code is 1 if model-written code
-    cannot be confined or an endpoint of --base-url does not answer, else 0.
+    Each sandbox level is tested in a temporary process, as a run would use it. The endpoints are that of
+    OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each gets one request for its list of models. A key is
+    sent only to the origins that it is configured for, which are listed under Keys. The exit code is 1 if model-written
+    code cannot be confined or an endpoint of --base-url does not answer, else 0.
 
     \b
     Examples:
@@ -183,7 +183,7 @@ def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
 
 
 async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
-    endpoints = await ask_endpoints(base_urls)  # First, since an invalid URL is reported at once
+    endpoints = await ask_endpoints(base_urls)  # First, so that an invalid URL is reported at once
     import resource
 
     strengths = await probe()
@@ -312,7 +312,7 @@ def _show(found: dict[str, Any]) -> None:
     echo("Keys")
     for one in found["keys"]:
         source = "" if one["source"] == "environment" else f", from {one['source']}"
-        echo(f"  {one['variable']}{source}  may go to {', '.join(one['origins']) or 'no origin'}")
+        echo(f"  {one['variable']}{source}  may be sent to {', '.join(one['origins']) or 'no origin'}")
     if not found["keys"]:
         echo("  none set")
     if sandbox["strength"]:

@@ -46,7 +46,7 @@ _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Output file, or a folder for several tables; - is standard output. Default: RUN/export/.",
+    help="Output file, or a directory for several tables; - is standard output. Default: RUN/export/.",
 )
 @newest_run_option()
 @click.option(
@@ -64,7 +64,7 @@ _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
     "--tools",
     type=click.Path(path_type=Path),
     metavar="FILE.json",
-    help=f"Of {CHATS}: the tools, a list in OpenAI's form. Default: those of the run's task.",
+    help=f"{CHATS}: a JSON list of tools in OpenAI's format. Default: the tools of the run's task.",
 )
 @trust_option
 def command(
@@ -79,9 +79,9 @@ def command(
     raw: bool,
     tools: Path | None,
 ) -> None:
-    """Write RUN for other programs: tables of its episodes, scores and steps, or chats for fine-tuning.
+    """Export RUN as tables of its episodes, scores and steps, or as chats for fine-tuning.
 
-    Without RUN, the newest is taken.
+    Without RUN, the newest run is used.
 
     \b
     Examples:
@@ -112,31 +112,33 @@ def _folder(path: Path, *, is_private: bool) -> Path:
     try:
         (make_private_folder if is_private else Path.mkdir)(path, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make {path}: {error.strerror}; name a file with -o") from None
+        raise ConfigError(f"cannot create {path}: {error.strerror}; name a file with -o") from None
     return path
 
 
 def _check_target(path: Path) -> None:
     if path != STDOUT and not path.parent.is_dir():
-        raise ConfigError(f"-o {path}: folder {path.parent} does not exist; create it first")
+        raise ConfigError(f"-o {path}: directory {path.parent} does not exist; create it first")
     if path.is_dir():
-        raise ConfigError(f"-o {path} is a folder; name a file")
+        raise ConfigError(f"-o {path} is a directory; name a file")
 
 
 def _targets(run: Path, form: str, output: Path | None, tables: Sequence[str]) -> dict[str, Path]:
-    """The file of each table."""
+    """Return the file of each table."""
     chosen = list(dict.fromkeys(tables)) or list(TABLES)
     if output is not None and len(chosen) == 1 and not output.is_dir():
         if output == STDOUT and form == "parquet":
-            raise ConfigError("-o -: Parquet is not text; name a file")
+            raise ConfigError("-o -: Parquet is a binary format; name a file")
         _check_target(output)
         return {chosen[0]: output}
     if output == STDOUT:
-        raise ConfigError("-o - takes one table; choose it with --table")
+        raise ConfigError("-o - writes one table only; choose it with --table")
     if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"-o {output}: folder {output.parent} does not exist; create it first")
+        raise ConfigError(f"-o {output}: directory {output.parent} does not exist; create it first")
     if output is not None and output.suffix in (".csv", ".parquet"):
-        raise ConfigError(f"-o {output}: {len(chosen)} tables need a folder; or choose one with --table")
+        raise ConfigError(
+            f"-o {output}: {len(chosen)} tables need a directory; name one, or choose one table with --table"
+        )
     folder = _folder(output or run / "export", is_private=output is None)
     return {name: folder / f"{name}.{form}" for name in chosen}
 
@@ -220,7 +222,7 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
 
     if given is not None:
         return read_tools(given)
-    wanted = replace(selection, left_out=Counter(), seen=set())  # what it counts is counted when they are written
+    wanted = replace(selection, left_out=Counter(), seen=set())  # they are counted when they are written
     if not any(message.get("tool_calls") for one in selected(run, wanted) for message in one.episode["messages"]):
         return []
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")

@@ -26,11 +26,11 @@ GROUPS: dict[str, dict[str, str]] = {
     "Evaluate": {
         "run": "Run a task file: collect episodes, score them, show a table.",
         "score": "Score transcripts, or the episodes of a run by another reward.",
-        "view": "Show the pages of all runs in a browser, live; or write the page of one.",
+        "view": "Show the live pages of all runs in a browser, or write the page of one run.",
         "compare": "Compare runs: differences with intervals, samples won and lost, gates for CI.",
         "credit": "Show the value of each step of a run, by any estimator.",
         "export": "Write a run as tables or as chats for fine-tuning: Parquet, CSV, JSON lines.",
-        "check": "Check a task, a reward or a resource before it costs anything, or a run after it.",
+        "check": "Check a task, a reward or a resource before a run, or a finished run.",
         "calibrate": "Compare a reward, such as an LLM judge, with human labels.",
     },
     "Train": {
@@ -52,7 +52,7 @@ HIDDEN = {
 """Commands that `--help` leaves out."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
 _MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP, "agent-eval": "run"}
-"""The module of a command without its own module; the command is its function of that name."""
+"""The modules of commands without a module named after them; each command is its module's function of that name."""
 _ALIASES = {
     "rescore": "score RUN",
     "explain": "train --dry-run",
@@ -70,7 +70,7 @@ _ALIASES = {
     **dict.fromkeys(("info", "status", "env"), "doctor"),
     **dict.fromkeys(("list", "ls", "logs", "prune", "clean"), "runs"),
 }
-"""Commands for the words of other programs and earlier releases."""
+"""The commands to suggest for names from other programs and earlier releases."""
 
 
 EXIT_CODES = {
@@ -84,7 +84,7 @@ EXIT_CODES = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is called, so that --help and a typo cost nothing."""
+    """A command group that imports a command only when it is called, so that --help and error messages are fast."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the visible commands, in the order of `--help`."""
@@ -130,7 +130,7 @@ def module_of(name: str) -> str:
 
 
 def _verbose() -> click.Option:
-    """`-v`, before or after the command."""
+    """Apply `-v`, given before or after the command."""
     return click.Option(
         ["-v", "--verbose"],
         count=True,
@@ -168,7 +168,7 @@ def _with_common_options(command: click.Command, prefix: str) -> click.Command:
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[_verbose()],
-    epilog="agent-eval, the command of reward-kit 0.4, is run.",
+    epilog="agent-eval, the command of reward-kit 0.4, is another name for run.",
 )
 @click.version_option(package_name="reward-kit", prog_name="reward-kit")
 def program() -> None:

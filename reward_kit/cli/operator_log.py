@@ -38,7 +38,7 @@ _STANDARD_FIELDS = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The minimum level of shown records, and minimum levels of single loggers and their children."""
+    """The minimum level of shown records, and the minimum levels of individual loggers and their children."""
 
     base: int
     named: Mapping[str, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class LogFilter:
 
 
 def parsed(text: str) -> LogFilter:
-    """Parse `info`, or `warning:providers=debug,runs=info`: a level, and others for single parts of the package."""
+    """Parse `info`, or `warning:providers=debug,runs=info`: a level, and optionally levels of parts of the package."""
     base, _, rest = text.partition(":")
     named = {}
     for part in filter(None, rest.split(",")):
@@ -87,7 +87,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         self._redactions = [redaction]
 
     def add_redaction(self, redaction: Redaction) -> None:
-        """Redact more, such as the secrets of a task."""
+        """Add a redaction, such as that of a task's secrets."""
         self._redactions.append(redaction)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -157,6 +157,6 @@ def begin(verbose: int) -> None:
 
 
 def add_redaction(redaction: Redaction) -> None:
-    """Redact more in the log, if it is on."""
+    """Add a redaction to the log, if it is on."""
     if _shown is not None:
         _shown.add_redaction(redaction)

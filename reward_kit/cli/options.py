@@ -21,7 +21,7 @@ from reward_kit.errors import ConfigError
 LATEST = "latest"
 """The value of `--resume` without a run."""
 _MOST_RUNS = 50
-_NO_RUN = "no run in {}; start one with `reward-kit run`, name one, or pass its folder with --log-dir"
+_NO_RUN = "no run in {}; start one with `reward-kit run`, name a run, or pass the directory of the runs with --log-dir"
 _COMPLETABLE = re.compile(r"[\w@%+=:,./-]+")  # bash inserts a value unquoted, so it must not contain shell syntax
 
 
@@ -29,7 +29,7 @@ class SectionedCommand(click.Command):
     """A command whose help groups its options.
 
     Args:
-        sections: parameter names by the title of their section; the others stand under "Output".
+        sections: parameter names by the title of their section; all others are listed under "Output".
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
@@ -66,7 +66,7 @@ class Number(click.FloatRange):
 
 
 class WholeNumber(click.IntRange):
-    """A whole number within bounds, which messages call an integer."""
+    """A whole number within bounds, called an integer in messages."""
 
     name = "integer"
 
@@ -75,7 +75,7 @@ class WholeNumber(click.IntRange):
 
 
 def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")) -> Callable[[Any], Any]:
-    """Return a repeatable KEY=VALUE option; `-T` unless another one is named."""
+    """Return a repeatable KEY=VALUE option, by default `-T`."""
     return click.option(*option, multiple=True, metavar="KEY=VALUE", help=help)
 
 
@@ -87,7 +87,9 @@ def json_option(help: str = "Print the summary as JSON on standard output.") -> 
 def display_option() -> Callable[[Any], Any]:
     """Return `--display`, the kind of progress."""
     return click.option(
-        "--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal."
+        "--display",
+        type=click.Choice(["rich", "plain", "none"]),
+        help="Progress display; default: rich on a terminal, else plain.",
     )
 
 
@@ -106,9 +108,9 @@ def resume_options(command: Any) -> Any:
         flag_value=LATEST,
         metavar="[RUN]",
         shell_complete=complete_runs,
-        help="Continue a run; default: the latest.",
+        help="Continue a run; default: the latest one.",
     )
-    log_dir = log_dir_option("Folder of new runs; with --resume, the folder to search for the latest.")
+    log_dir = log_dir_option("Directory of new runs; with --resume, the directory to search for the latest.")
     return log_dir(resume(command))
 
 
@@ -118,7 +120,7 @@ def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
     return click.option(
         "--sandbox",
         type=click.Choice(["in_process", "warm", "isolated"]),
-        help=f"How the reward is confined; default: {first}warm for your own file.",
+        help=f"Sandbox level of the reward; default: {first}warm for your own file.",
     )
 
 
@@ -130,13 +132,13 @@ def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
 # RUN, the argument
 
 
-def newest_run_option(what: str = "the newest run is") -> Callable[[Any], Any]:
+def newest_run_option(what: str = "the newest run") -> Callable[[Any], Any]:
     """Return `--log-dir` for a command that reads a run."""
-    return log_dir_option(f"Where {what} looked for if no RUN is named.")
+    return log_dir_option(f"Directory to search for {what} if no RUN is given.")
 
 
 def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = None, training: bool = False) -> Path:
-    """Return the named run, else the newest one of a folder, which is reported on standard error."""
+    """Return the named run, else the newest one of a directory, which is reported on standard error."""
     from reward_kit.runs.run_folder import newest_runs
 
     if run is not None:
@@ -150,7 +152,7 @@ def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = 
 
 
 def two_newest(log_dir: Path) -> tuple[Path, Path]:
-    """Return the newest run of a folder, preceded by the newest earlier one of the same task, its baseline."""
+    """Return the newest run of a directory, preceded by the newest earlier one of the same task, its baseline."""
     from reward_kit.runs.run_folder import RunHeader, newest_runs
 
     found = newest_runs(log_dir, lambda header: header.training is None)
@@ -160,7 +162,8 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
     earlier = [path for path in found[1:] if RunHeader.read(path).task_name == name]
     if not earlier:
         raise ConfigError(
-            f"{log_dir} has one run of task {name!r}, {newest}; name the runs to compare, or this one for its policies"
+            f"{log_dir} has one run of task {name!r}, {newest}; name the runs to compare, "
+            "or name this run to compare its policies"
         )
     echo(f"the two newest runs of task {name!r}: {earlier[0]} (the baseline) and {newest}", err=True)
     return earlier[0], newest
@@ -181,7 +184,7 @@ def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def complete_runs(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Offer the runs of the typed folder, or of the default folder, newest first."""
+    """Offer the runs of the typed directory, or of the default directory, newest first."""
     folder, slash, _ = typed.rpartition("/")
     place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")
     changed: dict[Path, float] = {}

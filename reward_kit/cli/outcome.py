@@ -103,7 +103,7 @@ def log_to(path: Path, redaction: Redaction) -> None:
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files to the system's maximum; the usual one is too low for a thousand episodes."""
+    """Raise the limit of open files to the system's maximum; the usual limit is too low for a thousand episodes."""
     if sys.platform == "win32":
         return
     import resource
@@ -117,7 +117,7 @@ def allow_many_connections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The output at the end of a command, and the inputs of its exit code.
+    """The output at the end of a command, and the values that determine its exit code.
 
     Attributes:
         title: the title of the table.
@@ -150,7 +150,7 @@ def run_into(
     given: Iterable[SingleAgentEpisode] = (),
     engine: RunEngine | None = None,
 ) -> int:
-    """Run a plan into its folder and end the command."""
+    """Run a plan in its directory, and end the command."""
     given_s = os.environ.get(GRACE_VARIABLE, "")
     try:
         grace_s = float(given_s or _STOP_GRACE_S)
@@ -275,7 +275,7 @@ def note_console() -> Console:
 
 
 def note_page(page: Path | None, error: Exception | None) -> None:
-    """Show the path of a run's page, or the reason why it has none."""
+    """Show the path of a run's page, or the reason why it was not written."""
     if error is not None:
         note_console().print(f"No report was written: {error}", style="red")
     elif page is not None:

@@ -102,36 +102,47 @@ class RunOptions:
 
 @click.command(name="run", cls=SectionedCommand, sections=_SECTIONS)
 @click.argument("task", required=False, type=click.Path(path_type=Path))
-@click.option("--model", "models", multiple=True, metavar="openai/NAME", help="A model to run; repeat to compare.")
+@click.option(
+    "--model", "models", multiple=True, metavar="openai/NAME", help="A model to run; may be repeated to compare models."
+)
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     shell_complete=complete_policies,
-    help="random, expert, human, scripted, replay:RUN or file.py:Class; repeat to compare.",
+    help="random, expert, human, scripted, replay:RUN or file.py:Class; may be repeated.",
 )
-@click.option("--base-url", help="The OpenAI-compatible endpoint of the --models (else OPENAI_BASE_URL).")
+@click.option("--base-url", help="The OpenAI-compatible endpoint of the models; default: OPENAI_BASE_URL.")
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Record model answers in FILE.")
 @click.option(
-    "--replay", type=click.Path(path_type=Path), metavar="FILE", help="Replay answers from FILE, not a model."
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Replay answers from FILE instead of calling a model.",
 )
-@click.option("-n", "--rollouts", type=WholeNumber(1), help="Episodes of each sample.")
+@click.option("-n", "--rollouts", type=WholeNumber(1), help="Number of episodes per sample.")
 @click.option("--limit", type=WholeNumber(1), help="Run the first N samples only.")
 @click.option("--sample-id", "sample_ids", multiple=True, help="Run this sample only; may be repeated.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random choices.")
 @set_option("Set a key of the task (dotted if nested).")
 @sandbox_options("the task's")
 @trust_option
-@click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Episodes in flight.")
-@click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at X US dollars.")
+@click.option(
+    "--max-concurrency",
+    type=WholeNumber(1),
+    default=16,
+    show_default=True,
+    help="Maximum number of concurrent episodes.",
+)
+@click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop the run at a cost of X US dollars.")
 @click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if a mean score is below X.")
 @click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop after more than X episodes with an error.")
 @resume_options
-@click.option("--only-failed", is_flag=True, help="With --resume: run only episodes with an error again.")
+@click.option("--only-failed", is_flag=True, help="With --resume: rerun only the episodes that ended with an error.")
 @click.option("--force", is_flag=True, help="With --resume: continue although the task's files changed.")
 @display_option()
 @json_option()
-@click.option("--dry-run", is_flag=True, help="Check everything, show what would run, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Check all inputs and show what would run, but write nothing.")
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
@@ -139,7 +150,9 @@ class RunOptions:
     show_default=True,
     help="Where episodes are collected: in this process, or on a Ray cluster.",
 )
-@click.option("--address", metavar="HOST:PORT|auto", help="Address of the Ray cluster; default: one on this machine.")
+@click.option(
+    "--address", metavar="HOST:PORT|auto", help="Address of the Ray cluster; default: start one on this machine."
+)
 @set_option(
     "Set an option of the Ray workers: workers, cpus, gpus, reward_workers, ship, env, worker_wait_s.",
     ("-E", "--engine-option", "engine_options"),
@@ -170,7 +183,7 @@ def command(**options: Any) -> None:
             given = {one.name: getattr(asked, one.name) for one in fields(RunArgs) if hasattr(asked, one.name)}
             args = RunArgs(**{**given, "task_path": asked.task, "overrides": overrides})
         traffic = _traffic(asked)
-        # In a dry run, this tells a judge that no request will be made.
+        # In a dry run, judges must not require a key, since no request is made.
         token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
         try:
             task = load_task(args.task_path, args.overrides, stored=stored)
@@ -187,8 +200,8 @@ def command(**options: Any) -> None:
         if asked.record is not None and (not asked.dry_run or asked.record.exists()):
             traffic.cassette = Cassette.replay(asked.record) if asked.dry_run else Cassette.record(asked.record)
             if held := traffic.cassette.held:
-                count = "1 exchange that is" if held == 1 else f"{held} exchanges that are"
-                echo(f"--record {asked.record} adds to {count} there", err=True)
+                count = "1 existing exchange" if held == 1 else f"{held} existing exchanges"
+                echo(f"--record {asked.record} appends to {count}", err=True)
     echo("".join(f"{note}\n" for note in task.notes), err=True, nl=False)
     if asked.dry_run:
         _show_plan(plan, asked.as_json)
@@ -234,7 +247,7 @@ def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, 
 
 
 def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunHeader, RunArgs, set[str]]:
-    """Return the folder, header and arguments of a resumed run, and the keys that only its `run.json` sets."""
+    """Return the directory, header and arguments of a resumed run, and the keys that only its `run.json` sets."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

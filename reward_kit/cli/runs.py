@@ -1,4 +1,4 @@
-"""`reward-kit runs`: list the runs of a folder, and remove old ones."""
+"""`reward-kit runs`: list the runs of a directory, and remove old ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class StoredRun:
     """A run on disk.
 
     Attributes:
-        path: its folder.
+        path: its directory.
         task: the task's name.
         status: "running", "complete", "interrupted" or "failed"; "killed" if it should be running but no process has it
             open; "unreadable" if its `run.json` is damaged.
-        started_at: when it began, in UTC.
+        started_at: its start time in UTC.
         size: bytes on disk.
-        total: how many episodes it has when it is complete.
+        total: the number of episodes of the complete run.
         scores: the mean score of each policy, if there is a summary.
     """
 
@@ -47,15 +47,15 @@ class StoredRun:
 
 
 def stored_runs(folder: Path) -> list[StoredRun]:
-    """Return the runs in a folder, the newest first."""
+    """Return the runs in a directory, the newest first."""
     if not folder.is_dir():
-        raise ConfigError(f"folder {folder} does not exist; name the folder of the runs with --log-dir")
+        raise ConfigError(f"directory {folder} does not exist; name the directory of the runs with --log-dir")
     runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]
     return sorted(runs, key=lambda run: run.started_at, reverse=True)
 
 
 def remove(run: StoredRun) -> None:
-    """Delete a run's folder."""
+    """Delete a run's directory."""
     if is_open_elsewhere(run.path):
         raise StoreError(f"{run.path} is open in another process; wait for it to end")
     if run.path.is_symlink():
@@ -92,7 +92,7 @@ def _read(path: Path) -> StoredRun:
 
 _AGE = re.compile(r"(\d+)([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
-_LOG_DIR = log_dir_option("The folder of the runs.")
+_LOG_DIR = log_dir_option("Directory of the runs.")
 
 
 @click.group(name="runs")
@@ -110,7 +110,7 @@ def command() -> None:
 @_LOG_DIR
 @json_option("Print JSON on standard output.")
 def list_(log_dir: Path, as_json: bool) -> None:
-    """The runs of a folder, the newest first: where each is, how it ended, its size and its mean scores.
+    """List the runs of a directory, newest first, with path, status, size and mean scores.
 
     \b
     Examples:
@@ -137,10 +137,10 @@ def list_(log_dir: Path, as_json: bool) -> None:
 @_LOG_DIR
 @click.option("--keep", type=WholeNumber(0), metavar="N", help="Keep the newest N runs of each task.")
 @click.option("--older-than", metavar="AGE", help="Remove only runs older than this, such as 30d, 12h or 90m.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dry_run: bool) -> None:
-    """Remove runs by number, by age, or by both. A run that is open in a process stays.
+    """Remove runs by number, by age, or by both. Runs that are open in a process are kept.
 
     \b
     Examples:
@@ -172,7 +172,7 @@ def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dr
     for run in chosen:
         try:
             remove(run)
-        except StoreError as error:  # the others are removed nevertheless
+        except StoreError as error:  # continue with the other runs
             problems.append(str(error))
     echo(f"{len(chosen) - len(problems)} runs removed.", err=True)
     if problems:

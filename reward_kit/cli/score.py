@@ -64,7 +64,7 @@ _SECTIONS = {
         *("overrides", "pass_threshold", "trust"),
     ),
     "Limits": ("fail_under",),
-    "Of a run": ("output", "only_failed"),
+    "Rescoring": ("output", "only_failed"),
     "Output": ("log_dir", "display", "as_json", "verbose"),
 }
 
@@ -97,7 +97,7 @@ class ScoreArgs:
 @set_option("Set an option of the reward.", ("-O", "--option", "options"))
 @sandbox_options()
 @set_option("Set sandbox.KEY, limits.reward_time_s or redact, as in a task file.")
-@click.option("--pass-threshold", type=Number(), help="A score of this or more passes; default 1, or the run's.")
+@click.option("--pass-threshold", type=Number(), help="Lowest passing score; default: 1, or the run's threshold.")
 @trust_option
 @click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if a mean score is below X.")
 @click.option(
@@ -105,18 +105,18 @@ class ScoreArgs:
     "--output",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="The new run's folder; one that this command began is continued. Default: a new one in --log-dir.",
+    help="Directory of the new run, or of an interrupted rescoring to continue; default: a new one in --log-dir.",
 )
 @click.option("--only-failed", is_flag=True, help="With -o: score only unscored episodes again.")
-@log_dir_option("Parent of the new run's folder; without DATA, also where the newest run is looked for.")
+@log_dir_option("Parent of the new run's directory; without DATA, also the directory to search for the newest run.")
 @display_option()
 @json_option()
 def command(data: Path | None, output: Path | None, only_failed: bool, **options: Any) -> None:
-    """Score DATA with a reward function: a JSONL, CSV or YAML file whose rows have `messages`. Or score RUN again.
+    """Score DATA, a JSONL, CSV or YAML file whose rows have `messages`, with a reward function; or score RUN again.
 
-    A row may have `id`, `ground_truth` and `policy`. RUN is the folder of a run: its stored episodes are scored again
-    without the model, in a new run, and changes are shown. RUN is not modified. Redacted texts are scored as stored.
-    Without RUN, the newest is taken.
+    A row may have `id`, `ground_truth` and `policy`. RUN is the directory of a run. Its stored episodes are scored
+    again without the model; the scores are written to a new run, and the changes are shown. RUN is not modified.
+    Redacted texts are scored as stored. Without RUN, the newest run is used.
 
     \b
     Examples:
@@ -132,7 +132,7 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
     if data is None or data.is_dir():
         sys.exit(_score_run(run_or_newest(data, args.log_dir, except_for=output), args, output, only_failed))
     if output is not None or only_failed:
-        raise click.UsageError(f"{'-o' if output is not None else '--only-failed'} needs RUN, the folder of a run")
+        raise click.UsageError(f"{'-o' if output is not None else '--only-failed'} needs RUN, the directory of a run")
     ready = _load_reward(data_origin(data), args)
     scored = scoring_run(data, ready, args.reward, args.log_dir)
     ending = Ending(scored.title, scored.plan.total, args.fail_under, args.as_json)
@@ -160,14 +160,14 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     plan = RunPlan(definition, reward=ready.reward, given=len(source.index.episodes), redaction=ready.redaction)
     folder = _open_folder(source, args, ready, plan, output)
     if only_failed and output is None:
-        raise ConfigError("--only-failed continues an earlier scoring; pass its folder with -o")
+        raise ConfigError("--only-failed continues an earlier scoring; pass its directory with -o")
     if not (folder.path / "episodes.jsonl").exists():
         hidden = copy_results(source, folder.path, ready.redaction)
         if source.redact:
             echo(f"the texts went through {source.redact} when they were stored; they are scored as stored", err=True)
         if hidden:
             of = f"{hidden:,} of {len(source.index.episodes):,} episodes"
-            echo(f"secrets are hidden in {of}; they are scored as stored, with {HIDDEN!r} there", err=True)
+            echo(f"secrets in {of} are replaced by {HIDDEN!r}; the texts are scored as stored", err=True)
     before = earlier_scores(source)
 
     def changes(rows: Sequence[EpisodeRow]) -> ScoreChanges:
@@ -177,7 +177,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     for key, value in args.changes.items():
         option = key.removeprefix("reward_options.")
         typed = value if isinstance(value, str) else json.dumps(value)
-        typed = "…" if SECRET_NAME.search(option) else typed  # for the user to give again
+        typed = "…" if SECRET_NAME.search(option) else typed  # the user has to pass it again
         again += ["-O" if option != key else "-T", f"{option}={typed}"]
     again += ["--pass-threshold", f"{args.pass_threshold:g}"] if args.pass_threshold is not None else []
     ending = Ending(
@@ -195,7 +195,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
 def _open_folder(
     source: SourceRun, args: ScoreArgs, ready: ScoringSetup, plan: RunPlan, output: Path | None
 ) -> RunFolder:
-    """Return the new run's folder, or the one that an earlier call of the same command began."""
+    """Return the new run's directory, or the one that an earlier call of the same command began."""
     earlier = source.header
     files = {name: source.path / name for name in ("episodes.jsonl", "scores.jsonl")}
     rescored_from = {
@@ -220,18 +220,18 @@ def _open_folder(
         )
         return RunFolder.create(path, header, ready.redaction)
     if not (path / FILE).is_file():
-        raise ConfigError(f"-o {path} exists and is not a run; name a new folder")
+        raise ConfigError(f"-o {path} exists and is not a run; name a new directory")
     if is_open_elsewhere(path):
         raise StoreError(f"{path} is open in another process; wait for it to end")
     begun = RunHeader.read(path).rescored_from or {}
     for key, difference in _MUST_HOLD.items():
         if begun.get(key) != rescored_from[key]:
-            raise ConfigError(f"-o {path}: cannot be continued ({difference}); name a folder that does not exist yet")
+            raise ConfigError(f"-o {path}: cannot be continued ({difference}); name a new directory")
     return RunFolder(path, ready.redaction)
 
 
 def _changes_table(changes: ScoreChanges) -> RenderableType:
-    """Return a column for each policy, and below it the episodes that moved most."""
+    """Return a column for each policy, and below it the episodes whose scores changed most."""
     table = Table(title=Text("What changed", "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
     for policy in changes.policies:
@@ -259,7 +259,7 @@ def _changes_table(changes: ScoreChanges) -> RenderableType:
         table.add_row(name, *cells)
     if not changes.moved:
         return table
-    moved = Table(title=Text("Moved most", "bold"), box=box.SIMPLE, title_justify="left")
+    moved = Table(title=Text("Largest changes", "bold"), box=box.SIMPLE, title_justify="left")
     moved.add_column("episode", overflow="fold")
     for name in ("before", "now"):
         moved.add_column(name, justify="right")

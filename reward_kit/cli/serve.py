@@ -34,48 +34,88 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
 @click.command(name="serve")
 @click.argument("rewards", nargs=-1, required=True, metavar="[NAME=]FILE.py:FUNCTION…", shell_complete=complete_rewards)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=WholeNumber(0, 65535), default=8700, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--port",
+    type=WholeNumber(0, 65535),
+    default=8700,
+    show_default=True,
+    help="The port to listen on; 0 chooses a free one.",
+)
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help="Keys, one on each line. Default: $REWARD_KIT_SERVE_API_KEY, else one is made and printed.",
+    help="File with one key per line. Default: $REWARD_KIT_SERVE_API_KEY, else a new key, which is printed.",
 )
-@set_option("An option of the reward; of several rewards NAME.KEY=VALUE.", ("-O", "--option", "options"))
+@set_option("Set an option of the reward; with several rewards, NAME.KEY=VALUE.", ("-O", "--option", "options"))
 @sandbox_options()
 @click.option(
-    "--deadline", type=Number(0.001), default=600.0, show_default=True, metavar="S", help="Seconds for one call."
+    "--deadline",
+    type=Number(0.001),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Time limit of one call in seconds.",
 )
 @click.option(
-    "--max-concurrency", type=WholeNumber(1), default=64, show_default=True, help="Calls of a reward at a time."
+    "--max-concurrency",
+    type=WholeNumber(1),
+    default=64,
+    show_default=True,
+    help="Maximum number of concurrent calls of each reward.",
 )
 @click.option(
     "--max-pending",
     type=WholeNumber(1),
     default=4096,
     show_default=True,
-    help="Maximum waiting rollouts of a reward; beyond it the answer is 429.",
+    help="Maximum number of waiting rollouts of each reward; further requests are answered with 429.",
 )
 @click.option(
-    "--max-batch", type=WholeNumber(1), help="Most rollouts in a request.  [default: 1024, or --max-pending if less]"
-)
-@click.option("--max-messages", type=WholeNumber(1), default=10_000, show_default=True, help="Messages in a rollout.")
-@click.option(
-    "--max-body-mb", type=Number(0.001), help="MiB of a request's body.  [default: 16, or --max-held-mb if less]"
+    "--max-batch",
+    type=WholeNumber(1),
+    help="Maximum number of rollouts in a request.  [default: 1024, or --max-pending if less]",
 )
 @click.option(
-    "--max-held-mb", type=Number(0.001), default=512.0, show_default=True, help="MiB of all bodies at a time."
+    "--max-messages",
+    type=WholeNumber(1),
+    default=10_000,
+    show_default=True,
+    help="Maximum number of messages in a rollout.",
 )
-@click.option("--max-connections", type=WholeNumber(1), default=8192, show_default=True, help="Open at a time.")
+@click.option(
+    "--max-body-mb",
+    type=Number(0.001),
+    help="Maximum size of a request body in MiB.  [default: 16, or --max-held-mb if less]",
+)
+@click.option(
+    "--max-held-mb",
+    type=Number(0.001),
+    default=512.0,
+    show_default=True,
+    help="Maximum size of all bodies held at a time in MiB.",
+)
+@click.option(
+    "--max-connections",
+    type=WholeNumber(1),
+    default=8192,
+    show_default=True,
+    help="Maximum number of open connections.",
+)
 @click.option(
     "--head-timeout",
     type=Number(0.001),
     default=10.0,
     show_default=True,
     metavar="S",
-    help="Time limit for the first head.",
+    help="Time limit in seconds for the head of the first request.",
 )
 @click.option(
-    "--body-timeout", type=Number(0.001), default=60.0, show_default=True, metavar="S", help="Time limit for a body."
+    "--body-timeout",
+    type=Number(0.001),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Time limit in seconds for the body of a request.",
 )
 @click.option(
     "--shutdown-timeout",
@@ -83,15 +123,15 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     default=30.0,
     show_default=True,
     metavar="S",
-    help="At the end: time for requests in flight.",
+    help="Time limit in seconds for requests in flight at shutdown.",
 )
 @trust_option
 def command(rewards: tuple[str, ...], **given: Any) -> None:
     """Serve reward functions over HTTP. Every request needs a key; rewards run in their sandbox.
 
     `POST /v1/rewards/NAME/score` scores a rollout, `…/score_batch` several; see /openapi.json. A task names a
-    served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C ends it once everything
-    in flight is answered.
+    served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C stops the server once all
+    requests in flight are answered.
 
     \b
     Examples:
@@ -163,7 +203,10 @@ def _show_addresses(named: Sequence[NamedReward], address: str, made: str, host:
             echo(note, err=True)
         echo(f"{one.name}: {one.reward.mode}, POST {address}/v1/rewards/{one.name}/score", err=True)
     if made:
-        echo("A key for this start, shown once; REWARD_KIT_SERVE_API_KEY or --api-key-file keeps one:", err=True)
+        echo(
+            "Key for this start, shown only once; to keep a key, use REWARD_KIT_SERVE_API_KEY or --api-key-file:",
+            err=True,
+        )
         echo(f"  export {KEY_VARIABLE}={made}", err=True)
     echo(
         f'Try it:\n  curl {address}/v1/rewards/{named[0].name}/score -H "Authorization: Bearer ${KEY_VARIABLE}" '

@@ -37,7 +37,7 @@ _FILES = {
     "gitignore": ".gitignore",
     "README.md": "README.md",
 }
-"""The files of `starter/` with their names in the project. Its Python is not code of this package, and not named so."""
+"""The files of `starter/` with their names in the project; Python files end in .txt here, as they are only copied."""
 _SCHEMA = "task.schema.json"
 
 
@@ -57,9 +57,9 @@ def init(directory: Path) -> None:
     texts = {to: (starter / name).read_text(encoding="utf-8") for name, to in _FILES.items()}
     texts[_SCHEMA] = task_schema()
     if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} is a file; name a folder, new or existing")
+        raise ConfigError(f"{directory} is a file; name a directory, new or existing")
     if existing := [name for name in texts if (directory / name).exists()]:
-        raise ConfigError(f"{directory} has {', '.join(existing)} already; name an empty or a new folder")
+        raise ConfigError(f"{directory} already contains {', '.join(existing)}; name an empty or a new directory")
     for name, text in texts.items():
         path = directory / name
         with wrap_os_errors("write", path):
@@ -78,8 +78,8 @@ def init(directory: Path) -> None:
 def schema(kind: str) -> None:
     """Print the JSON schema of task files, or of train files.
 
-    Save it beside your task and begin the file with `# yaml-language-server: $schema=task.schema.json`: your editor
-    then completes and checks the keys.
+    Save it beside your task file, and begin the task file with `# yaml-language-server: $schema=task.schema.json`: your
+    editor then completes and checks the keys.
 
     \b
     Examples:
@@ -111,7 +111,7 @@ def attributes_of(documented: type[Any]) -> dict[str, str]:
 
 
 def schema_of(model: type[BaseModel]) -> str:
-    """Return the JSON schema of the files that a model reads: every key with its sentence, and without titles."""
+    """Return the JSON schema of the files that a model reads: every key with its description, without titles."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Described(GenerateJsonSchema):
@@ -134,16 +134,16 @@ def schema_of(model: type[BaseModel]) -> str:
 @click.command(name="completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that lets SHELL complete commands, options, runs, policies, rewards and estimators at TAB.
+    """Print the script for TAB completion of commands, options, runs, policies, rewards and estimators in SHELL.
 
     \b
-    For good:
+    To install it permanently:
       echo 'eval "$(reward-kit completion bash)"' >> ~/.bashrc
       echo 'eval "$(reward-kit completion zsh)"' >> ~/.zshrc
       reward-kit completion fish > ~/.config/fish/completions/reward-kit.fish
 
     \b
-    Example, for this shell alone:
+    Example, for the current shell only:
       eval "$(reward-kit completion bash)"
     """
     from reward_kit.cli.main import COMPLETE_VARIABLE

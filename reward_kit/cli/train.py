@@ -20,7 +20,9 @@ from reward_kit.errors import requires_extra
 @display_option()
 @json_option()
 @click.option(
-    "--dry-run", is_flag=True, help="Check everything, print batches, credit and loss in formulas, write nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Check all inputs and print batches, credit and loss as formulas, but write nothing.",
 )
 @trust_option
 def command(**given: Any) -> None:

@@ -1,4 +1,4 @@
-"""The command `train` behind its imports: plan or resume, dry run, training, and the last lines."""
+"""The implementation of `train`: plan or resume, dry run, training, and the closing lines."""
 
 from __future__ import annotations
 
@@ -158,7 +158,11 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         echo_json({"run": str(path), "status": outcome.status, **outcome.summary})
     elif (best := outcome.summary.get("best")) is not None:
         update = outcome.summary["best_update"]
-        when = f"after update {update}" if update else "before the first update; no later one was better: no model/"
+        when = (
+            f"after update {update}"
+            if update
+            else "before the first update; no update improved it, so there is no model/"
+        )
         echo(f"best {outcome.summary['metric']} {best:.3f} {when}")
     echo(f"Written to {path}", err=True)
     if outcome.status != INTERRUPTED:

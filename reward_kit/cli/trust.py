@@ -1,4 +1,4 @@
-"""Asks once per folder before a command runs code from it: the `--trust` option, the prompt and the refusal."""
+"""Ask once per directory before a command runs code from it: the `--trust` option, the prompt and the refusal."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def require_trust_in(references: Sequence[str], folder: Path | None = None) -> N
 
 
 def trust_new_folder(folder: Path) -> None:
-    """Record that the user created a folder, so that its code is trusted without a prompt."""
+    """Record that the user created a directory, so that its code is trusted without a prompt."""
     from reward_kit.runs.trust import PlannedCode, trust
 
     try:
@@ -93,7 +93,7 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
         )
     echo(f"{what} would run code that you have not agreed to yet:\n{lines}", err=True)
     answer = click.prompt(
-        "Run it?  y: yes, ask again if it changes   a: always in this folder   n: no",
+        "Run it?  y: yes, ask again if it changes   a: always in this directory   n: no",
         type=click.Choice(["y", "a", "n"]),
         default="n",
         show_choices=False,

@@ -1,6 +1,6 @@
-"""Credit: advantage estimators by name, state hashes, filters of groups and diagnostics.
+"""Credit assignment: advantage estimators by name, state hashes, group filters and diagnostics.
 
-Names load on first use.
+Modules are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Diagnostics of a batch's credit: steps with peers, steps without advantage, and the likely causes of poor credit."""
+"""Diagnostics of a batch's credit: steps with peers, steps without advantage, and likely causes of weak credit."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from reward_kit.credit.step_credit import StepCredit
 FEW_SHARED = 0.05
 """Below this share of steps with a peer, step-level credit has almost no effect."""
 
-# Each with its cause and fix.
-_NOTHING_SCORED = "no trajectory is scored, so there is no credit: inspect the failures of the scores"
-_MOSTLY_UNSCORED = "{} of {} trajectories are unscored and left out: inspect the failures of the scores"
+# Each message states a problem with its likely cause and fix.
+_NOTHING_SCORED = "no trajectory is scored, so there is no credit; inspect the failed scores"
+_MOSTLY_UNSCORED = "{} of {} trajectories are unscored and left out; inspect the failed scores"
 _ALL_SINGLE = (
-    "every group has one scored trajectory, so there is nothing to compare it with: collect more rollouts of each "
+    "every group has only one scored trajectory, so there is nothing to compare it with; collect more rollouts per "
     "sample, or check the group ids"
 )
 _ALL_TIED = (
-    "in every group all scores are equal, so no trajectory has an advantage: choose tasks that are neither always "
+    "in every group all scores are equal, so no trajectory has an advantage; choose tasks that are neither always "
     "solved nor never, or a reward with more levels"
 )
 _FEW_SHARED = (
-    "{:.1%} of the steps share their state with another, so step advantages are nearly all 0: the state key holds "
-    "something that never repeats (time, step count, id, history); leave it out, or choose another state_hash (regex, "
+    "{:.1%} of the steps share their state with another, so nearly all step advantages are 0; the state key contains "
+    "something that never repeats (time, step count, id, history): exclude it, or choose another state_hash (regex, "
     "canonical_json, similarity)"
 )
 _NEVER_MEET = (
-    "no two trajectories of a group share a state: check that the group's episodes have the "
+    "no two trajectories of a group share a state; check that the group's episodes have the "
     "same start and that the state key contains nothing specific to the episode"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CreditDiagnostics:
-    """Counts over the scored part of a batch; unscored trajectories are counted once and take no part in the rest.
+    """Statistics of the scored part of a batch; unscored trajectories are only counted in `unscored`.
 
-    A peer of a step is another step of the same anchor, that is, taken in the same state within the same group.
+    A peer of a step is another step with the same anchor state, that is, taken in the same state within the same group.
 
     Attributes:
-        trajectories: scored ones.
-        unscored: trajectories without a score.
-        steps: of the scored trajectories.
-        groups: with a scored trajectory.
-        single_groups: groups with one scored trajectory, which cannot be compared.
-        tied_groups: groups of two and more whose scores are all equal.
-        uses_states: the estimator looked at states; without it the anchors' numbers are 0.
-        anchor_sizes: the number of anchors by their number of steps.
-        steps_with_peer: steps with a peer.
-        steps_with_other_peer: those with a peer of another trajectory; a state visited twice by one trajectory is
-            compared with itself only.
-        zero_advantages: steps with an advantage of exactly 0.
+        trajectories: the number of scored trajectories.
+        unscored: the number of trajectories without a score.
+        steps: the number of steps of the scored trajectories.
+        groups: the number of groups with a scored trajectory.
+        single_groups: the number of groups with one scored trajectory, which cannot be compared.
+        tied_groups: the number of groups of two or more whose scores are all equal.
+        uses_states: whether the estimator uses states; if not, the counts of anchors and peers are 0.
+        anchor_sizes: the number of anchor states by their number of steps.
+        steps_with_peer: the number of steps with a peer.
+        steps_with_other_peer: the number of steps with a peer in another trajectory. If only one trajectory visits a
+            state repeatedly, its steps are compared only with each other.
+        zero_advantages: the number of steps with an advantage of exactly 0.
     """
 
     trajectories: int
@@ -69,7 +69,8 @@ class CreditDiagnostics:
     zero_advantages: int
 
     def summary(self) -> dict[str, float]:
-        """Return the figures by their names in logs; shares are of the scored steps or groups, if there are any."""
+        """Return the statistics by their names in logs; shares refer to the scored steps or groups and may be
+        absent."""
         figures: dict[str, float] = {
             "credit/trajectories": self.trajectories,
             "credit/unscored": self.unscored,
@@ -97,7 +98,7 @@ class CreditDiagnostics:
         warnings = []
         if self.unscored > self.trajectories:
             warnings.append(_MOSTLY_UNSCORED.format(self.unscored, self.unscored + self.trajectories))
-        # Advantages without states and without differing groups come from an estimator that does not compare groups.
+        # An estimator that does not compare groups gives nonzero advantages without states or differing groups.
         compares_groups = self.uses_states or self.zero_advantages == self.steps
         if compares_groups and self.single_groups == self.groups:
             warnings.append(_ALL_SINGLE)
@@ -121,10 +122,10 @@ def credit_diagnostics(
     """Return the diagnostics of a batch's credit.
 
     Args:
-        credit: of S steps.
-        lengths_B: (B,) steps of each trajectory.
-        scores: (B,) None if unscored.
-        group_ids: (B,) the group of each trajectory; None is one group.
+        credit: the credit of S steps.
+        lengths_B: (B,) the number of steps of each trajectory.
+        scores: (B,) the scores, None if unscored.
+        group_ids: (B,) the group of each trajectory; None for a single group.
     """
     lengths_B = np.asarray(lengths_B, dtype=np.int64)
     # As float64, None is NaN.
@@ -161,7 +162,7 @@ def _extremes(codes_N: Codes, values_N: Codes | Floats, size: int) -> tuple[Floa
 
 
 def _peers(anchors_S: Codes, trajectories_S: Codes) -> tuple[dict[int, int], Flags, Flags]:
-    """Return the number of anchors of each size, and for each step whether it has a peer, and another trajectory's."""
+    """Return the number of anchors of each size, and whether each step has a peer, and one in another trajectory."""
     if not len(anchors_S) or anchors_S[0] < 0:
         none_S = np.zeros(len(anchors_S), dtype=np.bool_)
         return {}, none_S, none_S

@@ -1,11 +1,12 @@
 """Advantage estimators: pure NumPy functions in float64.
 
 An estimator takes a batch of trajectories (lists of `StepData`), their final scores and their groups, and keyword-only
-hyper-parameters, and returns a `StepCredit`: flat arrays with one item per step of the batch, in order. `ESTIMATORS`
-lists them by name. `with_credit` writes a `StepCredit` onto copies of the steps.
+hyperparameters. It returns a `StepCredit`: flat arrays with one item per step of the batch, in order. `ESTIMATORS`
+contains them by name. `with_credit` writes a `StepCredit` onto copies of the steps.
 
-One advantage per trajectory, its score among the scores of its group: GRPO, RLOO, REINFORCE++ with a baseline, OPO,
-GRPO pass@k, GPG. One per step: discounted returns, REINFORCE++, GAE, turn-level GRPO. GiGPO combines the two.
+GRPO, RLOO, REINFORCE++ with a baseline, OPO, GRPO pass@k and GPG give one advantage per trajectory, which compares its
+score with the scores of its group. Discounted returns, REINFORCE++, GAE and turn-level GRPO give one per step. GiGPO
+combines the two.
 """
 
 from __future__ import annotations
@@ -50,21 +51,22 @@ def grpo_credit(
 ) -> StepCredit:
     """Group-relative advantages: A = (score - mean(score)) / (std(score) + epsilon) over the trajectory's group.
 
-    With normalization "std" it is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2), with "mean", which does not
-    divide, Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). `step_arrays.relative` has all four.
+    With normalization "std" this is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2); with "mean", which does not
+    divide, it is Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). `step_arrays.relative` defines all
+    four normalizations.
 
     Args:
-        batch: B trajectories, S steps in all.
-        scores: (B,) None if unscored.
+        batch: B trajectories with S steps in total.
+        scores: (B,) the scores, None if unscored.
         group_ids: (B,) as in `gigpo_credit`.
-        normalization: the scale of the score.
+        normalization: the name of the normalization.
         normalization_constant: the divisor for "constant".
         epsilon: added to each standard deviation.
         gamma: the discount of G_k.
         default_step_reward: the value of an unset base reward in G_k.
 
     Raises:
-        ConfigError: the arguments are inconsistent.
+        ConfigError: the arguments are invalid or inconsistent.
         InvalidResultError: a score or a base reward is not finite.
     """
     check_returns(gamma, default_step_reward)
@@ -86,8 +88,8 @@ def rloo_credit(
 ) -> StepCredit:
     """REINFORCE leave-one-out (Ahmadian et al. 2024, "Back to Basics"): A = score - the mean score of the others.
 
-    The baseline does not contain the score itself, so the estimate of the gradient is unbiased. A group of one gives
-    zero. Arguments and errors as in `grpo_credit`.
+    The baseline does not contain the score itself, so the estimate of the gradient is unbiased. In a group of one, the
+    advantage is zero. Arguments and errors as in `grpo_credit`.
     """
     return grpo_credit(
         batch,
@@ -112,18 +114,18 @@ def reinforce_plus_plus_baseline_credit(
 
         A = (score - mean(score)) / (std + epsilon)
 
-    with std the unbiased standard deviation of score - mean(score) over all scored trajectories. Each trajectory counts
-    once, so that a constant group keeps its exact zeros, which it would lose if the batch were whitened over steps or
-    tokens. Arguments and errors as in `grpo_credit`.
+    where std is the unbiased standard deviation of score - mean(score) over all scored trajectories. Each trajectory
+    counts once, so that a group of equal scores has advantages of exactly zero, which whitening over steps or tokens
+    would change. Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
-    centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
-    scored = centred_B[~np.isnan(centred_B)]
-    # `hypot` is the root of the sum of squares, even if no float holds a square.
+    centered_B = relative(arrays.scores_B, arrays.groups_B, "mean")
+    scored = centered_B[~np.isnan(centered_B)]
+    # `hypot` is the root of the sum of squares, and does not overflow even if the squares would.
     scale = math.hypot(*scored.tolist()) / math.sqrt(max(len(scored) - 1, 1)) + epsilon
-    advantages_B = centred_B / scale if scale > 0 else centred_B
+    advantages_B = centered_B / scale if scale > 0 else centered_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
 
 
@@ -140,9 +142,9 @@ def opo_credit(
 
         A = score - sum(length score) / sum(length)      over the trajectory's group
 
-    `length` is "tokens", the sampled tokens (`policy_logprobs["token_ids"]`, missing ones are a ConfigError); "steps";
-    or "recorded", tokens in the groups whose scored steps all record them and steps in the others. Other arguments and
-    errors as in `grpo_credit`.
+    `length` is "tokens" for the number of sampled tokens (`policy_logprobs["token_ids"]`; if they are missing, a
+    ConfigError is raised), "steps", or "recorded" for tokens in the groups whose scored steps all record them and steps
+    in all others. Other arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("length", length, get_args(Length))
@@ -171,16 +173,17 @@ def grpo_passk_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Pass@k (Tang et al. 2025, "Optimizing Language Models for Inference Time Objectives"), k the size of the group.
+    """Pass@k (Tang et al. 2025, "Optimizing Language Models for Inference Time Objectives"), where k is the group size.
 
-    The best trajectory of a group gets its score minus the second best one, the group's loss without it; all others
-    get zero. If several are best, or in a group of one, all get exact zeros. Arguments and errors as in `grpo_credit`.
+    The advantage of the best trajectory of a group is its score minus the second-best score, which is its contribution
+    to the group's maximum. All other advantages are zero, as are those of tied best trajectories and of a group of one.
+    Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
     advantages_B = np.where(np.isnan(arrays.scores_B), np.nan, 0.0)
     scored = np.flatnonzero(~np.isnan(arrays.scores_B))
-    # By group and then by score: the best of a group comes last, the second best right before it.
+    # Sort by group, then by score: the best of a group comes last, after the second best.
     order = scored[np.lexsort((arrays.scores_B[scored], arrays.groups_B[scored]))]
     groups = arrays.groups_B[order]
     is_best = np.append(groups[1:] != groups[:-1], True)[: len(groups)]
@@ -203,19 +206,20 @@ def gpg_credit(
 
         A = (score - mean(score)) B / B'
 
-    over the trajectory's group, where B is the number of scored trajectories in the batch and B' that of trajectories
-    in groups whose scores differ. The other groups produce no gradient, and the factor makes its length independent of
-    their number. (The common alternative, counting nonzero scores, treats failed trajectories as having no gradient.)
+    over the trajectory's group, where B is the number of scored trajectories in the batch and B' the number of those in
+    groups whose scores differ. The other groups produce no gradient, and the factor makes the length of the gradient
+    independent of their number. (The common alternative, counting nonzero scores, treats failed trajectories as having
+    no gradient.)
     Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
-    centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
-    is_scored_B = ~np.isnan(centred_B)
-    differs_G = np.bincount(arrays.groups_B, is_scored_B & (centred_B != 0.0)) > 0
+    centered_B = relative(arrays.scores_B, arrays.groups_B, "mean")
+    is_scored_B = ~np.isnan(centered_B)
+    differs_G = np.bincount(arrays.groups_B, is_scored_B & (centered_B != 0.0)) > 0
     counting = int(np.sum(is_scored_B & differs_G[arrays.groups_B]))
     with overflow_allowed():
-        advantages_B = centred_B * (int(np.sum(is_scored_B)) / counting) if counting else centred_B
+        advantages_B = centered_B * (int(np.sum(is_scored_B)) / counting) if counting else centered_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
 
 
@@ -233,9 +237,9 @@ def discounted_returns_credit(
 ) -> StepCredit:
     """REINFORCE (Williams 1992) with reward-to-go: A = G_k = r_k + gamma G_{k+1}.
 
-    With `baseline` "mean", the mean of G over the scored steps of the group is subtracted; it contains the step itself,
-    which shrinks the gradient a little in small groups. With "none" equal trajectories do not give zeros, and groups do
-    not matter. Other arguments and errors as in `gigpo_credit`.
+    If `baseline` is "mean", the mean of G over the scored steps of the group is subtracted. The mean includes the step
+    itself, which slightly shrinks the gradient in small groups. If it is "none", equal trajectories do not have zero
+    advantages, and groups have no effect. Other arguments and errors as in `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("baseline", baseline, get_args(ReturnBaseline))
@@ -278,18 +282,19 @@ def gae_credit(
     lam: float,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Generalized advantage estimation (Schulman et al. 2016, equations 11 and 16), using the policy's own critic.
+    """Generalized advantage estimation (Schulman et al. 2016, equations 11 and 16), using the critic of the policy.
 
         delta_k = r_k + gamma V_{k+1} - V_k
         A_k     = delta_k + gamma lam A_{k+1}
 
-    V_k is the step's `policy_value_estimate`, r_k as in `gigpo_credit`. After the last step of a terminated trajectory
-    V = 0. Of one that was cut off it is `step_info["bootstrap_value"]` of its last step, else the last step's own V,
-    the nearest state that the critic saw. Advantages are relative to the critic: equal trajectories do not give zeros,
-    and groups do not matter. They are not whitened, so that A + V is the critic's target.
+    V_k is the step's `policy_value_estimate`, and r_k is defined as in `gigpo_credit`. After the last step of a
+    terminated trajectory, V = 0. After that of a truncated one, V is `step_info["bootstrap_value"]` of its last step
+    or, if absent, the last step's own V, the nearest state that the critic evaluated. Advantages are relative to the
+    critic, so equal trajectories do not have zero advantages, and groups have no effect. They are not whitened, so that
+    A + V is the critic's target.
 
-    `lam` is in [0, 1]; 0 trusts the critic after one step, 1 never. Other arguments and errors as in `gigpo_credit`; a
-    step of a scored trajectory without a value is a ConfigError.
+    `lam` is in [0, 1]: 0 uses the critic after one step, 1 never. Other arguments and errors as in `gigpo_credit`; a
+    missing value estimate in a scored trajectory raises a ConfigError.
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
@@ -300,7 +305,7 @@ def gae_credit(
         position = int(np.argmax(bad_S))
         value = arrays.steps[position].policy_value_estimate
         raise ConfigError(
-            f"{arrays.describe_step(position)} has the policy_value_estimate {value}; gae needs a finite one on every "
+            f"{arrays.describe_step(position)} has policy_value_estimate {value}; gae needs a finite one on every "
             "step: use a policy with a critic, or another estimator"
         )
     has_steps_B = arrays.lengths_B > 0
@@ -333,19 +338,19 @@ def turn_level_grpo_credit(
 
         A_k = G_k - the mean over the other trajectories of the group of their G_k
 
-    where a trajectory that has already stopped takes part with G_k = 0, its earnings from turn k on.
+    where a trajectory that has already stopped counts with G_k = 0, its return from turn k on.
 
-    The usual form (Wei et al. 2025, MT-GRPO) subtracts each turn's mean reward from each turn's reward and adds up to
-    the trajectory's end. The number of means then depends on when the trajectory stopped, which its own actions
-    decided: every "go on" pays the mean reward of the turns that follow, and the gradient is biased towards stopping
-    (verl issue 7244). The mean over those that reached turn k, the trajectory itself among them, shrinks the gradient
-    of a turn the more, the fewer reach it.
+    The usual form (Wei et al. 2025, MT-GRPO) subtracts each turn's mean reward from each turn's reward and sums to the
+    end of the trajectory. The number of subtracted means then depends on when the trajectory stopped, which its own
+    actions determined: continuing costs the mean rewards of the following turns, so the gradient is biased towards
+    stopping (verl issue 7244). Taking the mean only over the trajectories that reached turn k, including this one,
+    shrinks the gradient of a turn more the fewer trajectories reach it.
 
-    Here the baseline of turn k is a function of the other trajectories alone. They are drawn independently of this one,
-    so it is independent of the action and of whether this trajectory reaches turn k, and
-    E[grad log pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0: the gradient is unbiased for every length. A
-    group of one gives zero; one whose trajectories earn the same at every turn gives exact zeros. Arguments and errors
-    as in `gigpo_credit`.
+    Here, the baseline of turn k is a function of the other trajectories only. They are sampled independently of this
+    one, so the baseline is independent of the action and of whether this trajectory reaches turn k, and E[grad log
+    pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0: the gradient is unbiased for every length. In a group of
+    one, advantages are zero; in a group whose trajectories have equal returns at every turn, they are exactly zero.
+    Arguments and errors as in `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -355,18 +360,18 @@ def turn_level_grpo_credit(
     groups_S = arrays.to_steps(arrays.groups_B)
     cells_S = groups_S * (int(turns_S.max(initial=0)) + 1) + turns_S
     is_scored_S = arrays.is_scored_S
-    # (N,) the scored steps: each value less the mean of the others of its cell, filled up with zeros to the size of its
-    # group. Values count from the cell's first one, as in `relative`, so that equal values give exact zeros.
+    # (N,) the scored steps: each value minus the mean of the others in its cell, padded with zeros to the group size.
+    # Values are relative to the first one in the cell, as in `relative`, so that equal values give exactly zero.
     values_N, cells_N = returns_S[is_scored_S], renumber_groups(cells_S[is_scored_S])
     sizes_N = np.bincount(arrays.groups_B, ~np.isnan(arrays.scores_B))[groups_S[is_scored_S]]
     first_N = values_N[first_positions(cells_N)][cells_N]
     present_N = np.bincount(cells_N)[cells_N]
     advantages_S = np.full(len(returns_S), np.nan)
     with overflow_allowed():
-        centred_N = values_N - first_N
-        sums_N = np.bincount(cells_N, centred_N)[cells_N] - (sizes_N - present_N) * first_N
+        centered_N = values_N - first_N
+        sums_N = np.bincount(cells_N, centered_N)[cells_N] - (sizes_N - present_N) * first_N
         advantages_S[is_scored_S] = np.divide(
-            sizes_N * centred_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1
+            sizes_N * centered_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1
         )
     return step_credit(arrays, advantages_S, returns_S)
 
@@ -391,7 +396,7 @@ def gigpo_credit(
 ) -> StepCredit:
     """Group-in-group advantages (Feng et al. 2025, "Group-in-Group Policy Optimization", equations 3 to 8).
 
-    With ~ over the scored trajectories of one group, std unbiased (n - 1):
+    The statistics are over the scored trajectories of one group; std is unbiased (n - 1):
 
         A_E = (score - mean(score)) / (std(score) + epsilon)                       one per trajectory
         G_k = r_k + gamma G_{k+1}                                                   one per step
@@ -399,31 +404,32 @@ def gigpo_credit(
         A   = omega A_E + (1 - omega) A_S             convex
         A   = A_E + step_weight A_S                   additive, the paper's
 
-    r_k is the step's `base_reward`. Only in a trajectory with some base reward None do those count as
-    `default_step_reward`, and the final score is added at its last step. A group of one gives exact zeros, and so do
-    values that are all equal. An `invalid_action_penalty` is subtracted from r_k if `step_info["is_action_valid"]` is
-    False, and the sum of a trajectory's from the score in A_E; a score that is added at the last step stays as it is.
+    r_k is the step's `base_reward`. In a trajectory with any unset base reward, unset ones count as
+    `default_step_reward`, and the final score is added at the last step. In a group of one and among equal values,
+    advantages are exactly zero. If `step_info["is_action_valid"]` is False, `invalid_action_penalty` is subtracted from
+    r_k, and a trajectory's total penalty from its score in A_E; a score that is added at the last step is not reduced.
 
     Args:
-        batch: B trajectories, S steps in all.
-        scores: (B,) None if unscored.
-        group_ids: (B,) the group of each trajectory; None takes the recorded ones, else one group.
+        batch: B trajectories with S steps in total.
+        scores: (B,) the scores, None if unscored.
+        group_ids: (B,) the group of each trajectory; None for the recorded groups or, if none are recorded, a single
+            group.
         omega: in [0, 1] for "convex", None for "additive".
         gamma: in [0, 1].
-        state_hash: a name of `STATE_HASHES`, which sees the whole step (None: "state_key"), such a name with options
-            as a mapping, a function or its "file.py:function", or a list of these, all of which have to agree. A
-            function gets the conversation before the action as a shared `History` (of a step without messages its
-            `observation_data`), or the `StepData` if a parameter is named `step`; it returns any hashable value.
+        state_hash: a name in `STATE_HASHES`, applied to the whole step (None: "state_key"); such a name with options as
+            a mapping; a function or its "file.py:function"; or a list of these, which must all agree. A function
+            receives the conversation before the action as a shared `History` (for a step without messages, its
+            `observation_data`) or, if a parameter is named `step`, the `StepData`. It returns any hashable value.
         default_step_reward: the value of an unset base reward.
-        combination: the rule, "convex" or "additive".
-        step_weight: for "additive", None for "convex".
-        epsilon: not negative.
-        normalization: the divisor of A_E and A_S: "std", as above; "mean", none; "constant", the next option;
-            "leave_one_out", none, and the mean is that of the others.
-        normalization_constant: for "constant", None for the others.
-        episode_statistics: in the mean and std of A_E each counts once ("trajectory", the paper's), or once per "step".
+        combination: "convex" or "additive".
+        step_weight: the weight of A_S for "additive", None for "convex".
+        epsilon: added to each standard deviation; not negative.
+        normalization: the divisor of A_E and A_S: "std", as above; "mean" for none; "constant" for
+            `normalization_constant`; "leave_one_out" for none, with the mean of the others.
+        normalization_constant: the divisor for "constant", otherwise None.
+        episode_statistics: the mean and std of A_E count each "trajectory" once, as in the paper, or once per "step".
         min_anchor_group_size: A_S is 0 if fewer scored steps than this share a state.
-        invalid_action_penalty: not negative.
+        invalid_action_penalty: the penalty of an invalid action; not negative.
 
     Raises:
         ConfigError: the arguments are inconsistent.
@@ -455,14 +461,14 @@ def gigpo_credit(
 
 
 def _weights(combination: str, omega: float | None, step_weight: float | None) -> tuple[float, float]:
-    """Return the weights of A_E and A_S; an argument that has no effect is a ConfigError."""
+    """Return the weights of A_E and A_S; raise a ConfigError for an argument that has no effect."""
     check_choice("combination", combination, get_args(Combination))
     if combination == "convex":
         if not isinstance(omega, int | float) or not 0.0 <= omega <= 1.0 or step_weight is not None:
-            raise ConfigError(f"convex takes omega in [0, 1] and no step_weight; got {omega!r} and {step_weight!r}")
+            raise ConfigError(f"convex needs omega in [0, 1] and no step_weight, got {omega!r} and {step_weight!r}")
         return omega, 1.0 - omega
     if not isinstance(step_weight, int | float) or not math.isfinite(step_weight) or omega is not None:
-        raise ConfigError(f"additive takes a finite step_weight and no omega; got {step_weight!r} and {omega!r}")
+        raise ConfigError(f"additive needs a finite step_weight and no omega, got {step_weight!r} and {omega!r}")
     return 1.0, step_weight
 
 
@@ -479,4 +485,4 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
 }
-"""The estimators by name; keyword-only options differ, the result is always a `StepCredit`."""
+"""The estimators by name. Their keyword-only options differ; the result is always a `StepCredit`."""

@@ -1,4 +1,4 @@
-"""Selection of groups that are useful for training, and the number still missing (dynamic sampling, as in DAPO).
+"""Selection of groups that are useful for training, with refills of dropped groups (dynamic sampling, as in DAPO).
 
 `filter_groups` checks the groups of one collection. `GroupRefill` accumulates accepted groups over several collections
 and returns a `RefillOutcome` at the end.
@@ -30,7 +30,7 @@ class DropReason(StrEnum):
     TIED = "tied"
     """All scores are equal, and no step advantage justifies keeping the group."""
     BELOW_BAND = "below_band"
-    """The mean score is below the band: the sample is too hard."""
+    """The mean score is below the band: the sample is too difficult."""
     ABOVE_BAND = "above_band"
     """The mean score is above the band: the sample is too easy."""
 
@@ -51,7 +51,7 @@ class FilteredGroups:
 
     @property
     def kept_B(self) -> list[int]:
-        """The positions of the trajectories of kept groups, in the order of the batch."""
+        """The positions of the trajectories in kept groups, in the order of the batch."""
         return sorted(index for group in self.kept for index in self.members[group])
 
 
@@ -67,14 +67,14 @@ def filter_groups(
     """Drop groups without a learning signal.
 
     Args:
-        scores: (B,) None if unscored. Equal means equal as float64.
-        group_ids: (B,) the group of each trajectory; members of a group need not be neighbours.
+        scores: (B,) the scores, None if unscored; compared as float64.
+        group_ids: (B,) the group of each trajectory; members of a group need not be adjacent.
         band: keep only groups whose mean score is within [low, high].
-        keep_step_signal: keep a group with equal scores if one of its step advantages is not 0 (GiGPO's A_S: equal
-            outcomes reached by different ways).
+        keep_step_signal: keep a group with equal scores if any of its step advantages is not 0 (A_S of GiGPO: equal
+            outcomes reached in different ways).
         step_advantages: (B,) the step advantages of each trajectory, for `keep_step_signal`; None or NaN if unset.
-        unscored: "ignore" judges a group by its scored members, "drop" drops a group with an unscored one. A group with
-            fewer than two scored members is dropped in both.
+        unscored: "ignore" evaluates a group by its scored members, "drop" drops a group with an unscored member. A
+            group with fewer than two scored members is always dropped.
 
     Raises:
         ConfigError: the arguments are inconsistent.
@@ -88,7 +88,7 @@ def filter_groups(
     if band is not None and not (is_band and band[0] <= band[1]):
         raise ConfigError(f"band must be two numbers, the lowest and highest mean score to keep, got {band!r}")
     if unscored not in ("ignore", "drop"):
-        raise ConfigError(f"unknown unscored {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")
+        raise ConfigError(f"unknown option for unscored: {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")
     if keep_step_signal and (step_advantages is None or len(step_advantages) != len(scores)):
         count = "none" if step_advantages is None else str(len(step_advantages))
         raise ConfigError(f"keep_step_signal needs step_advantages of {len(scores)} trajectories, got {count}")
@@ -152,20 +152,20 @@ class RefillOutcome:
 
 @dataclass(slots=True)
 class GroupRefill:
-    """Collects groups until there are enough or the tries are exhausted; kept groups are never collected again.
+    """Accumulates kept groups until there are enough or the tries are exhausted; a kept group is never collected again.
 
     Attributes:
         wanted: the number of groups in a batch.
         max_tries: the maximum number of collections.
-        surplus: groups left over from the last batch, counted from the start.
+        surplus: groups left over from the previous batch, which count from the start.
 
     Example:
         ```python
         refill = GroupRefill(wanted=8, max_tries=4)
         while refill.missing and not refill.is_exhausted:
-            groups = collect(refill.missing)              # group id -> whatever stands for the group
+            groups = collect(refill.missing)              # group id -> any value for the group
             refill.add(groups, filter_groups(scores, group_ids))
-        outcome = refill.outcome()                        # an incomplete one is an error or a smaller batch: yours
+        outcome = refill.outcome()                        # if incomplete, raise or train on a smaller batch
         ```
     """
 
@@ -184,29 +184,29 @@ class GroupRefill:
 
     @property
     def missing(self) -> int:
-        """The number of groups still to be collected."""
+        """The number of groups that are still to be collected."""
         return max(self.wanted - len(self._kept), 0)
 
     @property
     def is_exhausted(self) -> bool:
-        """True if no try is left."""
+        """True if no collection is left."""
         return self._tries >= self.max_tries
 
     def add(self, groups: dict[Hashable, Any], verdict: FilteredGroups) -> None:
         """Add the kept groups of one collection.
 
         Args:
-            groups: by group id, any value for each (its episodes, its rows).
-            verdict: the filter's result for these groups.
+            groups: the value of each group by group id (its episodes, its rows).
+            verdict: the result of the filter for these groups.
 
         Raises:
-            ConfigError: no try is left, or the verdict concerns other groups.
+            ConfigError: no collection is left, or the verdict is for other groups.
         """
         if self.is_exhausted:
-            raise ConfigError(f"all {self.max_tries} tries are used; call outcome()")
+            raise ConfigError(f"all {self.max_tries} tries are used up; call outcome()")
         if groups.keys() != verdict.members.keys():
             differing = sorted(map(str, groups.keys() ^ verdict.members.keys()))
-            raise ConfigError(f"the verdict and the collection have different groups; only in one: {differing}")
+            raise ConfigError(f"the verdict is for other groups than the collection; only in one: {differing}")
         self._tries += 1
         self._kept += [groups[group] for group in verdict.kept]
         for reason in verdict.dropped.values():

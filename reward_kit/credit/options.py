@@ -1,4 +1,4 @@
-"""Checks of options: a ConfigError for one that is unknown, out of range or without effect."""
+"""Validation of options: raise a ConfigError if an option is unknown, out of range or without effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
 
 
 def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
-    """Reject all but finite numbers in [low, high]."""
+    """Reject values that are not finite numbers in [low, high]."""
     if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
         raise ConfigError(f"{name} must be a finite number, got {number!r}")
     if not low <= number <= high:
@@ -29,7 +29,7 @@ def check_number(name: str, number: object, low: float = -math.inf, high: float 
 
 
 def check_returns(gamma: float, default_step_reward: float) -> None:
-    """Check the options of G_k: gamma in [0, 1], a finite default reward."""
+    """Validate the options of G_k: gamma in [0, 1] and a finite default reward."""
     check_number("gamma", gamma, 0.0, 1.0)
     check_number("default_step_reward", default_step_reward)
 
@@ -41,7 +41,7 @@ def check_normalization(normalization: str, normalization_constant: float | None
     if normalization != "constant":
         if normalization_constant is not None:
             raise ConfigError(
-                f"normalization_constant is for normalization 'constant'; {normalization!r} takes none, "
+                f"normalization_constant is only for normalization 'constant', not for {normalization!r}; "
                 f"got {normalization_constant!r}"
             )
         return

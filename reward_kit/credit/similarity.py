@@ -1,18 +1,19 @@
-"""Group texts by similarity: connected components of the similar pairs. Distances by rapidfuzz (extra `similarity`).
+"""Grouping of texts by similarity, with distances computed by rapidfuzz (extra `similarity`).
 
-Two texts are similar where 2 LCS / (|a| + |b|) reaches the threshold, with LCS the length of their longest common
-subsequence. The groups are the connected components of that relation, so they do not depend on the order of the texts,
-and two similar texts are never apart. But groups chain: if a is similar to b and b to c, all three are together,
-however far a is from c. Short texts that differ in one word can be similar ("You are in the kitchen." and "You are in
-the bedroom." at 0.7); raise the threshold, or use a hash that reads only the relevant part.
+Two texts are similar if 2 LCS / (|a| + |b|) is at least the threshold, where LCS is the length of their longest common
+subsequence. The groups are the connected components of this relation, so they do not depend on the order of the texts,
+and two similar texts are always in the same group. Groups can chain: if a is similar to b and b to c, all three are in
+one group, however far a is from c. Short texts that differ in one word can be similar ("You are in the kitchen." and
+"You are in the bedroom." at 0.7); raise the threshold, or use a hash that reads only the relevant part.
 
-Not all pairs are compared. Equal texts are merged. Near copies are first gathered around leaders, found by hashes of
-their pieces. As the distance is a metric, two clusters can hold a similar pair only if their leaders are near; counts
-of symbols and of symbol pairs give a lower bound for all leaders at once. The rest is compared exactly.
+Most pairs are not compared. Equal texts are merged. Near copies are then clustered around leaders, which are found by
+hashes of text pieces. Since the distance is a metric, two clusters can contain a similar pair only if their leaders are
+near each other, and counts of symbols and symbol pairs give lower bounds of these distances for all leaders at once.
+The remaining pairs are compared exactly.
 
-The distance is |a| + |b| - 2 LCS(a, b), in insertions and deletions; it is a metric. The similarity above is 1 minus
-the distance over |a| + |b|: the ratio of `difflib.SequenceMatcher` if its blocks are a longest common subsequence,
-never less.
+The distance is |a| + |b| - 2 LCS(a, b), in insertions and deletions; it is a metric. The similarity is 1 minus the
+distance over |a| + |b|. It is at least the ratio of `difflib.SequenceMatcher`, and equal to it if the matching blocks
+form a longest common subsequence.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from reward_kit.credit.step_arrays import Codes, Floats
 
 
 def indel_distance(a: str, b: str, limit: int) -> int | None:
-    """Return the exact distance, or much sooner None if it is above `limit`."""
+    """Return the exact distance, or None if it is above `limit`, which is much faster to determine."""
     distance = Indel.distance(a, b, score_cutoff=limit)
     return distance if distance <= limit else None
 
 
 Counts = npt.NDArray[Any]
-_BUCKETS = (64, 1024, 4096)  # of single symbols, of pairs and of triples of neighbours
+_BUCKETS = (64, 1024, 4096)  # for symbols, adjacent pairs and adjacent triples
 _CHANGED = (1, 3, 5)
 
-# Runs of five tell texts apart that are made of the same few words. They cost more, and are made for leaders alone.
+# Runs of five distinguish texts that consist of the same few words. They cost more, so only leaders have them.
 _FIVE_BUCKETS, _FIVE_CHANGED = 4096, 9
-_SPREAD = 1_000_003  # so that runs of five do not crowd into few buckets
+_SPREAD = 1_000_003  # spreads the runs of five over the buckets
 _PIECE = 8
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 _BASE = 0x5851F42D4C957F2D
 
-# Below this, the sum of the differences of two texts, at most both lengths together, fits into 16 bits.
+# Below this length, the sum of the differences of two texts, at most the sum of their lengths, fits into 16 bits.
 _SHORT_TEXTS = 10_000
 
 
@@ -54,16 +55,16 @@ _SHORT_TEXTS = 10_000
 class TextSketches:
     """Sketches of N texts.
 
-    One insertion or deletion changes the counts of symbols by 1, those of pairs of neighbours by 3 (one pair becomes
-    two, or the other way round), those of triples by 5 and those of runs of five by 9. The differences of the counts
-    therefore bound the distance from below. Counts that share a bucket only make the bound smaller.
+    One insertion or deletion changes the counts of symbols by 1, those of adjacent pairs by 3 (one pair becomes two, or
+    vice versa), those of triples by 5 and those of runs of five by 9. The differences of the counts are therefore lower
+    bounds of the distance. Hash collisions only lower the bounds.
 
     Attributes:
         texts: the texts.
-        symbols: (buckets, N) the count of each bucket's symbols in the text; buckets that all texts fill alike are left
-            out, here and below.
-        runs: (N, buckets) the same of pairs, and of triples.
-        pieces: (N, up to 4) hashes of pieces of eight symbols, likely to be equal for texts that are near.
+        symbols: (buckets, N) the count of each bucket's symbols in each text. Here and below, buckets with the same
+            count in all texts are omitted.
+        runs: (N, buckets) the counts of pairs, and of triples.
+        pieces: (N, up to 4) hashes of pieces of eight symbols, which are likely to be equal for similar texts.
     """
 
     texts: Sequence[str]
@@ -88,7 +89,7 @@ class TextSketches:
         return cls(texts, np.ascontiguousarray(symbols.T), (pairs, triples), pieces)
 
     def least_distances(self, index: int, others: Codes) -> Codes:
-        """Return (M,) a lower bound of the distance of one text to each of the others."""
+        """Return (M,) lower bounds of the distances from one text to the others."""
         bounds = _difference(self.symbols[:, others], self.symbols[:, index, None], axis=0)
         for table, changed in zip(self.runs, _CHANGED[1:], strict=True):
             bounds = np.maximum(bounds, -(-_difference(table[others], table[index], axis=1) // changed))
@@ -114,7 +115,7 @@ class TextSketches:
                 yield row, near[np.argsort(bounds, kind="stable")].tolist()
 
     def _fives(self, indices: Codes) -> Counts:
-        """Return (M, buckets) the counts of runs of five in some of the texts."""
+        """Return (M, buckets) the counts of runs of five in the texts at `indices`."""
         counts = np.zeros((len(indices), _FIVE_BUCKETS), dtype=self.symbols.dtype)
         for row, index in enumerate(indices.tolist()):
             pairs, triples = _short_runs(_codes(self.texts[index]))
@@ -127,25 +128,25 @@ def _codes(text: str) -> Codes:
 
 
 def _short_runs(codes: Codes) -> tuple[Codes, Codes]:
-    """Return numbers for the pairs of neighbours, and for the triples."""
+    """Return codes for the adjacent pairs, and for the adjacent triples."""
     return codes[:-1] * 37 + codes[1:], codes[:-2] * 1369 + codes[1:-1] * 37 + codes[2:]
 
 
 def _varying(counts: Counts) -> Counts:
-    """Return the columns in which not all texts are alike."""
+    """Return the columns in which the texts differ."""
     is_varying = (counts != counts[:1]).any(axis=0)
     return np.ascontiguousarray(counts[:, is_varying])
 
 
 def _difference(many: Counts, one: Counts, axis: int) -> Codes:
-    """Return the sums of the absolute differences, in the counts' own type, which is several times as fast."""
+    """Return the sums of the absolute differences, in the type of the counts, which is several times faster."""
     difference = many - one
     np.abs(difference, out=difference)
     return difference.sum(axis=axis, dtype=difference.dtype)  # type: ignore[no-any-return]
 
 
 def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
-    """Return for each of four random orders the hash of the text's first piece in that order (MinHash)."""
+    """Return, for each of four random orders, the hash of the text's first piece in that order (MinHash)."""
     if len(codes) < _PIECE:
         return []
     rolled = codes
@@ -156,9 +157,9 @@ def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
 
 
 def similar_groups(texts: Sequence[str], groups_S: Codes, threshold: float) -> Codes:
-    """Return (S,) a number for each component of similar texts within a group: equal if two steps share a state.
+    """Return (S,) a number for each component of similar texts within a group, equal if two steps share a state.
 
-    The threshold is in (0, 1]; 1 takes equal texts only.
+    The threshold is in (0, 1]; 1 groups only equal texts.
     """
     keys = list(zip(groups_S.tolist(), texts, strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
@@ -175,7 +176,7 @@ def similar_groups(texts: Sequence[str], groups_S: Codes, threshold: float) -> C
 
 
 def components(texts: Sequence[str], threshold: float) -> list[list[int]]:
-    """Return the connected components of distinct texts, each the positions of its members in order."""
+    """Return the connected components of distinct texts, each as the ascending positions of its members."""
     linker = _Linker(texts, threshold)
     if threshold < 1.0:
         linker.gather()
@@ -191,9 +192,9 @@ class _TextCluster:
     """Texts that are similar to their leader.
 
     Attributes:
-        leader: its position.
-        members: their positions, the leader's first.
-        distances: of each member to the leader.
+        leader: the position of the leader.
+        members: the positions of the members, starting with the leader.
+        distances: the distance of each member to the leader.
     """
 
     leader: int
@@ -202,7 +203,7 @@ class _TextCluster:
 
 
 class _Linker:
-    """Joins the texts of one group until no similar pair is apart."""
+    """Joins the texts of one group until every similar pair is in one component."""
 
     def __init__(self, texts: Sequence[str], threshold: float) -> None:
         self._texts, self._threshold = texts, threshold
@@ -211,7 +212,7 @@ class _Linker:
         self._sketches = TextSketches.of(texts if threshold < 1.0 else ())
 
     def find(self, index: int) -> int:
-        """Return the representative text of the component."""
+        """Return the representative text of the component that contains a text."""
         parents = self._parents
         while parents[index] != index:
             parents[index] = parents[parents[index]]
@@ -225,7 +226,7 @@ class _Linker:
         """Return the largest distance at which two texts are similar."""
         total = len(self._texts[a]) + len(self._texts[b])
         limit = math.ceil((1.0 - self._threshold) * total)
-        # By the same division as the similarity, so that rounding cannot make them differ.
+        # Use the same division as the similarity, so that rounding cannot make the results differ.
         while limit and (total - limit) / total < self._threshold:
             limit -= 1
         return limit
@@ -234,7 +235,7 @@ class _Linker:
         return indel_distance(self._texts[a], self._texts[b], limit)
 
     def gather(self) -> None:
-        """Add each text to a similar leader, if its pieces lead to one, else make it a leader; link the rest later."""
+        """Add each text to a cluster whose leader is similar, or make it the leader of a new one."""
         by_piece: dict[int, _TextCluster] = {}
         for index, pieces in enumerate(self._sketches.pieces):
             candidates = {id(by_piece[piece]): by_piece[piece] for piece in pieces if piece in by_piece}
@@ -254,10 +255,10 @@ class _Linker:
         return self._clusters[-1]
 
     def link_clusters(self) -> None:
-        """Join every two clusters that hold a similar pair."""
+        """Join all pairs of clusters that contain a similar pair."""
         leaders = np.array([cluster.leader for cluster in self._clusters], dtype=np.int64)
-        # A similar pair a, b of two clusters has leaders at most reach + reach apart: by the triangle inequality at
-        # D(a, b) + both radii, and D(a, b) is at most (1 - threshold) (|a| + |b|).
+        # If a and b are a similar pair of two clusters, their leaders are at most reach + reach apart: by the triangle
+        # inequality, at most D(a, b) + both radii, where D(a, b) is at most (1 - threshold) (|a| + |b|).
         reaches = np.array([self._reach(cluster) for cluster in self._clusters])
         for row, near in self._sketches.near_pairs(leaders, reaches):
             for other in near:
@@ -277,7 +278,7 @@ class _Linker:
             self._join(one.leader, two.leader)
 
     def _has_similar_pair(self, one: _TextCluster, two: _TextCluster, distance: int) -> bool:
-        """Return whether two clusters with leaders this far apart hold a similar pair beside their leaders."""
+        """Return whether two clusters with leaders at `distance` contain a similar pair other than their leaders."""
         for a, radius in zip(one.members, one.distances, strict=True):
             least = self._sketches.least_distances(a, np.array(two.members))
             least = np.maximum(least, distance - radius - np.array(two.distances))

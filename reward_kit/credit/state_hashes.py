@@ -1,4 +1,4 @@
-"""State hashes: keys that decide whether two steps share an anchor state, based on `typed_key`."""
+"""State hashes: keys that determine whether two steps share an anchor state, based on `typed_key`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def typed_key(value: Any) -> Hashable:
     """Return `value` as a dictionary key that distinguishes types and shapes: 1, 1.0, True and "1" are four keys.
 
     Raises:
-        ConfigError: the value contains itself or an unsupported object: not plain data, an array, a tensor, a model, a
-            dataclass or a hashable value such as a date, an enum member or a path.
+        ConfigError: the value contains itself or an unsupported object. Supported are plain data, arrays, tensors,
+            models, dataclasses and hashable values such as a date, an enum member or a path.
     """
     if type(value) is str:
         return value
     try:
         return _key(value)
     except RecursionError as error:
-        raise ConfigError(f"a state hash returned {type_name(value)} that is nested too deeply") from error
+        raise ConfigError(f"a state hash returned {type_name(value)} , which is nested too deeply") from error
 
 
 def _key(value: Any) -> Hashable:
@@ -48,7 +48,7 @@ def _key(value: Any) -> Hashable:
         content = _key(value.tolist()) if value.dtype.hasobject else value.tobytes()
         return kind, value.dtype.str, value.shape, content
     if isinstance(value, np.generic):
-        # By bytes, since NaN and NaT are not equal to themselves.
+        # Compare bytes, since NaN and NaT are not equal to themselves.
         return kind, value.dtype.str, value.tobytes()
     if isinstance(value, float):
         return kind, value.hex()
@@ -59,11 +59,11 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, BaseModel):
         return kind, _key(value.model_dump())
     if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        # By dtype, shape and content. PyTorch is not imported here, and the device does not matter.
+        # Use dtype, shape and content, but not the device. PyTorch is not imported here.
         here = value.detach().cpu()
         if getattr(here, "is_sparse", False):
             here = here.to_dense()
-        if str(here.dtype) == "torch.bfloat16":  # unknown to NumPy; float32 represents all its values
+        if str(here.dtype) == "torch.bfloat16":  # NumPy lacks it; float32 represents all its values
             here = here.float()
         return kind, str(value.dtype), tuple(value.shape), here.numpy().tobytes()
     if isinstance(value, list | tuple):
@@ -82,7 +82,7 @@ def _key(value: Any) -> Hashable:
 
 
 def stable_text(key: Hashable) -> str:
-    """Return a typed key as text that is the same in every process, unlike `hash` and the order of a set."""
+    """Return a typed key as text that is equal in every process, unlike `hash` and the order of a set."""
     if isinstance(key, frozenset):
         return f"{{{','.join(sorted(map(stable_text, key)))}}}"
     if isinstance(key, tuple):
@@ -101,10 +101,10 @@ _READABLE_LENGTH = 80
 
 @dataclass(frozen=True, slots=True)
 class NamedHash:
-    """A named hash with its options fixed.
+    """A named hash with fixed options.
 
     Attributes:
-        read: returns the source of a step's state, and the state; states share a key only if both are equal.
+        read: a function that returns the source and the value of a step's state; states are equal only if both are.
         threshold: the minimum similarity of two texts that count as one state; None if they must be equal.
     """
 
@@ -113,7 +113,7 @@ class NamedHash:
 
 
 def check_state_hash(state_hash: StateHash) -> None:
-    """Raise a ConfigError for an unknown hash, or an unknown, missing or invalid option."""
+    """Raise a ConfigError for an unknown hash, or for an unknown, missing or invalid option."""
     _prepared(state_hash)
 
 
@@ -129,14 +129,14 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
 
         return similar_groups(_texts(batch, prepared), groups_S, prepared.threshold)
     keys = hash_steps(batch, state_hash)
-    # The position at which each key came first; one look-up a key, since long keys are costly to compare.
+    # The position of each key's first occurrence; one lookup per key, since comparing long keys is expensive.
     firsts: dict[Hashable, int] = {}
     states_S = np.fromiter(map(firsts.setdefault, keys, count()), dtype=np.int64, count=len(keys))
     return groups_S * len(keys) + states_S
 
 
 def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
-    """Return (S,) the key of every step's state; for "similarity", the key of the compared text.
+    """Return (S,) the state key of each step; for "similarity", the key of the compared text.
 
     Raises:
         ConfigError: the hash cannot be used, or returned a value that cannot be a key.
@@ -148,7 +148,7 @@ def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
 
 
 def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
-    """Return (S,) the states if all are texts from one source, the common case, ten times as fast."""
+    """Return (S,) the states if all are texts from one source; this common case is ten times as fast."""
     if read is _recorded_key:
         recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
         kinds = set(map(type, recorded))
@@ -163,10 +163,10 @@ def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
 
 
 def readable_keys(batch: Batch, state_hash: StateHash = None) -> list[str]:
-    """Return (S,) a readable key for every step: equal texts for equal keys, and only for those.
+    """Return (S,) a readable key for each step; the texts are equal if and only if the keys are.
 
     Short text is unchanged; long text becomes its beginning and a digest. Any other value is followed by the digest of
-    its typed key. For "similarity", the key is the step's own text, since an anchor state has no single text.
+    its typed key. For "similarity", the key is the step's own text, since similar texts share no single key.
     """
     known: dict[tuple[str, Hashable], str] = {}
     readable = []
@@ -205,7 +205,7 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
         if _is_reference(state_hash):
             return _load_function(name)
         near = did_you_mean(name, STATE_HASHES)
-        own = "" if near.endswith("?") else "; your own function is file.py:function"
+        own = "" if near.endswith("?") else "; write your own function as file.py:function"
         raise ConfigError(f"unknown state hash {name!r}{near}{own}")
     maker = STATE_HASHES[name]
     known = inspect.signature(maker).parameters
@@ -219,7 +219,7 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
 
 
 def _is_reference(one: Any) -> TypeGuard[str]:
-    """Return True for "file.py:function" and "package.module:function"."""
+    """Return whether a value has the form "file.py:function" or "package.module:function"."""
     return isinstance(one, str) and ":" in one
 
 
@@ -234,12 +234,12 @@ def _load_function(reference: str) -> Callable[..., Any]:
 
 
 def hash_references(state_hash: Any) -> list[str]:
-    """Return the functions that a state hash names by `file.py:function` or `package.module:function`."""
+    """Return the functions that a state hash refers to as `file.py:function` or `package.module:function`."""
     return list(filter(_is_reference, state_hash if isinstance(state_hash, list | tuple) else [state_hash]))
 
 
 def locate_references(state_hash: Any, folder: Path) -> Any:
-    """Return the state hash with the files of its functions as absolute paths."""
+    """Return the state hash with absolute paths for the files of its functions."""
     if isinstance(state_hash, list | tuple):
         return [locate_references(one, folder) for one in state_hash]
     is_file = _is_reference(state_hash) and state_hash.rpartition(":")[0].endswith(".py")
@@ -247,7 +247,7 @@ def locate_references(state_hash: Any, folder: Path) -> Any:
 
 
 def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
-    """Return several hashes combined into one."""
+    """Return a hash that combines several."""
     if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
         raise ConfigError(f"a list of state hashes needs at least one name, mapping or function; got {hashes!r}")
     prepared = [_prepared(one) for one in hashes]
@@ -270,7 +270,9 @@ def _reader_of(prepared: NamedHash | Callable[..., Any]) -> Reader:
                 raise ConfigError(f"the state hash {name!r} returned None; return a constant to make all states one")
             if inspect.iscoroutine(key):
                 key.close()
-                raise ConfigError(f"the state hash {name!r} returned a coroutine; write `def`, not `async def`")
+                raise ConfigError(
+                    f"the state hash {name!r} returned a coroutine; define it with `def`, not `async def`"
+                )
             return "function", key
 
     return call
@@ -279,7 +281,7 @@ def _reader_of(prepared: NamedHash | Callable[..., Any]) -> Reader:
 def _takes_step(function: Callable[..., Any]) -> bool:
     try:
         parameter = inspect.signature(function).parameters.get("step")
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return False
     return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
 
@@ -291,7 +293,7 @@ def _seen(step: StepData) -> Any:
 
 
 def _read(batch: Batch, prepared: NamedHash | Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (S,) the source of each step's state, and the state."""
+    """Yield (S,) the source and the value of each step's state."""
     return map(_reader_of(prepared), chain.from_iterable(batch))
 
 
@@ -300,7 +302,7 @@ def _read(batch: Batch, prepared: NamedHash | Callable[..., Any]) -> Iterator[tu
 
 def _recorded_key(step: StepData) -> tuple[str, Any]:
     recorded = step.step_info.get("state_key")
-    # The source keeps the two kinds of key apart, so that no text can be mistaken for a recorded key.
+    # The source distinguishes the two kinds of key, so that a text never equals a recorded key.
     return ("state_key", recorded) if recorded is not None else ("observation", step.observation_data)
 
 
@@ -313,12 +315,12 @@ _READERS: Mapping[str, Reader] = {"observation_text": _observation, "state_key":
 
 def _reader(name: str, of: Any) -> Reader:
     if not isinstance(of, str) or of not in _READERS:
-        raise ConfigError(f"state hash {name!r}: of must name a source; got {of!r}{did_you_mean(str(of), _READERS)}")
+        raise ConfigError(f"state hash {name!r}: unknown source of={of!r}{did_you_mean(str(of), _READERS)}")
     return _READERS[of]
 
 
 def _last_messages(*, count: int) -> NamedHash:
-    """Read the last `count` messages before the action: role, content, calls; not the calls' ids, which all differ."""
+    """Read the last `count` messages before the action: role, content and calls without their ids, which all differ."""
     if type(count) is not int or count < 1:
         raise ConfigError(f"state hash 'last_messages': count must be a positive whole number, got {count!r}")
 
@@ -338,12 +340,12 @@ def _last_messages(*, count: int) -> NamedHash:
 def _before_action(step: StepData) -> int:
     """Return the number of messages of the history before the action."""
     history = step.resulting_messages_history
-    # The history goes up to the answers to the action. Each action is one assistant message, so the last is its own.
+    # Each action is one assistant message, followed by its answers, so the last assistant message is this action.
     return next((i for i in range(len(history) - 1, -1, -1) if history[i].role == "assistant"), len(history))
 
 
 def _last_match(*, pattern: str) -> NamedHash:
-    """Read the last match of `pattern` in the answers to the policy before the action: its groups, or all of it.
+    """Read the last match of `pattern` in the messages to the policy before the action: its groups or the whole match.
 
     The policy's own messages and the system message are ignored. No match and a match without a group are equivalent.
     """
@@ -368,14 +370,14 @@ def _last_match(*, pattern: str) -> NamedHash:
 
 
 def _read_json(step: StepData) -> tuple[str, Any]:
-    """Read a text observation as JSON: key order and white space do not matter, types of numbers do."""
+    """Read a text observation as JSON: key order and white space are ignored, but not the types of numbers."""
     observation = step.observation_data
     if not isinstance(observation, str):
         return "json", observation
     try:
         value = json.loads(observation)
         typed_key(value)
-    except (ValueError, RecursionError, ConfigError):  # not JSON, or nested too deeply to be compared: the text itself
+    except (ValueError, RecursionError, ConfigError):  # not JSON or too deeply nested: use the text
         return "observation", observation
     return "json", value
 
@@ -391,7 +393,7 @@ def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> Named
             raise ConfigError(f"state hash 'regex': pattern and replacement must be texts, got {pattern!r}: {text!r}")
         try:
             rules.append((re.compile(pattern), text))
-            rules[-1][0].sub(text, "")  # the text may name a group which the pattern lacks
+            rules[-1][0].sub(text, "")  # fails if the text refers to a missing group
         except (re.error, IndexError) as error:
             raise ConfigError(f"state hash 'regex': {pattern!r}: {text!r}: {error}") from error
     read_original = _reader("regex", of)
@@ -417,7 +419,7 @@ def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
 
 
 def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> NamedHash:
-    """Read `of` and treat texts with at least this similarity as equal; see the module `similarity`."""
+    """Read `of` and treat texts with at least this similarity as equal; see `credit.similarity`."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
         raise ConfigError(f"state hash 'similarity': threshold must be in (0, 1], got {threshold!r}")
     if importlib.util.find_spec("rapidfuzz") is None:
@@ -446,5 +448,5 @@ STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
     "regex": _regex,
     "similarity": _similarity,
 }
-"""Makers of hashes from their options, by name. "state_key": the resource's key as recorded before the action, else the
-observation. "observation_text": the observation, new to the policy in this step."""
+"""Factories of hashes from their options, by name. "state_key" is the resource's key as recorded before the action, or
+else the observation; "observation_text" is the observation that is new to the policy in this step."""

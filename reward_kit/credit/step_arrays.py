@@ -1,4 +1,4 @@
-"""A batch of trajectories as flat arrays, discounted sums along them, and values relative to their group.
+"""A batch of trajectories as flat arrays, with discounted sums and values relative to the group.
 
 `StepArrays` contains the input of every estimator. Estimators are composed of two operations, `discounted` and
 `relative`; only `relative` subtracts a baseline or divides by a scale.
@@ -27,13 +27,13 @@ _FEW = 64
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """A batch of B trajectories with S steps in all, flat and in order.
+    """A batch of B trajectories with S steps in total, as flat arrays in order.
 
     Attributes:
         steps: (S,) the steps.
-        lengths_B: (B,) steps of each trajectory.
-        scores_B: (B,) NaN if unscored.
-        groups_B: (B,) the group of each trajectory, numbered from 0 in order of appearance.
+        lengths_B: (B,) the number of steps of each trajectory.
+        scores_B: (B,) the scores, NaN if unscored.
+        groups_B: (B,) the group numbers, from 0 in order of first appearance.
         rewards_S: (S,) the base rewards, NaN if unset.
     """
 
@@ -51,28 +51,28 @@ class StepArrays:
 
         Args:
             batch: B trajectories.
-            scores: (B,) None if unscored.
-            group_ids: (B,) the group of each trajectory; None takes `step_info["group_id"]` of the first steps and,
-                without any, one group.
+            scores: (B,) the scores, None if unscored.
+            group_ids: (B,) the group of each trajectory; None for `step_info["group_id"]` of the first steps or, if
+                none is recorded, a single group.
 
         Raises:
-            ConfigError: it is not a batch of trajectories, there are not as many scores or group ids as trajectories,
-                or only some record a group.
+            ConfigError: `batch` is not a batch of trajectories, the number of scores or group ids differs from the
+                number of trajectories, or only some of them record a group.
             InvalidResultError: a score or a base reward is not finite.
         """
         if any(isinstance(steps, StepData) for steps in batch):
-            raise ConfigError("a batch is a list of trajectories, each a list of steps; got a list of steps")
+            raise ConfigError("batch must be a list of trajectories, each a list of steps, got a list of steps")
         for what, given in (("scores", scores), ("group ids", group_ids)):
             if given is not None and len(given) != len(batch):
-                raise ConfigError(f"{len(batch)} trajectories need {len(batch)} {what}; got {len(given)}")
+                raise ConfigError(f"{len(batch)} trajectories need {len(batch)} {what}, got {len(given)}")
         check_scores(scores)
         scores_B = np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
         if group_ids is None:
             group_ids = [steps[0].step_info.get("group_id") if steps else None for steps in batch]
-            # A trajectory that broke before its first step has nothing to record, and nothing to earn.
+            # A trajectory that failed before its first step records no group and earns no credit.
             without = [index for index, steps in enumerate(batch) if steps and group_ids[index] is None]
             if without and any(group_id is not None for group_id in group_ids):
-                raise ConfigError(f"trajectory {without[0]} records no group_id while others do; give group_ids")
+                raise ConfigError(f"trajectory {without[0]} records no group_id while others do; pass group_ids")
         lengths_B = np.fromiter(map(len, batch), dtype=np.int64, count=len(batch))
         steps = list(chain.from_iterable(batch))
         rewards = [step.base_reward for step in steps]
@@ -89,7 +89,7 @@ class StepArrays:
 
     @property
     def values_S(self) -> Floats:
-        """(S,) the policy's value estimate, NaN without one."""
+        """(S,) the policy's value estimates, NaN if missing."""
         # float64 turns None into NaN.
         return np.array([step.policy_value_estimate for step in self.steps], dtype=np.float64)
 
@@ -101,9 +101,9 @@ class StepArrays:
 
     @property
     def is_truncated_B(self) -> Flags:
-        """(B,) True if the trajectory was cut off: its last step records `truncated`, or `terminated` as False.
+        """(B,) True if the trajectory was truncated: its last step records `truncated`, or `terminated` as False.
 
-        A recorded termination is decisive, and steps that record neither terminated.
+        A recorded termination takes precedence. Steps that record neither count as terminated.
         """
         truncated_B = np.zeros(len(self.lengths_B), dtype=np.bool_)
         ends_B = np.cumsum(self.lengths_B)
@@ -114,11 +114,11 @@ class StepArrays:
         return truncated_B
 
     def to_steps(self, values_B: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return (S,) each trajectory's value on all its steps."""
+        """Return (S,) each trajectory's value, repeated for all its steps."""
         return np.repeat(values_B, self.lengths_B)
 
     def describe_step(self, position: int) -> str:
-        """Return the step at a position of the flat arrays, for messages."""
+        """Return the trajectory and the step at a position of the flat arrays, for messages."""
         trajectory, step = locate_step(position, self.lengths_B)
         return f"trajectory {trajectory}, step {step}"
 
@@ -146,9 +146,9 @@ class StepArrays:
         return returns_S
 
     def earned_S(self, default: float = 0.0) -> Floats:
-        """Return (S,) r_k, the base rewards with their gaps filled; NaN on the steps of an unscored trajectory.
+        """Return (S,) r_k, the base rewards without missing values; NaN on the steps of an unscored trajectory.
 
-        Only in a trajectory with some base reward unset do those count as `default`, and the score is added at its last
+        In a trajectory with any unset base reward, unset ones count as `default`, and the score is added at the last
         step.
         """
         unset_S = np.isnan(self.rewards_S)
@@ -164,11 +164,10 @@ class StepArrays:
 def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
     """Return (S,) x_k + decay x_{k+1} + decay² x_{k+2} … to the end of each trajectory."""
     out_S = values_S.copy()
-    # Longest first, so that the trajectories that have a step this far from their end are the first ones.
+    # Sort longest first: the trajectories that have a step at a given distance from their end then come first.
     order_B = np.argsort(-lengths_B, kind="stable")
     ends_B, lengths = np.cumsum(lengths_B)[order_B], lengths_B[order_B]
-    # Back from the ends, all trajectories at once, until so few are left that processing each one separately is
-    # faster.
+    # Go backwards from the ends of all trajectories at once, until so few are left that a loop over them is faster.
     together = int(lengths[_FEW]) if len(lengths) > _FEW else 1
     with overflow_allowed():
         for back in range(1, together):
@@ -187,7 +186,7 @@ def overflow_allowed() -> np.errstate:
 
 
 def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Flags) -> None:
-    """Raise an InvalidResultError that names the trajectory of a value that is neither finite nor missing."""
+    """Raise an InvalidResultError, naming the trajectory, for a value that is neither finite nor missing."""
     bad_S = ~np.isfinite(values_S) & ~missing_S
     if bad_S.any():
         trajectory, step = locate_step(int(np.argmax(bad_S)), lengths_B)
@@ -195,21 +194,21 @@ def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Fl
 
 
 def locate_step(position: int, lengths_B: Codes) -> tuple[int, int]:
-    """Return the trajectory, and the step within it, at a position of the flat arrays."""
+    """Return the trajectory and its step at a position of the flat arrays."""
     ends_B = np.cumsum(lengths_B)
     trajectory = int(np.searchsorted(ends_B, position, side="right"))
     return trajectory, position - int(ends_B[trajectory] - lengths_B[trajectory])
 
 
 def factorize(keys: Iterable[Hashable]) -> Codes:
-    """Return (N,) a number for each distinct key, from 0 in order of appearance."""
+    """Return (N,) a number for each distinct key, from 0 in order of first appearance."""
     keys = list(keys)
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.fromiter(map(numbers.__getitem__, keys), dtype=np.int64, count=len(keys))
 
 
 def check_scores(scores: Sequence[float | None]) -> None:
-    """Raise a ConfigError for a score that is neither a number nor None, an InvalidResultError if it is not finite."""
+    """Raise a ConfigError if a score is neither a number nor None, and an InvalidResultError if it is not finite."""
     for index, score in enumerate(scores):
         try:
             is_finite = score is None or math.isfinite(score)
@@ -220,7 +219,7 @@ def check_scores(scores: Sequence[float | None]) -> None:
             raise InvalidResultError(f"the score of trajectory {index} is {score}; use None if it is unscored")
 
 
-# Between these, values and their differences can be squared and added up.
+# Values between these limits, and their differences, can be squared and summed.
 _SMALL, _LARGE = 1e-100, 1e140
 
 
@@ -243,9 +242,9 @@ def relative(
         "constant"       (x - mean) / normalization_constant
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
-    Values are first taken relative to the first one of their group, so that a constant group becomes exactly zero and
-    a large offset costs no precision. A group of one gets zero. Values whose squares would overflow or underflow are
-    first scaled to a unit of their group; only a result that is itself too large for a float becomes infinite.
+    Values are first taken relative to the first one in their group, so that a constant group becomes exactly zero and a
+    large offset costs no precision. A group of one becomes zero. Values whose squares would overflow or underflow are
+    first scaled to a unit of their group; a result is infinite only if it is too large for a float.
 
     Args:
         values_N: (N,) the values.
@@ -260,22 +259,22 @@ def relative(
     values, groups = values_N[valued_N], renumber_groups(groups_N[valued_N])
     weights = np.ones(len(values)) if weights_N is None else weights_N[valued_N]
     units = _units(values, groups)
-    centred = values / units
-    centred -= centred[first_positions(groups)][groups]
+    centered = values / units
+    centered -= centered[first_positions(groups)][groups]
     totals = np.bincount(groups, weights)
-    # If all weights are zero, as of trajectories without steps, nothing is subtracted.
-    centred -= (np.bincount(groups, weights * centred) / np.where(totals > 0, totals, 1.0))[groups]
-    scales = _scales(centred, groups, weights, normalization, epsilon / units, normalization_constant)
+    # If all weights are zero, as for trajectories without steps, nothing is subtracted.
+    centered -= (np.bincount(groups, weights * centered) / np.where(totals > 0, totals, 1.0))[groups]
+    scales = _scales(centered, groups, weights, normalization, epsilon / units, normalization_constant)
     counts = (scales > 0) & (np.bincount(groups) >= min_group_size)[groups]
     out_N = np.full(len(values_N), np.nan)
-    measured = np.divide(centred, scales, out=np.zeros_like(centred), where=counts)
+    measured = np.divide(centered, scales, out=np.zeros_like(centered), where=counts)
     with np.errstate(over="ignore"):
         out_N[valued_N] = measured if normalization == "std" else measured * units
     return out_N
 
 
 def _units(values: Floats, groups: Codes) -> Floats:
-    """Return the unit of each group's values: 1, or, if needed, the power of two near the largest value."""
+    """Return the unit of each group's values: 1 or, if needed, the power of two near the largest value."""
     sizes = np.abs(values)
     if not ((sizes > _LARGE) | ((sizes < _SMALL) & (sizes > 0.0))).any():
         return np.ones(1)
@@ -286,17 +285,17 @@ def _units(values: Floats, groups: Codes) -> Floats:
 
 
 def _scales(
-    centred: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
+    centered: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
 ) -> Floats:
-    """Return the divisor of each centered value; zero if its group has no other values for comparison."""
+    """Return the divisor of each centered value; zero if its group has no other values to compare with."""
     if normalization == "mean":
-        return np.ones_like(centred)
+        return np.ones_like(centered)
     if normalization == "constant":
-        return np.full_like(centred, constant)
+        return np.full_like(centered, constant)
     totals = np.bincount(groups, weights)
     if normalization == "leave_one_out":
         return np.asarray((totals[groups] - weights) / np.where(totals > 0, totals, 1.0)[groups], dtype=np.float64)
-    variances = np.bincount(groups, weights * centred**2) / np.maximum(totals - 1.0, 1.0)
+    variances = np.bincount(groups, weights * centered**2) / np.maximum(totals - 1.0, 1.0)
     return np.asarray(np.sqrt(variances)[groups] + epsilons, dtype=np.float64)
 
 

@@ -1,4 +1,4 @@
-"""`StepCredit`, an estimator's result for every step of a batch, and `with_credit`, which writes it onto the steps."""
+"""`StepCredit`, an estimator's result for every step of a batch, and `with_credit`, which copies it to the steps."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays, chec
 
 
 class StepCredit(NamedTuple):
-    """The credit of every step of a batch, flat and in order; NaN on the steps of an unscored trajectory.
+    """The credit of every step of a batch, as flat arrays in order; NaN on the steps of an unscored trajectory.
 
-    An estimator without one of the two parts sets it to zeros.
+    An estimator that has no episode advantages or no step advantages sets them to zeros.
 
     Attributes:
-        episode_advantages_S: (S,) A_E, the trajectory's advantage among its group.
-        step_advantages_S: (S,) A_S, the action's own advantage; for GiGPO, among actions taken in the same state.
-        advantages_S: (S,) A, the combination of both.
-        returns_S: (S,) G_k, the discounted return from the step on.
+        episode_advantages_S: (S,) A_E, the advantage of the trajectory within its group.
+        step_advantages_S: (S,) A_S, the advantage of the action itself; for GiGPO, among actions taken in the same
+            state.
+        advantages_S: (S,) A, the combination of A_E and A_S.
+        returns_S: (S,) G_k, the discounted return from this step on.
         anchors_S: (S,) a number for each distinct pair of group and state; -1 if the estimator does not use states.
     """
 
@@ -40,24 +41,24 @@ def episode_credit(arrays: StepArrays, advantages_B: Floats, returns_S: Floats) 
 
 
 def step_credit(arrays: StepArrays, advantages_S: Floats, returns_S: Floats) -> StepCredit:
-    """Return the credit of an estimator with an advantage for each step by itself."""
+    """Return the credit of an estimator with one advantage per step."""
     check_advantages(arrays, advantages_S)
     no_anchors_S = np.full(len(arrays.steps), -1, dtype=np.int64)
     return StepCredit(0.0 * advantages_S, advantages_S, advantages_S, returns_S, no_anchors_S)
 
 
 def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:
-    """Raise an InvalidResultError for an advantage of a scored trajectory that is not finite; NaN means unscored."""
+    """Raise an InvalidResultError if an advantage of a scored trajectory is not finite; NaN marks unscored ones."""
     check_finite(advantages_S, arrays.lengths_B, "an advantage", missing_S=~arrays.is_scored_S)
 
 
 def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
     """Return copies of the steps with `advantage` and `return_to_go` set; None if the credit is NaN.
 
-    `return_to_go` is the target of a critic: A + V if the policy gave a value, else G_k.
+    `return_to_go` is the target of a critic: A + V if the policy estimated V, else G_k.
     """
     numbers = zip(credit.advantages_S.tolist(), credit.returns_S.tolist(), strict=True)
-    # Several objects per step would have the garbage collector look through the whole batch over and over.
+    # Pause the garbage collector: the new objects would make it scan the whole batch repeatedly.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -67,11 +68,11 @@ def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
             gc.enable()
 
 
-# `step.model_copy(update=…)` in a third of the time: batches have 100,000 steps and more.
+# Equivalent to `step.model_copy(update=…)` in a third of the time, since batches can have over 100,000 steps.
 
 _CREDIT_FIELDS = frozenset({"advantage", "return_to_go"})
 _new = object.__new__
-# A model's own `__setattr__` checks each name; the slots behind it take the value.
+# The `__setattr__` of a model checks each name; setting the underlying slots does not.
 _set_fields = BaseModel.__dict__["__dict__"].__set__
 _set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
@@ -79,7 +80,7 @@ _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
 def known_value(value: float | None) -> float | None:
-    """Return a policy's V; None if it is missing or not finite."""
+    """Return the policy's V; None if it is missing or not finite."""
     return value if value is not None and -math.inf < value < math.inf else None
 
 

@@ -1,6 +1,6 @@
-"""The public door of the environments: contract, tools, built-in resources and final states.
+"""The public API of the environments: base class, tools, built-in resources and final states.
 
-Everything loads on first use.
+Modules are imported on first use.
 """
 
 from __future__ import annotations

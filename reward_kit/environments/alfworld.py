@@ -1,7 +1,7 @@
-"""ALFWorld's household as a resource: `alfworld` on the native fast engine, `alfworld_real` on TextWorld's.
+"""ALFWorld's household as a resource: `alfworld` on a fast native engine, `alfworld_real` on TextWorld's engine.
 
-Both play the same problems with equal texts, commands and rewards; `alfworld_real` can also play published game files.
-The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key excludes
+Both play the same problems with identical texts, commands and rewards; `alfworld_real` can also play published game
+files. The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key excludes
 `max_commands`.
 """
 
@@ -43,7 +43,7 @@ from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 
 ActionForm = Literal["text", "choice", "tools"]
-"""The form of commands: free text, a choice among the admissible ones, or one tool per verb."""
+"""The form of commands: free text, one of the admissible commands, or one tool per verb."""
 _DESCRIPTIONS = {
     "receptacle": 'its name, such as "fridge 1"',
     "object": 'its name, such as "mug 1"',
@@ -86,12 +86,12 @@ class AlfworldConfig(ResourceConfig):
     """The configuration of `alfworld` and `alfworld_real`."""
 
     split: Literal["train", "development", "held_out"] = "train"
-    index: int | None = Field(default=None, ge=0, description="which problem; by default the reset's seed picks one")
-    seed: int = Field(default=0, description="other seeds give other problems of the split")
+    index: int | None = Field(default=None, ge=0, description="the problem's number; by default drawn from the seed")
+    seed: int = Field(default=0, description="seed of the problem generator")
     task_types: list[TaskType] | None = Field(default=None, min_length=1)
     problem: dict[str, Any] | None = Field(default=None, description="your own problem, as returned by Problem.to_json")
-    game_file: str | None = Field(default=None, description="alfworld_real: a published game.tw-pddl")
-    published: bool = Field(default=False, description="alfworld_real: the split's games below ALFWORLD_DATA")
+    game_file: str | None = Field(default=None, description="alfworld_real: path of a published game.tw-pddl")
+    published: bool = Field(default=False, description="alfworld_real: play the split's games in ALFWORLD_DATA")
     action_form: ActionForm = "text"
     max_commands: int | None = Field(default=None, ge=1)
     task_folder: str | None = None
@@ -99,7 +99,7 @@ class AlfworldConfig(ResourceConfig):
 
 @dataclass
 class _Changes:
-    """The differences of a published game from its start, derived from its commands, since it shows only texts."""
+    """The changes of a published game since its start, derived from the commands since the game returns only text."""
 
     at: str = ""
     holding: str = ""
@@ -138,10 +138,11 @@ class _Changes:
 
 @dataclass(slots=True)
 class Session:
-    """A game since its reset, on either engine.
+    """A game in progress, on either engine.
 
-    `engine` is the native engine in its current state. A published game instead has `changes`, its name `game`, and,
-    while the agent follows it, the rest of the planner's `plan`. `milestones` are keyed by the number of the command.
+    `engine` is the native engine in its current state. For a published game, `changes` and its name `game` are set
+    instead, with the rest of the planner's `plan` until the agent deviates from it. `milestones` are keyed by the
+    number of the command.
     """
 
     form: ActionForm
@@ -163,7 +164,7 @@ class Session:
         return _TEMPLATES[tool][0].format(**values) if self.form == "tools" else str(values["command"])
 
     def call(self, command: str) -> dict[str, Any] | None:
-        """Return the tool call for a command; None if the form has none (such as "help" with one tool per verb)."""
+        """Return the tool call for a command; None if no tool expresses it (such as "help" with one tool per verb)."""
         if self.form != "tools":
             return {"name": "act", "arguments": {"command": command}}
         for name, pattern in _PATTERNS.items():
@@ -172,7 +173,7 @@ class Session:
         return None
 
     def record(self, command: str, view: HouseholdView, held_before: int = NOWHERE) -> StepOutcome:
-        """Return the outcome of a command with the answer `view`; the native agent held `held_before` before it."""
+        """Return the outcome of a command whose answer is `view`; the native agent held `held_before` before it."""
         is_valid = view.observation != NOTHING
         info: dict[str, Any] = {"is_action_valid": is_valid, "won": view.won}
         if self.engine is not None:
@@ -200,15 +201,15 @@ class Session:
 
 
 class _Household(ForkableResource):
-    """The engine-independent part of the resources."""
+    """The part of both resources that does not depend on the engine."""
 
     takes_task_folder = True
-    # Exclude `game_file` and `published`: a game file has a grammar, which is evaluated as Python.
+    # `game_file` and `published` are excluded, because a game file has a grammar that is evaluated as Python.
     per_sample_keys = frozenset({"split", "index", "seed", "task_types", "problem", "max_commands"})
     _session: Session
 
     async def get_observation(self) -> Any:
-        """Return the room and the task, and the answer to the last command."""
+        """Return the description of the room, the task, and the answer to the last command."""
         start, view = self._session.start.observation, self._session.view.observation
         return start if not self._session.commands else f"{start}\n\n{view}"
 
@@ -265,7 +266,7 @@ class _Household(ForkableResource):
         return [call for command in session.view.admissible if (call := session.call(command))]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first command of a shortest plan; in a published game, the planner's next one, if still valid."""
+        """Return the first command of a shortest plan; in a published game, the planner's next one if still valid."""
         session = self._session
         if session.is_over():
             return None
@@ -338,7 +339,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         if settings.game_file is not None or settings.published:
             path = _published_game(settings, seed) if settings.published else _game_file(settings)
             view = await self._real.load(path)
-            # The planner may take seconds, so run it only once, and only without our own expert.
+            # The planner may take seconds, so run it only once, and only if our own expert cannot be used.
             plan = await self._real.expert()
             game = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             self._session = Session(settings.action_form, settings.max_commands, view, view, None, plan=plan, game=game)
@@ -364,7 +365,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
 
 
 class RealEngine(EngineProcess):
-    """Plays one game at a time on TextWorld's engine; `worker` is the command that starts its worker process."""
+    """TextWorld's engine, playing one game at a time; `worker` is the command that starts its worker process."""
 
     def __init__(self, worker: Sequence[str] | None = None) -> None:
         super().__init__("household engine", worker or worker_command("reward_kit.environments.household_worker"))
@@ -380,7 +381,7 @@ class RealEngine(EngineProcess):
         return _view(await self.ask({"op": "step", "command": command}))
 
     async def expert(self) -> list[str]:
-        """Return the planner's commands from the start, before the first step, to the goal; [] if it finds no plan."""
+        """Return the planner's commands to the goal, [] if it finds no plan; call this before the first step."""
         return list(await self.ask({"op": "expert"}))
 
 
@@ -390,13 +391,13 @@ def _view(answer: Mapping[str, Any]) -> HouseholdView:
 
 
 def game_files() -> list[Path]:
-    """Return the published games below `ALFWORLD_DATA`, sorted, except those unsolvable in the text domain."""
+    """Return the published games below `ALFWORLD_DATA`, sorted, without those that the text domain cannot solve."""
     folder = os.environ.get("ALFWORLD_DATA")
     if not folder:
         return []
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
-        raise ConfigError(f"ALFWORLD_DATA: no folder {root}")
+        raise ConfigError(f"ALFWORLD_DATA: no such directory: {root}")
     games = sorted(root.rglob("game.tw-pddl"))
     return [path for path in games if not any(word in str(path.relative_to(root)) for word in ("movable", "Sliced"))]
 
@@ -407,12 +408,12 @@ def _read(config: Mapping[str, Any], resource: str) -> AlfworldConfig:
     if settings.published:
         named = ["published", *(name for name in named if name != "index")]
     if len(named) > 1:
-        raise ConfigError(f"{resource} resource: {' and '.join(named)} each name the problem; keep one")
+        raise ConfigError(f"{resource} resource: {' and '.join(named)} exclude each other; set only one")
     return settings
 
 
 def _tables_for(settings: AlfworldConfig, seed: int | None) -> Tables:
-    """Return the configured problem; without a problem and an index, the reset's seed selects it."""
+    """Return the configured problem; if neither a problem nor an index is set, the reset's seed selects one."""
     if settings.problem is None:
         index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
         types = settings.task_types or list(TaskType)
@@ -421,7 +422,7 @@ def _tables_for(settings: AlfworldConfig, seed: int | None) -> Tables:
     try:
         return Tables(problem)
     except (KeyError, ValueError) as error:
-        text = 'names are "<type> <number>", and each thing is at one of the receptacles'
+        text = 'names must be "<type> <number>", and each thing must be at one of the receptacles'
         raise ConfigError(f"alfworld resource: problem: {text}: {error}") from None
 
 
@@ -431,7 +432,7 @@ def _generated(split: str, index: int, seed: int, task_type: TaskType) -> Tables
 
 
 def _game_file(settings: AlfworldConfig) -> Path:
-    """Return a game file, as the task names it or below `ALFWORLD_DATA`."""
+    """Return the path of the task's game file, which may be relative to `ALFWORLD_DATA`."""
     path, data = settings.game_file or "", os.environ.get("ALFWORLD_DATA")
     if data:
         root = Path(data).expanduser().resolve()
@@ -442,13 +443,13 @@ def _game_file(settings: AlfworldConfig) -> Path:
 
 
 def _published_game(settings: AlfworldConfig, seed: int) -> Path:
-    """Return the game of the split with the configured index; without one, the reset's seed selects it."""
+    """Return the game of the split with the configured index; without an index, the reset's seed selects it."""
     folder = {"train": "train", "development": "valid_seen", "held_out": "valid_unseen"}[settings.split]
     types = [kind.value for kind in settings.task_types or TaskType]
     games = [path for path in game_files() if folder in path.parts and any(kind in str(path) for kind in types)]
     if not games:
         raise ConfigError(
-            f"alfworld_real resource: published: ALFWORLD_DATA names no {folder} game of {', '.join(types)}"
+            f"alfworld_real resource: published: ALFWORLD_DATA has no {folder} game of type {', '.join(types)}"
         )
     index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
     return games[index % len(games)]

@@ -1,18 +1,18 @@
-"""The contract of every environment an agent acts in.
+"""The interface of every environment.
 
-A resource is one private environment: `setup(config)` once, `reset(seed)` to an initial condition, `step` by `step`
-until it terminates, then `close`. `fork` returns an independent copy in the same state, so that all episodes of a group
-begin from one start. `fork_kind` declares how:
+A resource is one private environment: call `setup(config)` once, `reset(seed)` to go to an initial state, `step` until
+    the episode ends, then `close`. `fork` returns an independent copy in the same state, so that all episodes of a
+    group begin in the same state. `fork_kind` declares how it does this:
 
-- `native`: the state is copied. Changes in one copy are never visible in the other.
-- `replay`: a new environment is set up and reset, and the recorded actions are taken again; every observation is
-  compared (`environments/replay.py`).
-- `none`: the resource acts on something external that cannot be copied. A group then makes fresh starts, which are
-  recorded as unverified.
+- `native`: the state is copied. Changes in one copy are never visible in another.
+- `replay`: the recorded actions are repeated in a new environment, and every observation is compared with the recorded
+  one (`environments/replay.py`).
+- `none`: the resource acts on something external that cannot be copied. Each episode of a group then starts from a
+  separate reset, and the group is recorded as unverified.
 
-`state_key` names the state for credit assignment: two states with one key have the same future. It covers everything
-that changes future outcomes and excludes time, step counts, session ids and noise. `check_resource` verifies what a
-resource declares.
+`state_key` identifies the state for credit assignment: two states with the same key have the same future. It covers
+everything that affects future outcomes and excludes time, step counts, session ids and noise. `check_resource` verifies
+these declarations.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class StepOutcome:
     """The result of one action.
 
     Attributes:
-        observation: the agent's view; text, or a JSON value that is shown as JSON.
-        reward: the environment's own reward, None if it has none.
-        terminated: the task ended, in success or failure; the state has no future.
-        truncated: the environment stopped for an outside reason, such as its own time limit.
-        info: JSON-safe facts. `is_action_valid: False` marks an action that the environment could not carry out.
+        observation: the agent's view: text, or a value that is shown to the agent as JSON.
+        reward: the environment's reward, None if it does not define one.
+        terminated: the task has ended, in success or failure.
+        truncated: the environment stopped for a reason outside the task, such as a time limit.
+        info: further JSON-safe values. `is_action_valid: False` marks an action that could not be executed.
     """
 
     observation: Any
@@ -66,12 +66,12 @@ class StateSnapshot:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the payload in hexadecimal: the name under which it is stored."""
+        """The SHA-256 of the payload in hexadecimal, under which the snapshot is stored."""
         return hashlib.sha256(self.payload).hexdigest()
 
     @classmethod
     def from_json(cls, value: Any) -> StateSnapshot:
-        """Make a snapshot of a JSON value."""
+        """Return a snapshot of a JSON value."""
         return cls("json", canonical_json(value).encode("utf-8", "surrogatepass"))
 
 
@@ -81,15 +81,16 @@ class ForkableResource(ABC):
     A subclass defines `step` and `get_tools_spec`, or declares its tools as methods with `@tool`.
 
     Attributes:
-        fork_kind: how `fork` works; see the module's docstring.
-        deterministic: the same seed and actions give the same observations, rewards and state keys.
-        never_waits: calls never await, so a time limit could not interrupt them and none is set.
-        takes_task_folder: the folder of the task file is added as the configuration key `task_folder`, so that paths
-            are relative to it and those that leave it are refused.
-        takes_resource_server: the task's `resource_server` is added as the configuration key of that name.
+        fork_kind: how `fork` works; see the docstring of the module.
+        deterministic: whether the same seed and actions give the same observations, rewards and state keys.
+        never_waits: whether the methods never await. The runner then sets no time limit, which could not interrupt
+            them.
+        takes_task_folder: whether to add the directory of the task file as the configuration key `task_folder`. Paths
+            are relative to it, and paths that leave it are rejected.
+        takes_resource_server: whether to add the task's `resource_server` as the configuration key `resource_server`.
         per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`; a dotted name
             (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so declare only keys whose whole
-            value is data (a level, a seed, an initial state), never a command, an address, a path or a name of code.
+            value is data (a level, a seed, an initial state), never a command, an address, a path or the name of code.
     """
 
     fork_kind: ClassVar[ForkKind] = "none"
@@ -114,17 +115,17 @@ class ForkableResource(ABC):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """Return how an environment of this configuration forks; override it if the configuration decides."""
+        """Return how an environment with this configuration forks; override it if this depends on the configuration."""
         return cls.fork_kind
 
     @classmethod
     def is_deterministic_for(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether an environment of this configuration is deterministic; as `fork_kind_for`."""
+        """Return whether an environment with this configuration is deterministic; override it like `fork_kind_for`."""
         return cls.deterministic
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keys that a row may set if the task's configuration is `config`; as `fork_kind_for`."""
+        """Return the keys that a row may set if the task has this configuration; override it like `fork_kind_for`."""
         return cls.per_sample_keys
 
     @classmethod
@@ -138,24 +139,24 @@ class ForkableResource(ABC):
         """
         allowed: Any = cls.per_sample_keys_for(config)
         if isinstance(allowed, str) or not all(isinstance(key, str) for key in allowed):
-            raise ConfigError(f"{cls.__name__}.per_sample_keys: expected a set of names, got {allowed!r:.80}")
+            raise ConfigError(f"{cls.__name__}.per_sample_keys: must be a set of names, got {allowed!r:.80}")
         paths = {tuple(key.split(".")) for key in allowed}
         return ((key, cls) for key in _undeclared(row, {path for path in paths if path[0] not in _SET_BY_RUNNER}))
 
     async def setup(self, config: Mapping[str, Any]) -> None:
-        """Build the environment from the task's `base_resource_config`. Called once, before anything else.
+        """Build the environment from the task's `base_resource_config`. Called once, before all other methods.
 
-        The default is for a resource without options.
+        The default implementation is for a resource without options.
 
         Raises:
-            ConfigError: a key is unknown or a value is wrong; the message names it.
+            ConfigError: a key is unknown or a value is invalid; the message names the key.
         """
         if config:
             raise ConfigError(f"{type(self).__name__} has no options; got {', '.join(map(str, config))}")
 
     @abstractmethod
     async def reset(self, seed: int | None = None) -> None:
-        """Go to the initial condition. The same seed gives the same condition."""
+        """Go to an initial state; the same seed gives the same state."""
 
     async def fork(self) -> ForkableResource:
         """Return an independent environment in this state.
@@ -166,7 +167,7 @@ class ForkableResource(ABC):
         raise NotImplementedError(f"{type(self).__name__} declares fork_kind {self.fork_kind!r} and cannot be forked")
 
     async def checkpoint(self) -> Any:
-        """Return the state as a value that `restore` takes, unaffected by later steps."""
+        """Return the state as a value that `restore` accepts and that later steps do not change."""
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     async def restore(self, state: Any) -> None:
@@ -175,15 +176,15 @@ class ForkableResource(ABC):
 
     @abstractmethod
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        """Carry out one tool call.
+        """Execute one tool call.
 
         Raises:
-            ToolError: the call cannot be carried out (unknown tool, bad arguments). The agent reads the message; the
+            ToolError: the call cannot be executed (unknown tool, invalid arguments). The agent reads the message; the
                 state is unchanged. Any other exception ends the episode.
         """
 
     async def get_observation(self) -> Any:
-        """Return the observation of an agent that starts in this state; None without one."""
+        """Return the first observation of an agent that starts in the current state, or None."""
         return None
 
     @abstractmethod
@@ -192,30 +193,30 @@ class ForkableResource(ABC):
 
     @abstractmethod
     async def state_key(self) -> str:
-        """Return the name of the present state; equal keys have equal futures."""
+        """Return the key of the current state; states with equal keys have equal futures."""
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the state for reward functions, taken before `close`; None without one."""
+        """Return the state for reward functions, or None; called before `close`."""
         return None
 
     async def close(self) -> None:
-        """Release everything. Called exactly once, also after a failure, and even if `setup` failed."""
+        """Release all resources. Called exactly once, also after a failure, and even if `setup` failed."""
         return
 
     async def reseed_noise(self, seed: int) -> None:
-        """Draw all further randomness from `seed`. Deterministic environments have nothing to do."""
+        """Draw all further randomness from `seed`; a deterministic environment need not override this."""
         return
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return every action that makes sense now, as `{"name", "arguments"}`; None if they cannot be listed."""
+        """Return all sensible actions in this state as `{"name", "arguments"}`; None if they cannot be listed."""
         return None
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the action an expert takes now, as a policy's action; None if the resource has no expert."""
+        """Return the action that an expert would take now; None if the resource has no expert."""
         return None
 
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
-        """Return the resource for a task's own tool whose parameter is annotated with `kind`."""
+        """Return the resource to pass to a task's tool, for its parameter of this name annotated with `kind`."""
         return self
 
 
@@ -227,7 +228,7 @@ def describe_missing_methods(kind: type[ForkableResource]) -> str:
 
 
 class CopyForkResource(ForkableResource):
-    """A resource whose attributes are reassigned, but whose values are never mutated, so that copies can share them."""
+    """A resource that reassigns its attributes but never mutates their values, so that copies can share them."""
 
     fork_kind = "native"
 
@@ -254,18 +255,18 @@ def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterat
 
 
 def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> ToolSpec:
-    """Return a tool in OpenAI form; `parameters` is a JSON schema, by default that of no parameters."""
+    """Return a tool in OpenAI form; `parameters` is a JSON schema, by default one without properties."""
     schema = dict(parameters or {"type": "object", "properties": {}})
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 def tools_by_name(*specs: ToolSpec) -> dict[str, ToolSpec]:
-    """Return the tools by their names."""
+    """Return a mapping from each tool's name to the tool."""
     return {spec["function"]["name"]: spec for spec in specs}
 
 
 def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any]) -> ToolSpec:
-    """Return a tool that takes these parameters and no others; one whose schema has no default is required."""
+    """Return a tool that accepts only these parameters; a parameter is required unless its schema has a default."""
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if required := [key for key, given in properties.items() if "default" not in given]:
         schema["required"] = required
@@ -275,10 +276,10 @@ def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any])
 def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call to one of the strict tools in `specs`, with defaults filled in.
 
-    Other types than texts and enumerations are left to the caller.
+    Only strings and enumerations are type-checked; the caller checks all other types.
 
     Raises:
-        ToolError: the tool is unknown, or an argument is unknown, missing or wrong.
+        ToolError: the tool is unknown, or an argument is unknown, missing or invalid.
     """
     if tool not in specs:
         raise ToolError(f"unknown tool {tool!r}{did_you_mean(tool, specs)}")
@@ -299,7 +300,7 @@ def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any
 
 
 def check_schema(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
-    """Check the arguments of a server's tool against its schema.
+    """Validate the arguments of a server's tool against its schema.
 
     Raises:
         ToolError: an argument is unknown or missing, or is not a JSON value.
@@ -324,12 +325,12 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def canonical_json(value: Any) -> str:
-    """Return JSON text that is equal for equal values: sorted keys, no spaces, Unicode kept."""
+    """Return canonical JSON: equal values give equal texts (sorted keys, no spaces, unescaped Unicode)."""
     return _CANONICAL.encode(value)
 
 
 def hash_key(*parts: str) -> str:
-    """Return a 128-bit key for the given texts; their boundaries count."""
+    """Return a 128-bit hash of a sequence of texts; moving a boundary between texts changes it."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

@@ -1,7 +1,7 @@
-"""Several resources that serve one task, as one: a database beside a directory, a game beside a notebook.
+"""A resource that combines several for one task, such as a database and a directory.
 
-Operations apply to all parts concurrently, except for keys and tools, which are cheap; a step goes to the part whose
-tool was called. The weakest part determines how the composite forks and whether it is deterministic.
+Most operations apply to all parts concurrently, and a step goes to the part whose tool was called. The composite forks
+in the way that all its parts support, and is deterministic only if every part is.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ToolNames:
-    """Unique names for the tools of several parts: a tool's own name, prefixed with its part after a name clash.
+    """Unique names for the tools of several parts: a tool's name, prefixed with the part's name after a name clash.
 
-    `names` maps each (part, tool) to its name, and `tools` maps each name back. Each `offer` replaces both, so that a
-    `copy.copy` is unaffected by later offers.
+    `names` maps each (part, tool) to its unique name, and `tools` is the inverse. Each `offer` replaces both mappings,
+    so that a `copy.copy` is unaffected by later calls.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ToolNames:
                 twice = frozenset(name for name in count if count[name] > 1)
                 if not twice:
                     break
-                # A prefixed name may clash with another tool's own name; a digest then distinguishes it.
+                # A prefixed name may equal the name of another tool; a digest then makes it unique.
                 self._clashed |= twice
             self.tools = {name: pair for pair, name in self.names.items()}
         renamed = []
@@ -94,7 +94,7 @@ class CompositeResource(ForkableResource):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """Return the weakest of the parts' kinds: none, then replay, then native."""
+        """Return the most restricted fork kind of the parts, in the order none, replay, native."""
         if "resources" not in config:
             return cls.fork_kind
         kinds = [kind.fork_kind_for(own) for kind, own in read_parts(config).values()]
@@ -186,7 +186,7 @@ class CompositeResource(ForkableResource):
             return await self.parts[part].step(tool, action_params)
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        """Return the tools of all parts; those whose names clash, or clashed before, are named `<part>_<tool>`."""
+        """Return the tools of all parts; tools whose names clash, or clashed earlier, are named `<part>_<tool>`."""
         specs: dict[str, list[ToolSpec]] = {}
         for name, part in self.parts.items():
             with _part_errors(name):
@@ -235,7 +235,7 @@ class CompositeResource(ForkableResource):
         ]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the action of the first part, in order, that has one."""
+        """Return the expert action of the first part that has one."""
         for name, part in self.parts.items():
             with _part_errors(name):
                 action = await part.expert_action()
@@ -250,7 +250,7 @@ class CompositeResource(ForkableResource):
         return None
 
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
-        """Return the part for a tool of the task's own; see `part_for_tool`."""
+        """Return the part to pass to a task's tool; see `part_for_tool`."""
         name = part_for_tool({name: type(part) for name, part in self.parts.items()}, kind, parameter)
         return self if name is None else self.parts[name]
 
@@ -288,27 +288,30 @@ def part_for_tool(
 ) -> str | None:
     """Return the name of the part passed to a tool parameter annotated with `wanted`; None for the composite.
 
-    This is the only part of that class, else the part named like the parameter. A parameter for any resource that is
-    not named like a part receives the composite. A `ConfigError` reports that no part fits, or several.
+    It is the only part of that class, or else the part with the parameter's name. A parameter annotated with
+    `ForkableResource` receives the composite unless a part has the parameter's name.
+
+    Raises:
+        ConfigError: no part fits, or several parts fit and none has the parameter's name.
     """
     if issubclass(CompositeResource, wanted):
         return parameter if wanted is ForkableResource and parameter in kinds else None
     fitting = [name for name, kind in kinds.items() if issubclass(kind, wanted)]
     if len(fitting) == 1:
         return fitting[0]
-    # A class that was loaded from a file differs from the one that the tool's module imported by name.
+    # A class loaded from a file is a different object from the one that the tool's module imported by name.
     if parameter in (fitting or kinds):
         return parameter
     parts = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
     problem = "several resources are" if fitting else "no resource is"
     raise ConfigError(
-        f"parameter {parameter!r} asks for a {wanted.__name__}, and {problem} one; the resources: {parts}. Name the "
-        "parameter after one of them"
+        f"parameter {parameter!r} is annotated with {wanted.__name__}, but {problem} of that class: {parts}. Name the "
+        "parameter after one of these resources"
     )
 
 
 class _part_errors:
-    """Adds the part's name to its errors. A `ToolError`, which the agent reads, is unchanged."""
+    """Context manager that adds the part's name to its errors, except to a `ToolError`, which the agent reads."""
 
     __slots__ = ("_name",)
 
@@ -369,5 +372,5 @@ async def _close_all(parts: Mapping[str, ForkableResource]) -> list[RewardKitErr
 
 
 def _part_seed(seed: int, name: str) -> int:
-    """Return a 63-bit seed per part, so that two parts of one type differ."""
+    """Return a 63-bit seed for the part `name`, so that two parts of the same class receive different seeds."""
     return int(hash_key("part", str(seed), name)[:16], 16) >> 1

@@ -1,7 +1,7 @@
-"""Built-in resources by name, and the configuration of every resource.
+"""The built-in resources, and the validation and merging of resource configurations.
 
-A task file may set every key. A row of the dataset is untrusted: `merged_config` accepts only its resource's
-`per_sample_keys`.
+A task file may set every key. A row of a dataset is untrusted, so `merged_config` accepts only the keys in the
+resource's `per_sample_keys`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ BUILT_IN: dict[str, str] = {
     "textworld": "textworld:TextworldResource",
     "webshop": "webshop:WebshopResource",
 }
-"""Name -> module below `reward_kit.environments` and class; loaded on first use."""
+"""Maps a name to a module in `reward_kit.environments` and its class; imported on first use."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _Config = TypeVar("_Config", bound=BaseModel)
 
 
 class ResourceConfig(BaseModel):
-    """The base of resource configurations; unknown keys are errors."""
+    """The base class of resource configurations; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,7 +52,7 @@ def resource_class(name: str) -> type[ForkableResource]:
     """Return the resource class for a built-in name or a `module:Class` (or `file.py:Class`).
 
     Raises:
-        ConfigError: it does not exist, is not a `ForkableResource`, or needs a package that is not installed.
+        ConfigError: the class does not exist, is not a `ForkableResource`, or needs a package that is not installed.
     """
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
@@ -60,7 +60,9 @@ def resource_class(name: str) -> type[ForkableResource]:
     elif ":" in name:
         kind = load_object(name)
     else:
-        raise ConfigError(f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} (your own is file.py:Class)")
+        raise ConfigError(
+            f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} (for your own resource, write file.py:Class)"
+        )
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"{name!r} is not a subclass of ForkableResource")
     if kind.__abstractmethods__:
@@ -69,7 +71,7 @@ def resource_class(name: str) -> type[ForkableResource]:
 
 
 def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, part: str = "") -> _Config:
-    """Validate `config`, or a part of one, as `model`; a `ConfigError` names all wrong keys and the nearest ones."""
+    """Validate `config` or a part of it as `model`; a `ConfigError` lists all invalid keys and the nearest names."""
     try:
         return model.model_validate(dict(config))
     except pydantic.ValidationError as error:
@@ -78,13 +80,13 @@ def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, 
 
 
 def headers_from_environment(names: Mapping[str, str], url: str, resource: str, started: str = "") -> dict[str, str]:
-    """Return the values of the headers that `headers_env` maps to environment variables, to be sent to `url`.
+    """Return the headers for requests to `url`, whose values are the environment variables in `headers_env`.
 
-    `started` is the address of a server that the task starts. On this machine it may receive any variable, since
-    `pass_env` could pass it as well.
+    `started` is the address of a server that the task starts, or "". Such a server on this machine may receive any
+    variable, since `pass_env` could pass it as well.
 
     Raises:
-        ConfigError: a variable is not set, or not configured for that origin (`providers/keys.py`).
+        ConfigError: a variable is not set, or may not be sent to that origin (`providers/keys.py`).
     """
     for header, name in names.items():
         where = f"{resource} resource: headers_env: {header}"
@@ -100,17 +102,17 @@ def headers_from_environment(names: Mapping[str, str], url: str, resource: str, 
 
 
 def task_path(path: str, task_folder: str | None, key: str) -> Path:
-    """Return the file or directory that a task names in `key`, relative to its folder or the working directory.
+    """Return the path that a task sets in `key`, relative to the directory of the task or the working directory.
 
     Raises:
-        ConfigError: with a task folder, the path leaves it (through `..`, as an absolute path or by a symlink).
+        ConfigError: `task_folder` is set, and the path leaves it (through `..`, as an absolute path or by a symlink).
     """
     if task_folder is None:
         return Path(path).resolve()
     folder = Path(task_folder).resolve()
     target = (folder / path).resolve()
     if not target.is_relative_to(folder):
-        raise ConfigError(f"{key}: {path!r} is outside the task's folder {folder}")
+        raise ConfigError(f"{key}: {path!r} is outside the task's directory {folder}")
     return target
 
 
@@ -123,7 +125,7 @@ def merged_config(
         kind: the class of the resource.
         base: the task's configuration.
         row: the row's configuration, which is untrusted.
-        where: the row's file and line, or its name, for the message.
+        where: the row's file and line, or its name, for error messages.
 
     Raises:
         ConfigError: the row sets a key that is not per-sample data of this resource.
@@ -136,7 +138,7 @@ def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row:
     """Reject a row's `resource_config` that sets anything but per-sample data; arguments as for `merged_config`."""
     for key, owner in kind.keys_refused_to_rows(base, row) if row else ():
         allowed = sorted(kind.per_sample_keys_for(base))
-        keys = f"a row may set {', '.join(allowed)}" if allowed else "rows may set none of its keys"
+        keys = f"rows may set {', '.join(allowed)}" if allowed else "rows may not set any of its keys"
         remedy = "; set it in the task file, or remove it"
         if not owner.__module__.startswith("reward_kit."):
             remedy += f"; if its values are plain data, add it to {owner.__name__}.per_sample_keys"
@@ -144,7 +146,7 @@ def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row:
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated recursively with `over`. Both are from the task's author."""
+    """Return `base` updated recursively with `over`. Both come from the task's author."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)

@@ -1,7 +1,8 @@
-"""A blocking engine in a worker process, with one request at a time: the client of `engine_worker`.
+"""The client of `engine_worker`: a blocking engine in a worker process that handles one request at a time.
 
-A worker that dies, sends an invalid answer, or does not answer in time raises one `EnvironmentFailure` with its last
-output. It runs in a private folder, which is removed at the end, and all processes that it started are killed.
+If the worker dies, sends an invalid answer or does not answer in time, the client raises an `EnvironmentFailure` with
+its last output. The worker runs in a private directory. At the end, the directory is removed, and all processes that
+the worker started are killed.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def worker_command(module: str) -> list[str]:
 
 
 class EngineProcess:
-    """A worker process. `start` first, `close` last; one request at a time.
+    """A worker process. Call `start` first and `close` last, and send one request at a time.
 
     Args:
-        name: the name of the engine for messages, such as "household engine".
+        name: the name of the engine in messages, such as "household engine".
         command: the program and its arguments; this package is in its module search path.
-        timeout: seconds for one answer, including the first.
-        environment: variables to add to the worker's.
+        timeout: seconds to wait for each answer, including the first.
+        environment: environment variables to add for the worker.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class EngineProcess:
     ) -> None:
         self._name = name
         program, *arguments = command
-        # A relative path would be resolved in the worker's folder.
+        # A relative path would be resolved in the worker's directory.
         self._command = [str(Path(program).absolute()) if os.sep in program else program, *arguments]
         self._timeout = timeout
         self._environment = dict(environment or {})
@@ -62,7 +63,7 @@ class EngineProcess:
 
         Raises:
             ConfigError: a package that the worker needs is missing, or its program cannot be run.
-            EnvironmentFailure: it does not start.
+            EnvironmentFailure: the worker does not start.
         """
         folder = temporary_folder("engine-")
         self._exits.callback(remove_folder, folder)
@@ -88,7 +89,7 @@ class EngineProcess:
             raise
 
     async def ask(self, request: Mapping[str, Any], timeout: float | None = None) -> Any:
-        """Send one request, with the name of the operation as `op`, and wait `timeout` seconds for its answer.
+        """Send one request, whose `op` names the operation, and wait at most `timeout` seconds for its answer.
 
         Raises:
             ConfigError: the request is invalid; the worker keeps running.
@@ -97,7 +98,7 @@ class EngineProcess:
         if self._process is None or self._process.stdin is None:
             raise EnvironmentFailure(f"{self._name}: not running; it is closed or was not set up")
         if self._answering:
-            # The answer of a cancelled call would be taken for this one's.
+            # The answer to the cancelled request would be taken for the answer to this one.
             await self._fail("an earlier request was cancelled before its answer")
         try:
             await self._process.stdin.send(json.dumps(request).encode() + b"\n")
@@ -106,7 +107,7 @@ class EngineProcess:
         return await self._receive(self._timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """End the worker and the processes it started. Closing again does nothing."""
+        """Stop the worker and the processes it started. Closing it again has no effect."""
         with anyio.CancelScope(shield=True):
             await self._exits.aclose()
 
@@ -125,7 +126,7 @@ class EngineProcess:
             with anyio.fail_after(timeout):
                 line = await self._answers.receive_until(b"\n", ENGINE_ANSWER_BYTES)
         except TimeoutError:
-            await self._fail(f"no answer in {timeout:g} s")
+            await self._fail(f"no answer within {timeout:g} s")
         except anyio.DelimiterNotFound:
             await self._fail(f"an answer larger than the limit of {format_size(ENGINE_ANSWER_BYTES)}")
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
@@ -135,7 +136,7 @@ class EngineProcess:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict) or not ("ok" in answer or "error" in answer):
-            await self._fail(f"it sent {line[:100]!r}, which is not an answer")
+            await self._fail(f"invalid answer {line[:100]!r}")
         self._answering = False
         if "error" in answer:
             raise ConfigError(str(answer["error"]))
@@ -148,7 +149,7 @@ class EngineProcess:
         return "the worker closed its pipe"
 
     async def _fail(self, what: str) -> NoReturn:
-        """End the worker and raise, with the last lines it wrote."""
+        """Stop the worker and raise an `EnvironmentFailure` with the last lines of its output."""
         lines: list[str] = []
         if self._log is not None:
             lines = read_log_end(self._log).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:]

@@ -1,7 +1,8 @@
-"""The worker's side of `engine_process`: one JSON request a line from standard input, one JSON answer a line.
+"""The worker's side of `engine_process`: JSON requests from standard input, JSON answers to standard output.
 
-A request's `op` names the operation. An answer is `{"ok": ...}`, or `{"error": message}` if the request is wrong. Any
-other exception ends the process, with its traceback on standard error.
+Each request and each answer is one line. A request's `op` names the operation. An answer is `{"ok": ...}`, or
+`{"error": message}` if the request is invalid. Any other exception ends the process, with its traceback on standard
+error.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 from reward_kit.errors import ConfigError, RewardKitError
 
 Operations = Mapping[str, Callable[[Mapping[str, Any]], Any]]
-"""From the request's `op` to a function of the request, whose value must be JSON-safe."""
+"""Maps the `op` of a request to a function that takes the request and returns a JSON-safe value."""
 
 
 def run(start: Callable[[], Operations]) -> None:
     """Start the engine, report that it is ready, and answer until standard input ends.
 
-    A `ConfigError` that `start` raises is the client's. Prints go to standard error instead of the pipe.
+    The client raises a `ConfigError` that `start` raises. Printed text goes to standard error instead of the pipe.
     """
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)

@@ -1,7 +1,7 @@
-"""A private temporary directory for agents that read and edit files, which no path, link or race can leave.
+"""A private temporary directory for agents that read and edit files; no path, link or race leads outside it.
 
-A path is resolved name by name with `openat` and `O_NOFOLLOW` from an open descriptor of the directory, so that a
-symbolic link is rejected at the moment of use, even if it was created after a check.
+A path is resolved one name at a time with `openat` and `O_NOFOLLOW`, starting from an open descriptor of the directory,
+so that a symbolic link is rejected at the moment of use, even if it was created after a check.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EntryKind = Literal["file", "directory"]
 _MAX_PATH_BYTES = 4_096
 _MAX_NAME_BYTES = 255
 _MAX_PARTS = 64
-# Windows has none of these flags; the module is importable there, and `SUPPORTED` is False.
+# Windows lacks these flags: the module can be imported there, but `SUPPORTED` is False.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_FOLLOW
 # O_NONBLOCK, because opening a named pipe would otherwise wait forever for a writer.
@@ -87,7 +87,7 @@ def split_path(path: object) -> tuple[str, ...]:
 
 
 def format_path(parts: tuple[str, ...]) -> str:
-    """Return the path for a message."""
+    """Return the path as shown in messages."""
     return repr("/".join(parts) or ".")
 
 
@@ -142,7 +142,7 @@ def _kind(mode: int) -> str:
 
 
 def read_file(directory: int, parts: tuple[str, ...], max_bytes: int) -> tuple[bytes, bool]:
-    """Return the content of the regular file `name` in the open `directory`, and whether it is executable."""
+    """Return the content of the regular file `parts[-1]` in the open `directory`, and whether it is executable."""
     with path_errors(directory, parts[-1], parts):
         handle = os.open(parts[-1], _READ_FLAGS, dir_fd=directory)
     try:
@@ -185,7 +185,7 @@ def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Ent
 
 
 def read_tree(folder: Path, max_bytes: int, key: str = "") -> tuple[Entry, ...]:
-    """Return the entries below a folder; warn of links if the configuration `key` names it as the source."""
+    """Return the entries below `folder`; if `key` is the configuration key that sets it, log its symbolic links."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         entries = tuple(scan(handle, max_bytes))
@@ -246,18 +246,20 @@ _SCRATCH_FOLDER = "new"
 class FilesystemConfig(ResourceConfig):
     """The configuration of `filesystem`."""
 
-    files: dict[str, str] = Field(default_factory=dict, description="path to text, written at reset")
-    source_dir: str | None = Field(default=None, description="a directory copied in at reset, before `files`")
+    files: dict[str, str] = Field(default_factory=dict, description="texts by path, written at reset")
+    source_dir: str | None = Field(
+        default=None, description="a directory whose content is copied at reset, before `files`"
+    )
     task_folder: str | None = Field(
-        default=None, description="the folder that source_dir is relative to and must be in"
+        default=None, description="the directory that contains source_dir, which is relative to it"
     )
     max_file_bytes: int = Field(default=1_000_000, gt=0)
-    max_files: int = Field(default=1_000, gt=0, description="files and directories together")
+    max_files: int = Field(default=1_000, gt=0, description="most files and directories, counted together")
     max_total_bytes: int = Field(default=64_000_000, gt=0)
 
 
 class FileTree:
-    """The directory on disk: the agent sees `files`; a new file is first written to `new` and then moved.
+    """The directory on disk: the agent sees its `files`, while a new file is first written to `new` and then moved.
 
     Every tool either succeeds completely or raises `ToolError` and changes nothing.
     """
@@ -434,7 +436,7 @@ class FilesystemResource(ForkableResource):
     @property
     def root(self) -> Path:
         """The path of the directory, for tools that run programs in it."""
-        # The caller may now write to it, so compute the key each time.
+        # The caller may now write to the directory, so the state key must be computed every time.
         self._touched = True
         return Path(self._here.path) / FILES_FOLDER
 
@@ -535,9 +537,9 @@ def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
     if too_large:
         problem = f"{too_large[0]!r} is larger than max_file_bytes ({settings.max_file_bytes})"
     elif len(ordered) > settings.max_files:
-        problem = f"{len(ordered)} files and directories; max_files is {settings.max_files}"
+        problem = f"{len(ordered)} files and directories are more than max_files ({settings.max_files})"
     elif sum(len(entry.content) for entry in ordered) > settings.max_total_bytes:
-        problem = f"the files together are larger than max_total_bytes ({settings.max_total_bytes})"
+        problem = f"the total size of the files is larger than max_total_bytes ({settings.max_total_bytes})"
     if problem:
         raise ConfigError(f"filesystem resource: {problem}")
     return ordered

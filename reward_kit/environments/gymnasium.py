@@ -1,8 +1,8 @@
 """Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking) with one typed tool.
 
-Each has a `Family` that names its actions and renders its state, since Gymnasium's rendering marks the agent by color
-and shows the last action. Support for other environments with discrete actions depends on their rendering and
-observations. The state key excludes time (a TimeLimit truncates) and randomness.
+Each has a `Family`, which names its actions and renders its state as text: Gymnasium's rendering marks the agent only
+by color and shows the last action. Other environments with discrete actions work as far as their rendering and
+observations allow. The state key excludes time (a TimeLimit truncates the episode) and randomness.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]
 _CACHE_SIZE = 256
 _cache: dict[str, NDArray[np.float64]] = {}
 """The action values of recently used tables, by environment name."""
-_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+_COLORED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 _TAXI_STOPS = ("R", "G", "Y", "B")
 _TAXI_STOP_NAMES = ("R (red)", "G (green)", "Y (yellow)", "B (blue)")
 _DATA_ARGUMENTS = {
@@ -71,7 +71,7 @@ def action_values(transitions: Transitions, discount: float = 0.99, tolerance: f
 
 
 class Family:
-    """The texts and states of one kind of environment with a table. Every method takes the unwrapped environment."""
+    """The text and state of one kind of environment with a table. Every method takes the unwrapped environment."""
 
     actions: tuple[str, ...] = ()
     legend: str = ""
@@ -164,7 +164,7 @@ class Blackjack(Family):
 
 
 class Unknown(Family):
-    """A fallback for any other environment with discrete actions: its table's state, else its last observation."""
+    """A fallback for all other environments with discrete actions; the state is the table's, else the observation."""
 
     has_table = False
 
@@ -190,7 +190,7 @@ UNKNOWN = Unknown()
 
 
 def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
-    """Return the basic strategy: stick (0) or hit (1); `dealer` is the visible card, with an ace as 1."""
+    """Return the action of the basic strategy, stick (0) or hit (1); `dealer` is the visible card, with an ace as 1."""
     if usable_ace:
         return int(total <= 17 or (total == 18 and dealer in (1, 9, 10)))
     if total <= 11:
@@ -202,7 +202,7 @@ def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
 
 def plain_text(text: str) -> str:
     """Return terminal text without color codes; colored parts become bracketed."""
-    return _COLOURED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
+    return _COLORED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
 
 
 def to_json(value: Any) -> Any:
@@ -224,7 +224,7 @@ def _grid(cells: list[list[str]], position: int) -> str:
 
 
 class RandomMap(ResourceConfig):
-    """A FrozenLake map drawn from the reset's seed."""
+    """A random FrozenLake map, determined by the reset's seed."""
 
     size: int = Field(default=8, ge=2, le=64)
     p: float = Field(default=0.8, gt=0, le=1, description="the probability that a cell is frozen")
@@ -267,7 +267,7 @@ class GymnasiumResource(ForkableResource):
         self._settings = read_config(GymnasiumConfig, config, "gymnasium")
         self._build(None)
         if self._settings.random_map and type(self._env.unwrapped).__name__ != "FrozenLakeEnv":
-            raise ConfigError(f"gymnasium resource: random_map: only FrozenLake has maps, not {self._settings.env_id}")
+            raise ConfigError(f"gymnasium resource: random_map is only for FrozenLake, got {self._settings.env_id}")
         self._start(0)
 
     async def reset(self, seed: int | None = None) -> None:
@@ -329,7 +329,7 @@ class GymnasiumResource(ForkableResource):
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         action = check_call({"act": self._spec}, action_name, action_params)["action"]
-        # True equals 1 in Python, but is a mistake as an action.
+        # True equals 1 in Python, but is not a valid action.
         if isinstance(action, bool) or not isinstance(action, str | int) or action not in self._names:
             names = [str(name) for name in self._names]
             raise ToolError(f"act: action: {action!r} is not one of {', '.join(names[:20])}")
@@ -355,7 +355,7 @@ class GymnasiumResource(ForkableResource):
         return [{"name": "act", "arguments": {"action": name}} for name in names]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the optimal action for a table (γ = 0.99), the basic strategy for Blackjack, else None."""
+        """Return the optimal action for a table (γ = 0.99) or the basic strategy for Blackjack; None for all others."""
         env = self._env.unwrapped
         if self._terminated or self._truncated:
             return None
@@ -395,7 +395,7 @@ class GymnasiumResource(ForkableResource):
         self._name = hash_key(env_id, repr(sorted(kwargs.items())))
         space = self._env.action_space
         if type(space).__name__ != "Discrete":
-            raise ConfigError(f"gymnasium resource: {env_id} has no discrete actions but {space}")
+            raise ConfigError(f"gymnasium resource: {env_id}: the actions must be discrete, got {space}")
         first, count = int(space.start), int(space.n)
         if len(self._family.actions) == count:
             self._names = {name: first + index for index, name in enumerate(self._family.actions)}

@@ -1,9 +1,10 @@
-"""A fast engine for household games, equivalent to TextWorld's on ALFWorld's domain, and an exact expert for it.
+"""A fast engine for household games, equivalent to TextWorld's on ALFWorld's domain, and an exact expert.
 
 The possible actions depend only on the agent's receptacle, the object in its hand, the receptacle's contents, and
-whether the receptacle is open. This part is a `_Spot`, created once and stored in the problem's tables, which all its
-engines share: a step is two lookups and a few integer operations. Sets of objects are bit masks over the things in
-text order. Facts that never affect the agent's actions or texts, such as whether a lamp is on, are not stored.
+whether the receptacle is open. These are collected in a `_Spot`, which is created once and stored in the problem's
+tables. All engines of a problem share the tables, so a step is two lookups and a few integer operations. Sets of
+objects are bit masks over the things in text order. Facts that never affect the agent's actions or texts, such as
+whether a lamp is on, are not stored.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from reward_kit.environments.household_problems import APPLIANCES, KNIVES, Probl
 
 NOTHING = "Nothing happens."
 NOWHERE = -1
-"""The agent's location before it first goes to a receptacle, and its held thing with empty hands."""
+"""The agent's location before it first goes to a receptacle, and the thing in its hand when the hand is empty."""
 MILESTONES = ("found", "taken", "transformed", "placed")
-"""The parts of a task in their usual order: an object of the target type was seen; was held; is clean, hot or cool as
-required (or the lamp was used); and is at its destination. Not every task has all parts. With two objects, the first
-one placed counts."""
+"""The milestones of a task in their usual order: an object of the target type was seen, was held, is clean, hot or cool
+as required (or the lamp was used), and is at its destination. Not every task has all of them. With two objects, the
+first one placed counts."""
 _START = (NOWHERE, NOWHERE, 0, 0)
 _NOT_CONTENT = ("id", "split", "layout")
 _VERB = {TaskType.CLEAN: "clean", TaskType.HEAT: "heat", TaskType.COOL: "cool"}
@@ -182,7 +183,8 @@ class HouseholdEngine:
     def state_key(self) -> str:
         """Return the state's key: two states of a problem share a key if and only if their futures are equal.
 
-        A thing that is never held does not show whether it is sliced or on; for a lamp, only its place counts.
+        Whether a thing is sliced or on counts only if the thing can be held, since nothing else shows it. For a used
+        lamp, only its location counts.
         """
         held = self.tables.pickupable
         flags = (self.at, self.holding, self.opened, self.clean, self.hot, self.cool)
@@ -256,7 +258,7 @@ class HouseholdEngine:
         if self.at < 0:
             # Only the introduction lists the receptacles; ALFWorld's grammar gives this answer from then on.
             return _ROOM.format("nothing")
-        # What is in the receptacle is not listed, and nothing ever lies beside one.
+        # ALFWorld does not list the contents here, and nothing ever lies next to a receptacle.
         return f"You are facing the {self.tables.receptacles[self.at].name}. Next to it, you see nothing."
 
     def _inventory(self, _one: int, _two: int) -> str:
@@ -358,8 +360,8 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
         actions[f"open {place.name}"] = (HouseholdEngine._open, at, 0)
     elif place.openable:
         actions[f"close {place.name}"] = (HouseholdEngine._close, at, 0)
-    # A closed door stops neither lamp nor knife. A thing that lies there cannot be examined: a misspelt type in
-    # ALFWorld's domain leaves that to the thing in the agent's hand.
+    # A closed door prevents neither using a lamp nor slicing. A thing in a receptacle cannot be examined, because a
+    # misspelled type in ALFWorld's domain restricts `examine` to the thing in the agent's hand.
     for number in tables.members(engine.contents[at]):
         thing = tables.things[number]
         if thing.pickupable and holding < 0 and is_open:
@@ -402,15 +404,15 @@ _Errand: TypeAlias = tuple[list[str], _State]
 def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
     """Return the commands of a shortest path to the goal; [] if it is already reached, None if it is unreachable.
 
-    A uniform-cost search over *errands*: an errand goes to a receptacle, opens it if necessary, and takes, puts, treats
-    or uses one thing there. This keeps the search exact:
+    The algorithm is a uniform-cost search over *errands*: an errand goes to a receptacle, opens it if necessary, and
+    takes, puts, treats or uses one thing there. The search remains exact, because:
 
-    - Going and opening serve only the next action at that receptacle, so they can wait until just before it; closing,
-      looking and slicing serve no goal.
-    - Only the things asked for need to be taken, and one in the hand that can still serve the goal is put down only
-      where the goal wants it: every way that puts it down elsewhere is at least as long as one that uses it.
-    - Receptacles of one type and door state that hold nothing the goal speaks of, and at which the agent does not
-      stand, are interchangeable. For getting rid of a thing so are all of these, whatever their type.
+    - Going and opening serve only the next action at that receptacle, so they can be delayed until just before it.
+      Closing, looking and slicing never serve the goal.
+    - Only things that the goal requires need to be taken. A held thing that can still serve the goal is put down only
+      at its destination, since putting it down elsewhere never shortens a plan.
+    - Receptacles of the same type and door state are interchangeable if they hold nothing relevant to the goal and the
+      agent is not at any of them. For putting down an unneeded thing, their type does not matter either.
     """
     search = _PlanSearch(engine)
     order = count()
@@ -526,7 +528,7 @@ class _PlanSearch:
             )
             possible = [place for place in possible if may_deliver and place in tables.destinations]
         else:
-            # Whatever the next errand is, it leads to one of these places or is as far from all others.
+            # The next errand leads to one of these places, or is equally far from all others.
             special |= {*tables.destinations, *self.appliances}
         chosen: dict[tuple[int, bool], int] = {}
         for place in possible:

@@ -1,8 +1,8 @@
 """Household problems of ALFWorld's domain (`alfred.pddl` of the PyPI package `alfworld`), and a seeded generator.
 
-The containment table in `data/household.json` follows ALFRED's. The splits share no layout, which is a room and its
-number of receptacles of each type: the layout's hash decides the split. Every problem can be solved, and none is solved
-at the start.
+The containment table in `data/household.json` follows ALFRED's. A layout is a room with the number of receptacles of
+each type; its hash determines the split, so no layout occurs in two splits. Every problem is solvable, and none is
+solved at the start.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ OPENABLE, CLEANABLE, HEATABLE, COOLABLE, SLICEABLE, KNIVES, LAMPS = (
     for name in ("openable", "cleanable", "heatable", "coolable", "sliceable", "knives", "lamps")
 )
 HOLDS = {receptacle: frozenset(objects.split()) for receptacle, objects in _DATA["holds"].items()}
-"""Receptacle type -> the object types that can be moved to it."""
+"""The object types that can be moved to a receptacle, by receptacle type."""
 LAMP_PLACES = {lamp: tuple(places) for lamp, places in _DATA["lamp_places"].items()}
-"""Receptacle types on which a lamp may stand. Lamps are never moved, so `HOLDS` does not have them."""
+"""Receptacle types on which a lamp may stand. Lamps are never moved, so `HOLDS` does not list them."""
 ROOMS = {room: tuple((kind, *bounds) for kind, bounds in kinds.items()) for room, kinds in _DATA["rooms"].items()}
-"""Room -> its receptacle types, each with the least and the greatest number of them."""
+"""The receptacle types of each room, with the minimum and maximum number of each."""
 ROOM_OBJECTS = {room: frozenset(objects.split()) for room, objects in _DATA["room_objects"].items()}
 TASK_ROOMS = {
     TaskType.PICK_AND_PLACE: ("bathroom", "bedroom", "kitchen", "livingroom"),
@@ -58,7 +58,7 @@ TASK_ROOMS = {
     TaskType.PICK_TWO: ("bathroom", "bedroom", "kitchen", "livingroom"),
 }
 APPLIANCES = {TaskType.CLEAN: "sinkbasin", TaskType.HEAT: "microwave", TaskType.COOL: "fridge"}
-"""The receptacle type that a task needs beside its destination."""
+"""The receptacle type that a task type needs in addition to its destination."""
 _SUITABLE = {TaskType.CLEAN: CLEANABLE, TaskType.HEAT: HEATABLE, TaskType.COOL: COOLABLE}
 _STATE_WORD = {TaskType.CLEAN: "clean ", TaskType.HEAT: "hot ", TaskType.COOL: "cool "}
 _SPLIT_OF_TENTH = ("train",) * 6 + ("development",) * 2 + ("held_out",) * 2
@@ -69,12 +69,12 @@ _ALREADY_THERE = 0.15
 
 
 def can_hold(receptacle_type: str, object_type: str) -> bool:
-    """Return whether an object of one type can be moved to a receptacle of the other."""
+    """Return whether an object of type `object_type` can be moved to a receptacle of type `receptacle_type`."""
     return object_type in HOLDS.get(receptacle_type, ())
 
 
 def pddl_name(name: str) -> str:
-    """Return the PDDL name of "mug 1": `mug_01`. Its order is that of type and number, up to 99 of a type."""
+    """Return the PDDL name of "mug 1": `mug_01`. PDDL names sort by type and number, up to 99 objects of a type."""
     kind, number = name.split(" ")
     return f"{kind}_{int(number):02d}"
 
@@ -107,8 +107,8 @@ class Thing:
 class Problem:
     """A household problem.
 
-    `target` is the type of the object asked for, `destination` that of the receptacle it belongs in, or of the lamp for
-    `look_at_obj_in_light`. `receptacles` and `things` are in the order of their names. `id` is unique over all splits.
+    `target` is the type of the requested object. `destination` is the type of the receptacle to put it in or, for
+    `look_at_obj_in_light`, of the lamp. `receptacles` and `things` are sorted by name. `id` is unique over all splits.
     """
 
     id: str
@@ -122,7 +122,7 @@ class Problem:
 
     @property
     def goal(self) -> str:
-        """The task as the agent reads it."""
+        """The task as shown to the agent."""
         if self.task_type is TaskType.LOOK_IN_LIGHT:
             return f"look at {self.target} under the {self.destination}."
         if self.task_type is TaskType.PICK_TWO:
@@ -161,7 +161,7 @@ def generate_problem(split: str, index: int, seed: int = 0, task_type: TaskType 
     """Return one problem, determined by the arguments. By default the task types alternate with `index`.
 
     Raises:
-        ConfigError: an unknown split or task type.
+        ConfigError: the split or the task type is unknown.
     """
     if split not in SPLITS:
         raise ConfigError(f"household problems: unknown split {split!r}{did_you_mean(split, SPLITS)}")
@@ -212,7 +212,7 @@ def _hash(text: str) -> int:
 
 
 def _draw_layout(rng: random.Random, split: str, rooms: Sequence[str]) -> tuple[str, dict[str, int], str]:
-    """Return a room, the number of receptacles by type, and the layout's name; drawn until it is one of the split."""
+    """Draw layouts until one belongs to the split; return its room, its number of receptacles by type, and its name."""
     while True:
         room = rng.choice(rooms)
         size = rng.randint(SMALLEST_ROOM, LARGEST_ROOM)
@@ -227,7 +227,7 @@ def _draw_layout(rng: random.Random, split: str, rooms: Sequence[str]) -> tuple[
 
 
 def _draw_task(rng: random.Random, task_type: TaskType, room: str, present: Sequence[str]) -> tuple[str, str]:
-    """Return target and destination; the destination is drawn first, so that countertops, which hold all, stay rare."""
+    """Return target and destination. The destination is drawn first; otherwise most would be countertops."""
     objects = sorted(ROOM_OBJECTS[room])
     if task_type is TaskType.LOOK_IN_LIGHT:
         lamps = [lamp for lamp, places in LAMP_PLACES.items() if any(kind in places for kind in present)]

@@ -1,8 +1,9 @@
 """TextWorld's engine for household problems: their PDDL, and the worker process in which the engine plays.
 
-Requests, as `engine_worker` has them: `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`,
-`{"op": "step", "command"}`, `{"op": "expert"}`. The engine lists everything in the order of its PDDL names, which are
-the problem's with padded numbers; the texts show the problem's own, given to the engine's entities after loading.
+The requests (see `engine_worker`) are `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`,
+`{"op": "step", "command"}` and `{"op": "expert"}`. The engine lists everything in the order of the PDDL names, which
+are the problem's names with padded numbers. The texts show the problem's names, which the engine's entities receive
+after loading.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def game_data(problem: Problem, domain: str, grammar: str) -> dict[str, Any]:
 
 
 def entity_names(problem: Problem) -> dict[str, str]:
-    """Return PDDL name -> name, for all receptacles and things."""
+    """Return the names of all receptacles and things by their PDDL names."""
     names = [*(item.name for item in problem.receptacles), *(item.name for item in problem.things)]
     return {pddl_name(name): name for name in names}
 
@@ -76,7 +77,7 @@ def pddl_problem(problem: Problem) -> str:
 
 
 def _goal(problem: Problem) -> str:
-    """Return ALFRED's goal for the task type: there are objects, and a receptacle, for which all of it holds."""
+    """Return ALFRED's goal for the task type, as a PDDL formula with existential quantifiers."""
     target, destination = f"{problem.target}Type", f"{problem.destination}Type"
     if problem.task_type is TaskType.LOOK_IN_LIGHT:
         lit = f"(objectType ?t {destination}) (toggleable ?t) (isToggled ?t) (inReceptacle ?t ?r)"
@@ -98,11 +99,11 @@ class Game:
         if missing:
             raise ConfigError(
                 f"the real household engine needs {', '.join(missing)}; {install_hint('text-games')}, "
-                "with Python 3.11 or 3.12, where TextWorld runs (the resource alfworld needs nothing)"
+                "on Python 3.11 or 3.12, which TextWorld requires (the resource alfworld needs neither)"
             )
         infos = import_module("textworld").EnvInfos(won=True, admissible_commands=True)
         self._env = import_module("textworld.envs.pddl").PddlEnv(infos)
-        # The demangler names the published games; our problems bring their own names.
+        # The demangler assigns the names in published games; our problems define theirs.
         demangler = import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
         self._published = demangler(self._env)
         data = resources.files("alfworld.data")
@@ -126,14 +127,14 @@ class Game:
         return _view(self._env.step(request["command"])[0])
 
     def expert(self, request: Mapping[str, Any]) -> list[str]:
-        """Return the planner's commands from the present state; none if it finds no plan."""
+        """Return the planner's commands from the current state; [] if it finds no plan."""
         return list(self._env._pddl_state.replan(self._env._entity_infos))
 
 
 def _game_file(path: str) -> Path:
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"no game file: {path}")
+        raise ConfigError(f"no such game file: {path}")
     try:
         missing = {"pddl_domain", "grammar", "pddl_problem"} - set(json.loads(file.read_text()))
     except (ValueError, TypeError) as error:

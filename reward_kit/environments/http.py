@@ -1,7 +1,7 @@
-"""An environment behind four URLs (start, step, end, health), in any language.
+"""An environment on an HTTP server with four endpoints (start, step, end, health), in any language.
 
-`docs/guides/environments.md` documents the exact JSON. If the task names a `resource_server`, that server is started
-for it. `openenv` also uses `JsonClient`, `connect_server` and `parse_answer`.
+`docs/guides/environments.md` documents the exact JSON. If the task has a `resource_server`, that server is started
+first. `openenv` also uses `JsonClient`, `connect_server` and `parse_answer`.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class ServerConfig(ResourceConfig):
     base_url: str | None = Field(default=None, description="by default the address of the task's resource_server")
     headers: dict[str, str] = Field(default_factory=dict)
     headers_env: dict[str, str] = Field(
-        default_factory=dict, description="headers whose values are environment variables, by their names"
+        default_factory=dict, description="header names to the environment variables that hold their values"
     )
     resource_server: ResourceServerConfig | None = Field(default=None, description="set by the task's resource_server")
-    task_folder: str | None = Field(default=None, description="set by the task; where the server's command runs")
+    task_folder: str | None = Field(
+        default=None, description="set by the runner; the directory in which the server's command runs"
+    )
 
 
 class HttpConfig(ServerConfig):
@@ -63,7 +65,7 @@ class HttpConfig(ServerConfig):
     health_endpoint: str | None = Field(
         default="/health", description="requested once per resource without a resource_server; null disables it"
     )
-    timeout: float = Field(default=30.0, gt=0, description="seconds for one answer")
+    timeout: float = Field(default=30.0, gt=0, description="seconds to wait for each answer")
     config: dict[str, Any] | None = Field(default=None, description="sent to the server at each start")
     tools: list[dict[str, Any]] | None = Field(default=None, description="in OpenAI form")
     tools_endpoint: str | None = Field(default=None, description="GET, answers a list of tools")
@@ -92,7 +94,7 @@ class ServerAddress:
 async def connect_server(
     settings: ServerConfig, resource: str, exits: AsyncExitStack, schemes: tuple[str, ...] = ("http", "https")
 ) -> ServerAddress:
-    """Find the configured server, or start the task's `resource_server`; `exits` ends a private one.
+    """Return the address of the configured or newly started server; `exits` ends a server that is not shared.
 
     Raises:
         ConfigError: the address is missing or invalid, or a header's variable is missing or not allowed for it.
@@ -110,7 +112,7 @@ async def connect_server(
     started = server.address if server is not None else ""
     url = settings.base_url or started
     if not url:
-        raise ConfigError(f"{where}: missing; give it, or the task's resource_server")
+        raise ConfigError(f"{where}: missing; set it, or resource_server in the task")
     if not url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
         shown = url if "@" not in url else "it"
         raise ConfigError(f"{where}: {shown!r} is not a {' or '.join(schemes)} URL")
@@ -153,7 +155,7 @@ class HttpResource(ReplayForkResource):
     async def _setup(self, config: Mapping[str, Any]) -> None:
         settings = self._settings = read_config(HttpConfig, config, "http")
         if settings.tools is not None and settings.tools_endpoint is not None:
-            raise ConfigError("http resource: give tools or tools_endpoint, not both")
+            raise ConfigError("http resource: set either tools or tools_endpoint")
         self._tools = _tool_specs(settings.tools or [], ConfigError, "http resource: tools")
         try:
             server = await connect_server(settings, "http", self._exits)
@@ -263,7 +265,7 @@ class HttpResource(ReplayForkResource):
             await self._exits.aclose()
 
     async def _end_episode(self) -> None:
-        """End the episode on the server; ignore a server that is gone or rejects the request."""
+        """End the episode on the server; ignore a server that is unreachable or rejects the request."""
         episode, self._episode = self._episode, None
         if episode is None or self._client is None:
             return
@@ -275,7 +277,7 @@ class HttpResource(ReplayForkResource):
 
 
 def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure], where: str) -> list[ToolSpec]:
-    """Return tools in OpenAI form; the outer `function` missing from older servers' tools is added."""
+    """Return tools in OpenAI form, adding the outer `function` that older servers omit."""
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise error_type(f"{where}: expected a list of tools, got {listed!r:.80}")
     specs: list[ToolSpec] = []
@@ -283,7 +285,7 @@ def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure],
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
-            raise error_type(f"{where}: a tool is {{type: function, function: {{name, …}}}}, got {tool!r:.120}")
+            raise error_type(f"{where}: a tool must be {{type: function, function: {{name, …}}}}, got {tool!r:.120}")
         parameters = function.get("parameters", {"type": "object", "properties": {}})
         if not isinstance(parameters, Mapping):
             raise error_type(f"{where}: tool {name!r}: parameters: expected a JSON schema, got {parameters!r:.80}")
@@ -303,7 +305,7 @@ class HttpAnswer:
     refusal: str | None = None
 
     def fields(self) -> Mapping[str, Any]:
-        """Return the answer's JSON object; raise an error if the request was rejected or it is not an object."""
+        """Return the answer's JSON object; raise an error if the server rejected the request or sent another value."""
         if self.refusal is not None:
             raise self.error(f"refused: {self.refusal}")
         if not isinstance(self.value, Mapping):
@@ -311,7 +313,7 @@ class HttpAnswer:
         return self.value
 
     def field(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
-        """Return a field of the object, None if it is missing; a boolean does not count as a number."""
+        """Return a field of the object, or None if it is missing; a boolean is not accepted as a number."""
         value = self.fields().get(name)
         if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
             raise self.error(f"{name}: expected {expected}, got {value!r:.80}")
@@ -324,7 +326,7 @@ class HttpAnswer:
 class JsonClient:
     """The connection of one resource to its server, created in the running loop; `timeout` applies to each answer.
 
-    Every server fault raises an `EnvironmentFailure` that names the address.
+    Every failure of the server raises an `EnvironmentFailure` that names the address.
     """
 
     def __init__(self, server: ServerAddress, timeout: float) -> None:
@@ -338,15 +340,15 @@ class JsonClient:
         )
 
     async def get(self, endpoint: str) -> HttpAnswer:
-        """GET an endpoint."""
+        """Send a GET request to an endpoint."""
         return await self._request("GET", endpoint, None)
 
     async def post(self, endpoint: str, body: Mapping[str, Any]) -> HttpAnswer:
-        """POST a JSON object."""
+        """Send a POST request with a JSON object to an endpoint."""
         return await self._request("POST", endpoint, json.dumps(body, allow_nan=False).encode())
 
     async def check_health(self, endpoint: str) -> None:
-        """GET an endpoint whose status must be 2xx, with any body."""
+        """Send a GET request to an endpoint; raise an `EnvironmentFailure` unless the status is 2xx."""
         source, status, body = await self._exchange("GET", endpoint, None)
         if not 200 <= status < 300:
             raise EnvironmentFailure(f"{source}: status {status}: {_excerpt(body)}")
@@ -390,7 +392,7 @@ class JsonClient:
 
 
 def parse_answer(body: str | bytes, source: str) -> Any:
-    """Return the JSON value of a server's answer; raise an `EnvironmentFailure` if it is not JSON, or too large."""
+    """Return the JSON value of a server's answer; raise an `EnvironmentFailure` if it is not JSON or too large."""
     try:
         check_values(body, ENVIRONMENT_ANSWER_VALUES)
         return parse_json(body)

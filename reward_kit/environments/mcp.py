@@ -1,9 +1,9 @@
 """A server of the Model Context Protocol as an environment; the SDK is imported only at setup.
 
-The server's tools are the agent's tools, with one session per episode. By default, the resource cannot be forked and
-is not deterministic; a server started by `command` that keeps all changes to itself or its `working_copy` may be
-declared `fork: replay`. An error from the server counts as a rejected call. A call without an answer leads to a new
-state, since its effect is unknown.
+The server's tools are the agent's tools, with one session per episode. By default, the resource cannot be forked and is
+not deterministic. A server that is started by `command` may be declared `fork: replay` if all its changes stay in its
+memory or its `working_copy`. An error from the server counts as a rejected call. A call without an answer leads to a
+new state key, since its effect is unknown.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from reward_kit.environments.mcp_session import McpSession, StdioServer
 
 SHOWN_PATH = "/working_copy"
-"""The path shown to agents for every working copy, so that equal episodes have equal texts."""
+"""The path shown to agents for every working copy, so that identical episodes have identical texts."""
 PYTHON, TASK_FOLDER, WORKING_COPY = "{python}", "{task_folder}", "{working_copy}"
 _PLACEHOLDERS = (PYTHON, TASK_FOLDER, WORKING_COPY)
 _ONLY_WITH_COMMAND = ("env", "pass_env", "cwd")
@@ -59,7 +59,7 @@ logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 class ExpertCall(ResourceConfig):
-    """A call of the expert."""
+    """One tool call of the expert."""
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -68,22 +68,26 @@ class ExpertCall(ResourceConfig):
 class McpConfig(ResourceConfig):
     """The configuration of `mcp`: exactly one of `command` (a server over stdio) and `url` (streamable HTTP)."""
 
-    command: list[Word] | None = Field(default=None, description="a list, or one text that is split as a shell does")
+    command: list[Word] | None = Field(
+        default=None, description="a list, or a string that is split like a shell command"
+    )
     env: dict[str, Word] = Field(default_factory=dict, description="variables added to the server's environment")
-    pass_env: list[str] = Field(default_factory=list, description="further variables handed on, by name")
-    cwd: str | None = Field(default=None, description="relative to the task's folder, which is the default")
+    pass_env: list[str] = Field(default_factory=list, description="names of further variables to pass on")
+    cwd: str | None = Field(default=None, description="relative to the task's directory, which is the default")
     url: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
-    headers_env: dict[str, str] = Field(default_factory=dict, description="header to the variable that holds its value")
+    headers_env: dict[str, str] = Field(
+        default_factory=dict, description="headers to the variables that hold their values"
+    )
     tools: list[str] | None = Field(default=None, min_length=1, description="the tools to offer, by default all")
     start_timeout_s: float = Field(default=60.0, gt=0)
     call_timeout_s: float = Field(default=50.0, gt=0)
     fork: Literal["none", "replay"] = "none"
-    working_copy: str | None = Field(default=None, description="a folder of which each episode gets a private copy")
+    working_copy: str | None = Field(default=None, description="a directory; each episode gets a private copy")
     state_key: Literal["history", "files"] | None = Field(
-        default=None, description="what names the state; by default the files where there is a working copy"
+        default=None, description="what the state key covers; by default the files if there is a working copy"
     )
-    expert_calls: list[ExpertCall] = Field(default_factory=list, description="what an expert would call, in order")
+    expert_calls: list[ExpertCall] = Field(default_factory=list, description="the calls of an expert, in order")
     task_folder: str | None = None
 
     @field_validator("command", mode="before")
@@ -101,7 +105,7 @@ class McpConfig(ResourceConfig):
     @model_validator(mode="after")
     def _belongs_together(self) -> McpConfig:
         if bool(self.command) == bool(self.url):
-            raise ValueError("give exactly one of command (a server over stdio) and url (streamable HTTP)")
+            raise ValueError("set exactly one of command (a server over stdio) and url (streamable HTTP)")
         needed, foreign = ("command", _ONLY_WITH_URL) if self.url is None else ("url", _ONLY_WITH_COMMAND)
         for key in foreign:
             if getattr(self, key):
@@ -118,7 +122,7 @@ class McpConfig(ResourceConfig):
         return {**self.headers, **headers_from_environment(self.headers_env, self.url or "", "mcp")}
 
     def source_folder(self) -> Path:
-        """Return the folder to copy for each episode."""
+        """Return the directory to copy for each episode."""
         folder = task_path(self.working_copy or "", self.task_folder, "mcp resource: working_copy")
         if not folder.is_dir():
             raise ConfigError(f"mcp resource: working_copy: no such directory: {folder}")
@@ -157,7 +161,7 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
     by_name: dict[str, mcp_types.Tool] = {}
     for tool in listed:
         if by_name.setdefault(tool.name, tool) is not tool:
-            logger.warning("the server lists two tools called %r; the first one counts", tool.name)
+            logger.warning("the server lists two tools named %r; using the first", tool.name)
     names = [name for name in by_name if wanted is None or name in set(wanted)]
     kept = {name for name in names if re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}", name)}
     shown = {name: name for name in kept}
@@ -376,7 +380,7 @@ class McpResource(ReplayForkResource):
 
 
 def _with_path(value: Any, folder: Path | None) -> Any:
-    """Replace `SHOWN_PATH` by the working copy's own path in every text of `value`."""
+    """Replace `SHOWN_PATH` with the path of the working copy in every text of `value`."""
     if folder is None:
         return value
     if isinstance(value, str):
@@ -387,7 +391,7 @@ def _with_path(value: Any, folder: Path | None) -> Any:
 
 
 def _copy(source: Path) -> Path:
-    """Copy the files and directories below `source` to a private folder, without links."""
+    """Copy the files and directories below `source` to a private directory, without links."""
     if not SUPPORTED:
         raise ConfigError("working_copy needs openat and O_NOFOLLOW, which this system does not have")
     folder = temporary_folder("mcp-")

@@ -1,8 +1,8 @@
 """One session with an MCP server, and its two transports: a child process (stdio) and a URL (streamable HTTP).
 
-The SDK's client must be entered and left by one task, but a resource is set up, used and closed by several, so a task
-of the session owns the client. `StdioServer` replaces the SDK's `stdio_client`, which reads a message of n bytes in
-O(n²), hides the exit status, and starts processes that our guardian does not know.
+The SDK's client must be entered and exited in the same asyncio task, but a resource is set up, used and closed in
+several, so the session owns a task that runs the client. `StdioServer` replaces the SDK's `stdio_client`, which reads a
+message of n bytes in O(n²), hides the exit status, and starts processes that our process guardian does not track.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 class UnknownEffectError(Exception):
-    """A call was sent, but the answer does not show its effect."""
+    """A call was sent, but its answer does not show whether it took effect."""
 
 
 class McpServer(ABC):
@@ -65,11 +65,11 @@ class McpServer(ABC):
         """Yield the message streams from and to the server."""
 
     async def exited(self, seconds: float) -> bool:
-        """Wait for the server to exit and return whether it did; always unknown for a URL."""
+        """Wait up to `seconds` for the server to exit and return whether it did; always False for a URL."""
         return False
 
     def describe(self) -> str:
-        """Describe how the server ended, for messages."""
+        """Return how the server ended, for messages."""
         return ""
 
 
@@ -110,7 +110,7 @@ class McpSession:
         return self._client().instructions
 
     async def list_tools(self) -> list[mcp_types.Tool]:
-        """Return all tools, over all pages."""
+        """Return the tools from all pages."""
         self.tools_changed = False
         tools: list[mcp_types.Tool] = []
         cursor, size = None, 0
@@ -209,7 +209,7 @@ class McpSession:
         except ListenNotSupportedError:
             return  # older versions report changes without a subscription
         except (SubscriptionLost, MCPError, TimeoutError) as error:
-            logger.debug("%s: changes of the tools are not reported: %s", self._name, error)
+            logger.debug("%s: the server does not report changes of its tools: %s", self._name, error)
 
     def _client(self) -> Client:
         if self._task is None or self._ready is None or self._closing.is_set():
@@ -251,7 +251,7 @@ class McpSession:
         logger.info("%s logged (%s): %.*s", self._name, params.level, _LOGGED_CHARS, params.data)
 
     async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
-        logger.debug("%s is at %s of %s: %.*s", self._name, progress, total, _LOGGED_CHARS, message)
+        logger.debug("%s reports progress %s of %s: %.*s", self._name, progress, total, _LOGGED_CHARS, message)
 
     async def _on_roots(self, context: Any) -> mcp_types.ListRootsResult:
         assert self._root is not None
@@ -289,7 +289,7 @@ class StdioServer(McpServer):
                 stdin, stdout = child.pipes
                 reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
                 await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdout)
-                # The writing end needs a protocol with flow control; its reader reads nothing.
+                # The write end needs a protocol with flow control; its reader is not used.
                 transport, protocol = await loop.connect_write_pipe(
                     lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), stdin
                 )
@@ -301,7 +301,8 @@ class StdioServer(McpServer):
                     yield arrived, leave
                 finally:
                     with anyio.CancelScope(shield=True):
-                        # Read and discard further messages, or the server could not read our last ones.
+                        # Read and discard further messages; otherwise the server could block before it reads our last
+                        # ones.
                         arrived.close()
                         leave.close()
                         with anyio.move_on_after(_FLUSH_S):
@@ -429,7 +430,7 @@ class AnswerTooLargeError(httpx2.SSEError):
 
 
 async def _limit(response: httpx2.Response) -> None:
-    """Count the body of an answer while it is read."""
+    """Limit the size of an answer's body while it is read."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise AnswerTooLargeError(f"the answer is compressed ({encoding:.20}), which was not requested")
@@ -441,7 +442,7 @@ async def _limit(response: httpx2.Response) -> None:
     if not response.headers.get("Content-Type", "").lower().startswith("text/event-stream"):
         response.stream = _CountedStream(response.stream, MCP_MESSAGE_BYTES, is_events=False)
     else:
-        # The stream of a GET lasts as long as the session; its events are limited one by one.
+        # The stream of a GET lasts as long as the session; each of its events has its own limit.
         most = None if response.request.method == "GET" else MCP_STREAM_BYTES
         response.stream = _CountedStream(response.stream, most, is_events=True)
 

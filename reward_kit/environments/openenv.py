@@ -2,8 +2,8 @@
 
 OpenEnv does not declare determinism, so the resource is deterministic and forkable only if the task sets
 `deterministic: true`. `done` counts as `terminated`, unless the observation or its metadata has a true `truncated`.
-The protocol of OpenEnv 0.10 is a few JSON messages over a WebSocket; the `openenv` package would add a hundred
-dependencies.
+OpenEnv 0.10's protocol is a few JSON messages over a WebSocket. They are implemented here, because the `openenv`
+package would add a hundred dependencies.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ _MORE_SESSIONS = "; serve it with a larger max_concurrent_envs, or lower the run
 class OpenEnvConfig(ServerConfig):
     """The configuration of `openenv`."""
 
-    timeout: float = Field(default=60.0, gt=0, description="seconds for one answer")
-    connect_timeout: float = Field(default=10.0, gt=0, description="seconds until the server has a free session")
-    reset: dict[str, Any] = Field(default_factory=dict, description="handed to the environment's reset, with the seed")
+    timeout: float = Field(default=60.0, gt=0, description="seconds to wait for each answer")
+    connect_timeout: float = Field(default=10.0, gt=0, description="seconds to wait for a free session")
+    reset: dict[str, Any] = Field(default_factory=dict, description="passed to the environment's reset, with the seed")
     action_schema: dict[str, Any] | None = Field(
-        default=None, description="of the one tool; by default the server's, or its MCP tools"
+        default=None, description="JSON schema of the only tool; by default the server's, or its MCP tools"
     )
     action_tool: str = Field(default="act", pattern="^[a-zA-Z0-9_-]{1,64}$", description="the name of that tool")
-    observation_field: str | None = Field(default=None, description="show this field alone, and not all as JSON")
-    deterministic: bool = Field(default=False, description="the seed and the actions decide everything")
+    observation_field: str | None = Field(default=None, description="show only this field, by default all as JSON")
+    deterministic: bool = Field(default=False, description="the seed and the actions determine everything")
     state_key: Literal["history", "observation", "state"] = Field(
-        default="history", description="what names a state; observation and state must hold all that matters"
+        default="history", description="the state key; observation and state must contain all that matters"
     )
     state_ignores: list[str] = Field(
-        default=["episode_id", "step_count"], description="fields of the server's state that no future depends on"
+        default=["episode_id", "step_count"], description="fields of the server's state without effect on the future"
     )
     execution_errors: Literal["failure", "refusal"] = Field(
-        default="failure", description="refusal: an action that raises on the server changed nothing there"
+        default="failure", description="refusal: a failed action has changed nothing on the server"
     )
 
 
@@ -106,7 +106,7 @@ class OpenEnvResource(ReplayForkResource):
         settings = self._settings = read_config(OpenEnvConfig, config, "openenv")
         if "seed" in settings.reset:
             raise ConfigError("openenv resource: reset: seed is set by the run; remove it")
-        if "@" in (settings.base_url or ""):  # and never shown
+        if "@" in (settings.base_url or ""):  # the message must not show the URL
             raise ConfigError("openenv resource: base_url: must not contain a user name or password; use headers_env")
         try:
             server = await connect_server(settings, "openenv", self._exits, ("http", "https", "ws", "wss"))
@@ -135,7 +135,7 @@ class OpenEnvResource(ReplayForkResource):
         if schema.get("type") != "object":
             raise ConfigError(
                 f"openenv resource: the action of this server is not an object ({schema.get('title', schema)!r:.80}); "
-                "write action_schema, a JSON schema of type object"
+                "set action_schema to a JSON schema of type object"
             )
         description = schema.get("description") or "Take one action."
         # The metadata of an action is not for the agent.
@@ -212,7 +212,7 @@ class OpenEnvResource(ReplayForkResource):
         return hash_key(named, canonical_json([seen, self._is_over]))
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return a hash of the server's state, the last observation and whether it is over, else of the history."""
+        """Return the server's state, the last observation and whether it is over; the history too if it is the key."""
         seen = {"state": await self._state(), "observation": self._observation, "done": self._is_over}
         history = {"history": self._history_key} if self._settings.state_key == "history" else {}
         return StateSnapshot.from_json({**seen, **history})
@@ -237,7 +237,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     seen, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done", False)
     if not isinstance(seen, Mapping) or not isinstance(done, bool):
         raise EnvironmentFailure(f"openenv resource: expected observation, reward and done, got {answer!r:.200}")
-    # An integer may exceed every float.
+    # An integer may be too large for a float.
     if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= sys.float_info.max):
         raise EnvironmentFailure(f"openenv resource: reward: expected a finite number, got {reward!r:.80}")
     given = answer.get("metadata") or seen.get("metadata")
@@ -262,7 +262,9 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     else:
         shown = fields.get(field, metadata.get(field))
         if shown is None and field not in fields and fields:
-            raise EnvironmentFailure(f"openenv resource: observation_field {field!r}{did_you_mean(field, fields)}")
+            raise EnvironmentFailure(
+                f"openenv resource: unknown observation_field {field!r}{did_you_mean(field, fields)}"
+            )
     return StepOutcome(shown, None if reward is None else float(reward), done and not is_truncated, is_truncated, info)
 
 
@@ -325,7 +327,7 @@ class OpenEnvSession:
             await self.close()
             problem = f"{self._url}: {type(error).__name__}: {error}".removesuffix(": ")
             raise await self._server.failure(problem) from error
-        # A server disconnects clients that do not answer pings, and aiohttp answers only while something reads.
+        # A server disconnects clients that do not answer pings, and aiohttp answers pings only while a task reads.
         self._reader = asyncio.create_task(self._read(self._socket, self._answers))
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse, answers: asyncio.Queue[str | None]) -> None:
@@ -359,7 +361,8 @@ class OpenEnvSession:
         source = f"{kind} at {self._url}"
         if self._socket is None or self._broken:
             raise EnvironmentFailure(f"{source}: the session is closed{f': {self._broken}' if self._broken else ''}")
-        # A full server may report that before the first request; later it would shift every answer by one.
+        # A full server may send its error before the first request; later, such a message would shift all answers by
+        # one.
         if self._has_begun and not self._answers.empty():
             unasked = self._answers.get_nowait()
             if unasked is not None:

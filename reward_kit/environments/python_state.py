@@ -1,4 +1,6 @@
-"""A resource that is one JSON value, reached by dotted paths such as `orders.0.total`: microseconds a step.
+"""A resource whose state is one JSON value, addressed by dotted paths such as `orders.0.total`.
+
+A step takes microseconds.
 
 Subclass it for a resource with its own tools:
 
@@ -76,7 +78,7 @@ class PythonStateConfig(ResourceConfig):
 
 
 class PythonStateResource(ForkableResource):
-    """A private JSON state with four tools, or those of a subclass's `registry`."""
+    """A private JSON state with four built-in tools, or the tools of a subclass's `registry`."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"initial_state"})
@@ -91,7 +93,7 @@ class PythonStateResource(ForkableResource):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state itself; changes in it take effect at once."""
+        """The state itself, not a copy; changes take effect at once."""
         # The caller may change the state, so the cached key may be outdated.
         self._key = None
         return self._state
@@ -112,7 +114,7 @@ class PythonStateResource(ForkableResource):
         await self.restore(self._initial)
 
     async def fork(self) -> ForkableResource:
-        # Constant parts are shared, so that a fork costs as much as its state.
+        # Share the constant parts, so that a fork copies only the state.
         shared = {id(value): value for value in (self._specs, self._initial, self._offered)}
         return copy.deepcopy(self, shared)
 
@@ -176,7 +178,7 @@ class PythonStateResource(ForkableResource):
 
 
 def copy_json(value: Any, levels: int = 2 * _MAX_DEPTH) -> Any:
-    """Return an independent copy; a `ToolError` refuses anything but a finite JSON value of bounded depth."""
+    """Return an independent copy of a finite JSON value of bounded depth; raise a `ToolError` for any other value."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

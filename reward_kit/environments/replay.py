@@ -1,8 +1,8 @@
-"""Forks of environments that cannot be copied: build a new one, repeat the actions, and compare its answers.
+"""Forking by replay, for environments that cannot be copied: repeat the actions in a new one and compare the outcomes.
 
 A subclass implements `_setup`, `_reset` and `_step` instead of `setup`, `reset` and `step`, and its constructor takes
-no arguments. The environment must be private: the effects of replayed actions happen once more. If `fork_kind_for`
-returns "none" for a configuration, nothing is recorded and a fork is refused.
+no arguments. The environment must be private, because replayed actions take effect again. If `fork_kind_for` returns
+"none" for a configuration, nothing is recorded and `fork` raises.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class ReplayForkResource(ForkableResource):
 
     @abstractmethod
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        """Do the work of `setup`."""
+        """Implement `setup`."""
 
     @abstractmethod
     async def _reset(self, seed: int) -> None:
-        """Do the work of `reset`; there is always a seed, so that it can be repeated."""
+        """Implement `reset`; the seed is never None, so that the reset can be repeated."""
 
     @abstractmethod
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        """Do the work of `step`."""
+        """Implement `step`."""
 
     def _reseed(self, seed: int) -> None:
-        """Do the work of `reseed_noise`."""
+        """Implement `reseed_noise`."""
         return
 
     async def setup(self, config: Mapping[str, Any]) -> None:

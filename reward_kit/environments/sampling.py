@@ -1,6 +1,6 @@
-"""Random arguments for a JSON schema, for the checker and random policies.
+"""Random arguments that fit a JSON schema, for the checker and random policies.
 
-`pattern` is ignored.
+The keyword `pattern` is ignored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _MAX_DEPTH = 6
 
 
 def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return random arguments for a tool, whose `parameters` are `schema`; determined by `rng`."""
+    """Return random arguments for a tool whose `parameters` are `schema`."""
     value = sample_value({"type": "object", **schema}, rng)
     return value if isinstance(value, dict) else {}
 
 
 def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """Return a value that fits `schema`; references are looked up in the schema `root`."""
+    """Return a random value that fits `schema`; `root` is the schema in which references are resolved."""
     if not isinstance(schema, Mapping):
         schema = {}
     root = schema if root is None else root
@@ -58,13 +58,13 @@ def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None
             if step := schema.get("multipleOf"):
                 first, last = math.ceil(low / step), math.floor(high / step)
                 return float(step * rng.randint(min(first, last), last))
-            # Strictly inside, which exclusive bounds need.
+            # Stay strictly inside, since the bounds may be exclusive.
             return low + (high - low) * rng.uniform(0.01, 0.99)
     return _text(schema, rng)
 
 
 def _resolved(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `schema` without references and combinations: one branch of each is taken."""
+    """Return `schema` with references resolved, `allOf` merged and one random branch of `anyOf` or `oneOf` chosen."""
     for _ in range(32):
         if "$ref" in schema:
             rest = {key: value for key, value in schema.items() if key != "$ref"}
@@ -144,8 +144,8 @@ def _text(schema: Mapping[str, Any], rng: random.Random) -> str:
 def _bounds(schema: Mapping[str, Any], whole: bool) -> tuple[float, float]:
     low, high = float(schema.get("minimum", -math.inf)), float(schema.get("maximum", math.inf))
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    # Draft 4 wrote true beside minimum; later drafts write the bound itself.
-    if above is not None and above is not False:  # `in` would take 0 for False
+    # In draft 4, the exclusive bound is a boolean next to `minimum`; in later drafts, it is a number.
+    if above is not None and above is not False:  # not `in (None, False)`, since 0 == False
         bound = low if above is True else float(above)
         low = max(low, math.floor(bound) + 1.0 if whole else bound)
     if below is not None and below is not False:

@@ -1,6 +1,6 @@
-"""Servers started for resources: equal specifications share one server on a free port, which is always stopped.
+"""Servers started for resources. Equal specifications share one server, and every server is stopped at the end.
 
-A server that died is restarted for the next resource, so only the episodes that used it fail.
+A server that died is restarted for the next resource, so that only the episodes that used it fail.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PORT_TAKEN = ("address already in use", "address in use", "eaddrinuse", "port i
 
 @dataclass(slots=True)
 class Server:
-    """A server that was healthy when it was leased; `address` is that of its health check, `port` fills `{port}`."""
+    """A server that was healthy when it was leased; `address` is its health check's, `port` the value of `{port}`."""
 
     address: str
     port: int
     process: ChildProcess
 
     async def describe_exit(self) -> str:
-        """Return its exit code and last lines as a message suffix; "" while it runs."""
+        """Return the exit code and last lines of the server as a message suffix; "" while it runs."""
         with anyio.move_on_after(0.3):
             # A connection breaks shortly before the process exits.
             while self.process.returncode is None:  # noqa: ASYNC110
@@ -59,7 +59,7 @@ _open_pool: ContextVar[ServerPool | None] = ContextVar("_open_pool", default=Non
 
 
 class ServerPool:
-    """Servers that live as long as the pool is open. Inside another open pool, entering returns that one."""
+    """Servers that run as long as the pool is open. Entering a pool inside an open one returns the open one."""
 
     def __init__(self) -> None:
         self._slots: dict[str, _Slot] = {}
@@ -85,12 +85,12 @@ class ServerPool:
             await self.close()
 
     async def lease(self, config: ResourceServerConfig, folder: Path) -> Server:
-        """Return the running, healthy server of a specification, started in `folder` if it is missing or has died.
+        """Return the healthy server of a specification, started in `folder` unless it is running already.
 
         Raises:
             ConfigError: the command cannot be run, or its fixed port is taken.
-            EnvironmentFailure: it ended or did not become healthy in time; the message has its last lines. After three
-                such starts in a row the pool does not try again.
+            EnvironmentFailure: it exited or did not become healthy in time; the message has its last lines. After three
+                such failures in a row, the pool does not try again.
         """
         slot = self._slots.setdefault(canonical_json([str(folder), config.model_dump()]), _Slot())
         async with slot.lock:
@@ -110,7 +110,7 @@ class ServerPool:
             return slot.server
 
     async def close(self) -> None:
-        """End every server, concurrently, with all that it started."""
+        """Stop all servers and the processes that they started, concurrently."""
         servers = [slot.server for slot in self._slots.values() if slot.server is not None]
         self._slots.clear()
         with anyio.CancelScope(shield=True):
@@ -120,7 +120,7 @@ class ServerPool:
 
 
 async def _start(config: ResourceServerConfig, folder: Path) -> Server:
-    """Start a server; again on another port if the free one was taken in between."""
+    """Start a server; try another port if the free port was taken in between."""
     has_free_port = "{port}" in config.health_check_url
     for attempt in range(_STARTS):
         port = _free_port() if has_free_port else 0
@@ -164,7 +164,7 @@ async def _start(config: ResourceServerConfig, folder: Path) -> Server:
 
 
 async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str:
-    """Ask until the answer is 2xx or the server has ended; return "" or the problem."""
+    """Poll the health check until its status is 2xx or the server exits; return "" or the problem."""
     import aiohttp
 
     async def stop_at_the_end() -> None:
@@ -176,7 +176,7 @@ async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_ANSWER_S)) as session:
         with anyio.move_on_after(seconds):
             async with anyio.create_task_group() as tasks:
-                # If another program has the port, the server exits and no answer may come.
+                # If another program uses the port, the server exits without an answer.
                 tasks.start_soon(stop_at_the_end)
                 while True:
                     try:
@@ -210,11 +210,11 @@ def _free_port() -> int:
 
 
 async def _refuse_used_port(host: str, port: int, address: str) -> None:
-    """Refuse a fixed port that is taken: its server would pass for ours."""
+    """Reject a fixed port that is taken, since the other program would be mistaken for the server."""
     try:
         with anyio.fail_after(_HEALTH_ANSWER_S):
             stream = await anyio.connect_tcp(host, port)
     except (OSError, TimeoutError):
         return
     await stream.aclose()
-    raise ConfigError(f"resource_server: another program already listens at {address}; write {{port}} for a free port")
+    raise ConfigError(f"resource_server: another program already listens at {address}; use {{port}} for a free port")

@@ -1,4 +1,4 @@
-"""Stored final states, opened for rewards: a JSON value, a database to query, files to read, or several of these."""
+"""Stored final states, opened for reward functions: JSON values, databases, files, or several of these."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SqliteState(AbstractContextManager["SqliteState"]):
         self._connection.set_authorizer(_authorize)
 
     def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of one SELECT, with `params` for its question marks.
+        """Return the rows of one SELECT statement, with `params` bound to its placeholders.
 
         Raises:
             EnvironmentFailure: the query fails, writes, or takes longer than 30 s.
@@ -151,7 +151,7 @@ def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
 
 
 def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
-    """Return the inverse of `compose`; an `EnvironmentFailure` reports any other snapshot."""
+    """Return the parts of a composite snapshot, by name; raise an `EnvironmentFailure` for any other snapshot."""
     try:
         return {
             name: StateSnapshot(part["kind"], base64.b64decode(part["payload"], validate=True))
@@ -162,14 +162,14 @@ def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
 
 
 def open_snapshot(snapshot: StateSnapshot) -> Any:
-    """Open a final state for a reward.
+    """Open a final state for a reward function.
 
     Returns:
-        The JSON value of "json"; a `SqliteState` of "sqlite", to be closed; a `FilesState` of "files"; a
-        `CompositeState` of "composite", to be closed.
+        The value itself for "json", a `FilesState` for "files", and a `SqliteState` or `CompositeState` for "sqlite"
+        and "composite"; the caller must close these two.
 
     Raises:
-        EnvironmentFailure: the kind is unknown, or the payload is damaged.
+        EnvironmentFailure: the kind is unknown, or the payload is corrupt.
     """
     if snapshot.kind == "json":
         try:
@@ -178,7 +178,7 @@ def open_snapshot(snapshot: StateSnapshot) -> Any:
             raise EnvironmentFailure(f"the snapshot is not JSON: {error}") from error
     kinds = {"sqlite": SqliteState, "files": FilesState, "composite": CompositeState}
     if snapshot.kind not in kinds:
-        raise EnvironmentFailure(f"unknown kind of snapshot {snapshot.kind!r}; known: json, {', '.join(kinds)}")
+        raise EnvironmentFailure(f"unknown snapshot kind {snapshot.kind!r}; known: json, {', '.join(kinds)}")
     return kinds[snapshot.kind](snapshot.payload)
 
 

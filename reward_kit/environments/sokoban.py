@@ -1,4 +1,4 @@
-"""Sokoban as a resource, with its rules, an optimal solver and a generator of levels."""
+"""Sokoban as a resource, with an optimal solver and a level generator."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def read_level(text: str) -> Level:
     width, height = max((len(row) for row in rows), default=0), len(rows)
     if not 3 <= width <= LARGEST_SIDE or not 3 <= height <= LARGEST_SIDE:
         raise ConfigError(
-            f"sokoban resource: level: {width} columns and {height} rows; each must be from 3 to {LARGEST_SIDE}"
+            f"sokoban resource: level: {width} columns and {height} rows; both must be from 3 to {LARGEST_SIDE}"
         )
     floor = goals = boxes = 0
     players = []
@@ -119,7 +119,7 @@ def read_level(text: str) -> Level:
         floor, goals, boxes = floor | 1 << cell, goals | goal << cell, boxes | box << cell
         players += [cell] * player
     if len(players) != 1:
-        raise ConfigError(f"sokoban resource: level: {len(players)} players; there must be one @ or +")
+        raise ConfigError(f"sokoban resource: level: must have exactly one player (@ or +), got {len(players)}")
     border = sum(
         1 << cell
         for cell in range(width * height)
@@ -133,12 +133,12 @@ def read_level(text: str) -> Level:
         raise ConfigError("sokoban resource: level: a box or a goal is out of the player's reach")
     if not boxes or boxes.bit_count() != goals.bit_count():
         counts = f"{boxes.bit_count()} boxes and {goals.bit_count()} goals"
-        raise ConfigError(f"sokoban resource: level: {counts}; their numbers must be equal, and at least 1")
+        raise ConfigError(f"sokoban resource: level: {counts}; the numbers must be equal and at least 1")
     return Level(width, height, inside, goals, Position(players[0], boxes))
 
 
 def connected(free: int, cell: int, width: int) -> int:
-    """Return the part of `free` that is connected with `cell`; the border of the grid must not be in it."""
+    """Return the part of `free` that is connected to `cell`; `free` must not contain the border of the grid."""
     region = 1 << cell & free
     while True:
         wider = (region | region << 1 | region >> 1 | region << width | region >> width) & free
@@ -152,10 +152,10 @@ _Arrival = tuple[Position, int]  # the position before a push, and the push's st
 
 
 def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
-    """Return a shortest solution, in moves, by A*; () of a solved level, None if the position cannot be solved.
+    """Return a shortest solution, in moves, by A*; () if the level is solved, None if it cannot be solved.
 
     Raises:
-        LimitError: neither a solution nor its absence was found within `node_limit` expanded positions.
+        LimitError: `node_limit` positions were expanded without finding a solution or proving that there is none.
     """
     bounds: dict[int, float] = {}
     order = count()
@@ -190,9 +190,9 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
 
 
 def pushes_left(level: Level, boxes: int) -> float:
-    """Return the least number of pushes that the boxes need, were they not in each other's way; inf of a lost level.
+    """Return a lower bound on the pushes to a solution, ignoring collisions between boxes; inf if the level is lost.
 
-    The cheapest assignment of boxes to goals, by dynamic programming over sets of taken goals.
+    The bound is the cheapest assignment of boxes to goals, by dynamic programming over the sets of used goals.
     """
     tables = _push_distances(level.width, level.floor, level.goals)
     best: dict[int, float] = {0: 0}
@@ -209,7 +209,7 @@ def pushes_left(level: Level, boxes: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int], ...]:
-    """Return, for each goal, the cells from which a lone box can be pushed to it, and in how many pushes."""
+    """Return, for each goal, the cells from which a single box can be pushed to it, with the number of pushes."""
     tables = []
     for goal in cells(goals):
         distances = {goal: 0}
@@ -227,7 +227,7 @@ def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int],
 
 
 def _walks(level: Level, position: Position) -> dict[int, int]:
-    """Return the cells that the player can reach without a push, and in how many moves."""
+    """Return the cells that the player can reach without a push, with the number of moves to each."""
     free = level.floor & ~position.boxes
     distances = {position.player: 0}
     queue = deque([position.player])
@@ -263,13 +263,13 @@ class SokobanConfig(ResourceConfig):
 
     model_config = ConfigDict(frozen=True)
 
-    width: int = Field(default=7, ge=5, le=20, description="columns, the wall included")
-    height: int = Field(default=7, ge=5, le=20, description="rows, the wall included")
+    width: int = Field(default=7, ge=5, le=20, description="columns, including the wall")
+    height: int = Field(default=7, ge=5, le=20, description="rows, including the wall")
     boxes: int = Field(default=2, ge=1, le=6)
-    wall_density: float = Field(default=0.2, ge=0, le=0.5, description="share of the inner cells that is wall")
+    wall_density: float = Field(default=0.2, ge=0, le=0.5, description="share of the inner cells that are walls")
     min_solution: int = Field(default=8, ge=1, description="minimum moves of the shortest solution")
     max_solution: int = Field(default=30, ge=1, description="maximum moves of the shortest solution")
-    index: int | None = Field(default=None, ge=0, description="which board; by default the reset's seed picks one")
+    index: int | None = Field(default=None, ge=0, description="the board's number; by default drawn from the seed")
     level: str | None = Field(default=None, description="your own level in XSB notation")
     max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after this many moves")
 
@@ -284,7 +284,7 @@ class SokobanConfig(ResourceConfig):
 
 
 class Board(NamedTuple):
-    """A level and one of its shortest solutions; None if the solver gave up, never for a generated level."""
+    """A level and one of its shortest solutions, which is None only if the solver gave up on a configured level."""
 
     level: Level
     solution: Plan | None
@@ -330,12 +330,12 @@ def _draw_room(rng: random.Random, spec: SokobanConfig) -> int:
 
 
 def _play_backwards(rng: random.Random, spec: SokobanConfig, floor: int) -> Level:
-    """Return a level whose start is some pulls away from a solved position."""
+    """Return a level whose start is reached by pulling boxes away from a solved position."""
     *places, player = rng.sample(list(cells(floor)), spec.boxes + 1)
     goals = sum(1 << place for place in places)
     position = Position(player, goals)
     for _ in range(rng.randint(2, 8) * spec.boxes):
-        # Every position that one pull, after a walk, leads to.
+        # Collect every position that a walk and one pull lead to.
         free = floor & ~position.boxes
         reach = connected(free, position.player, spec.width)
         pulls = []
@@ -454,7 +454,7 @@ class SokobanResource(CopyForkResource):
         if self._is_over():
             return None
         if self._plan is None:
-            # A plan is not part of the state: the solver would find it again.
+            # The plan is not part of the state, since the solver would find it again.
             level, position = self._level, self._position
             self._plan = await anyio.to_thread.run_sync(_plan_from, level, position, abandon_on_cancel=True)
         if not self._plan:

@@ -1,4 +1,4 @@
-"""A private SQLite database from a seed script, for agents that write SQL; `sqlite_guard` limits it."""
+"""A private SQLite database, built by a seed script, for agents that write SQL; `sqlite_guard` restricts it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class SqliteConfig(SqliteLimits):
     """The configuration of `sqlite`."""
 
     seed_sql_file: str | None = Field(default=None, description="an SQL script, relative to the task file")
-    seed_sql: str | None = Field(default=None, description="the script itself")
-    task_folder: str | None = Field(default=None, description="base folder of seed_sql_file, which must lie inside")
-    max_rows: int = Field(default=200, gt=0, description="longer results are cut, with a note")
+    seed_sql: str | None = Field(default=None, description="an SQL script")
+    task_folder: str | None = Field(default=None, description="directory that contains seed_sql_file")
+    max_rows: int = Field(default=200, gt=0, description="longer results are truncated, with a note")
     expert_queries: list[str] = Field(default_factory=list, description="an expert's statements, in order")
 
     @model_validator(mode="after")
@@ -178,7 +178,7 @@ def split_statements(script: str) -> list[str]:
     """Return the statements of an SQL script, without those that are only a comment."""
     statements, start = [], 0
     for token in _TOKEN.finditer(script):
-        # A trigger's body contains semicolons; SQLite knows whether the statement ends here.
+        # A trigger's body contains semicolons; so ask SQLite whether the statement is complete.
         if token[0] == ";" and sqlite3.complete_statement(script[start : token.end()]):
             statements.append(script[start : token.end()])
             start = token.end()

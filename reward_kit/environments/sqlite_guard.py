@@ -1,8 +1,8 @@
-"""One private in-memory SQLite database on which an agent's SQL can do nothing but read and change that database.
+"""A private in-memory SQLite database; an agent's SQL can only read and change this database.
 
-An authorizer refuses every action code that it does not know; statements have a deadline, and databases, rows and
-statements a largest size. The outcome depends on the database and the seed alone: `random()` restarts from the seed at
-each call of a tool, 'now' is a fixed moment, and functions that reveal earlier actions of the connection are refused.
+An authorizer refuses every action that is not explicitly allowed. Statements have a time limit; databases, rows and
+statements have a size limit. Outcomes depend only on the database and the seed: `random()` restarts from the seed at
+each tool call, 'now' is a fixed time, and functions that reveal earlier actions of the connection are refused.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from reward_kit.environments.config import ResourceConfig
 from reward_kit.errors import ToolError
 
 SeedSource = Literal["data", "file"]
-"""The origin of a seed script. A dataset's row may have written "data", which makes no virtual tables and sets only the
-pragmas that dumps need, since both can make a damaged database. No script attaches, or changes the process."""
+"""The origin of a seed script. A "data" script may come from a dataset row, so it may not create virtual tables and may
+set only the pragmas that dumps need: both could corrupt a database. No script may attach databases or change the
+process."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -38,9 +39,9 @@ def _actions(names: str) -> frozenset[int]:
 
 
 _ATTACHING = _actions("ATTACH DETACH")
-"""VACUUM INTO attaches too."""
+"""The actions of ATTACH and DETACH; VACUUM INTO counts as ATTACH."""
 _READS = _actions("SELECT READ FUNCTION RECURSIVE")
-# Creating an index on a table with rows asks for REINDEX.
+# Creating an index on a table with rows also requires REINDEX.
 _WRITES = _actions(
     "INSERT UPDATE DELETE CREATE_TABLE CREATE_INDEX CREATE_VIEW CREATE_TRIGGER DROP_TABLE DROP_INDEX DROP_VIEW "
     "DROP_TRIGGER ALTER_TABLE REINDEX"
@@ -60,7 +61,7 @@ _REASONS = {
     sqlite3.SQLITE_SAVEPOINT: "savepoints are refused: each call happens wholly or not at all",
     sqlite3.SQLITE_CREATE_VTABLE: "virtual tables are refused",
 }
-# They load code, touch files or take addresses (`fts3_tokenizer`); not even our own statements may call them.
+# They load code, access files or take memory addresses (`fts3_tokenizer`); even our own statements may not call them.
 _DANGEROUS_FUNCTIONS = _words("load_extension readfile writefile edit lsmode fsdir zipfile fts3_tokenizer")
 _REFUSED_FUNCTIONS = _DANGEROUS_FUNCTIONS | _words(
     "fts5 sqlite_log sqlite_offset sqlite_compileoption_get sqlite_compileoption_used last_insert_rowid changes "
@@ -86,7 +87,7 @@ _TRUSTED_TIME_S = 60.0
 
 
 class SqliteLimits(ResourceConfig):
-    """The limits of an agent's statements, and the moment that they see as 'now'."""
+    """The limits of an agent's statements, and the time they see as 'now'."""
 
     statement_time_s: float = Field(default=5.0, gt=0)
     max_database_bytes: int = Field(default=64_000_000, ge=65_536)
@@ -109,7 +110,7 @@ class GuardedConnection:
         self.limits = limits
         self.seed = 0
         self._lock = threading.RLock()
-        # No statement cache: a statement prepared by us must not be found again by an agent that types the same text.
+        # No statement cache: an agent's statement must not reuse one that we prepared from the same text.
         self.connection = sqlite3.connect(
             ":memory:", check_same_thread=False, isolation_level=None, cached_statements=0
         )
@@ -131,16 +132,17 @@ class GuardedConnection:
 
     @classmethod
     def seeded(cls, limits: SqliteLimits, script: str, time_s: float, source: SeedSource = "file") -> GuardedConnection:
-        """Return a database made by a seed script.
+        """Return a database built by a seed script.
 
         Raises:
             ValueError: the script contains a refused action.
-            sqlite3.Error: the script fails, takes longer than `time_s` or makes too large a database.
+            sqlite3.Error: the script fails, takes longer than `time_s`, or the database becomes too large.
         """
         builder = cls(limits)
         builder._seeding = source
         try:
-            # A dump is one long script; it may not attach, or make a value that could not be read later.
+            # A dump may be one long script, so these two limits are raised; it may still not attach or exceed the value
+            # size.
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1_000_000_000)
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_VDBE_OP, 250_000_000)
             builder._deadline = time.monotonic() + time_s
@@ -168,7 +170,7 @@ class GuardedConnection:
         return made
 
     def copy(self) -> GuardedConnection:
-        """Return an independent database in the same state, by SQLite's backup API, which skips attached ones."""
+        """Return an independent database in the same state, copied by the backup API without attached databases."""
         with self._lock, self.trusted():
             twin = GuardedConnection(self.limits)
             twin.seed = self.seed
@@ -186,7 +188,7 @@ class GuardedConnection:
             return self.connection.serialize()
 
     def pragmas(self) -> dict[str, int]:
-        """Return the settings of the connection that a seed script may have changed and a copy must share."""
+        """Return the connection's settings that a seed script may change and that a copy must share."""
         with self._lock, self.trusted():
             return {name: self._pragma(name) for name in _CONNECTION_PRAGMAS}
 
@@ -210,7 +212,7 @@ class GuardedConnection:
 
     @contextmanager
     def atomic(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for an agent's statements, within the time limit; roll all back if one fails."""
+        """Yield the connection for an agent's statements, within the time limit; roll back all of them if one fails."""
         with self._lock:
             with self.trusted():
                 self.connection.execute("SAVEPOINT tool_call")
@@ -261,7 +263,7 @@ class GuardedConnection:
     def _arm(self) -> None:
         connection, limits = self.connection, self.limits
         connection.set_authorizer(None)
-        # A rollback journal on disk would be an "other file"; this one lives in memory.
+        # Keep the rollback journal in memory, since a journal on disk would be another file.
         connection.execute("PRAGMA journal_mode = MEMORY")
         connection.execute(f"PRAGMA hard_heap_limit = {_heap_limit()}")
         connection.execute(f"PRAGMA max_page_count = {max(1, limits.max_database_bytes // self._pragma('page_size'))}")
@@ -345,10 +347,10 @@ class GuardedConnection:
 
 @functools.cache
 def _heap_limit() -> int:
-    """Return the bytes that SQLite may hold in this process.
+    """Return the memory limit of SQLite in this process, in bytes.
 
-    A short statement can keep SQLite's parser busy without end (a chain of common table expressions, each naming the
-    one before twice) before anything that could be interrupted runs. Only this limit stops it.
+    A short statement can occupy SQLite's parser indefinitely (a chain of common table expressions, each referring to
+    the previous one twice) before any code runs that could be interrupted. Only this limit stops it.
     """
     memory = 16 << 30
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -359,5 +361,5 @@ def _heap_limit() -> int:
 
 
 def _readable(data: bytes) -> str:
-    """Return text that an agent can be shown; SQLite does not promise UTF-8."""
+    """Return text to show to an agent; SQLite does not guarantee UTF-8."""
     return data.decode("utf-8", "replace")

@@ -1,9 +1,9 @@
-"""TextWorld's games as a resource: `act(command)` is the only tool, in the words of the game.
+"""TextWorld's games as a resource with one tool, `act(command)`, which takes the text commands of the game.
 
-A maker's game is determined by a seed and its options, those of `tw-make` in TextWorld 1.7 with underscores. A game
-file's state is tracked if TextWorld's `.json` is beside it; else its state key is the history. The reward is the score
-that a command gained, divided by the maximum score. The state key ignores turns, but includes an open question of the
-game.
+A generated game is determined by a seed and its maker's options, which are those of `tw-make` in TextWorld 1.7 with
+underscores. The state of a game file is tracked if TextWorld's `.json` file is next to it; otherwise its state key is
+the history. The reward is the score gained by a command, divided by the maximum score. The state key ignores the number
+of turns, but includes a question of the game that is still unanswered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from reward_kit.processes import shared_folder
 Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
 Section = Literal["objective", "description", "inventory", "admissible_commands"]
 LONGEST_COMMAND = 180
-"""In characters; the interpreter's line holds little more, and silently drops the rest."""
+"""In characters. The interpreter's line buffer is hardly larger, and silently drops the rest."""
 _MOST_ROOMS = 100
 _MAKING_TIMEOUT = 300.0
 _WORKER = "reward_kit.environments.textworld_worker"
@@ -53,8 +53,8 @@ _TITLES: dict[str, str] = {
     "inventory": "Inventory",
     "admissible_commands": "Commands",
 }
-# Commands to the interpreter: they leave the game, change it without the tracked state, write files, change later
-# answers, or are leftovers of TextWorld's compiler (`print_state` reveals everything).
+# Commands to the interpreter: they quit the game, change it without updating the tracked state, write files, change
+# later answers, or are leftovers of TextWorld's compiler (`print_state` reveals everything).
 _REFUSED = (
     "quit q restart restore undo oops o save script unscript noscript transcript brief superbrief verbose short long "
     "normal notify verify version print_state enable disable restrict tw"
@@ -70,17 +70,17 @@ class _Options(ResourceConfig):
 
 
 class CookingOptions(_Options):
-    """A meal to cook by the cookbook in the kitchen (the First TextWorld Problems competition)."""
+    """A meal to cook according to the cookbook in the kitchen (the First TextWorld Problems competition)."""
 
-    recipe: int = Field(default=1, ge=1, le=5, description="ingredients")
-    take: int = Field(default=0, ge=0, description="ingredients to find; the others are carried")
-    go: Literal[1, 6, 9, 12] = Field(default=1, description="rooms")
-    open: bool = Field(default=False, description="containers and doors are closed")
+    recipe: int = Field(default=1, ge=1, le=5, description="number of ingredients")
+    take: int = Field(default=0, ge=0, description="ingredients to find; the player starts with the others")
+    go: Literal[1, 6, 9, 12] = Field(default=1, description="number of rooms")
+    open: bool = Field(default=False, description="containers and doors start closed")
     cook: bool = False
     cut: bool = False
-    drop: bool = Field(default=False, description="few things can be carried at once")
-    recipe_seed: int = Field(default=0, ge=0, description="above 0: another recipe in the same house")
-    split: Literal["train", "valid", "test"] | None = Field(default=None, description="seed of the foods")
+    drop: bool = Field(default=False, description="limit the number of things that can be carried")
+    recipe_seed: int = Field(default=0, ge=0, description="above 0, another recipe in the same house")
+    split: Literal["train", "valid", "test"] | None = Field(default=None, description="the split whose foods are used")
 
     @model_validator(mode="after")
     def _fits(self) -> CookingOptions:
@@ -92,7 +92,7 @@ class CookingOptions(_Options):
 
 
 class CoinCollectorOptions(_Options):
-    """A coin at the end of a chain of `(level - 1) % 100 + 1` rooms; from level 101 on with dead ends."""
+    """A coin at the end of a chain of `(level - 1) % 100 + 1` rooms, with dead ends from level 101."""
 
     level: int = Field(ge=1, le=300)
 
@@ -101,22 +101,22 @@ class CoinCollectorOptions(_Options):
     def _fits(cls, level: int) -> int:
         rooms = ((level - 1) // 100 + 1) * ((level - 1) % 100 + 1)
         if rooms > _MOST_ROOMS:
-            raise ValueError(f"would have {rooms} rooms, and TextWorld's games have {_MOST_ROOMS} at most")
+            raise ValueError(f"would have {rooms} rooms, but TextWorld's games have at most {_MOST_ROOMS}")
         return level
 
 
 class TreasureHunterOptions(_Options):
-    """Either of two things to take: from 11 on behind doors and in containers, from 21 on behind locks."""
+    """Take one of two things: from level 11, behind doors and in containers; from level 21, behind locks."""
 
     level: int = Field(ge=1, le=30)
 
 
 class SimpleOptions(_Options):
-    """Out of a locked bedroom, and food on the stove; always the same house."""
+    """A fixed house with a locked bedroom to leave and food to put on the stove."""
 
     rewards: Literal["dense", "balanced", "sparse"] = "dense"
     goal: Literal["detailed", "brief", "none"] = "detailed"
-    test: bool = Field(default=False, description="foods that the other games do not have")
+    test: bool = Field(default=False, description="use foods that do not occur in other games")
 
 
 class CustomOptions(_Options):
@@ -125,8 +125,10 @@ class CustomOptions(_Options):
     world_size: int = Field(default=5, ge=1, le=_MOST_ROOMS)
     nb_objects: int = Field(default=10, ge=1)
     nb_parallel_quests: int = Field(default=1, ge=1)
-    quest_length: int | None = Field(default=None, ge=1, description="shorthand for its minimum, maximum and depth")
-    quest_breadth: int | None = Field(default=None, ge=1, description="shorthand for its minimum and maximum")
+    quest_length: int | None = Field(
+        default=None, ge=1, description="sets the minimum and maximum length and the depth"
+    )
+    quest_breadth: int | None = Field(default=None, ge=1, description="sets the minimum and maximum breadth")
     quest_min_length: int = Field(default=1, ge=1)
     quest_max_length: int = Field(default=5, ge=1)
     quest_min_breadth: int = Field(default=1, ge=1)
@@ -153,9 +155,9 @@ OPTIONS: dict[Maker, type[_Options]] = {
 class TextworldConfig(ResourceConfig):
     """The configuration of `textworld`."""
 
-    game: str | None = Field(default=None, description="a game file (.z1 to .z8), relative to the task's folder")
+    game: str | None = Field(default=None, description="a game file (.z1 to .z8), relative to the task's directory")
     maker: Maker | None = None
-    options: dict[str, Any] = Field(default_factory=dict, description="options of the maker")
+    options: dict[str, Any] = Field(default_factory=dict, description="the options of the maker")
     game_seed: int | None = Field(default=None, ge=0, lt=2**32, description="seed of the maker; by default the reset's")
     max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after this many commands")
     show: list[Section] = Field(default_factory=list, description="sections shown after the answer")
@@ -172,7 +174,7 @@ class TextworldConfig(ResourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An answer of the game; unknown or untracked values: None.
+    """An answer of the game; unknown and untracked values are None.
 
     `moves` counts executed game actions, `expert` is the next command of a winning plan, `facts` are the true facts,
     sorted, and `state` identifies the game's state.
@@ -205,13 +207,13 @@ class TextworldResource(ReplayForkResource):
     """A game in its own worker process."""
 
     takes_task_folder = True
-    # Not `game`: a game file runs in an interpreter, and its grammar is evaluated as Python.
+    # `game` is excluded: a game file runs in an interpreter, and its grammar is evaluated as Python.
     per_sample_keys = frozenset({"maker", "options", "game_seed", "max_moves"})
 
     def __init__(self) -> None:
         super().__init__()
         self._settings = TextworldConfig(maker="simple")
-        # Some of a game's texts, and the order of a plan's commands, come from sets of strings.
+        # Some of a game's texts, and the order of a plan's commands, depend on the order of sets of strings.
         self._engine = EngineProcess("textworld", worker_command(_WORKER), environment={"PYTHONHASHSEED": "0"})
         self._game_id = ""
         self._start = self._view = View("")
@@ -227,8 +229,8 @@ class TextworldResource(ReplayForkResource):
             _game_file(settings)
         if find_spec("textworld") is None:
             raise ConfigError(
-                f"the textworld resource needs textworld; {install_hint('text-games')}, with Python 3.11 or 3.12, "
-                "where TextWorld runs"
+                f"the textworld resource needs textworld; {install_hint('text-games')} on Python 3.11 or 3.12, "
+                "which TextWorld requires"
             )
         await self._engine.start()
 
@@ -238,14 +240,14 @@ class TextworldResource(ReplayForkResource):
             self._game_id = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
             path = await self._make(seed)
-        # The interpreter's seed has 16 bits, and 0 means an unrepeatable one.
+        # The interpreter's seed has 16 bits, and 0 stands for a random seed.
         request = {"op": "load", "path": str(path), "seed": seed % 2**15 + 1}
         self._start = self._view = View(**await self._engine.ask(request))
         self._commands = []
         if unknown := [name for name in self._settings.show if self._view.section(name) is None]:
             raise ConfigError(
-                f"textworld resource: show: {', '.join(unknown)} is unknown for {self._settings.game}, which has no "
-                f"{path.with_suffix('.json').name} beside it"
+                f"textworld resource: show: {', '.join(unknown)} not available for {self._settings.game}, which has no "
+                f"{path.with_suffix('.json').name} next to it"
             )
         if self._view.state is None:
             self._game_id = hash_key(self._game_id, str(request["seed"]))
@@ -269,7 +271,7 @@ class TextworldResource(ReplayForkResource):
         await self._engine.close()
 
     async def get_observation(self) -> Any:
-        """Return the beginning, and the answer to the last command."""
+        """Return the introduction, and the answer to the last command."""
         start = self._start.observation
         return self._shown(start if not self._commands else f"{start}\n\n{self._view.observation}")
 
@@ -290,16 +292,16 @@ class TextworldResource(ReplayForkResource):
         return StateSnapshot.from_json({**facts, **ends, "commands": self._commands})
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return every command that does something now; None if the game is not tracked."""
+        """Return every command that has an effect now; None if the game is not tracked."""
         if self._is_over():
             return []
         commands = self._view.admissible_commands
         return None if commands is None else [{"name": "act", "arguments": {"command": name}} for name in commands]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the next command of TextWorld's own plan, from any state of the game; None if it knows none.
+        """Return the next command of TextWorld's plan for the current state; None if it has no plan.
 
-        Games without such a plan (cooking with `drop`) use the maker's walkthrough, while it is followed.
+        Games without such a plan (cooking with `drop`) use the maker's walkthrough until the agent deviates from it.
         """
         if self._view.expert is None or self._is_over():
             return None
@@ -341,7 +343,7 @@ def _game_file(settings: TextworldConfig) -> Path:
 
 
 def command_line(text: str) -> str:
-    """Return a command for the game; refuse one that is too long, not plain ASCII, or meant for the interpreter."""
+    """Return a command for the game; reject one that is too long, not plain ASCII, or meant for the interpreter."""
     command = " ".join(text.split())
     if len(command) > LONGEST_COMMAND:
         raise ToolError(f"a command may have at most {LONGEST_COMMAND} characters, this one has {len(command)}")

@@ -1,7 +1,7 @@
 """The worker process that makes TextWorld's games and plays one of them.
 
-Requests, as `engine_worker` has them: `{"op": "make", "maker", "options", "seed", "folder"}`, `{"op": "load", "path",
-"seed"}`, `{"op": "step", "command"}`. The last two are answered with a view (`textworld.View`).
+The requests (see `engine_worker`) are `{"op": "make", "maker", "options", "seed", "folder"}`, `{"op": "load", "path",
+"seed"}` and `{"op": "step", "command"}`. The last two are answered with a view (`textworld.View`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOGO = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
 _STATUS_LINE = re.compile(r">?[ ]{10,}-= .+? =-\s*-?\d+/\d+\s*\Z")
 _PROMPT = re.compile(r"\n>\s*\Z")
 _AT_THE_END = re.compile(r"\s*Would you like to RESTART\b.*\Z", re.DOTALL)
-_CENTRED = re.compile(r"^[ ]{10,}", re.MULTILINE)
+_CENTERED = re.compile(r"^[ ]{10,}", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _ASKED_FOR = ("won", "lost", "score", "max_score", "moves", "objective", "inventory", "description")
 _TRACKED = ("admissible_commands", "policy_commands", "facts")
@@ -32,11 +32,11 @@ def answer_text(feedback: str) -> str:
     """Return the game's text without TextWorld's logo, the status line, the prompt and the offer to restart."""
     text = _STATUS_LINE.sub("", _LOGO.sub("", feedback))
     text = _AT_THE_END.sub("", _PROMPT.sub("", text))
-    return _BLANK_LINES.sub("\n\n", _CENTRED.sub("", text)).strip()
+    return _BLANK_LINES.sub("\n\n", _CENTERED.sub("", text)).strip()
 
 
 def make(request: Mapping[str, Any]) -> str:
-    """Make a game into a folder, as `game.z8` and `game.json`; an existing folder is left as it is."""
+    """Make a game in a directory, as `game.z8` and `game.json`; an existing directory is left unchanged."""
     folder = Path(request["folder"])
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
     aside.mkdir()
@@ -83,7 +83,7 @@ def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None
 
 
 class Player:
-    """Plays one game at a time."""
+    """A player of one game at a time."""
 
     def __init__(self) -> None:
         self._textworld = import_module("textworld")
@@ -115,7 +115,8 @@ class Player:
         plan = state.get("policy_commands") or self._walkthrough
         name = None
         if (progression := state.get("_game_progression")) is not None:
-            # These facts have the entities' ids, since some have no name. A completed quest is not a fact.
+            # These facts use the entities' ids, since some entities have no name. Quests are added, as they are not
+            # facts.
             quests = [f"{quest.nb_completions} {quest.failed}" for quest in progression.quest_progressions]
             name = hash_key(*sorted(str(fact) for fact in state["_facts"]), *quests)
         return {

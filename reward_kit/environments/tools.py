@@ -1,9 +1,9 @@
 """`ToolRegistry`: typed Python functions as tools.
 
 The JSON schema comes from the signature and the docstring through pydantic; a parameter is required only if it has no
-default. Arguments are validated before the function runs, so a function never sees a wrong type. A parameter annotated
-with `ForkableResource` or a subclass receives the episode's resource (the matching one if the task has several) and is
-hidden from the agent.
+default. Arguments are validated before the function runs, so a function always receives the annotated types. A
+parameter annotated with `ForkableResource` or a subclass receives the episode's resource (the matching one if the task
+has several) and is hidden from the agent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tool:
     resource_parameters: Mapping[str, type[ForkableResource]]
 
     def parse(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments converted to the signature's types; a ToolError names those that do not fit."""
+        """Return the arguments converted to the signature's types; a `ToolError` names those that do not fit."""
         try:
             parsed = self.arguments.model_validate(dict(arguments))
         except pydantic.ValidationError as error:
@@ -108,7 +108,7 @@ class ToolRegistry:
             function: the function, sync or async.
             name: the tool's name, by default the function's.
             description: for the agent, by default the docstring's first paragraph.
-            parameters: a JSON schema shown instead of the derived one; arguments are still validated by signature.
+            parameters: a JSON schema to show instead of the derived one; the signature still validates the arguments.
 
         Raises:
             ConfigError: the name is taken, or a parameter has no type or is positional-only or variadic.
@@ -143,11 +143,11 @@ class ToolRegistry:
 
 
 class tool:
-    """Declare a typed method of a `ForkableResource` as a tool; the class then needs no `step` and `get_tools_spec`.
+    """Declare a typed method of a `ForkableResource` as a tool; the class then needs no `step` or `get_tools_spec`.
 
     The schema comes from the signature and the docstring, as in a `ToolRegistry`; the name is the method's. Arguments
     are validated and converted to their annotations before the method runs. It returns an observation or a
-    `StepOutcome`, and may be a coroutine; `ToolError` and other exceptions have the meaning they have in `step`.
+    `StepOutcome`, and may be a coroutine; `ToolError` and other exceptions have the same meaning as in `step`.
 
     Example:
         ```python
@@ -166,7 +166,7 @@ class tool:
         self._method, self.__doc__ = method, method.__doc__
 
     def __set_name__(self, owner: type[ForkableResource], name: str) -> None:
-        # Before the class is complete, so that the two methods no longer count as abstract.
+        # Set the methods before the class is complete, so that they no longer count as abstract.
         if owner.step is ForkableResource.step:
             owner.step = _call_method  # type: ignore[method-assign]
         if owner.get_tools_spec is ForkableResource.get_tools_spec:
@@ -212,7 +212,7 @@ def make_tool(
     *,
     is_method: bool = False,
 ) -> Tool:
-    """Return a typed function as a tool; of a method, the first parameter is not an argument."""
+    """Return a typed function as a tool; the first parameter of a method is skipped."""
     hints = typing.get_type_hints(function, include_extras=True)
     summary, argument_docs = parse_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
@@ -223,7 +223,7 @@ def make_tool(
             resource_parameters[parameter.name] = annotation
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} must be an ordinary named parameter")
+            raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} must not be positional-only or variadic")
         if parameter.name not in hints:
             raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default

@@ -77,7 +77,7 @@ KINDS: tuple[Kind, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ShoppingGoal:
-    """A shopping goal; its fields are those of `final_state()["goal"]`.
+    """A shopping goal, with the fields of `final_state()["goal"]`.
 
     `product_id`, `query`, `category` and `nouns` describe a product that satisfies the goal. `attributes` is U_att,
     `options` is U_opt keyed by option name, `price_upper` is in dollars.
@@ -95,7 +95,7 @@ class ShoppingGoal:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A bought product, with the chosen options; the fields are those of `final_state()["purchase"]`."""
+    """A bought product with the chosen options, with the fields of `final_state()["purchase"]`."""
 
     product_id: str
     title: str
@@ -111,7 +111,7 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parts of a purchase's reward: the type factor, and the requirements that are fulfilled and in total."""
+    """The parts of a purchase's reward: the type factor, and the fulfilled and total number of requirements."""
 
     r_type: float
     attributes: int
@@ -175,7 +175,7 @@ def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
 
 @lru_cache(maxsize=4096)
 def token_set_ratio(one: str, other: str) -> int:
-    """Return the similarity of two texts as sets of words, 0 to 100, as thefuzz 0.19 counts it on Python's difflib."""
+    """Return the similarity of two texts as sets of words, 0 to 100, as thefuzz 0.19 computes it with difflib."""
     first, second = set(_TOKEN.findall(one.lower())), set(_TOKEN.findall(other.lower()))
     common = " ".join(sorted(first & second))
     with_first = " ".join([common, *sorted(first - second)]).strip()
@@ -227,7 +227,7 @@ def _draw_product(number: int, seed: int) -> Product:
     )
 
 
-class Catalogue:
+class Catalog:
     """The products of one seed and their full-text index, usable in any thread; a smaller catalog is a prefix."""
 
     def __init__(self, size: int, seed: int) -> None:
@@ -259,7 +259,7 @@ class Catalogue:
         self._database.execute("PRAGMA query_only = ON")
 
     def search(self, query: str) -> tuple[int, ...]:
-        """Return the numbers of the best matches, at most 50: every word counts, none is required (BM25)."""
+        """Return the numbers of the best matches, at most 50, ranked by BM25; a product need not contain every word."""
         terms = tuple(dict.fromkeys(_TERM.findall(query.lower())))
         if not terms:
             raise ToolError("search: query has no word")
@@ -271,16 +271,16 @@ class Catalogue:
 
 
 _making = threading.Lock()
-_made = lru_cache(maxsize=8)(Catalogue)
+_made = lru_cache(maxsize=8)(Catalog)
 
 
-def catalogue(size: int, seed: int) -> Catalogue:
+def catalog(size: int, seed: int) -> Catalog:
     """Return the catalog for this size and seed, created once per process; concurrent callers wait for it."""
     with _making:
         return _made(size, seed)
 
 
-def draw_goal(shop: Catalogue, index: int) -> ShoppingGoal:
+def draw_goal(shop: Catalog, index: int) -> ShoppingGoal:
     """Return the goal with this number, determined by the arguments. At least one product satisfies it.
 
     As in WebShop, the price bound is the larger of two random picks from the next four multiples of ten dollars.
@@ -310,7 +310,7 @@ def draw_goal(shop: Catalogue, index: int) -> ShoppingGoal:
 
 
 def satisfies(product: Product, goal: ShoppingGoal) -> bool:
-    """Return whether the product, with the right options, earns the full reward; texts are compared more strictly."""
+    """Return whether the product, with the right options, earns the full reward; stricter than `match_purchase`."""
     return (
         product.query == goal.query
         and product.price <= goal.price_upper
@@ -323,14 +323,16 @@ class WebshopConfig(ResourceConfig):
     """The configuration of `webshop`."""
 
     products: int = Field(default=1000, ge=10, le=20_000, description="number of products")
-    catalogue_seed: int = Field(default=0, description="other seeds give other products")
+    catalogue_seed: int = Field(default=0, description="seed of the product generator")
     page_size: int = Field(default=10, ge=1, le=50, description="results per page")
-    index: int | None = Field(default=None, ge=0, description="which goal; by default the reset's seed picks one")
+    index: int | None = Field(
+        default=None, ge=0, description="the goal's number; by default drawn from the reset's seed"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The visitor's position; every action replaces it.
+    """The state of a visit, replaced by every action.
 
     `results` are product numbers, None before the first search; `page` counts from 0; `product` is the number of the
     open product, `section` its open text, `options` the values chosen for it by name.
@@ -366,7 +368,7 @@ class WebshopResource(CopyForkResource):
 
     def __init__(self) -> None:
         self._settings = WebshopConfig()
-        self._catalogue: Catalogue
+        self._catalog: Catalog
         self._goal: ShoppingGoal
         self._goal_name = ""
         self._visit = Visit()
@@ -374,14 +376,14 @@ class WebshopResource(CopyForkResource):
 
     async def setup(self, config: Mapping[str, Any]) -> None:
         settings = self._settings = read_config(WebshopConfig, config, "webshop")
-        self._catalogue = await anyio.to_thread.run_sync(catalogue, settings.products, settings.catalogue_seed)
+        self._catalog = await anyio.to_thread.run_sync(catalog, settings.products, settings.catalogue_seed)
         await self.reset(0)
 
     async def reset(self, seed: int | None = None) -> None:
         settings = self._settings
         index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
-        self._goal = draw_goal(self._catalogue, index)
-        self._goal_name = hash_key(self._catalogue.name, str(settings.page_size), canonical_json(asdict(self._goal)))
+        self._goal = draw_goal(self._catalog, index)
+        self._goal_name = hash_key(self._catalog.name, str(settings.page_size), canonical_json(asdict(self._goal)))
         self._visit, self._actions = Visit(), 0
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
@@ -433,7 +435,7 @@ class WebshopResource(CopyForkResource):
             ]
             calls += [_call("view", section=section) for section in SECTIONS if section != visit.section]
             return [*calls, _call("buy"), _call("back")]
-        calls = [_call("open", product_id=self._catalogue.products[number].product_id) for number in self._shown()]
+        calls = [_call("open", product_id=self._catalog.products[number].product_id) for number in self._shown()]
         if visit.page + 1 < self._pages():
             calls.append(_call("next_page"))
         if visit.page > 0:
@@ -460,31 +462,31 @@ class WebshopResource(CopyForkResource):
         page = rank // self._settings.page_size
         if page != visit.page:
             return _expert_call("next_page" if page > visit.page else "previous_page")
-        return _expert_call("open", product_id=self._catalogue.products[(visit.results or ())[rank]].product_id)
+        return _expert_call("open", product_id=self._catalog.products[(visit.results or ())[rank]].product_id)
 
     def _expert_query(self) -> str | None:
-        """Return the first search that finds a satisfying product; the last candidate, its title, always does."""
-        goal, shop = self._goal, self._catalogue
+        """Return the first query that finds a satisfying product; the last candidate, a product title, always does."""
+        goal, shop = self._goal, self._catalog
         features, options = " ".join(goal.attributes), " ".join(goal.options.values())
         title = shop.products[shop.numbers[goal.product_id]].title
         queries = (f"{goal.query} {features}", f"{goal.query} {features} {options}", title)
         return next((query for query in queries if any(map(self._fits, shop.search(query)))), None)
 
     def _fits(self, number: int) -> bool:
-        return satisfies(self._catalogue.products[number], self._goal)
+        return satisfies(self._catalog.products[number], self._goal)
 
     async def _visit_after(self, name: str, arguments: Mapping[str, str]) -> Visit:
         visit = self._visit
         match name:
             case "search":
-                return Visit(results=await anyio.to_thread.run_sync(self._catalogue.search, arguments["query"]))
+                return Visit(results=await anyio.to_thread.run_sync(self._catalog.search, arguments["query"]))
             case "open":
                 product_id = arguments["product_id"]
-                shown = [self._catalogue.products[number].product_id for number in self._shown()]
+                shown = [self._catalog.products[number].product_id for number in self._shown()]
                 if product_id not in shown:
                     hint = did_you_mean(product_id, shown)
                     raise ToolError(f"open: product_id: {product_id!r} is not on this page{hint}")
-                return replace(visit, product=self._catalogue.numbers[product_id])
+                return replace(visit, product=self._catalog.numbers[product_id])
             case "view":
                 self._open_product()
                 return replace(visit, section=arguments["section"])
@@ -518,7 +520,7 @@ class WebshopResource(CopyForkResource):
     def _open_product(self) -> Product:
         if self._visit.product is None:
             raise ToolError("no product is open; open one of the results first")
-        return self._catalogue.products[self._visit.product]
+        return self._catalog.products[self._visit.product]
 
     def _purchase(self) -> Purchase:
         product = self._open_product()
@@ -555,7 +557,7 @@ class WebshopResource(CopyForkResource):
             return "Start page. Search to see products."
         if not visit.results:
             return "No product was found. Search for something else."
-        listed = (self._catalogue.products[number] for number in self._shown())
+        listed = (self._catalog.products[number] for number in self._shown())
         lines = [f"{product.product_id} | ${product.price:.2f} | {product.title}" for product in listed]
         head = f"Results, page {visit.page + 1} of {self._pages()} ({len(visit.results)} products)"
         return "\n".join([head, *lines])

@@ -1,6 +1,6 @@
-"""Episodes: their records, column storage and exact tokens.
+"""Episodes: records, compact storage and exact tokens.
 
-Names load on first use.
+Modules are imported on first use.
 """
 
 from __future__ import annotations

@@ -19,15 +19,16 @@ from reward_kit.errors import EpisodeError
 Ids = npt.NDArray[np.int32]
 """Token ids as an array."""
 Allowed = Sequence[int] | npt.NDArray[np.integer[Any]] | None
-"""The ids that were allowed at one token; None for any."""
+"""The ids that were allowed at one token; None if all were."""
 
 
 class AllowedIds:
     """The restricted tokens of one row.
 
     Args:
-        places: (M,) positions of the restricted tokens, ascending, relative to the row's first token without padding.
-        offsets: (M+1,) the start of each place's ids in `ids`, and the end.
+        places: (M,) the positions of the restricted tokens, ascending, relative to the row's first token after the
+            padding.
+        offsets: (M+1,) the start of each place's ids in `ids`, followed by the total number of ids.
         ids: the ids that were allowed, ascending for each place.
 
     Raises:
@@ -46,7 +47,7 @@ class AllowedIds:
         fits = len(bounds) == len(self.places) + 1 and bounds[0] == 0 and bounds[-1] == len(flat)
         if not fits or (np.diff(bounds) < 0).any():
             raise EpisodeError(
-                f"{len(self.places)} positions and {len(flat)} ids do not match the offsets {bounds.tolist()}"
+                f"{len(self.places)} places and {len(flat)} ids do not match the offsets {bounds.tolist()}"
             )
         self.sets = tuple(np.split(flat, bounds[1:-1])) if len(self.places) else ()
         self.which = np.arange(len(self.places), dtype=np.int32)
@@ -99,7 +100,7 @@ class AllowedIds:
 
 
 class AllowedTrack:
-    """The restricted tokens of a growing episode; places count from its first token."""
+    """The restricted tokens of a growing episode; places are relative to its first token."""
 
     __slots__ = ("_numbers", "places", "sets", "which")
 
@@ -119,7 +120,7 @@ class AllowedTrack:
 
     def add_sets(self, start: int, sets: Sequence[Ids | None]) -> None:
         """Add the result of `check_allowed_ids` for the tokens from `start` on."""
-        numbers: dict[int, int] = {}  # by identity, since many tokens often share a set
+        numbers: dict[int, int] = {}  # by object identity, since many tokens often share a set
         for place, ids in enumerate(sets, start):
             if ids is not None:
                 number = numbers.get(id(ids))
@@ -206,7 +207,7 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
 
 
 def _packed(ids: Ids) -> list[int] | dict[str, list[int]]:
-    """Return the ids, or, if shorter, the runs that contain them: first, count, first, count, …."""
+    """Return the ids, or, if shorter, the equivalent runs: first, count, first, count, …."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     if 2 * (len(breaks) + 1) >= len(ids):
         return [int(number) for number in ids]

@@ -1,4 +1,4 @@
-"""`InfiniteLookbackBuffer`: items by time step, with RLlib's name and index grammar, fills and one-hot vectors.
+"""`InfiniteLookbackBuffer`: items by time step, with RLlib's method names and index rules, fills and one-hot vectors.
 
 Gymnasium is never imported: any object with `shape` and `dtype`, `n`, `nvec` or `spaces` is accepted as a space.
 """
@@ -51,7 +51,7 @@ def one_hot(value: Any, space: Any) -> Any:
         EpisodeError: the space is missing, or a number is outside of it.
     """
     if space is None:
-        raise EpisodeError("one_hot_discrete=True needs the space; give observation_space= or action_space=")
+        raise EpisodeError("one_hot_discrete=True needs the space; pass observation_space= or action_space=")
     inner = getattr(space, "spaces", space)
     if isinstance(inner, Mapping):
         return {key: one_hot(value[key], part) for key, part in inner.items()}
@@ -78,7 +78,7 @@ def _depths(space: Any) -> list[int] | None:
     nvec = getattr(space, "nvec", None)
     if nvec is not None:
         return [int(n) for n in np.ravel(nvec)]
-    # MultiBinary has an `n` too, and a shape.
+    # MultiBinary also has an `n`, but its shape is not empty.
     return [int(space.n)] if hasattr(space, "n") and getattr(space, "shape", ()) == () else None
 
 
@@ -247,7 +247,7 @@ def read(
 ) -> Any:
     """Return the item or items at `indices`; see `InfiniteLookbackBuffer.get`."""
     kind = type(indices)
-    # Fast paths for the reads that an environment runner and a learner do in every step.
+    # Fast paths for the reads that environment runners and learners do in every step.
     if kind is int and not as_one_hot:
         position = indices + (lookback if indices >= 0 or neg_index_as_lookback else len(data))  # type: ignore[operator]
         if 0 <= position < len(data):
@@ -275,7 +275,7 @@ def read(
 
 
 def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_hot: bool) -> Any:
-    # Separate from `read`, whose variables would become cells of these comprehensions and slow down every read.
+    # Not part of `read`, whose variables would then become closure cells, which slows down every read.
     if stacks(data):
         return _stack_at(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
     if fill is None and not as_one_hot:
@@ -358,14 +358,14 @@ def _stack_at(data: Any, positions: Any, fill: Any, space: Any, as_one_hot: bool
 
 def _position(size: int, lookback: int, index: Any, neg_index_as_lookback: bool, filled: bool) -> int:
     if isinstance(index, bool):
-        raise TypeError("an index is an int, a slice or a sequence of ints, not a bool")
+        raise TypeError("an index must be an int, a slice or a sequence of ints, got a bool")
     index = operator.index(index)
     start = lookback if index >= 0 or neg_index_as_lookback else size
     position: int = start + index
     if not (filled or 0 <= position < size):
         raise IndexError(
             f"index {index} is out of range: {size - lookback} items and a lookback of {lookback}; "
-            "give fill= for a default"
+            "pass fill= for a default"
         )
     return position
 
@@ -373,7 +373,7 @@ def _position(size: int, lookback: int, index: Any, neg_index_as_lookback: bool,
 def _slice_positions(size: int, lookback: int, indices: slice, neg_index_as_lookback: bool, filled: bool) -> range:
     step = 1 if indices.step is None else operator.index(indices.step)
     if step == 0:
-        raise ValueError("a slice's step cannot be 0")
+        raise ValueError("the step of a slice must not be 0")
 
     def bound(index: int | None, default: int) -> int:
         if index is None:

@@ -1,11 +1,11 @@
 """`EpisodeData`: an episode's tracks, conversation, tokens and identity, its chunks, and its state as plain values.
 
 `SingleAgentEpisode` adds the methods that build and read steps. A chunk belongs to the same episode: it keeps all ids,
-the spaces, `custom_data`, and the conversation and tokens up to its end. Tokens sampled by actions outside the chunk
-become context in it, so a chunk can be used for training by itself and no action is trained on twice.
+the spaces, `custom_data`, and the conversation and tokens up to its end. In a chunk, tokens sampled by actions outside
+it are context, so a chunk can be used for training on its own and no action is trained on twice.
 
 In a state, a track of equally shaped arrays is one block of bytes, and a track of plain numbers or texts is unchanged.
-Version 1 stored every item separately; it is still readable.
+States of version 1, which store every item separately, can still be read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMPARED = (
 STATE_VERSION = 2
 _STACK = "stack"
 _PLAIN_KINDS = {float, int}
-# A list of numbers is converted to these types anyway, so writing the numbers loses nothing.
+# A list of numbers is converted to these types anyway, so numbers can be stored without a type.
 _USUAL_DTYPES = ("?", "q", "l", "d")
 _ITEMS = (list, tuple)
 # The types of a state's fields; a dict may also contain values that JSON cannot represent.
@@ -67,7 +67,7 @@ def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
     if getattr(reward, "ndim", None) == 0 and hasattr(reward, "__float__") and not np.iscomplexobj(reward):
         return
     whose = "the reward" if agent is None else f"the reward of agent {agent!r}"
-    raise EpisodeError(f"episode {id_}, step {step}: {whose} must be a number; got {reward!r:.80}")
+    raise EpisodeError(f"episode {id_}, step {step}: {whose} must be a number, got {reward!r:.80}")
 
 
 def check_rewards(rewards: Any, id_: str) -> None:
@@ -90,7 +90,7 @@ def copy_infos(infos: Any, id_: str, step: int, agent: Any = None) -> dict[str, 
         return dict(infos) if infos else None
     except (TypeError, ValueError):
         whose = "infos" if agent is None else f"the infos of agent {agent!r}"
-        raise EpisodeError(f"episode {id_}, step {step}: {whose} are a dict; got {infos!r:.80}") from None
+        raise EpisodeError(f"episode {id_}, step {step}: {whose} must be a dict, got {infos!r:.80}") from None
 
 
 def check_state(
@@ -98,16 +98,16 @@ def check_state(
 ) -> None:
     """Raise an EpisodeError unless `state` is a mapping of a known version with valid types in all `needed` fields."""
     if not isinstance(state, Mapping):
-        raise EpisodeError(f"an episode's state is a dict, as get_state returns it; got {state!r:.80}")
+        raise EpisodeError(f"an episode state must be a dict as returned by get_state, got {state!r:.80}")
     version = state.get("schema_version")
     if version not in versions:
         known = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
         raise EpisodeError(f"episode state of version {version!r}; this release reads {known}")
     if missing := {*needed} - state.keys():
-        raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
+        raise EpisodeError(f"episode state: missing {', '.join(sorted(missing))}")
     for name, kinds in types.items():
         if not isinstance(state[name], kinds):
-            raise EpisodeError(f"episode state: {name} is {type_name(kinds[0]())}; got {state[name]!r:.80}")
+            raise EpisodeError(f"episode state: {name} must be {type_name(kinds[0]())}, got {state[name]!r:.80}")
 
 
 class EpisodeStatus:
@@ -234,7 +234,7 @@ class EpisodeData(EpisodeStatus):
             steps, outputs = len(self._rewards), extra_model_outputs or {}
             self._lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
             if self._lookback < 0:
-                raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {len_lookback_buffer}")
+                raise EpisodeError(f"episode {self.id_}: the lookback must not be negative, got {len_lookback_buffer}")
             given_infos = read_list(_given(infos)) or [None] * len(self._observations)
             self._infos = [copy_infos(info, self.id_, i) for i, info in enumerate(given_infos)]
             self.extra_model_outputs = {
@@ -267,7 +267,7 @@ class EpisodeData(EpisodeStatus):
         return self.to_numpy()
 
     def to_lists(self) -> None:
-        """Undo `to_numpy`."""
+        """Convert the tracks back to lists."""
         self._convert(read_list)
         self.is_numpy = False
 
@@ -285,8 +285,8 @@ class EpisodeData(EpisodeStatus):
         of_steps |= {f"extra_model_outputs[{key!r}]": len(column.data) for key, column in outputs.items()}
         wrong += [f"{name} {n}" for name, n in of_steps.items() if n != steps]
         raise EpisodeError(
-            f"episode {self.id_}: {steps} rewards need {steps} actions and outputs and {steps + 1} observations "
-            f"and infos; got {', '.join(wrong)}"
+            f"episode {self.id_}: {steps} rewards need {steps} actions and outputs, and {steps + 1} observations "
+            f"and infos, got {', '.join(wrong)}"
         )
 
     # The tracks as columns, created on each access; changes to a column change the episode.
@@ -336,7 +336,7 @@ class EpisodeData(EpisodeStatus):
     def rewards(self, items: Iterable[float]) -> None:
         self._rewards = _given(items)
 
-    # What a language-model agent adds, made on first access
+    # Data of a language-model agent, created on first access
 
     @property
     def messages(self) -> list[Message]:
@@ -388,7 +388,7 @@ class EpisodeData(EpisodeStatus):
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return every field, with lists of arrays merged and the clock stopped, so that any process may continue."""
+        """Return every field, with lists of arrays merged and the clock stopped, so that any process can continue."""
         fields = {name: getattr(self, name) for name in EpisodeData.__slots__}
         fields |= {"_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
         for name in ("_observations", "_actions", "_rewards"):
@@ -437,11 +437,11 @@ class EpisodeData(EpisodeStatus):
         """
         if not isinstance(slice_, slice):
             raise TypeError(
-                f"an episode takes a slice of steps, episode[a:b], and not {slice_!r}; for one item call "
+                f"an episode index must be a slice of steps, episode[a:b], got {slice_!r}; for one item call "
                 "get_observations(i), get_actions(i), …"
             )
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"episode {self.id_}: a slice of an episode has no step; got {slice_.step!r}")
+            raise EpisodeError(f"episode {self.id_}: a slice of an episode must not have a step, got {slice_.step!r}")
         if not len(self._observations):
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before taking a slice")
         start, stop, _ = slice_.indices(self.t - self.t_started)
@@ -454,7 +454,7 @@ class EpisodeData(EpisodeStatus):
     def _part(self, start: int, stop: int, lookback: int) -> Self:
         """Return the chunk from step `start` to `stop`, bypassing the constructor for speed."""
         if lookback < 0:
-            raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {lookback}")
+            raise EpisodeError(f"episode {self.id_}: the lookback must not be negative, got {lookback}")
         first, last = self._lookback + start, self._lookback + stop
         begin = first - lookback if lookback < first else 0
         lookback = first - begin
@@ -500,13 +500,13 @@ class EpisodeData(EpisodeStatus):
         """
         begin, problem = other._lookback, ""
         if other.id_ != self.id_:
-            problem = f"{other.id_} is another episode"
+            problem = f"{other.id_} is a different episode"
         elif self.is_done:
-            problem = f"it is over and takes no further chunk; it has {self.size()}"
+            problem = f"it is over ({self.size()})"
         elif not (len(self._observations) and len(other._observations)):
-            problem = "both chunks need an observation at least"
+            problem = "both chunks need at least one observation"
         elif self.t != other.t_started:
-            problem = f"it stops at t={self.t} and the chunk begins at t={other.t_started}"
+            problem = f"it stops at t={self.t}, but the chunk begins at t={other.t_started}"
         elif not same_value(self._observations[len(self._observations) - 1], other._observations[begin]):
             problem = "its last observation is not the chunk's first"
         elif other._messages and other._messages[: len(self.messages)] != self.messages:
@@ -524,7 +524,7 @@ class EpisodeData(EpisodeStatus):
             slice_column(other._observations, begin, len(other._observations)),
         )
         self._infos = self._infos[:-1] + other._infos[begin:]
-        # A key missing from one of the two counts as None in all its steps, as in `add_env_step`.
+        # A key that is missing in one of the two counts as None in all its steps, as in `add_env_step`.
         before, after = len(self._rewards), len(other)
         for key in {**self.extra_model_outputs, **other.extra_model_outputs}:
             mine, theirs = self.extra_model_outputs.get(key), other.extra_model_outputs.get(key)
@@ -552,7 +552,7 @@ class EpisodeData(EpisodeStatus):
             "eps_id": [self.id_] * steps,
         }
         if self.is_numpy:
-            # The ids remain a list, since text is not stored as an array here.
+            # The ids remain a list, since the other columns are arrays of numbers.
             kinds = {"terminateds": np.bool_, "truncateds": np.bool_, "t": np.int64}
             columns |= {name: np.array(columns[name], dtype=kind) for name, kind in kinds.items()}
         columns["obs"] = read(self._observations, self._lookback, slice(None, -1))
@@ -562,7 +562,7 @@ class EpisodeData(EpisodeStatus):
         return columns | {key: column.get() for key, column in self.extra_model_outputs.items()}
 
     def get_sample_batch(self) -> dict[str, Any]:
-        """Return the result of `get_data_dict`, a plain dict: this package has no batch class."""
+        """Return the result of `get_data_dict`; unlike RLlib, this package has no batch class."""
         return self.get_data_dict()
 
     def get_state(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The display of an episode in a notebook: its outcome, then the conversation with tool calls and step rewards.
+"""The HTML display of an episode in a notebook: its outcome, then the conversation with tool calls and step rewards.
 
-Only the beginning and end of a long episode are shown; the run's page shows all of it.
+A long episode is shortened to its beginning and end; the run's page shows all of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""JSON forms of the values in episodes: plain values unchanged, all other values as `{"__type__": …}`.
+"""JSON forms of the values in episodes: plain values unchanged, all others as `{"__type__": …}`.
 
-A plain dict with a `__type__` key is wrapped too, so that decoding is the exact inverse of encoding. The same applies
-to text with lone surrogates, which UTF-8 cannot represent.
+Plain dicts with a `__type__` key are wrapped too, as is text with lone surrogates, which UTF-8 cannot represent.
+Decoding is therefore the exact inverse of encoding.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from reward_kit.errors import EpisodeError, type_name
 from reward_kit.models import Message
 
 TAG = "__type__"
-# Booleans and numbers; for bytes, text and void, NumPy would create scalars as large as the dtype specifies.
+# Booleans and numbers only: for bytes, text and void, NumPy would create scalars as large as the dtype specifies.
 _SCALAR_KINDS = "biuf"
 
 
 compact_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""Encode a JSON value as one line of ASCII; escapes represent lone surrogates."""
+"""Encodes a JSON value as one line of ASCII, with lone surrogates escaped."""
 
 
 def to_json_value(value: Any) -> Any:
@@ -117,7 +117,7 @@ def from_json_value(value: Any) -> Any:
             dtype, number = np.dtype(value["dtype"]), from_json_value(inner)
             if dtype.kind not in _SCALAR_KINDS or not isinstance(number, bool | int | float):
                 name = value["dtype"]
-                raise EpisodeError(f"a scalar of type {name!r:.60} and value {number!r:.60}: expected a number")
+                raise EpisodeError(f"a scalar of type {name!r:.60} must be a number, got {number!r:.60}")
             return dtype.type(number)
         case "text":
             return base64.b64decode(inner).decode("utf-8", "surrogatepass")

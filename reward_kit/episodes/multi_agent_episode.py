@@ -1,7 +1,7 @@
-"""`MultiAgentEpisode`: one episode of several agents, with RLlib's names and index grammar.
+"""`MultiAgentEpisode`: one episode of several agents, with RLlib's method names and index rules.
 
-Like RLlib's, the constructor is more lenient than `add_env_step`: a reward may be missing, and an agent that has not
-acted on its last observation while the others continued counts as terminated.
+Like RLlib's, the constructor is more lenient than `add_env_step`: rewards may be missing, and an agent that did not act
+on its last observation while the others continued counts as terminated.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         env_t_started: the environment time of the first observation after the lookback.
         agent_t_started: each agent's own time at that observation.
         len_lookback_buffer: the number of the passed steps that are lookback; "auto" means all of them.
-        agent_episode_ids: the ids of the agents' episodes; random ones by default.
+        agent_episode_ids: the ids of the agents' episodes; random by default.
         agent_module_ids: the modules that act for the agents, if known.
         agent_to_module_mapping_fn: a function that returns an agent's module for its id and this episode; called once
             per agent.
@@ -174,13 +174,13 @@ class MultiAgentEpisode(MultiAgentRecord):
         wrong = [f"{name} {len(given[name])}" for name, sizes in fits.items() if len(given[name]) not in sizes]
         if wrong and (n or any(map(len, given.values()))):
             raise EpisodeError(
-                f"{n} observations need {n} infos and {max(n - 1, 0)} actions and rewards, or {n} where the last ones "
-                f"hang; got {', '.join(wrong)}"
+                f"{n} observations need {n} infos and {max(n - 1, 0)} actions and rewards, or {n} if the last actions "
+                f"hang, got {', '.join(wrong)}"
             )
         steps = max(n - 1, 0)
         lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
         if lookback < 0:
-            raise EpisodeError(f"a lookback cannot be negative, got {len_lookback_buffer}")
+            raise EpisodeError(f"the lookback must not be negative, got {len_lookback_buffer}")
         started = env_t_started or 0
         super().__init__(id_, started, started + steps - lookback, lookback)
         self.observation_space, self.action_space = observation_space or {}, action_space or {}
@@ -197,7 +197,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             if columns.action is None and columns.env_ts[-1] < self.env_t:
                 terminated = terminated or not truncated
             if len(columns.env_ts) == 1 and (terminated or truncated):
-                continue  # it neither acted here nor will act
+                continue  # the agent neither acted here nor will act
             keys = dict.fromkeys(key for outputs in columns.outputs for key in outputs)
             episode = self._new_episode(
                 agent,
@@ -228,7 +228,9 @@ class MultiAgentEpisode(MultiAgentRecord):
     def add_env_reset(self, *, observations: ByAgent, infos: ByAgent | None = None) -> None:
         """Add the first observations of some agents; a second call raises an EpisodeError."""
         if self.is_reset or self.is_done or self.env_t:
-            raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self.size()}")
+            raise EpisodeError(
+                f"episode {self.id_}: add_env_reset must be called once, before any step; the episode has {self.size()}"
+            )
         self._check_infos(infos or _NOTHING, 0)
         for agent, observation in observations.items():
             self._enter(agent, observation, (infos or _NOTHING).get(agent))
@@ -255,7 +257,8 @@ class MultiAgentEpisode(MultiAgentRecord):
         Args:
             observations: observations of some agents after the step. An agent's first observation lets it enter.
             actions: the actions of the agents that acted; without an observation, an agent's action hangs.
-            rewards: the rewards, including those of agents that neither acted nor observed: they add up to the next
+            rewards: the rewards, including those of agents that neither acted nor observed: they add up until the
+                agent's next
                 complete step.
             infos: the infos of the agents with an observation.
             terminateds: the agents whose tasks ended; `__all__` ends the episode. For an agent that acted but gets no
@@ -313,7 +316,7 @@ class MultiAgentEpisode(MultiAgentRecord):
 
     def _check_infos(self, infos: ByAgent, step: int) -> None:
         if not isinstance(infos, Mapping):
-            raise EpisodeError(f"episode {self.id_}, step {step}: infos are a dict by agent; got {infos!r:.80}")
+            raise EpisodeError(f"episode {self.id_}, step {step}: infos must be a dict by agent, got {infos!r:.80}")
         for agent, given in infos.items():
             if type(given) is not dict:
                 copy_infos(given, self.id_, step, agent)
@@ -323,7 +326,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     ) -> None:
         """Check a step across agents; each agent's track checks the agent's own part."""
         if self.is_terminated or self.is_truncated:
-            raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self.size()}")
+            raise EpisodeError(f"episode {self.id_} is over ({self.size()}); no further step can be added")
         if not self._tracks and not self.env_t and self._start_time is None:
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before add_env_step")
         if not actions.keys() <= self._tracks.keys():
@@ -372,7 +375,9 @@ class MultiAgentEpisode(MultiAgentRecord):
 
     def __getitem__(self, slice_: slice) -> MultiAgentEpisode:
         if not isinstance(slice_, slice):
-            raise TypeError(f"episode[a:b] gives a chunk; for one step use get_observations({slice_!r}) and its like")
+            raise TypeError(
+                f"an episode index must be a slice, episode[a:b]; for one step, call get_observations({slice_!r}), …"
+            )
         return self.slice(slice_)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
@@ -390,7 +395,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             EpisodeError: the slice's step is not 1, or the lookback is negative.
         """
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"a slice of an episode has no step; got {slice_.step}")
+            raise EpisodeError(f"a slice of an episode must not have a step, got {slice_.step}")
         start, stop, _ = slice_.indices(len(self))
         start, stop = self.env_t_started + start, self.env_t_started + max(start, stop)
         chunk = self._chunk(start, stop, self._lookback if len_lookback_buffer is None else len_lookback_buffer)
@@ -411,14 +416,14 @@ class MultiAgentEpisode(MultiAgentRecord):
             EpisodeError: the episode is over, or the lookback is negative.
         """
         if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over and cannot be cut; it has {self.size()}")
+            raise EpisodeError(f"episode {self.id_} is over ({self.size()}) and cannot be cut")
         waits = [self.env_t - t.env_ts[-1] for t in self._tracks.values() if not t.episode.is_done]
         needed = len_lookback_buffer if len_lookback_buffer < 0 else max([len_lookback_buffer, *waits])
         return self._chunk(self.env_t, self.env_t, needed)
 
     def _chunk(self, start: int, stop: int, lookback: int) -> MultiAgentEpisode:
         if lookback < 0:
-            raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {lookback}")
+            raise EpisodeError(f"episode {self.id_}: the lookback must not be negative, got {lookback}")
         chunk = MultiAgentEpisode(
             self.id_,
             observation_space=self.observation_space,
@@ -448,8 +453,8 @@ class MultiAgentEpisode(MultiAgentRecord):
         """
         if other.id_ != self.id_ or self.is_done or other.env_t_started != self.env_t:
             raise EpisodeError(
-                f"episode {self.id_!r} ({self.size()}) stops at step {self.env_t} of the environment; the next chunk "
-                f"must have the same id and begin there; got {other.id_!r} from step {other.env_t_started}"
+                f"episode {self.id_!r} ({self.size()}) ends at step {self.env_t} of the environment; the next chunk "
+                f"must have the same id and begin there, got {other.id_!r} from step {other.env_t_started}"
             )
         other.validate()
         for agent, track in other._tracks.items():
@@ -472,7 +477,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     # As plain values
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode as independent JSON-safe values, from which `from_state` restores it.
+        """Return the whole episode as independent JSON-safe values, which `from_state` reads.
 
         Spaces and the mapping function are not included; the modules determined so far are. Mappings by agent become
         lists of pairs, because agent ids need not be texts.

@@ -23,11 +23,11 @@ Track = Literal["observations", "infos", "actions", "rewards", "extra_model_outp
 ABSENT = object()
 """A getter's result for an agent without items at the requested positions."""
 _SEEN = ("observations", "infos")
-_NOWHERE = 2**62  # a position beyond any episode, for which a column returns its fill
+_NOWHERE = 2**62  # beyond the end of any episode, so a column returns its fill
 
 
 class Move(NamedTuple):
-    """An agent's part of an environment step; missing values: None."""
+    """An agent's part of an environment step; missing values are None."""
 
     observation: Any
     action: Any
@@ -81,27 +81,27 @@ class AgentTrack:
         agent, acts, sees = self.episode.agent_id, move.action is not None, move.observation is not None
         if self.episode.is_done:
             if not move.is_empty():
-                raise EpisodeError(f"agent {agent!r} is done and takes no further step, but has data in this one")
+                raise EpisodeError(f"agent {agent!r} is done, but has data in this step")
             return
         hangs = self.action is not None
         if acts and hangs:
             raise EpisodeError(
-                f"agent {agent!r} acts again before it has observed the result of its last action; an agent acts "
+                f"agent {agent!r} acts again before it has observed the result of its last action; it may act "
                 "once per observation"
             )
         if sees and acts and not move.is_rewarded:
             raise EpisodeError(
-                f"agent {agent!r} acted and got an observation, but no reward; give a reward, or None if the "
-                "environment gives none"
+                f"agent {agent!r} acted and got an observation, but no reward; pass a reward, or None if the "
+                "environment returns none"
             )
         if sees and not acts and not hangs and not (move.terminated or move.truncated):
             raise EpisodeError(
-                f"agent {agent!r} got an observation but has not acted on its last one; give its action, or leave it "
-                "out of the observations until it acts"
+                f"agent {agent!r} got an observation but has not acted on its last one; pass its action, or omit it "
+                "from the observations until it acts"
             )
         if (acts or hangs) and not sees and move.truncated and not move.terminated:
             raise EpisodeError(
-                f"agent {agent!r} acted and was truncated without a last observation; give one, since the value of its "
+                f"agent {agent!r} acted and was truncated without a last observation; pass one, since the value of its "
                 "last state is estimated from it"
             )
 
@@ -114,7 +114,7 @@ class AgentTrack:
             if move.observation is not None:
                 self._complete(move.observation, move.infos, move, env_t)
             elif move.terminated:
-                # The observation completes the step; nothing is ever learned from what follows an end.
+                # The observation completes the step. Nothing after an agent's end affects training.
                 self._complete(self.episode.get_observations(-1), self.episode.get_infos(-1), move, env_t)
         elif move.terminated or move.truncated:
             self.reward = None
@@ -280,13 +280,13 @@ class AgentTrack:
         mine, theirs = self.episode, other.episode
         if mine.is_done:
             if len(theirs) or other.action is not None:
-                raise EpisodeError(f"agent {mine.agent_id!r} is done in the first chunk and takes steps in the second")
+                raise EpisodeError(f"agent {mine.agent_id!r} is done in the first chunk, but has steps in the second")
             return
         rest = self._rest_before(other)
         ends = mine if rest is None else rest
         if ends.t != theirs.t_started:
             raise EpisodeError(
-                f"agent {mine.agent_id!r} stops at its step {mine.t} in the first chunk, and begins at "
+                f"agent {mine.agent_id!r} stops at its step {mine.t} in the first chunk, but begins at "
                 f"{theirs.t_started} in the second"
             )
         if not same_value(ends.get_observations(-1), theirs.get_observations(0)):
@@ -443,7 +443,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def hanging_rewards_begin(self) -> dict[Any, float]:
-        """The rewards of agents before their first observation, which no action of theirs earned."""
+        """The rewards of agents before their first observation, which none of their actions earned."""
         return dict(self._rewards_begin)
 
     @property
@@ -639,7 +639,7 @@ class MultiAgentRecord(EpisodeStatus):
     def _set(self, method: str, new_data: Mapping[Any, Any], at_indices: Any, neg: bool, **options: Any) -> None:
         unknown = [agent for agent in new_data if agent not in self._tracks]
         if unknown:
-            raise KeyError(f"no agent {unknown[0]!r} in episode {self.id_}; there are {list(self._tracks)}")
+            raise KeyError(f"unknown agent {unknown[0]!r} in episode {self.id_}; known: {list(self._tracks)}")
         for agent, items in new_data.items():
             setter = getattr(self._tracks[agent].episode, method)
             setter(new_data=items, at_indices=at_indices, neg_index_as_lookback=neg, **options)
@@ -667,7 +667,7 @@ class MultiAgentRecord(EpisodeStatus):
         if not env_steps:
             if return_list:
                 raise EpisodeError(
-                    f"get_{wanted.what}: a list of dicts is by the environment's steps; leave out return_list=True or "
+                    f"get_{wanted.what}: a list of dicts has one dict per environment step; remove return_list=True or "
                     "env_steps=False"
                 )
             values = {}

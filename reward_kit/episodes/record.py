@@ -1,7 +1,8 @@
-"""Lines of `episodes.jsonl`: convert an episode to its record and back.
+"""Lines of `episodes.jsonl`: conversion of an episode to its record and back.
 
-The format is simple enough for `jq`: the conversation once, and steps that refer to it. An observation that repeats
-the conversation is omitted. Times are stored only under `timing`, so that runs with the same seed are otherwise equal.
+The format is simple enough for `jq`: the conversation is stored once, and the steps refer to it. An observation that
+repeats a message of the conversation is omitted. Times are stored only under `timing`, so that the records of two runs
+with the same seed differ only there.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Identity(TypedDict):
 
 
 class StartAndEnd(TypedDict, total=False):
-    """Additional facts of collected episodes, absent from transcripts."""
+    """Additional data of collected episodes, absent from transcripts."""
 
     seeds: dict[str, int]
     start: dict[str, Any]
@@ -189,7 +190,7 @@ class LatestAttempts(Generic[T]):
         return rollout_id in self._known and self._known[rollout_id][0] > attempt
 
     def put(self, rollout_id: str, attempt: int, value: T) -> None:
-        """Store a line's value unless a later attempt is known; for two lines of one attempt, the second counts."""
+        """Store a line's value unless a later attempt is known; of two lines for one attempt, the second counts."""
         if self.is_outdated(rollout_id, attempt):
             self.earlier += 1
             return

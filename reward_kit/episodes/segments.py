@@ -137,8 +137,8 @@ class EpisodeTokens:
         if logprobs is not None and len(logprobs) != len(token_ids):
             raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
         if self.spans and step <= self.spans[-1].step:
-            raise EpisodeError(f"step {step} comes after step {self.spans[-1].step}")
-        # Converted first, so that an invalid value changes nothing.
+            raise EpisodeError(f"step {step} must be greater than the last step {self.spans[-1].step}")
+        # Convert the arguments first, so that an invalid value changes nothing.
         prompt, sampled = array("i", prompt_ids), array("i", token_ids)
         known = array("d", logprobs if logprobs is not None else [float("nan")] * len(sampled))
         sets = check_allowed_ids(allowed_ids, sampled, step) if allowed_ids is not None else None

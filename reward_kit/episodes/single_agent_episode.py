@@ -1,8 +1,8 @@
-"""`SingleAgentEpisode`: the record of one run of one policy.
+"""`SingleAgentEpisode`: the record of one episode of one policy.
 
-The names and the index grammar match RLlib's class on its new API stack, so that a program written for it runs here
-after changing the import. In addition to RLlib's five tracks, an episode stores the data of a language-model agent:
-the conversation (`messages`, with the position of each action's message in `assistant_turns`) and the exact tokens
+The names and the index rules match RLlib's class on its new API stack, so that a program written for RLlib runs after
+changing the import. In addition to RLlib's five tracks, an episode stores the data of a language-model agent: the
+conversation (`messages`, with the position of each action's message in `assistant_turns`) and the exact tokens
 (`tokens`). `StepData`, histories, token rows and reports are views of the episode.
 
 An episode of T steps has T + 1 observations and infos, and T actions, rewards and extra model outputs.
@@ -57,7 +57,9 @@ class SingleAgentEpisode(EpisodeData):
             EpisodeError: the episode has already begun, or `infos` is not a dict.
         """
         if self.is_reset or self.is_done:
-            raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self.size()}")
+            raise EpisodeError(
+                f"episode {self.id_}: add_env_reset must be called once, before any step; the episode has {self.size()}"
+            )
         kept = copy_infos(infos, self.id_, 0)
         if self.is_numpy:
             self.to_lists()
@@ -96,7 +98,7 @@ class SingleAgentEpisode(EpisodeData):
             if not self.is_reset:
                 raise EpisodeError(f"episode {self.id_}: call add_env_reset before add_env_step")
             if self.is_done:
-                raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self.size()}")
+                raise EpisodeError(f"episode {self.id_} is over ({self.size()}); no further step can be added")
             self.to_lists()
         kept = None
         if infos:
@@ -109,7 +111,7 @@ class SingleAgentEpisode(EpisodeData):
         if extra_model_outputs or self.extra_model_outputs:
             outputs, columns = extra_model_outputs or {}, self.extra_model_outputs
             if type(outputs) is not dict and not isinstance(outputs, Mapping):
-                raise EpisodeError(f"{self._here()}: extra_model_outputs are a dict; got {outputs!r:.80}")
+                raise EpisodeError(f"{self._here()}: extra_model_outputs must be a dict, got {outputs!r:.80}")
             for key, value in outputs.items():
                 column = columns.get(key)
                 if column is None:
@@ -141,7 +143,7 @@ class SingleAgentEpisode(EpisodeData):
         self.assistant_turns.append(len(self.messages))
         self.messages.append(message)
 
-    # Reading: by an int, a slice or a list of ints; `columns` documents the index grammar
+    # Reading: by an int, a slice or a list of ints, as documented in `columns`
 
     def get_observations(
         self,
@@ -183,7 +185,7 @@ class SingleAgentEpisode(EpisodeData):
         return read(self._rewards, self._lookback, indices, neg_index_as_lookback, fill)
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return infos by int, slice or list of ints; always the original dicts, which may be modified."""
+        """Return infos by int, slice or list of ints: the original dicts, which may be modified."""
         infos, lookback = self._infos, self._lookback
         if type(indices) is int and 0 <= indices < len(infos) - lookback:  # read several times in every step
             if (info := infos[lookback + indices]) is None:

@@ -1,8 +1,8 @@
-"""Storage of completed tracks: arrays for numbers, flat blobs for text and tokens, one column per field for dicts.
+"""Compact storage of completed tracks: arrays for numbers, flat blobs for text and tokens, one column per dict field.
 
-NumPy makes every row of a text column as wide as the longest text and has no form for dicts with varying keys. Here,
-text and token rows are concatenated with offsets, dicts become one column per field, and dicts of several shapes
-become one such set per shape. Values that an array cannot represent exactly stay in a list.
+NumPy makes every row of a text column as wide as the longest text, and cannot store dicts with varying keys. Here, text
+and token rows are concatenated with offsets, dicts become one column per field, and dicts with different keys become
+one such set of columns per set of keys. Values that an array cannot represent exactly stay in a list.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CategoricalText:
         return self.values[self.codes[normalize_index(index, len(self.codes))]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only the texts used in this part.
+        # Store only the texts used in this part.
         used = sorted(set(self.codes))
         codes = self.codes.translate(bytes(used.index(code) if code in used else 0 for code in range(_MOST_CODES)))
         return CategoricalText, ([self.values[code] for code in used], codes)
@@ -140,7 +140,7 @@ def row_offsets(rows: list[Any], total: int) -> npt.NDArray[Any]:
         return np.fromiter(accumulate(map(len, rows), initial=0), dtype, len(rows) + 1)
     lengths: Any
     try:
-        # For a list of small ints, Python creates bytes ten times as fast as NumPy creates an array.
+        # For a list of small ints, Python creates bytes ten times faster than NumPy creates an array.
         lengths = np.frombuffer(bytearray([*map(len, rows)]), np.uint8)
     except ValueError:
         lengths = np.fromiter(map(len, rows), dtype, len(rows))
@@ -303,7 +303,7 @@ class Records:
 
 
 class MixedRecords:
-    """Dicts of several shapes: one `Records` per shape, and the block and row of each dict."""
+    """Dicts with different sets of keys: one `Records` per set, and the block and row of each dict."""
 
     __slots__ = ("block_of", "blocks", "row_of")
 
@@ -318,7 +318,7 @@ class MixedRecords:
         return read_items(self.blocks[self.block_of[index]], int(self.row_of[index]), int(self.row_of[index]) + 1)[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only the rows in this part, so that a part does not contain the whole.
+        # Store only the rows in this part, so that a part does not contain the whole.
         blocks, row_of = [], self.row_of.copy()
         for number, block in enumerate(self.blocks):
             first, stop = self._stretch(number, 0, len(self))
@@ -429,7 +429,7 @@ def compact(items: Any, *, exact: bool = False) -> Any:
     if kind in _PLAIN_DTYPES:
         numbers = np.empty(len(items), _PLAIN_DTYPES[kind])
         try:
-            # Twice as fast as np.array, which checks the type of each item.
+            # Twice as fast as `np.array`, which checks the type of each item.
             struct.pack_into(f"{len(items)}{numbers.dtype.char}", numbers.data, 0, *items)
         except struct.error:  # an integer that is too large
             return items

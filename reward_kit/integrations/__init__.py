@@ -1,1 +1,1 @@
-"""Integrations with other software: trainers, environments, engines, test runners. Each imports its own peer."""
+"""Integrations with trainers, environments, engines and test runners. Each module imports only its own peer."""

@@ -20,8 +20,9 @@ def scorer_to_reward_fn(
 ) -> Callable[..., Any]:
     """Return a reward function that calls a scorer.
 
-    Its input is the first message's content, its output the last one's; `expected` is that of the ground truth's last
-    message. The two functions replace the first and the third.
+    The scorer's `input` is the content of the first message, its `output` that of the last; `expected` is the content
+    of the ground truth's last message. `messages_to_input` and `ground_truth_to_expected` replace the first and the
+    third.
     """
 
     @reward_function

@@ -1,9 +1,9 @@
-"""Any resource as a `gymnasium.Env`, for trainers and tools that use those; the inverse of the resource `gymnasium`.
+"""Any resource as a `gymnasium.Env`, for trainers and tools that expect one; the inverse of the resource `gymnasium`.
 
 One thread runs the asynchronous resources of all environments of the process. An action has one of three forms:
 
-- `discrete`: the number of a call, if every argument of every tool has finitely many values;
-- `text`: the one argument of the one tool, such as the command of a text game;
+- `discrete`: the number of a call, if all arguments of all tools have finitely many values;
+- `text`: the only argument of the only tool, such as the command of a text game;
 - `tool_call`: a dict of the tool's `name` and its `arguments` as JSON text.
 
 Observations are the resource's text, or JSON. A refused action also returns an observation, with a reward of 0.0 and
@@ -62,32 +62,32 @@ class _SharedLoop:
 
 
 _shared = _SharedLoop()
-# A forked child does not have the thread; it starts its own loop when it makes environments.
+# A forked child does not have the thread; it starts its own loop when it creates environments.
 os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
 class AnyText(spaces.Text):
-    """Texts of any characters. Samples are drawn from letters and digits, as in `spaces.Text`."""
+    """A space of texts with any characters. Samples are drawn from letters and digits, as in `spaces.Text`."""
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
 
 
 class ResourceEnv(gymnasium.Env[str, Any]):
-    """An instance of a resource.
+    """An instance of a resource as a Gymnasium environment.
 
     Args:
         resource: a built-in resource's name, `module:Class`, or the class.
-        config: for its `setup`.
-        actions: the form of an action; "auto" takes the first of discrete, text and tool_call that fits the tools.
-        max_text: maximum length of an observation and of an action's text.
+        config: the configuration for its `setup`.
+        actions: the form of an action; "auto" selects the first of discrete, text and tool_call that fits the tools.
+        max_text: the maximum length of an observation and of an action's text.
         render_mode: "ansi" makes `render` return the current observation.
 
     Attributes:
-        calls: with discrete actions, the tool and the arguments that each number stands for.
+        calls: with discrete actions, the tool and the arguments of each number.
 
     Raises:
-        ConfigError: the resource is unknown, its configuration is wrong, or its tools do not fit `actions`.
+        ConfigError: the resource is unknown, its configuration is invalid, or its tools do not fit `actions`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
@@ -127,7 +127,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         if not fits[self._form]:
             why = {
                 "discrete": f"every argument needs an enum, a boolean or bounds, and at most {_MOST_CALLS} calls exist",
-                "text": "it needs exactly one tool, with exactly one argument, a text",
+                "text": "it requires exactly one tool with exactly one argument, a text",
             }
             names = ", ".join(spec["function"]["name"] for spec in specs)
             raise ConfigError(f"actions={asked!r} does not fit the tools {names}: {why[asked]}")
@@ -152,7 +152,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._world
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Reset the resource with `seed`, or with a seed drawn from the last seed's generator.
+        """Reset the resource with `seed`, or with a seed from the generator of the last given seed.
 
         Raises:
             ConfigError: options were passed; none has an effect.
@@ -165,7 +165,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._shown(_shared.run(self.world.get_observation())), {}
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one action. The infos have the resource's `environment_reward`; if it is None, the reward is 0.0."""
+        """Take one action. The infos contain the resource's `environment_reward`; if it is None, the reward is 0.0."""
         try:
             name, arguments = self._call(action)
             outcome: StepOutcome = _shared.run(self.world.step(name, arguments))
@@ -176,7 +176,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._shown(outcome.observation), reward, outcome.terminated, outcome.truncated, info
 
     def _call(self, action: Any) -> tuple[str, Mapping[str, Any]]:
-        """Return the tool and the arguments that an action means."""
+        """Return the tool and the arguments of an action."""
         if self._form == "discrete":
             if not self.action_space.contains(action):
                 raise ToolError(f"{action!r} is not a number below {len(self.calls)}")
@@ -213,7 +213,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
 
 
 def _text_argument(specs: Sequence[ToolSpec]) -> tuple[str, str] | None:
-    """Return the one tool and its one argument, if it is text."""
+    """Return the only tool and its only argument, if this is a text."""
     properties = specs[0]["function"].get("parameters", {}).get("properties", {}) if len(specs) == 1 else {}
     if len(properties) != 1:
         return None
@@ -242,6 +242,6 @@ def _values(schema: Mapping[str, Any]) -> Sequence[Any]:
         return [False, True]
     if schema.get("type") == "integer" and {"minimum", "maximum"} <= schema.keys():
         values = range(schema["minimum"], schema["maximum"] + 1)
-        # The length of a longer range may not fit into the integers that `len` returns.
+        # `len` fails for a range that is longer than its integer type.
         return values if values[:_MOST_CALLS] == values else []
     return []

@@ -1,7 +1,7 @@
-"""Tasks and reward functions as pytest tests: a score threshold, a number of episodes, a report for a failed test.
+"""Tasks and reward functions as pytest tests, with score thresholds, numbers of episodes, and reports on failure.
 
 Load it with `pytest -p reward_kit.integrations.pytest_plugin` or `pytest_plugins` in a `conftest.py`. A marked test
-runs its task before its body, and checks its threshold afterwards:
+runs its task before its body, and checks the threshold afterwards:
 
     @pytest.mark.reward_kit("task.yaml", policies="expert", threshold=0.9, rollouts=4)
     def test_the_expert(reward_kit_run): ...
@@ -33,7 +33,7 @@ _RUN = pytest.StashKey["FinishedRun"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("reward-kit")
     group.addoption(
-        "--reward-kit-log-dir", metavar="DIR", help="folder of the runs; default: pytest's temporary folder"
+        "--reward-kit-log-dir", metavar="DIR", help="directory of the runs; default: pytest's temporary directory"
     )
 
 
@@ -70,7 +70,7 @@ def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
             run = score_transcripts(folder / arguments.pop("data"), folder=folder, log_dir=log_dir, **arguments)
     except RewardKitError as error:
         problem = _printable(str(error))
-    if problem:  # outside the handler, so that pytest does not report the error twice
+    if problem:  # outside the handler, so that pytest reports the error only once
         pytest.fail(f"{MARK}: {problem}", pytrace=False)
     request.node.stash[_RUN] = run
     request.node.user_properties += [("reward_kit_run", str(run.path)), ("reward_kit_page", str(run.page))]
@@ -129,7 +129,7 @@ def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
 
     given = {name: value for name, value in mark.kwargs.items() if name not in _GATES}
     if len(mark.args) > 1 or (mark.args and "task" in given):
-        raise ConfigError("pass one task file, and everything else by name")
+        raise ConfigError("pass one task file, and all other arguments by name")
     given |= {"task": mark.args[0]} if mark.args else {}
     if "task" in given and "reward" in given:
         raise ConfigError("name either a task file, or reward= with data=")
@@ -140,7 +140,7 @@ def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}{did_you_mean(name, (*known, *_GATES))}")
     if "reward" in given and "data" not in given:
-        raise ConfigError("reward= needs data=, a file whose rows have `messages`")
+        raise ConfigError("reward= requires data=, a file whose rows have `messages`")
     return given
 
 

@@ -65,7 +65,7 @@ def encode_json(value: Any) -> str:
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ProviderError(f"the request cannot be sent, it is not JSON: {error}") from error
+        raise ProviderError(f"the request cannot be sent, since it is not JSON: {error}") from error
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:
@@ -94,10 +94,10 @@ class ChatEndpoint:
         prices: the prices for `Usage.cost`.
         trust_env: use the proxies set in the environment.
         transport: sends the requests; by default a `Transport` with the timeouts above.
-        traffic: the state shared with the other endpoints of a run: queues, outages, recordings. Without it and
-            without rates, requests wait neither for each other nor for an endpoint that is down.
+        traffic: the state shared with the other endpoints of a run: queues, outages, recordings. Without it and without
+            rates, requests do not wait for each other, nor for an endpoint that is down.
         rates: the user's rate limits for each model.
-        no_key: the reason why no key is sent, shown if the endpoint requires one.
+        no_key: the reason why no key is sent, which is shown if the endpoint requires a key.
         headers: headers sent with each request; they override headers with the same name, ignoring case.
     """
 
@@ -157,8 +157,8 @@ class ChatEndpoint:
         """Return the first choice of a completion.
 
         Args:
-            request: the body of a chat completion request. `messages` may be an `EncodedMessages`; with
-                `stream: true` the answer is streamed and comes back whole all the same.
+            request: the body of a chat completion request. `messages` may be an `EncodedMessages`; with `stream: true`,
+                the answer is streamed but returned as a whole.
             scope: the sender, such as an episode id; recordings are separated by scope.
 
         Raises:
@@ -190,7 +190,7 @@ class ChatEndpoint:
         await self._transport.aclose()
 
     async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[Any, ChatCompletion]:
-        """Return the JSON value that comes back over the network, and the completion in it."""
+        """Send a request; return the JSON value of the answer, and the completion in it."""
         began = time.monotonic()
 
         async def attempt() -> tuple[Any, ChatCompletion]:

@@ -17,11 +17,11 @@ from reward_kit.providers.transport import Transport, header_secrets, parse_answ
 from reward_kit.safe_input import ERROR_BODY_BYTES, MODEL_ANSWER_BYTES, TooLargeError, format_size
 
 Send = Callable[[str, Mapping[str, str], bytes, float], AbstractAsyncContextManager[Any]]
-"""Sends a body to a URL with headers and an idle timeout; the context is an `httpx.Response` that is not read yet."""
+"""A function that sends a body to a URL with headers and an idle timeout, and yields an unread response."""
 
 
 class ClientTransport(Transport):
-    """Sends by the user's client, and leaves it open."""
+    """A transport that sends requests with the user's client, and leaves the client open."""
 
     def __init__(self, send: Send, *, idle_timeout_s: float, total_timeout_s: float) -> None:
         super().__init__(idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
@@ -68,7 +68,7 @@ async def _read_answer(response: Any, url: str, secrets: list[str], on_chunk: Ca
 
 
 def http_sender(client: Any, query: str = "") -> Send:
-    """Return what sends by an `httpx.AsyncClient`; a ConfigError if it is another object."""
+    """Return a sender that uses an `httpx.AsyncClient`; raise ConfigError for other objects."""
     if not (hasattr(client, "stream") and hasattr(client, "__aenter__")):
         raise ConfigError(f"http_client: expected an httpx.AsyncClient, got {type_name(client)}")
 
@@ -85,7 +85,7 @@ def http_sender(client: Any, query: str = "") -> Send:
 
 
 def openai_sender(client: Any) -> Send:
-    """Return what sends by an `AsyncOpenAI` or `AsyncAzureOpenAI`, which sets URL and credentials, or a ConfigError."""
+    """Return a sender that uses an `AsyncOpenAI` or `AsyncAzureOpenAI`; raise ConfigError for other objects."""
     if not (hasattr(client, "chat") and hasattr(client, "with_options") and hasattr(client, "__aenter__")):
         raise ConfigError(f"client: expected an AsyncOpenAI or AsyncAzureOpenAI, got {type_name(client)}")
     create = client.with_options(max_retries=0).chat.completions.with_streaming_response.create
@@ -93,7 +93,7 @@ def openai_sender(client: Any) -> Send:
     @asynccontextmanager
     async def send(_: str, __: Mapping[str, str], body: bytes, idle_timeout_s: float) -> AsyncIterator[Any]:
         request = json.loads(body)
-        # The body's keys win, so that none of them has to be known to the installed version of the package.
+        # The body's keys take precedence, so the installed version of the package need not know all of them.
         asked = {"model": request["model"], "messages": [], "stream": request.get("stream", False)}
         async with create(**asked, extra_body=request, timeout=idle_timeout_s) as answer:
             yield answer.http_response

@@ -127,7 +127,7 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
         )
     except (ValidationError, AttributeError, KeyError, TypeError) as error:
         shown = excerpt(json.dumps(raw, ensure_ascii=False), facts.secrets)
-        raise ProviderError(f"{facts.where} answered with a message in no known form: {shown}") from error
+        raise ProviderError(f"{facts.where} answered with a message in an unknown format: {shown}") from error
 
 
 def _clean(text: Any) -> Any:
@@ -227,8 +227,8 @@ class StreamedCompletion:
         self._where = where
         self._secrets = tuple(secrets)
         self._events = EventReader()
-        # What may still be sent and kept. Every limit counts towards memory: a kept text costs `_PIECE_BYTES` beside
-        # its characters, which is what Python needs for it.
+        # The amounts that may still be received and kept. All limits bound memory: a kept text also counts
+        # `_PIECE_BYTES`, Python's overhead per text.
         self._stream_left, self._bytes_left = MODEL_STREAM_BYTES, MODEL_ANSWER_BYTES
         self._values_left = MODEL_ANSWER_VALUES
         self._top: dict[str, Any] = {}
@@ -297,7 +297,7 @@ class StreamedCompletion:
                     self._add(choice)
         except (AttributeError, TypeError) as error:
             shown = excerpt(event, self._secrets)
-            raise ProviderError(f"{self._where} sent a stream event in no known form: {shown}") from error
+            raise ProviderError(f"{self._where} sent a stream event in an unknown format: {shown}") from error
 
     def _keep_text(self, text: str) -> str:
         self._bytes_left -= len(text) + _PIECE_BYTES
@@ -342,7 +342,7 @@ class StreamedCompletion:
                 self._calls.append(parts)
             parts.call_id = parts.call_id or call_id
             name = _text(function.get("name") or "")
-            # Some servers repeat the whole name in each delta, none is known to split it over equal pieces.
+            # Some servers repeat the whole name in each delta; none is known to split it into equal pieces.
             if name and name != parts.name:
                 parts.name += self._keep_text(name)
             if arguments := function.get("arguments"):

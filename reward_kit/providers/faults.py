@@ -26,7 +26,7 @@ EndpointError = ProviderError | DeadlineError | LimitError
 """The errors that a request to an endpoint raises."""
 ENDPOINT_ERRORS = (ProviderError, DeadlineError, LimitError)
 _CONTEXT_CODES = ("context_length_exceeded", "string_above_max_length")
-# OpenAI and vLLM; Anthropic; llama.cpp; Gemini. None of them agrees on a code.
+# Messages of OpenAI and vLLM, Anthropic, llama.cpp, and Gemini, which have no error code in common.
 _CONTEXT_TEXT = re.compile(
     r"maximum context length|prompt is too long|exceeds? the available context size|"
     r"exceeds the maximum number of tokens",
@@ -116,7 +116,7 @@ def status_error(
     message = f"{where} answered HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}{advice}"
     if 400 <= status < 500 and (code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text)):
         return LimitError(message)
-    # An empty account answers 429 like a rate limit, but waiting does not help.
+    # An account without credit also gets status 429, but waiting does not help.
     if status in _NO_ACCESS or code == "insufficient_quota":
         return AccessError(message, status)
     if status in RETRIED_STATUSES:
@@ -276,7 +276,7 @@ class client_errors:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        # A bare TimeoutError is a limit of the caller's own.
+        # A bare TimeoutError is a limit set by the caller.
         if not isinstance(error, Exception) or isinstance(error, RewardKitError) or type(error) is TimeoutError:
             return
         if (fault := client_error(error, self._where)) is not None:

@@ -6,8 +6,8 @@ servers and variables but configures nothing, because it may be untrusted. The o
 1. the provider's own, from `PROVIDERS`; for OPENAI_API_KEY, that of OPENAI_BASE_URL if it is set in the same place;
 2. each origin that REWARD_KIT_KEY_ORIGINS pairs with it, which is read only from the process's environment.
 
-What is typed (`--base-url`, `-T policy.base_url=…`) or written in Python is the user's own choice and is not checked.
-The endpoint and its key are taken from arguments, then the environment, then the nearest `.env` in the working
+Values on the command line (`--base-url`, `-T policy.base_url=…`) or in Python are the user's choice and are not
+checked. The endpoint and its key are taken from arguments, then the environment, then the nearest `.env` in the working
 directory or above it, which never overrides a set variable and is read, not exported. No key is in a repr or a message.
 """
 
@@ -44,7 +44,7 @@ PROVIDERS: Mapping[str, str] = {
 }
 """The variable that each provider's documentation names for its key, and the origin of its OpenAI-compatible API."""
 _USUAL_PORTS = {"http": 80, "https": 443}
-_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # the connecting client might read other characters as a different host
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # clients may interpret other characters as a different host
 _SAME_AS = {"ws": "http", "wss": "https"}
 
 
@@ -141,14 +141,14 @@ class _Variables(NamedTuple):
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> _Variables:
         sources = os.environ if environ is None else environ, read_dotenv(folder or Path.cwd())
-        # Without the empty ones: `OPENAI_API_KEY= command` means unset.
+        # Empty variables count as unset, as in `OPENAI_API_KEY= command`.
         return cls(*({name: value for name, value in source.items() if value} for source in sources))
 
     def get(self, name: str) -> str:
         return self.shell.get(name) or self.dotenv.get(name, "")
 
     def beside(self, name: str) -> Mapping[str, str]:
-        # A key of the shell belongs to a URL of the shell.
+        # A key set in the shell belongs to a URL set in the shell.
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
@@ -177,7 +177,7 @@ def resolve_endpoint(
         api_key_env: the name of the variable that contains the key, which is then required; "" sends no key.
         needs_key: False for a replay, which needs no key.
         environ: by default the process's environment.
-        folder: the folder in which the search for `.env` begins; by default the working directory.
+        folder: the directory in which the search for `.env` begins; by default the working directory.
 
     Raises:
         ConfigError: a required key is missing, or a value cannot be used.
@@ -194,7 +194,7 @@ def resolve_endpoint(
         key = ""
     elif base_url or not _is_url_of_dotenv(variables) or variables.may_get(key_name, url):
         key = variables.get(key_name).strip()
-    else:  # the key that stands beside the URL, and never one of the shell
+    else:  # the key from the same place as the URL, never one from the shell
         key = variables.dotenv.get(key_name, "").strip()
     no_key = "" if key else _why_no_key(key_name, url, variables)
     if needs_key and not key and (api_key_env or url == OPENAI_BASE_URL):
@@ -214,9 +214,9 @@ def key_variable(
 ) -> str | None:
     """Return the `api_key_env` with which the endpoint of a task file's block is resolved.
 
-    This alone judges a file's word about keys: a variable that it names goes only to an origin that the user configured
-    for it, and the default key stays here (`NO_KEY`) if the file's own URL is not such an origin. `of_user` names those
-    of the two that the user gave and not the file: on the command line, or in Python.
+    Only this function decides on keys that a file names: such a variable is sent only to an origin that the user
+    configured for it, and the default key is not sent (`NO_KEY`) unless the file's URL is such an origin. `of_user`
+    contains the names of those of the two keys that the user, not the file, set on the command line or in Python.
     """
     if api_key_env == NO_KEY:
         return NO_KEY
@@ -276,7 +276,7 @@ def _checked_url(url: str) -> str:
     if secret := next((name for name, _ in parse_qsl(query) if SECRET_NAME.search(name) or name == "key"), None):
         raise ConfigError(f"base_url contains a credential, {secret!r}; pass it as api_key or in default_headers")
     try:
-        _ = urlsplit(url).port  # rejects what cannot be connected to, such as port 99999
+        _ = urlsplit(url).port  # rejects URLs that cannot be connected to, such as with port 99999
     except ValueError as error:
         raise ConfigError(f"base_url {url!r} is not a URL: {error}") from None
     return f"{path.rstrip('/')}?{query}" if query else path.rstrip("/")

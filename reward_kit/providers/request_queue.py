@@ -299,7 +299,7 @@ class Permit:
     request: int  # the request's number
     size: int  # bytes of its body
     max_completion: float  # maximum number of answer tokens, 0 if unknown
-    budget_s: float  # how long rejections of only this request are waited out
+    budget_s: float  # the seconds during which rejections of only this request are retried
     attempts: int = 0  # made so far
     number: int = 0  # of the latest attempt; the queue numbers all its attempts as they are sent
     tokens: float = 0.0  # estimated for the latest attempt

@@ -21,15 +21,15 @@ class ProviderSession:
 
     Args:
         cassette: the cassette for recording or replaying exchanges.
-        outage_patience_s: seconds for which an endpoint that has answered before is waited for once it is down, or asks
-            to be left alone; one that never answered is waited for at most 60 s.
+        outage_patience_s: the seconds to wait for an endpoint that has answered before, once it is down or requests a
+            pause; for one that has never answered, at most 60 s.
         is_dry_run: True if no request will be made; a missing key is then a notice instead of an error.
 
     Attributes:
         notice: called with one line when an endpoint goes down, comes back, or limits the rate.
-        gave_up: called once with the reason when further requests are in vain: patience is over, or the key, the
-            account or the host is not accepted. It is called outside of any request and before the waiting ones fail,
-            so that it can cancel them.
+        gave_up: called once with the reason when further requests are pointless: the patience is exhausted, or the key,
+            the account or the host is not accepted. It is called outside of any request and before the waiting ones
+            fail, so that it can cancel them.
 
     Raises:
         ConfigError: the patience is not a positive number.
@@ -133,4 +133,4 @@ def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any]
 
 
 CURRENT_PROVIDER_SESSION: ContextVar[ProviderSession | None] = ContextVar("CURRENT_PROVIDER_SESSION", default=None)
-"""The traffic of the run that goes on, for what asks an endpoint and is not made by the run, such as an LLM judge."""
+"""The provider session of the current run, for endpoint callers that the run does not create, such as LLM judges."""

@@ -95,7 +95,7 @@ class Transport:
         secrets = header_secrets(headers)
         try:
             proxy = None
-            if self._trust_env:  # aiohttp's own `trust_env` would send what `~/.netrc` has for the host, too
+            if self._trust_env:  # aiohttp's own `trust_env` would also send the credentials in `~/.netrc`
                 from urllib.request import getproxies, proxy_bypass
 
                 parts = urlsplit(url)
@@ -164,7 +164,7 @@ class Transport:
         if isinstance(error, aiohttp.ClientConnectorDNSError | aiohttp.ClientSSLError):
             return UnknownHostError(f"{url} cannot be reached; check base_url: {detail}")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            # Fewer connections at a time is also what helps against this.
+            # Lower concurrency helps against this error, too.
             return TransientError(f"{url}: no file descriptor is left; raise `ulimit -n`: {detail}", status=429)
         if isinstance(error, aiohttp.ClientConnectorError):
             if error.os_error.errno == errno.ECONNREFUSED:
@@ -182,7 +182,7 @@ def header_secrets(headers: Mapping[str, str]) -> list[str]:
 
 
 def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]) -> Any:
-    """Return an answer's JSON value; TransientError if it has none, TooLargeError if it holds too many values."""
+    """Return an answer's JSON value; raise TransientError if it has none, TooLargeError if it has too many values."""
     if "html" in content_type.lower() or answer[:64].lstrip()[:1] == b"<":
         raise TransientError(f"{what} with an HTML page: {excerpt(answer, secrets)}")
     check_values(answer, MODEL_ANSWER_VALUES)
@@ -190,7 +190,7 @@ def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]
         return json.loads(answer)
     except (ValueError, RecursionError):
         shown = excerpt(answer, secrets) or "(empty)"
-        raise TransientError(f"{what} with something that is not JSON: {shown}") from None
+        raise TransientError(f"{what} with text that is not JSON: {shown}") from None
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:
@@ -199,8 +199,8 @@ async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]
 
     async for chunk in content.iter_any():
         if on_chunk(chunk):
-            # Reading to the end lets the connection be used again; a server that keeps it open is not waited for, one
-            # that goes on sending is cut off, and nothing that happens to the connection now can harm the answer.
+            # Reading to the end lets the connection be reused. A server that keeps the stream open is not waited for,
+            # one that continues sending is cut off, and errors of the connection no longer affect the answer.
             with suppress(aiohttp.ClientError, OSError):
                 async with asyncio.timeout(_DRAIN_S):
                     left = _DRAIN_BYTES

@@ -16,7 +16,7 @@ from reward_kit.runs.display import signed
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import software_versions
 
-_MOST_ROWS = 60_000  # samples; larger pages are slow to open
+_MOST_ROWS = 60_000  # the number of samples; larger pages are slow to open
 _SENTENCE_LENGTH = 1_000
 _CHANGES = ("lost", "won", "worse", "better", "same", "left out")
 _COLUMNS = (
@@ -38,7 +38,7 @@ _TICKS = 3
 def write_comparison(comparison: Comparison, target: Path) -> Path:
     """Write the page of a comparison, and return its file."""
     if not target.parent.is_dir():
-        raise ConfigError(f"-o {target}: folder {target.parent} does not exist; create it first")
+        raise ConfigError(f"-o {target}: directory {target.parent} does not exist; create it first")
     write_atomically(target, comparison_page(comparison).encode("utf-8"), is_private=False)
     return target
 

@@ -1,11 +1,12 @@
 """The episodes of a page: their stored lines, group by group, in chunks that a browser loads one at a time.
 
-Lines are parsed only if a page could not show them quickly unchanged, so a large run costs little more than copying its
-bytes. A chunk is text in lines, each with a letter before it: `E` an episode, then, if known, `S` its score and `C` the
-list of its lines of `credit.jsonl`. The page's script reads them (`objects.js`).
+Lines are parsed only if a page could not quickly show them unchanged, so that a large run takes little longer than
+copying its files. A chunk is text in lines, each with a letter before it: `E` an episode, then, if known, `S` its score
+and `C` the list of its lines of `credit.jsonl`. The page's script reads them (`objects.js`).
 
-Texts of tokens come from the `tokenizer.json` in a model's folder, read as plain JSON: no tokenizer is installed and
-nothing is fetched. If secrets of an episode were redacted, its token texts are omitted: they would reveal them.
+The texts of tokens come from the `tokenizer.json` in a model's directory, read as plain JSON: no tokenizer is needed,
+and nothing is downloaded. If an episode's secrets were redacted, its token texts are omitted, since they would reveal
+the secrets.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ class GroupPart(NamedTuple):
 
 
 def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
-    """Return episodes of one group as part of a chunk: ASCII without `<`, which could end a script."""
+    """Return the episodes of one group as part of a chunk, in ASCII without `<`, which could end a script."""
     parts: list[bytes] = []
     for lines in episodes:
         parts += b"E", fitter.fitted(lines.episode), b"\n"
         if lines.score is not None:
             parts += b"S", fitter.fitted(lines.score), b"\n"
         if lines.credit:
-            # As list items, without their common prefix: the episode, which the page knows.
+            # As list items without the common prefix, which has the episode's id.
             prefix = lines.credit[1 : max(1, lines.credit.find(STEP))]
             lean = lines.credit.replace(prefix, b"") if prefix else lines.credit
             parts += b"C[", lean.strip().replace(b"\n", b","), b"]\n"
@@ -71,7 +72,7 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
 
 
 def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
-    """Return the groups of a run in the order of samples and policies; large groups in parts."""
+    """Return the groups of a run in the order of samples and policies, large groups split into parts."""
     groups = grouped(episodes, lambda facts: facts.group_id)
     parts = []
     for name in sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name)):
@@ -161,7 +162,7 @@ _TOKENS = b'"tokens":{'
 
 
 class LineFitter:
-    """Truncates the lines of one run for its page."""
+    """The truncation of a run's lines for its page."""
 
     def __init__(self, header: RunHeader) -> None:
         self._texts = functools.cache(functools.partial(token_texts, header))  # read on first use
@@ -204,11 +205,11 @@ def _cut(value: Any, longest: int) -> Any:
 
 _MOST_CONTEXT = 200  # context tokens shown before an action
 _DIGITS = 4
-_SPACE = "\u2581"  # SentencePiece's space
+_SPACE = "\u2581"  # the character that SentencePiece uses for a space
 
 
 class TokenTexts:
-    """The texts of token ids."""
+    """A mapping of token ids to their texts."""
 
     def __init__(
         self, pieces: Mapping[int, str], added: Mapping[int, str] | None = None, *, is_byte_level: bool = False
@@ -246,7 +247,7 @@ class TokenTexts:
 
 
 def token_texts(header: RunHeader) -> TokenTexts | None:
-    """Return token texts of a run whose policy is a model in a local folder.
+    """Return token texts of a run whose policy is a model in a local directory.
 
     None for other policies, or if the task has a redaction hook.
     """
@@ -274,9 +275,9 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
     Returns:
         `texts` by id, null if unknown; `steps`, one per action: its `step`; `context`, the last 200 ids that the model
         saw since its last action or context rewrite, and `cut`, the number of earlier ones; the sampled `ids`, with
-        their `logprobs` under the sampling distribution, null if unknown; `choices`, how many ids each was chosen from,
-        null for all; `version` of the weights; `reason`, why the context was rewritten. Lines logged by a training run
-        also have `advantages` and `ratios` of the sampled ids. Damaged tokens have no steps; `damaged` says why.
+        their `logprobs` under the sampling distribution, null if unknown; `choices`, the number of ids each was chosen
+        from, null for all; `version` of the weights; `reason` of a context rewrite. Lines logged by a training run also
+        have `advantages` and `ratios` of the sampled ids. Damaged tokens have no steps; `damaged` has the reason.
     """
     stored = record.get("tokens")
     if not stored or "steps" in stored:
@@ -345,7 +346,7 @@ def _bytes_of_characters() -> dict[str, int]:
 
 Mode = Literal["inline", "files", "server"]
 MOST_INLINE = 3_000_000
-"""Most bytes of stored lines inside the page itself; a larger page would be slow to open."""
+"""Maximum bytes of stored lines in the page itself; a larger page would be slow to open."""
 _STAMP_BYTES = 4
 _CREDIT_FACTS = ("estimator", "step_rewards")
 _CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step_reward")
@@ -381,13 +382,13 @@ def served(run: Path) -> ChunkData:
 
 
 def within(run: Path, reader: ChunkReader) -> ChunkData:
-    """Put all chunks into the page itself."""
+    """Return the data with all chunks in the page itself."""
     texts = [text.decode("ascii") for text in reader.texts()]
     return ChunkData("inline", credit_facts(run), chunks=reader.chunks, texts=texts)
 
 
 def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> ChunkData:
-    """Write all chunks into a new folder; `forget_others` later removes the earlier folders."""
+    """Write all chunks into a new directory; `forget_others` later removes the earlier directories."""
     stamp = secrets.token_hex(_STAMP_BYTES)
     folder = page.with_name(f"{page.stem}_data") / stamp
     with wrap_os_errors("write", folder):
@@ -404,13 +405,13 @@ def chunk_script(number: int, text: bytes) -> bytes:
     The text is a raw template, which keeps backslashes. Characters that would end it are escaped within JSON.
     """
     quoted = text.replace(b"`", b"\\u0060")
-    if b"$" in quoted:  # searching for one byte is much faster than for two
+    if b"$" in quoted:  # searching for one byte is much faster than searching for two
         quoted = quoted.replace(b"${", b"$\\u007b")
     return b"RK.take(%d,String.raw`%s`)\n" % (number, quoted)
 
 
 def forget_others(page: Path, data: ChunkData) -> None:
-    """Remove the chunks of earlier versions of a page after it is written; other files stay."""
+    """Remove the chunks of a page's earlier versions after it is written; other files are kept."""
     folder = page.with_name(f"{page.stem}_data")
     if not folder.is_dir():
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 NAME_LENGTH = 120
-"""Longest displayed name, in characters."""
+"""The maximum length of a displayed name, in characters."""
 DASH = "–"
 RUN_STYLES = ("page.css", "episode.css", "tokens.css", "tree.css")
 RUN_SCRIPTS = (
@@ -199,10 +199,10 @@ def render(
 
     Args:
         template: a file in `templates/`. All its values are escaped except `trusted`.
-        page: the page's contents; untrusted texts must have passed through `escape_text`.
+        page: the page's contents; pass untrusted texts through `escape_text` first.
         styles: files of `assets/`.
         script: the script's text; "" for none.
-        trusted: our own texts, inserted without escaping.
+        trusted: texts from this package, inserted without escaping.
         script_sources: other sources that scripts may be loaded from.
         may_connect: allow requests to the server of the page.
         **values: more values for the template.
@@ -222,7 +222,7 @@ def render(
 
 @functools.cache
 def _environment() -> Environment:
-    """Cached, since compiling a template takes as long as rendering it."""
+    """Return the cached environment, since compiling a template takes as long as rendering it."""
     import jinja2
 
     loader = jinja2.FunctionLoader(lambda name: (_FILES / "templates" / name).read_text(encoding="utf-8"))

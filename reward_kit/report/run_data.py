@@ -39,9 +39,9 @@ class TextExcerpt(NamedTuple):
 class ScoreFacts:
     """A line of `scores.jsonl`, with times in seconds since the run began."""
 
-    unit: str  # the id of its reward call: the group's for a batch reward
+    unit: str  # the id of its reward call; for a batch reward, that of the group
     duration_s: float | None = None  # of the last call
-    submitted_s: float | None = None  # None in lines of older releases
+    submitted_s: float | None = None  # None in lines written by older releases
     attempts: tuple[tuple[float, float], ...] = ()  # start and end of each call
     done_s: float | None = None  # time of the score
     usage: str = ""  # usage reported by a judge
@@ -72,7 +72,7 @@ class EpisodeOutline:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The contents of a run's files."""
+    """The facts that a page shows about a run."""
 
     path: Path
     header: RunHeader
@@ -87,7 +87,7 @@ class RunFacts:
 
 
 def read_run(path: Path) -> RunFacts:
-    """Read the run in a folder; a process may still be writing its last lines."""
+    """Read the run in a directory; a process may still be writing its last lines."""
     header = RunHeader.read(path)
     if header.training is not None:
         raise ConfigError(f"{path} is a training run, which has metrics.jsonl and no episodes.jsonl")
@@ -108,10 +108,10 @@ def read_run(path: Path) -> RunFacts:
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of `episodes.jsonl` without its long middle, which takes most of the time.
+    """Parse a line of `episodes.jsonl` without its long middle, which takes most of the parsing time.
 
-    None if the middle is not where expected, or contains data that the page needs. A mark inside another value would
-    leave brackets open, and texts cannot contain the marks, since their quotes would be escaped.
+    Return None if the middle is not where it is expected, or contains data that the page needs. A mark inside another
+    value would leave brackets open, and texts cannot contain the marks, since their quotes would be escaped.
     """
     begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
     if not 0 < begin < end or any(line.find(key, begin, end) >= 0 for key in _TELLING):
@@ -147,7 +147,7 @@ def episode_outline(
         return EpisodeOutline(
             row=row,
             group_id=str(from_json_value(record.get("group_id"))),
-            # Scored transcripts have the times of their collection.
+            # Scored transcripts have the times of their original collection.
             begin_s=_since(header, timing.get("started_at")) if header.data is None else None,
             duration_s=_duration(timing.get("duration_s")),
             policy_s=_duration(timing.get("policy_s")),
@@ -187,7 +187,7 @@ def _score(line: Mapping[str, Any]) -> ScoreFacts:
 
 
 def _said(text: str | None) -> TextExcerpt:
-    """Keep only the beginning, so that untrusted texts cannot fill memory."""
+    """Keep only the beginning of a text, so that untrusted texts cannot fill the memory."""
     return TextExcerpt(text[:_KEPT_TEXT], len(text)) if text else TextExcerpt()
 
 
@@ -206,7 +206,7 @@ def _duration(value: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    if type(value) is float:  # nearly always
+    if type(value) is float:  # the usual case
         return value if math.isfinite(value) else None
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None

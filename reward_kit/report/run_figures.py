@@ -32,7 +32,7 @@ def _scores(episodes: Iterable[EpisodeOutline]) -> list[float]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Sum the known values; None without any."""
+    """Return the sum of the known values; None without any."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else None
 
@@ -52,7 +52,7 @@ class ScoreHistogram(NamedTuple):
 
 
 def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
-    """Return each policy's distribution of scores over common bins: of [0, 1] unless a score is outside."""
+    """Return each policy's distribution of scores over common bins: of [0, 1] unless a score is outside it."""
     every = _scores(episodes)
     low, high = min([0.0, *every]), max([1.0, *every])
     if every and (low < 0.0 or high > 1.0):
@@ -123,7 +123,7 @@ def failure_classes(episodes: Sequence[EpisodeOutline]) -> list[Count]:
 
 
 def error_class(facts: EpisodeOutline) -> str:
-    """Return the failure class of an episode or its scoring; "" if neither failed."""
+    """Return the failure class of an episode or of its scoring; "" if neither failed."""
     return facts.row.error_class or facts.row.score_error or ""
 
 
@@ -187,14 +187,14 @@ def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage
 
 
 def episode_tokens(facts: EpisodeOutline) -> int:
-    """Return how many tokens an episode used."""
+    """Return the number of tokens that an episode used."""
     return int(sum(facts.row.usage.get(key, 0) for key in _TOKENS))
 
 
 class ScoringFigures(NamedTuple):
-    """Reward calls, their durations and cost."""
+    """The numbers, durations and cost of reward calls."""
 
-    times: Sequence[Percentiles]  # of waits, calls, scores and groups
+    times: Sequence[Percentiles]  # percentiles of waits, calls, scores and groups
     calls: int | None  # None if unknown
     retries: int
     known: int  # scores without a call
@@ -209,7 +209,7 @@ def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigur
     calls = timeline.calls if timeline is not None else []
     scores = [facts.score for facts in run.episodes if facts.score is not None]
     complete, groups = groups_complete(run.episodes)
-    # Rollouts judged together all report the cost of the whole call; count it once.
+    # Rollouts judged in one call all report the cost of the whole call; count it once.
     usages = {(score.unit, score.usage): score.cost_usd for score in scores if score.usage}
     group_times = []
     for group in grouped(run.episodes, lambda facts: facts.group_id).values():
@@ -260,7 +260,7 @@ def broken(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
 # Tables filled by the page's script
 
 _REASON_LENGTH = 400
-_REASONS_IN_ALL = 1_500_000  # characters; a larger page is slow to open
+_REASONS_IN_ALL = 1_500_000  # in characters; a larger page is slow to open
 _SHORTEST_REASON = 60
 _MOST_CHOICES = 60
 _TEXTS = ("id", "link", "word", "text")
@@ -270,13 +270,13 @@ Rows = Sequence[Sequence[Cell]]
 
 
 class TableColumn(NamedTuple):
-    """A column."""
+    """A column of a table."""
 
     key: str
     label: str
     kind: str
     filters: str | None = None  # the column of the episode table that a click filters
-    view: str | None = None  # the view that a click opens: "episode" or "group"
+    view: str | None = None  # the view that a click on a cell opens: "episode" or "group"
 
     @property
     def is_number(self) -> bool:
@@ -297,7 +297,7 @@ class DataTable:
     is_optional: bool = False  # hidden if empty
 
     def with_choices(self, *keys: str) -> DataTable:
-        """Return the table with drop-down filters for columns with few values; a single value hides the filter."""
+        """Return the table with drop-down filters for columns with few values, but more than one."""
         filters = []
         for index, column in enumerate(self.columns):
             if column.key in keys:
@@ -438,7 +438,7 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
 
 
 def _named(name: str) -> Cell:
-    """Return a name as displayed, and as stored if that differs."""
+    """Return a name as displayed, followed by the stored name if it differs."""
     text = escape_text(name, NAME_LENGTH)
     return text if text == name else [text, name]
 

@@ -1,4 +1,4 @@
-"""The page of a run: its contents in reading order, and writing it to a file."""
+"""The page of a run: its contents in reading order, and the function that writes it to a file."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from reward_kit.report.training_page import training_page
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.statistics import Interval
-from reward_kit.runs.summary import PolicySummary, summarise
+from reward_kit.runs.summary import PolicySummary, summarize
 
 FILE = "report.html"
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
-    """Write the page of a run or training run, with its episodes in separate files if they are too large for one."""
+    """Write the page of a run or training run, with the episodes in separate files if one file would be too large."""
     header = RunHeader.read_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():
-        raise ConfigError(f"-o {target}: folder {target.parent} does not exist; create it first")
+        raise ConfigError(f"-o {target}: directory {target.parent} does not exist; create it first")
     if header.training is not None:
         page = training_page(read_training(run))
         write_atomically(target, page.encode("utf-8"), is_private=is_private)
@@ -57,7 +57,7 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
     """Return the page of a run as HTML."""
     header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
-    summaries = summarise((facts.row for facts in run.episodes), run.pass_threshold)
+    summaries = summarize((facts.row for facts in run.episodes), run.pass_threshold)
     scoring = figures.scoring_figures(run, timeline)
     policies = figures.policy_names(run.episodes)
     tables = (
@@ -124,7 +124,7 @@ def _facts(run: RunFacts) -> list[str]:
 
 
 def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
-    """Return caveats, shown before the figures."""
+    """Return the caveats that are shown before the figures."""
     notes = []
     missing = run.header.total - len(run.episodes)
     if missing > 0:
@@ -155,14 +155,13 @@ def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
 
 
 def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> list[str]:
-    """Return caveats of the timeline."""
+    """Return the caveats that are shown with the timeline."""
     notes = []
     if run.header.data is not None:
         notes.append("These episodes were collected elsewhere; the timeline shows only scoring.")
     if scoring.untimed:
         notes.append(
-            f"{scoring.untimed:,} scores have no times, since an older release wrote them: "
-            "when they were requested and arrived is unknown."
+            f"{scoring.untimed:,} scores have no request and arrival times, since an older release wrote them."
         )
     if timeline is None:
         return [*notes, "The files of this run have no times, so there is no timeline."]

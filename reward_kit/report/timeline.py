@@ -1,7 +1,7 @@
 """The timeline of a run: episodes and reward calls in lanes, and how many of each were active over time.
 
-Times are seconds since the run began, without idle stretches, such as the night before a resume. Beyond a few hundred
-bars the lanes are left out and only totals are drawn.
+Times are seconds since the run began, without idle periods, such as the night before a resume. Beyond a few hundred
+bars, the lanes are omitted and only totals are drawn.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ProgressCurve(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """An idle stretch that was cut out: its position and length."""
+    """An idle period that was cut out: its position and length."""
 
     at_s: float
     seconds: float
@@ -102,7 +102,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A request to the reward for one score or a group's scores."""
+    """A request to the reward for one score, or for the scores of a group."""
 
     episodes: Sequence[str]
     submitted_s: float  # requested; the scores arrived at `done_s`
@@ -126,7 +126,7 @@ class RunTimeline:
     bands: Sequence[Band]  # [] if there would be too many bars
     strips: Sequence[Strip]
     curves: Sequence[ProgressCurve]
-    gaps: Sequence[Gap]  # idle stretches
+    gaps: Sequence[Gap]  # idle periods
     collecting: Sequence[Span]  # when episodes were in progress
     calling: Sequence[Span]  # when calls were in flight
     calls: Sequence[RewardCall]
@@ -197,7 +197,7 @@ def _calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
 
 
 class _Axis:
-    """Cuts out idle stretches."""
+    """The time axis, with idle periods cut out."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         busy = merge_spans(spans)
@@ -251,7 +251,7 @@ def covered_seconds(spans: Iterable[Span]) -> float:
 
 
 def _bands(works: Sequence[Bar], calls: Sequence[RewardCall]) -> list[Band]:
-    """Return the lanes if they fit, else only those of calls, else none."""
+    """Return all lanes if they fit, else only the lanes of calls, else none."""
     if len(works) + sum(max(1, len(call.attempts)) for call in calls) > MOST_BARS:
         return []
     collecting = Band("Collecting", *_assign_lanes([(work.span, [work]) for work in works]))
@@ -315,7 +315,7 @@ def _curves(episodes: Sequence[EpisodeOutline], axis: _Axis) -> list[ProgressCur
     expected = sum(not facts.row.error_class for facts in episodes)
     curves = [
         _curve("Episodes stopped", stopped, len(episodes), axis),
-        _curve("Scores there", scored, expected, axis),
+        _curve("Scores received", scored, expected, axis),
         _curve("Groups complete", complete, groups, axis),
     ]
     return [curve for curve in curves if curve.steps]
@@ -345,7 +345,7 @@ def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], in
 
 
 def draw_timeline(timeline: RunTimeline) -> Drawing:
-    """Draw the lanes if any, the totals below them, and the completed shares."""
+    """Draw the lanes, if any, the totals below them, and the completed shares."""
     parts = [f"{strip.title.lower()}: peak {strip.peak}" for strip in timeline.strips]
     drawing = Drawing(f"Timeline of {seconds(timeline.length_s)}; {'; '.join(parts)}", _WIDTH)
     scale = (_WIDTH - _LEFT - _RIGHT) / (timeline.length_s or 1.0)
@@ -417,7 +417,7 @@ def _draw_curves(drawing: Drawing, curves: Sequence[ProgressCurve], scale: float
 
 
 def ticks(length_s: float) -> list[float]:
-    """Return about `_TICKS` round times from 0, without one at the very end, where its label would not fit."""
+    """Return about `_TICKS` round times from 0, but none at the very end, where its label would not fit."""
     if length_s <= 0:
         return [0.0]
     wanted = length_s / _TICKS

@@ -55,7 +55,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """The contents of a training run's files."""
+    """The facts that a page shows about a training run."""
 
     path: Path
     header: RunHeader
@@ -64,7 +64,7 @@ class TrainingFacts:
     resumed_at: Sequence[int]  # first update after each resume
     updates: int  # finished so far
     last_at: datetime.datetime | None  # time of the last line, in UTC
-    stopped: str | None  # why it ended before its last update
+    stopped: str | None  # why the run ended before its last update
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -83,7 +83,7 @@ class TrainingFacts:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Return the best update and its value; the first of equal ones."""
+        """Return the best update and its value; on a tie, the first such update."""
         if self.metric not in self.series or not len((series := self.series[self.metric].finite).values_N):
             return None
         highest = np.flatnonzero(series.values_N == series.values_N.max())
@@ -99,7 +99,7 @@ class TrainingFacts:
 
 
 def read_training(run: Path) -> TrainingFacts:
-    """Read the training run in a folder; a process may still be writing its last line."""
+    """Read the training run in a directory; a process may still be writing its last line."""
     header = RunHeader.read(run)
     if (training := header.training) is None:
         raise ConfigError(f"{run} is not a run of `reward-kit train`")
@@ -164,9 +164,9 @@ STRETCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The drawn points of a series, each for one update or a stretch of updates."""
+    """The drawn points of a series, each for one update or several consecutive updates."""
 
-    updates_M: NDArray[np.int64]  # the last of each stretch
+    updates_M: NDArray[np.int64]  # the last update of each point
     values_M: NDArray[np.float64]  # means; NaN interrupts the line
     low_M: NDArray[np.float64] | None = None  # minima; None if every point is drawn
     high_M: NDArray[np.float64] | None = None  # maxima, likewise
@@ -180,7 +180,7 @@ class Curve:
 
 
 def build_curve(series: Series, most: int = MOST_POINTS) -> Curve:
-    """Return the series, or if it is long its means and extremes over equal stretches."""
+    """Return the series or, if it is long, its means and extremes over equal numbers of updates."""
     count = len(series.values_N)
     if count <= most:
         return Curve(series.updates_N, series.values_N)
@@ -262,7 +262,7 @@ def _has_messages(record: Mapping[str, Any]) -> None:
 
 def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
     messages = record["messages"]
-    # Of long episodes keep the beginning (the task) and the end (the outcome).
+    # Keep the beginning (the task) and the end (the outcome) of long episodes.
     half = _MOST_MESSAGES // 2
     said = [_said(message) for message in messages]
     if (cut := len(messages) - 2 * half) > 0:
@@ -275,7 +275,7 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
 
 
 def _said(message: Mapping[str, Any]) -> ShownMessage:
-    """Return a message with its calls as written."""
+    """Return a message with its calls in their written form."""
     content = from_json_value(message.get("content"))
     text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
@@ -316,7 +316,7 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
     latest = max(files)
     groups: dict[str, list[_Kept]] = defaultdict(list)
     for record in kept_records(files[latest]):
-        if TRAINING in record:  # earlier releases logged only the episode
+        if TRAINING in record:  # earlier releases logged only the episode, without its scores
             kept = _kept(record, header)
             groups[kept.facts.group_id].append(kept)
     if not groups:

@@ -52,7 +52,7 @@ class ChartSpec(NamedTuple):
     """The specification of a chart."""
 
     title: str
-    lines: tuple[ChartLine, ...]  # missing ones are skipped
+    lines: tuple[ChartLine, ...]  # missing figures are skipped
     note: str  # meaning of the figures, and warning signs
     has_zero: bool = True  # the scale includes 0
     is_log: bool = False  # logarithmic if values are far apart
@@ -82,8 +82,8 @@ POLICY = ChartGroup(
         ChartSpec(
             "KL",
             (ChartLine("learner/approx_kl", "within the update"), ChartLine("learner/kl", "to the reference")),
-            "KL of one update (k3 estimator), and KL to the reference policy, if any. A jump means that updates "
-            "are too large; lower ppo.lr.",
+            "KL of one update (k3 estimator), and KL to the reference policy, if any. A jump "
+            "indicates that updates are too large; lower ppo.lr.",
         ),
         ChartSpec(
             "Clip fraction",
@@ -98,16 +98,16 @@ POLICY = ChartGroup(
         ChartSpec(
             "Entropy",
             (ChartLine("learner/entropy", "nats per token"),),
-            "Entropy of the policy. Near 0 exploration stops, and the episodes of a group become equal.",
+            "Entropy of the policy. Near 0, exploration stops, and the episodes of a group become equal.",
         ),
         ChartSpec(
             "Gradient norm",
             (ChartLine("learner/grad_norm", "mean of the update"), ChartLine("learner/grad_norm_max", "greatest")),
-            "Before clipping to ppo.max_grad_norm. Single peaks are clipped; a steady rise is a warning.",
+            "The norm before clipping to ppo.max_grad_norm. Single peaks are clipped; a steady rise is a warning.",
             is_log=True,
             has_zero=False,
         ),
-        ChartSpec("Learning rate", (ChartLine("learner/lr", "learning rate"),), "The schedule."),
+        ChartSpec("Learning rate", (ChartLine("learner/lr", "learning rate"),), "The learning rate schedule."),
         ChartSpec(
             "Loss",
             (
@@ -116,7 +116,7 @@ POLICY = ChartGroup(
                 ChartLine("learner/kl_loss", "KL"),
                 ChartLine("learner/entropy_loss", "entropy"),
             ),
-            "The terms of the loss. The policy loss is measured on new episodes each time and need not fall.",
+            "The terms of the loss. The policy loss is measured on new episodes in each update and need not decrease.",
             has_zero=False,
         ),
         ChartSpec(
@@ -147,7 +147,7 @@ OFF_POLICY = ChartGroup(
             "Sampler-learner gap",
             (ChartLine("learner/logprob_gap_mean", "mean difference"), ChartLine("learner/logprob_gap", "greatest")),
             "Difference between the recorded log-probability of a token and the learner's before the update. About "
-            "1e-6 in float32 at lag 0; more means that sampler and learner differ.",
+            "1e-6 in float32 at lag 0; a larger difference indicates that sampler and learner differ.",
             is_log=True,
             has_zero=False,
         ),
@@ -171,12 +171,12 @@ EPISODES = ChartGroup(
         ChartSpec(
             "Episode length",
             (ChartLine("held_out/steps_mean", "held-out"), ChartLine("episode/steps_mean", "in training")),
-            "Mean number of steps. Often falls as the score rises.",
+            "Mean number of steps. It often falls as the score rises.",
         ),
         ChartSpec(
             "Tokens per episode",
             (ChartLine("held_out/tokens_mean", "held-out"), ChartLine("episode/tokens_mean", "in training")),
-            "Mean sampled tokens. A rise without a better score is verbosity.",
+            "Mean number of sampled tokens per episode. A rise without a better score indicates verbosity.",
         ),
         ChartSpec(
             "Invalid actions",
@@ -191,7 +191,7 @@ EPISODES = ChartGroup(
         ChartSpec(
             "Stop reasons",
             (),
-            "Share of the batch for each stop reason. Many truncated episodes leave little to learn from.",
+            "Share of the batch for each stop reason. Truncated episodes carry little learning signal.",
             is_share=True,
         ),
         ChartSpec(
@@ -223,12 +223,12 @@ TIME = ChartGroup(
                 ChartLine("speed/sampled_tokens_per_s", "tokens sampled per second"),
                 ChartLine("speed/trained_tokens_per_s", "tokens trained per second"),
             ),
-            "Over the whole update, without evaluation.",
+            "Mean over the whole update, without evaluation.",
         ),
         ChartSpec(
             "Environment steps per second",
             (ChartLine("speed/env_steps_per_s", "steps per second"),),
-            "Over the whole update.",
+            "Mean over the whole update.",
         ),
         ChartSpec(
             "Time per update",
@@ -238,7 +238,7 @@ TIME = ChartGroup(
                 ChartLine("time/update_s", "learner"),
                 ChartLine("time/wait_for_scores_s", "waiting for scores"),
             ),
-            "Concurrent work counts in each of its phases.",
+            "Concurrent phases each count in full.",
         ),
         ChartSpec(
             "Hidden scoring time",
@@ -342,7 +342,7 @@ class Chart:
 
 
 def draw(key: str, picture: ChartSpec, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
-    """Draw a chart; None if the run has no data for it."""
+    """Draw a chart; return None if the run has no data for it."""
     curves = [(line, build_curve(run.series[line.name])) for line in picture.lines if line.name in run.series]
     curves = [(line, curve) for line, curve in curves if np.isfinite(curve.values_M).any()]
     values = np.concatenate([curve.all_values for _, curve in curves]) if curves else np.empty(0)
@@ -431,7 +431,7 @@ def _area(band: Band, scale: Axes) -> str:
 
 
 def _data(scale: Axes, picture: ChartSpec, curves: Iterable[tuple[ChartLine, Curve]], band: Band) -> dict[str, Any]:
-    """Return the points, for the script to show values under the pointer and to change the x axis."""
+    """Return the points, from which the script shows values under the pointer and changes the x axis."""
     return {
         "box": list(scale.box[:4]),
         "scale": [scale.low, scale.high, int(scale.is_log)],
@@ -555,7 +555,7 @@ def _facts(run: TrainingFacts) -> list[str]:
 
 
 def _notes(run: TrainingFacts) -> list[str]:
-    """Return caveats, shown before the curves."""
+    """Return the caveats that are shown before the curves."""
     notes, asked = [], _updates_asked(run)
     if run.header.status == "interrupted" or (run.header.status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
@@ -617,7 +617,7 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
 def _drawn(part: ChartGroup, run: TrainingFacts) -> list[Chart]:
     charts = []
     for index, picture in enumerate(part.pictures):
-        if picture.title == STOPS_TITLE:  # one line per frequent reason
+        if picture.title == STOPS_TITLE:  # one line for each frequent reason
             stops = {name: series.finite.values_N for name, series in run.series.items() if name.startswith(STOPS)}
             most = sorted((name for name in stops if len(stops[name])), key=lambda name: -float(stops[name].sum()))
             labels = [(name, name.removeprefix(STOPS).removesuffix("_share")) for name in most[:_MOST_STOPS]]
@@ -629,7 +629,7 @@ def _drawn(part: ChartGroup, run: TrainingFacts) -> list[Chart]:
 
 
 def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
-    """Return exceeded off-policy limits: name, count, first and last update, worst value."""
+    """Return the exceeded off-policy limits: name, count, first and last update, and worst value."""
     alarms = []
     for name, series in run.series.items():
         if name.startswith(ALARM):

@@ -1,11 +1,11 @@
 """Access control of the viewer: requests need this start's token, from this machine and not from other sites.
 
-Another site's page open in the same browser can send requests to this machine, and can point its own host name to it.
-So a request needs the token, or the cookie exchanged for it, which the browser sends only for our pages; its Host must
-be this machine; and it may only read.
+A page of another site in the same browser can send requests to this machine, and can point its own host name to it. So
+a request needs the token, or the cookie exchanged for it, which the browser sends only for our pages; its Host header
+must name this machine; and only reading methods are allowed.
 
 The address passed to a browser is visible to other users of the machine in the process arguments. So it contains a code
-instead of the token: the code is exchanged for a cookie once, within a minute. A second use is refused and revokes the
+instead of the token, which can be exchanged for a cookie once, within a minute. A second use is refused and revokes the
 first cookie, since one of the two was not the user's browser.
 """
 
@@ -21,7 +21,7 @@ from aiohttp import web
 
 TOKEN, CODE = "token", "code"
 HERE = ("127.0.0.1", "localhost")
-"""Accepted names of this machine."""
+"""Host names of this machine that are accepted."""
 _CODE_LASTS_S = 60.0
 _COOKIE_LASTS_S = 24 * 3600  # otherwise cookies of many starts would fill the headers
 _WITHDRAWN = "This code was used twice; its session is closed. Open the address that was printed.\n"
@@ -44,7 +44,7 @@ def new_token() -> str:
 
 
 class Access:
-    """Admits requests, or refuses them with the reason.
+    """The access control of a server: admits requests, or refuses them with a reason.
 
     Args:
         token: expected in addresses as `?token=…`; by default a new one.
@@ -55,7 +55,7 @@ class Access:
         self._due: dict[str, float] = {}
         """Unused codes, and when they expire."""
         self._used: dict[str, str] = {}
-        """Used codes, and their sessions."""
+        """Used codes, and the sessions that they opened."""
         self._sessions: dict[str, set[anyio.CancelScope]] = {}
         """Cookies exchanged for codes, and their requests in progress."""
         # Cookies ignore ports, so each start uses its own name.
@@ -145,7 +145,7 @@ def _is_from_here(headers: Mapping[str, str], host: str) -> bool:
     origin = headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
         return False
-    # Followed links are admitted: their page cannot read the response, and lacks our cookie.
+    # Followed links are admitted: the linking page cannot read the response, and has no cookie of ours.
     site, mode = headers.get("Sec-Fetch-Site", "none"), headers.get("Sec-Fetch-Mode", "navigate")
     return site in ("none", "same-origin") or mode == "navigate"
 
@@ -159,7 +159,7 @@ def _name_of(host: str) -> str | None:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Restrict every response, including errors and streams, to our pages, and disable caching."""
+    """Add headers that restrict every response, including errors and streams, to our pages, and disable caching."""
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.pop("Server", None)

@@ -1,8 +1,9 @@
 """The viewer's runs, kept up to date while they are running.
 
-Each line of a run's files is read once. Memory holds an episode's displayed facts and the positions of its lines, which
-are read again when the episode is opened. Changes are numbered, so that any number of pages can request what is new to
-them. A running or killed run has no final summary, so its figures are computed from its lines.
+Each line of a run's files is read once. Memory holds the displayed facts of each episode and the positions of its
+lines, which are read again when the episode is opened. Changes are numbered, so that each open page can request the
+changes since its last request. A running or killed run has no final summary, so its figures are computed from its
+lines.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from reward_kit.report.run_data import EpisodeOutline, RunFacts, episode_outline
 from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, wrap_os_errors
 from reward_kit.runs.results import LineRange, index_credit
 from reward_kit.runs.run_folder import FILE, RunHeader, check_score, is_open_elsewhere, line_record
-from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
+from reward_kit.runs.summary import PolicySummary, summarize, summary_from_json
 
 # Growing files
 
@@ -53,17 +54,17 @@ class NewLines(NamedTuple):
 
 
 class TailReader:
-    """Reads new lines of one file. An incomplete last line is left until it is complete.
+    """A reader of the new lines of one file. An incomplete last line is returned once it is complete.
 
     Args:
         path: the file; a missing one has no lines.
         check: raises a StoreError for an invalid record.
-        most_bytes: about how many bytes to read at a time, so that a long file does not block other work.
+        most_bytes: the approximate number of bytes to read at a time, so that a long file does not block other work.
     """
 
     def __init__(self, path: Path, check: Check = lambda record: None, most_bytes: int = 16 * _PART) -> None:
         self.path = path
-        self.bytes_read = 0  # total, for tests
+        self.bytes_read = 0  # the total, for tests
         self._check = check
         self._most_bytes = most_bytes
         self._inode: int | None = None
@@ -184,11 +185,11 @@ class WatchedRun:
                 self._read_header()
                 return self._read_lines()
             except RewardKitError:
-                self._forget()  # otherwise the lines before the damage would count as complete
+                self._forget()  # otherwise the lines before the damage would count as all lines
                 raise
 
     def poll_all(self) -> None:
-        """Read all present lines."""
+        """Read all complete lines."""
         while not self.poll():
             continue
 
@@ -201,7 +202,7 @@ class WatchedRun:
             return RunFacts(self.path, self.header, finished, self._memory.earlier, len(latest) - len(finished))
 
     def changed_since(self, change: int) -> list[EpisodeOutline]:
-        """Return episodes that are new or were scored after a change; the time depends only on their number."""
+        """Return the episodes that are new or newly scored since a change, in time proportional to their number."""
         with self._lock:
             changed = []
             for rollout_id in reversed(self._memory.by_change):
@@ -213,7 +214,7 @@ class WatchedRun:
             return changed[::-1]
 
     def beside(self, episodes: Iterable[EpisodeOutline]) -> list[EpisodeOutline]:
-        """Return all episodes that share a sample and policy with these, for the sample table."""
+        """Return all episodes of the samples and policies of these, for the sample table."""
         with self._lock:
             keys = dict.fromkeys((facts.row.sample_id, facts.row.policy) for facts in episodes)
             known = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
@@ -251,7 +252,7 @@ class WatchedRun:
         """Index `credit.jsonl` by episode; the file is written and read as a whole."""
         try:
             facts = (self.path / "credit.jsonl").stat()
-        except OSError:  # treat as missing
+        except OSError:  # treat a damaged file as missing
             return {}
         is_from = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
         if is_from != self._credit[0]:
@@ -322,13 +323,13 @@ def _read(path: Path, place: LineRange | None) -> bytes:
         return file.read(place.length)
 
 
-# All runs in a folder
+# All runs in a directory
 
 _END = 1 << 18
 
 
 def last_held_out(run: Path) -> float | None:
-    """Return the last held-out score of a training run; None if the end of its metrics contains none."""
+    """Return the last held-out score of a training run; None if the end of its metrics has none."""
     path = run / METRICS
     if not path.exists():
         return None
@@ -347,7 +348,7 @@ def last_held_out(run: Path) -> float | None:
 SUMMARY = "summary.json"
 _FILES = (FILE, SUMMARY, "episodes.jsonl", "scores.jsonl", METRICS)
 _FOLDERS = (EPISODES,)
-"""Identifies the state of the files of a page."""
+"""A value that identifies the state of a page's files."""
 _NOTE_LENGTH = 300
 _SHARE_OF_TIME = 0.05
 Signature = tuple[tuple[int, int, int] | None, ...]
@@ -372,7 +373,7 @@ class RunRow(NamedTuple):
 
 @dataclass(slots=True)
 class _Entry:
-    """A run of the folder, as of this signature of its files."""
+    """A run in the directory, read when its files had this signature."""
 
     signature: Signature = ()
     rows: Sequence[RunRow] = ()
@@ -383,8 +384,8 @@ class _Entry:
     change: int = 0
 
 
-class RunCatalogue:
-    """The runs of a folder, for use from any thread; `held` makes several reads consistent."""
+class RunCatalog:
+    """The runs of a directory, for use from any thread; `held` makes several reads consistent."""
 
     def __init__(self, folder: Path, only: str | None = None) -> None:
         self._folder = folder
@@ -409,7 +410,7 @@ class RunCatalogue:
 
     @property
     def title(self) -> str:
-        """The displayed name of the folder."""
+        """The displayed name of the directory."""
         return escape_text(self._only or self._folder.resolve().name, NAME_LENGTH)
 
     @property
@@ -424,9 +425,9 @@ class RunCatalogue:
             return [row for entry in self._entries.values() if entry.change > change for row in entry.rows]
 
     def run_path(self, name: str) -> Path | None:
-        """Return the folder of a run; None if it is unknown.
+        """Return the directory of a run; None if it is unknown.
 
-        Neither names nor links, to folders or to files, may lead out of the folder.
+        Names and links that lead out of the directory are rejected.
         """
         if self._only not in (None, name) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
             return None
@@ -440,11 +441,11 @@ class RunCatalogue:
         return path if is_inside and (path / FILE).is_file() else None
 
     def poll(self) -> None:
-        """Read changes in the folder since the last poll, a bounded part for each run."""
+        """Read changes in the directory since the last poll, a bounded part for each run."""
         with self._lock:
             names = [self._only] if self._only is not None else []
             if self._only is None:
-                with contextlib.suppress(OSError), os.scandir(self._folder) as entries:  # a removed folder is empty
+                with contextlib.suppress(OSError), os.scandir(self._folder) as entries:  # a removed directory is empty
                     names = sorted(entry.name for entry in entries if Path(entry.path).is_dir())
             for name in self._entries.keys() - set(names):
                 self._forget(name)
@@ -460,7 +461,7 @@ class RunCatalogue:
                 return
             entry = self._entries.setdefault(name, _Entry())
             entry.is_open = is_open_elsewhere(path)
-        # Testing a run's lock briefly takes it, so test only after a change.
+        # A test of a run's lock takes it briefly, so test only after a change.
         elif entry.is_open and not is_open_elsewhere(path):
             entry.is_open = False
         elif entry.watch is None:
@@ -511,7 +512,7 @@ class RunCatalogue:
         if state == entry.counted or (began_s < entry.due_s and not is_over):
             return None
         facts = watch.facts()
-        rows = _with_figures(known, summarise((one.row for one in facts.episodes), facts.pass_threshold))
+        rows = _with_figures(known, summarize((one.row for one in facts.episodes), facts.pass_threshold))
         ended_s = time.monotonic()
         entry.counted, entry.due_s = state, ended_s + (ended_s - began_s) / _SHARE_OF_TIME
         if is_over:

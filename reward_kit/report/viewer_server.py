@@ -1,4 +1,4 @@
-"""The server of `reward-kit view`: loopback only, read-only, protected by a token."""
+"""The server of `reward-kit view`: loopback only, read-only, and protected by a token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from reward_kit.report.run_page import run_page
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.report.viewer_access import TOKEN, Access
-from reward_kit.report.viewer_runs import SUMMARY, GroupLines, RunCatalogue, RunRow, WatchedRun
+from reward_kit.report.viewer_runs import SUMMARY, GroupLines, RunCatalog, RunRow, WatchedRun
 from reward_kit.runs.files import EPISODES, METRICS
 from reward_kit.runs.run_folder import FILE, RunHeader
 
@@ -58,16 +58,16 @@ _COLUMNS = (
 )
 Event = tuple[str, Mapping[str, Any]]
 EventSource = Callable[[str], Awaitable[tuple[str, list[Event]]]]
-"""Maps a page's mark to the current mark and the events since then, as names with data."""
+"""A function from a page's mark to the current mark and the events since then, as names with data."""
 
 
 @asynccontextmanager
-async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
-    """Serve the runs of a catalogue inside the block; yield the address."""
+async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
+    """Serve the runs of a catalog inside the block; yield the address."""
     access = access or Access()
     app = web.Application()
     access.install(app)
-    viewer = _Viewer(catalogue)
+    viewer = _Viewer(catalog)
     app.add_routes(
         [
             web.get("/", viewer.index),
@@ -87,7 +87,9 @@ async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None 
             await web.TCPSite(runner, LOOPBACK, port).start()
         except OSError as error:
             why = error.strerror or error
-            raise ConfigError(f"--port {port}: {why}; choose another, or leave it out for a free one") from error
+            raise ConfigError(
+                f"--port {port}: {why}; choose another port, or omit the option to use a free one"
+            ) from error
         yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/?{TOKEN}={access.token}"
     finally:
         viewer.ending.set()
@@ -97,32 +99,32 @@ async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None 
 class _Viewer:
     """The handlers of one server; `ending` ends its event streams."""
 
-    def __init__(self, catalogue: RunCatalogue) -> None:
+    def __init__(self, catalog: RunCatalog) -> None:
         self.ending = anyio.Event()
-        self._catalogue = catalogue
-        self._runs = _OpenRuns(catalogue)
+        self._catalog = catalog
+        self._runs = _OpenRuns(catalog)
         self._looking = anyio.Lock()
 
     async def index(self, request: web.Request) -> web.Response:
         def page() -> str:
-            with self._catalogue.held():
-                self._catalogue.poll()
-                return _index_page(self._catalogue)
+            with self._catalog.held():
+                self._catalog.poll()
+                return _index_page(self._catalog)
 
         async with self._looking:
             return _html(await run_sync(page))
 
     async def index_events(self, request: web.Request) -> web.StreamResponse:
         def poll(mark: str) -> tuple[str, list[Event]]:
-            # A disconnecting client releases `_looking` while the thread still polls, so hold the catalogue too.
-            with self._catalogue.held():
-                self._catalogue.poll()
-                now, known = self._catalogue.change, int(mark) if mark.isdecimal() else -1
+            # A disconnecting client releases `_looking` while the thread still polls, so hold the catalog too.
+            with self._catalog.held():
+                self._catalog.poll()
+                now, known = self._catalog.change, int(mark) if mark.isdecimal() else -1
                 if not 0 <= known <= now:  # from another start of the server
                     return str(now), [("reload", {})]
-                changed = [_cells(row) for row in self._catalogue.changed_since(known)]
+                changed = [_cells(row) for row in self._catalog.changed_since(known)]
                 # With the names of all runs, since some may have been removed.
-                return str(now), [("rows", {"changed": changed, "all": self._catalogue.names})] if known < now else []
+                return str(now), [("rows", {"changed": changed, "all": self._catalog.names})] if known < now else []
 
         async def news(mark: str) -> tuple[str, list[Event]]:
             async with self._looking:
@@ -132,7 +134,7 @@ class _Viewer:
 
     async def with_slash(self, request: web.Request) -> web.Response:
         name = request.match_info["run"]
-        if self._catalogue.run_path(name) is None:
+        if self._catalog.run_path(name) is None:
             raise web.HTTPNotFound(text="Unknown run.\n")
         return web.Response(status=303, headers={"Location": f"./{_quoted(name)}/"})
 
@@ -179,7 +181,7 @@ class _Viewer:
                 if silent % _ALIVE_EVERY == _ALIVE_EVERY - 1:  # to notice closed pages
                     events = [("alive", {})]
                 for name, data in events:
-                    # JSON has no line breaks, so its data is one line.
+                    # JSON text has no line breaks here, so the data is one line.
                     # https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
                     text = f"event: {name}\nid: {mark}\ndata: {json.dumps(data, allow_nan=False)}\n\n"
                     await response.write(text.encode("ascii"))
@@ -208,13 +210,13 @@ def _refusals(kind: str) -> Iterator[None]:
 # Pages
 
 
-def _index_page(catalogue: RunCatalogue) -> str:
+def _index_page(catalog: RunCatalog) -> str:
     """Return the table of runs as of the last poll."""
-    cells = [_cells(row) for row in catalogue.rows]
+    cells = [_cells(row) for row in catalog.rows]
     table = DataTable("runs", "Runs", _COLUMNS, cells, key=2).with_choices("task", "policy", "status")
-    script = bundle(("base.js", "tables.js", "events.js")) + _mark_script(str(catalogue.change)) + asset("index.js")
+    script = bundle(("base.js", "tables.js", "events.js")) + _mark_script(str(catalog.change)) + asset("index.js")
     data = as_script_data(tables_data([table]))
-    return _viewer_page("index.html.j2", script, data, table=table, folder=catalogue.title)
+    return _viewer_page("index.html.j2", script, data, table=table, folder=catalog.title)
 
 
 def _viewer_page(template: str, script: str, data: str = "", **values: Any) -> str:
@@ -228,7 +230,7 @@ def _cells(row: RunRow) -> list[Cell]:
 
 
 def _live_script(mark: str) -> str:
-    """Return the script that updates a page from a mark on."""
+    """Return the script that updates a page, starting from a mark."""
     return _mark_script(mark) + bundle(("events.js", "live.js"))
 
 
@@ -270,8 +272,8 @@ class _Shown:
 class _OpenRuns:
     """Recently used runs in memory, and pages of training runs."""
 
-    def __init__(self, catalogue: RunCatalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalog: RunCatalog) -> None:
+        self._catalog = catalog
         self._runs: OrderedDict[str, _Shown] = OrderedDict()
         self._training: OrderedDict[Path, tuple[str, str]] = OrderedDict()
         self._lock = threading.Lock()
@@ -335,7 +337,7 @@ class _OpenRuns:
         return run
 
     def _run_path(self, name: str) -> Path:
-        path = self._catalogue.run_path(name)
+        path = self._catalog.run_path(name)
         if path is None:
             raise ConfigError("Unknown run. It may have been removed.")
         return path
@@ -367,7 +369,7 @@ class _OpenRuns:
 def training_mark(run: Path) -> str:
     """Return the state of the files of a training run, as digits and dashes.
 
-    Files are moved into the folder of episodes as a whole, so the folder's modification time covers them.
+    Files of episodes are moved into their directory complete, so its modification time reflects every change.
     """
     parts = []
     for name in (FILE, METRICS, SUMMARY, EPISODES):

@@ -41,14 +41,14 @@ class AsyncRewardAgent:
     Args:
         scorer: a reward function or class, called in this process (with a warning if it asks for a sandbox), or an
             object that calls one elsewhere, such as `RemoteReward`.
-        max_concurrency: calls in flight at once; a group's call counts as one.
+        max_concurrency: the maximum number of concurrent calls; a group's call counts as one.
         deadline_s: time limit of one call; beyond it, the call is cancelled and unscored with the class `timeout`. It
             includes the wait for a worker, except for a synchronous reward in this process.
         max_pending: the maximum number of unscored requests; beyond it, `submit` waits.
         rates: limits of calls per minute and in flight; by default the scorer's attribute `rates`.
         retries: retries of failed calls; by default the scorer's attribute `retries`, or none.
-        cache: gives equal requests the same score, with one shared call for those in flight; None by default, since
-            two answers of a judge to one question are two samples.
+        cache: a cache that gives equal requests the same score, with one shared call for those in flight; None by
+            default, since two answers of a judge to the same question are two samples.
 
     Attributes:
         scorer: the scorer that was passed, or the one created from the reward.
@@ -69,7 +69,7 @@ class AsyncRewardAgent:
         cache: ScoreCache | None = None,
     ) -> None:
         if max_concurrency < 1:
-            raise ConfigError(f"max_concurrency must be at least 1, not {max_concurrency}")
+            raise ConfigError(f"max_concurrency must be at least 1, got {max_concurrency}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if max_pending is not None:
@@ -119,7 +119,7 @@ class AsyncRewardAgent:
     ) -> None:
         tasks = self._open_tasks()
         try:
-            # A call waiting for its retry has no task, so the task group would not wait for it.
+            # A call that waits for its retry has no task, so the task group would not wait for it.
             while self._pending and error is None:
                 self._quiet = anyio.Event()
                 await self._quiet.wait()
@@ -169,7 +169,7 @@ class AsyncRewardAgent:
                 )
         group_size = _whole("group_size", group_size)
         if group_size < 1 or len(batch) % group_size:
-            raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
+            raise ConfigError(f"a batch of {len(batch)} cannot be divided into groups of {group_size}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if self._max_pending is not None:  # first come, first served
@@ -245,9 +245,9 @@ class AsyncRewardAgent:
         if ticket is None:
             ticket = self._oldest(chunk_size)
         elif not isinstance(ticket, Ticket):
-            raise ConfigError(f"ticket must be the result of submit; got {type_name(ticket)}")
+            raise ConfigError(f"ticket must be the result of submit, got {type_name(ticket)}")
         elif not ticket.belongs_to(self) and ticket.requests:
-            raise ConfigError("the ticket belongs to another agent, or to one that is closed")
+            raise ConfigError("the ticket belongs to another agent, or to a closed one")
         chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
         if hook_func is None:
             return chunk
@@ -358,7 +358,7 @@ def _whole(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} must be an integer; got {value!r}") from None
+        raise ConfigError(f"{name} must be an integer, got {value!r}") from None
 
 
 _Result = TypeVar("_Result")

@@ -36,7 +36,7 @@ from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.validation import check_number
 
 SPARE = 10
-"""Retries allowed regardless of the share, for agents with few calls."""
+"""The number of retries that are allowed regardless of the share, for agents with few calls."""
 _SLICES = 20
 _Result = TypeVar("_Result")
 Finisher = Callable[[Sequence[ScoringRequest], Sequence[Scored]], Coroutine[Any, Any, Sequence[Scored]]]
@@ -116,7 +116,7 @@ class Call:
     attempts: int = 0
     began: float = 0.0  # start of the first attempt, in event loop time
     spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of each attempt
-    given_up: str = ""  # why it is not retried, unless its attempts are used up
+    given_up: str = ""  # the reason why it is not retried, unless its attempts are used up
     key: str | None = None  # the hash of its content, if results are cached
     scope: anyio.CancelScope | None = None  # cancels it while in flight
     followers: list[Call] = field(default_factory=list)  # equal calls, which share its results
@@ -250,7 +250,7 @@ class CallScheduler:
         self._time_came.set()
 
     async def _wait_for_timers(self) -> None:
-        """Start workers after a timer, since timers run outside tasks and cannot start them."""
+        """Start workers after a timer fires, since timers run outside of tasks and cannot start them."""
         while self._tasks is not None:
             self._start_workers()
             await self._time_came.wait()

@@ -121,7 +121,7 @@ def _class_spec(kind: type) -> RewardSpec:
             ) from None
     for method in (post_name, "log"):
         if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
-            raise ConfigError(f"{name}: {method} is async and compute_score is not; make both async or neither")
+            raise ConfigError(f"{name}: {method} is async but compute_score is not; make both async, or neither")
     each = _spec(form, _adapted_class(kind, form, "one"), compute, kind)
     if not form.is_batch and post is None:
         return each
@@ -186,7 +186,7 @@ def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Evaluatio
 
 
 def _nearly(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this name misspells; similarity by itself is not enough."""
+    """Return the known name that this name misspells; similarity alone is not enough."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
@@ -233,7 +233,7 @@ class ScoreForm:
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
             raise ConfigError(f"{where}: an annotation cannot be resolved: {error}") from error
         own = frozenset(names - set(form))
-        for name in sorted(own):  # a misspelled parameter would always have its default
+        for name in sorted(own):  # a misspelled parameter would always have its default value
             if name in other:
                 meant = form[other.index(name)]
                 raise ConfigError(f"{where}: {name!r} cannot be combined with {form[1]!r}; write {meant!r}")
@@ -272,7 +272,9 @@ def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
         written = [messages[turn] for turn in turns] or [each for each in messages if each.role == "assistant"]
         solution = "\n".join(message.text for message in written if message.text)
     extra_info = values.get("extra_info")
-    if extra_info is None:  # the row's other fields, so that a judge can see the question; its own come first
+    if (
+        extra_info is None
+    ):  # the row's other fields, so that a judge can see the question; those of `extra_info` take precedence
         own = sample.get("extra_info")
         row = {key: value for key, value in sample.items() if key not in _NO_EXTRA}
         extra_info = {**row, **own} if isinstance(own, Mapping) else row

@@ -38,7 +38,7 @@ except ModuleNotFoundError:  # not installed, so not used
 
 MAX_THREADS = 40  # anyio's default thread limit
 _PATIENCE_S = 0.001
-_WEIGHT = 0.25  # of the last call in the moving average of durations
+_WEIGHT = 0.25  # the weight of the last call in the moving average of durations
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
@@ -133,7 +133,7 @@ class CallThreads:
                 thread.join()
 
     def _look_after(self) -> None:
-        """Collect results and start threads for waiting calls; runs every millisecond while calls wait."""
+        """Collect results, and start threads for waiting calls; called every millisecond while calls wait."""
         self._look = None
         self._deliver()
         with self._lock:
@@ -184,7 +184,7 @@ class CallThreads:
             self._threads.add(thread)
         self._active += 1
 
-    # The following run in the threads.
+    # The following methods run in the threads.
 
     def _make_calls(self, thread: _Thread) -> None:
         while (call := self._next(thread)) is not None:
@@ -214,8 +214,8 @@ class CallThreads:
                     self._threads.remove(thread)
                     return None
                 self._idle.append(thread)
-            # Not earlier, or the loop would take results one by one. While there is a next call, others waited for
-            # it, and `_look_after` takes the results if it is long.
+            # Notify only now, so that the loop takes results in batches. While calls are waiting, `_look_after` takes
+            # the results.
             self._notify()
             thread.wake.acquire()
 
@@ -242,7 +242,7 @@ class CallThreads:
 
 
 class _Thread(threading.Thread):
-    """A thread and its current call; lost if that call was abandoned."""
+    """A thread and its current call; the thread is lost if that call is abandoned."""
 
     def __init__(self, make_calls: Callable[[_Thread], None]) -> None:
         super().__init__(name="reward-kit calls", daemon=True)
@@ -335,7 +335,7 @@ class InProcessScorer:
                     try:
                         with boundary(RewardError, f"reward {self._spec.id!r}"):
                             rollouts.append(request.named_values(self._spec.parameters))
-                    except RewardKitError as error:  # leave a rollout with an unreadable state out of the call
+                    except RewardKitError as error:  # exclude a rollout with an unreadable state from the call
                         rollouts.append(error)
                 given = [values for values in rollouts if not isinstance(values, RewardKitError)]
                 results = await self._closing(given, opened.call_group(rollouts))
@@ -403,7 +403,7 @@ def warn_unconfined(spec: RewardSpec) -> None:
 
 @functools.lru_cache(maxsize=1000)
 def _warn_unconfined(id: str, level: str) -> None:
-    advice = "it is confined where it is named, as by load_reward('file.py:function')"
+    advice = "to confine it, pass a reference, as in load_reward('file.py:function')"
     logger.warning("reward %r asks for %s and runs in_process, without a sandbox: %s", id, level, advice)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
-"""Extra seconds that a call over HTTP may take."""
+"""The extra seconds that a call over HTTP may take."""
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
@@ -42,7 +42,7 @@ class SandboxChoice:
     Attributes:
         level: the sandbox level; None for the default.
         limits: overrides for fields of `sandbox.Limits` except `wall_s`.
-        read_paths: readable files and folders, absolute or relative to the folder of the reference.
+        read_paths: readable files and directories, absolute or relative to the directory of the reference.
         preload: installed modules to import once, before any call.
         reward_time_s: time limit of one call in seconds; None for a day.
     """
@@ -92,7 +92,7 @@ def load_reward(
     if level == "in_process":
         return LoadedReward(load_in_process(load_object(reference, folder), options))
     if is_built_in(location) and needs_host(spec := reward_spec(load_object(reference, folder))):
-        raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: remove sandbox.level")
+        raise ConfigError(f"reward {spec.id!r} calls other services and cannot run {level}; remove sandbox.level")
     from reward_kit.sandbox.host import best_strength
 
     try:
@@ -175,7 +175,7 @@ def load_custom_reward(
     """
     for key, value, names in (("path", str(path), "file"), ("name", name, "function or class")):
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"custom_reward_function.{key} is {value!r}; it names the reward's {names}")
+            raise ConfigError(f"custom_reward_function.{key} is {value!r}; it must be the reward's {names}")
     return load_reward(f"{path}:{name}", folder, choice, reward_kwargs)
 
 
@@ -194,7 +194,7 @@ def make_scorer(reward: Reward, deadline_s: float | None = None) -> Scorer:
         return SandboxedScorer(reward)
     from reward_kit.reward_agent.remote import RemoteReward
 
-    assert isinstance(reward, RemoteReward), "there are these three kinds"
+    assert isinstance(reward, RemoteReward), "all kinds of rewards are handled"
     return reward.scorer(deadline_s)
 
 
@@ -204,7 +204,7 @@ def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> Load
     url = checked_address(url)
     decided_there = {f"sandbox.{name}": getattr(choice, name) for name in ("level", "read_paths", "preload", "limits")}
     if given := next((name for name, value in {**decided_there, "reward_options": options}.items() if value), None):
-        raise ConfigError(f"{given} has no effect on {url}: set it where `reward-kit serve` runs")
+        raise ConfigError(f"{given} has no effect on {url}; set it in the command `reward-kit serve`")
     request_options = RequestOptions(timeout_s=min(choice.reward_time_s or _LONGEST_S, _LONGEST_S) + _ANSWER_S)
     try:
         reward = run_blocking(RemoteReward.connect(url, request_options=request_options))
@@ -241,7 +241,7 @@ def _described(
     read_paths = [(folder / path).resolve() for path in choice.read_paths]
     if missing := next((path for path in read_paths if not path.exists()), None):
         raise ConfigError(f"sandbox.read_paths: {missing} does not exist")
-    # An untrusted file may import from its own folder only.
+    # An untrusted file may import from its own directory only.
     roots = [*([file.parent] if is_file else []), *([] if is_file and level == "isolated" else user_roots())]
     sources = collect_sources(file, user_module_name(file) if is_file else location, roots)
     preload = (*choice.preload, *sorted(built_in_imports(f"{location}.{name}")))
@@ -258,16 +258,16 @@ def _described(
         raise
     if facts.calls_out:
         raise ConfigError(
-            f"reward {facts.id!r} calls a model or brings its own sandbox, which is impossible at the level {level}: "
-            "run it with --sandbox in_process"
+            f"reward {facts.id!r} calls a model or has its own sandbox, which is impossible at the "
+            f"level {level}; run it with --sandbox in_process"
         )
     notes = tuple(line for line in output.splitlines() if line.strip())
     if choice.level is None and facts.sandbox == "isolated":
         level = "isolated"
     elif choice.level is None and facts.sandbox == "in_process":
         notes += (
-            f"reward {facts.id!r} asks for in_process and runs {level}: code cannot lower its own sandbox level; allow "
-            "it with --sandbox in_process",
+            f"reward {facts.id!r} requests in_process but runs {level}, since code cannot lower its own "
+            "sandbox level; allow it with --sandbox in_process",
         )
     own = [Path(module.filename) for module in sources.modules.values() if module.text is not None]
     reward = SandboxedReward(

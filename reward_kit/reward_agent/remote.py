@@ -120,11 +120,11 @@ def checked_address(url: str) -> str:
     except ValueError:
         is_right = False
     if not is_right:
-        if address != (shown := re.split("[?#]", address)[0]):  # the rest may contain a key
-            raise ConfigError(f"{shown + '…'!r} is not a reward's address; nothing follows its path")
+        if address != (shown := re.split("[?#]", address)[0]):  # the rest of the URL may contain a key
+            raise ConfigError(f"{shown + '…'!r} is not the address of a reward; it must end with its path")
         near = address.removesuffix("/score").removesuffix("/score_batch")
         fix = f"name {near}" if near != address and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
-        raise ConfigError(f"{url!r} is not a reward's address; {fix}")
+        raise ConfigError(f"{url!r} is not the address of a reward; {fix}")
     return address
 
 
@@ -213,7 +213,7 @@ class RewardEndpoint:
 
         Args:
             action: "score" or "score_batch"; "" for the description.
-            body: JSON.
+            body: the body as JSON; None for the description.
 
         Raises:
             ConfigError: the server rejects the request or the key.
@@ -226,7 +226,7 @@ class RewardEndpoint:
     async def _attempt(self, action: str, body: bytes | None) -> Any:
         import aiohttp
 
-        assert self._session is not None, "it is used inside of its block"
+        assert self._session is not None, "an open reward"
         url = f"{self.url}/{action}" if action else self.url
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         try:

@@ -25,8 +25,8 @@ def check_installed(texts: Sequence[str], what: str) -> None:
         except InvalidRequirement as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
-                f"{what}: requirements: {text!r} is malformed: {reason}; write a package and its versions: "
-                "'sympy>=1.12,<2'"
+                f"{what}: requirements: {text!r} is malformed: {reason}; write a package and "
+                "its versions, such as 'sympy>=1.12,<2'"
             ) from None
         is_for_here = requirement.marker is None or requirement.marker.evaluate()
         if is_for_here and (why := _why_unmet(requirement, frozenset())):
@@ -64,5 +64,5 @@ def _why_unmet(requirement: Requirement, seen: frozenset[tuple[str, str]]) -> st
             if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
                 continue  # not added by this extra
             if why := _why_unmet(wanted, seen | {key}):
-                return f"its extra {extra!r} wants {str(wanted)!r}: {why}"
+                return f"its extra {extra!r} requires {str(wanted)!r}: {why}"
     return ""

@@ -31,7 +31,7 @@ from reward_kit.typed_interface import RewardSpec, reward_spec
 
 
 class _Texts(MetaPathFinder, Loader):
-    """Finder and loader of modules whose text the host sent, since their folder is not readable."""
+    """Finder and loader of modules whose text the host sent, since their directory is not readable."""
 
     def __init__(self, modules: Mapping[str, list[Any]]) -> None:
         self._modules = modules
@@ -52,7 +52,7 @@ class _Texts(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's text; tracebacks show its lines."""
         filename, text, _ = self._modules[module.__name__]
-        if text is None:  # a folder without __init__.py
+        if text is None:  # a directory without __init__.py
             return
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
         harness.OWN_FILES.add(filename)
@@ -68,7 +68,7 @@ class WorkerCalls:
     def __init__(
         self, modules: Mapping[str, list[Any]], reference: str, folder: str, options: Mapping[str, Any]
     ) -> None:
-        # First, since the host checked that no installed module has one of these names; other finders read folders.
+        # First, since the host checked that no installed module has one of these names; other finders read directories.
         sys.meta_path.insert(0, _Texts(modules))
         self._modules, self._reference, self._folder, self._options = modules, reference, folder, options
         self._opened: OpenReward | None = None

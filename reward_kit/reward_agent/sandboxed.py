@@ -118,7 +118,7 @@ def worker_program(
     try:
         arguments = json.dumps([modules, reference, str(folder), dict(options or {})])
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward {reference!r}: an option cannot be handed to the sandbox: {error}") from None
+        raise ConfigError(f"reward {reference!r}: an option cannot be passed to the sandbox: {error}") from None
     source = (
         "import json\n"
         "from reward_kit.reward_agent.sandbox_worker import WorkerCalls\n"
@@ -297,7 +297,7 @@ _LIMIT = re.compile(r"raise limits\.(\w+)")
 _NOT_FOUND = re.compile(r"No such file or directory: '([^'\n]+)'")
 _NOT_PERMITTED = re.compile(r"\[Errno 1\] Operation not permitted|Temporary failure in name resolution")
 _NO_VARIABLE = re.compile(r"KeyError: '([A-Za-z_]\w*)'")
-_WAY_OUT = "what needs them runs with --sandbox in_process"
+_WAY_OUT = "if the reward needs them, run it with --sandbox in_process"
 
 
 def _with_keys(message: str) -> str:
@@ -317,13 +317,14 @@ def _with_hint(message: str) -> str:
         path = Path(match.group(1))
         if not path.is_absolute():
             hint = (
-                "the sandbox works in an empty folder: open it by its whole path, such as Path(__file__).parent / "
-                f"{match.group(1)!r}, and name it in sandbox.read_paths"
+                "the sandbox runs in an empty directory: open the file by its absolute "
+                "path, such as Path(__file__).parent / "
+                f"{match.group(1)!r}, and add it to sandbox.read_paths"
             )
         elif path.exists():
-            hint = "it exists and is hidden in the sandbox: name it in sandbox.read_paths"
+            hint = "it exists but is hidden in the sandbox; add it to sandbox.read_paths"
     elif _NOT_PERMITTED.search(message):
-        hint = f"the sandbox has no network and starts no processes: {_WAY_OUT}"
+        hint = f"the sandbox has no network and starts no processes; {_WAY_OUT}"
     elif (match := _NO_VARIABLE.search(message)) and match.group(1) in os.environ:
-        hint = f"the sandbox has none of your environment variables: {_WAY_OUT}"
+        hint = f"the sandbox has none of your environment variables; {_WAY_OUT}"
     return f"{message}; {hint}" if hint else message

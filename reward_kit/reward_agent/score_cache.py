@@ -69,7 +69,7 @@ def check_cacheable(spec: RewardSpec) -> None:
     """Reject a reward that uses a value outside the cache key."""
     left_out = _NOT_HASHED | {BATCH_NAMES.get(name, name) for name in _NOT_HASHED}
     for name in sorted((spec.parameters or frozenset()) & left_out):
-        raise ConfigError(f"reward {spec.id!r} uses {name!r}, which is not part of the cache key: remove cache=")
+        raise ConfigError(f"reward {spec.id!r} uses {name!r}, which is not part of the cache key; remove cache=")
 
 
 def content_hash(requests: Sequence[ScoringRequest]) -> str | None:

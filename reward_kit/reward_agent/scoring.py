@@ -149,7 +149,7 @@ class Scored:
         duration_s: duration of the call, including the wait for a thread or worker; a group is one call.
         sandbox: the sandbox level and strength; None without a call.
         stdout, stderr: captured output of the call.
-        is_output_cut: whether the output was truncated.
+        is_output_cut: True if the output was truncated.
         retry_after_s: the endpoint's Retry-After, if that caused the failure.
     """
 

@@ -1,7 +1,7 @@
 """Facts about a reward found by reading its file, never by running it.
 
 The file and the user's own modules that it imports, directly or through one another, are sent into the sandbox as
-text, so that their folder stays unreadable there. Installed packages are readable; the usual heavy ones are imported
+text, so that their directory stays unreadable there. Installed packages are readable; the usual heavy ones are imported
 once, before any call.
 """
 
@@ -118,7 +118,7 @@ def refuse_network(text: str, name: str, file: str, level: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One of the user's modules. `text` is None for a folder without `__init__.py`."""
+    """One of the user's modules. `text` is None for a directory without `__init__.py`."""
 
     filename: str
     text: str | None

@@ -21,7 +21,7 @@ from reward_kit.errors import ConfigError, DeadlineError, Failure, RewardError
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 
 Order = Literal["completion", "submission"]
-"""Which groups to deliver next: the first to complete, or the first submitted."""
+"""The order of delivery: groups that complete first, or groups that were submitted first."""
 Spans = Sequence[tuple[float, float]]
 NOT_OPEN = "the reward agent is not open; use `async with AsyncRewardAgent(…)`"
 _CANCELLED = Failure("refused", "CancelledError", "its ticket was cancelled before it was scored")
@@ -55,7 +55,7 @@ class ScoredChunk(_Columns):
 
     @property
     def rewards_B(self) -> npt.NDArray[np.float64]:
-        """(B,) the rewards, NaN if unscored, so that a careless mean is NaN."""
+        """(B,) the rewards, NaN if unscored, so that a mean over unscored rewards is NaN."""
         return np.array(self.rewards, dtype=np.float64)
 
     @property
@@ -184,7 +184,7 @@ class Ticket:
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
-        """Store results from index `start` on, unless results already exist: results after a deadline are too late.
+        """Store results from index `start` on, unless results already exist, as after a deadline.
 
         Return the group if it is now complete and the scorer must finish it.
         """
@@ -260,12 +260,12 @@ class DeliveryQueue:
     """Delivers the results of one batch by index; `batch` names it in messages."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
-        self.outstanding = size  # results that no caller waits for
+        self.outstanding = size  # complete results that no caller waits for
         self.undelivered = size  # results not yet delivered
         self._group_size, self._batch = group_size, batch
         self._undelivered = OrderedDict.fromkeys(range(size // group_size))
         self._ready: OrderedDict[int, None] = OrderedDict()
-        self._rest: list[int] = []  # of a split group
+        self._rest: list[int] = []  # the remaining indexes of a split group
         self._takers: deque[_Waiter] = deque()
         self._is_closed = False
 
@@ -304,8 +304,8 @@ class DeliveryQueue:
             below, above = size - over, size - over + self._group_size
             sizes = [str(fitting) for fitting in (below, above) if 1 <= fitting <= self.outstanding]
             raise ConfigError(
-                f"get({size}) would cut a group of {self._group_size}: ask for {' or '.join(sizes)}, or allow it with "
-                f"cut_groups=True; {outstanding}"
+                f"get({size}) would split a group of {self._group_size}; request "
+                f"{' or '.join(sizes)}, or set cut_groups=True; {outstanding}"
             )
         self.outstanding -= size
         taker = _Waiter(size, order)

@@ -1,4 +1,4 @@
-"""Built-in rewards, one file per family. Each is an ordinary reward function with keyword options.
+"""Built-in rewards, one module per family. Each is an ordinary reward function with keyword options.
 
 Set options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
 """

@@ -6,7 +6,7 @@
 3. Else the whole reply if it is one short line.
 4. Else the last number of the reply, only if the option `unmarked` requests it.
 
-In multiple choice, a letter counts only if it is stated as a choice: "A dog" and "I think" choose nothing.
+In multiple choice, a letter counts only if it is stated as a choice: "A dog" and "I think" do not choose an option.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reward_kit.rewards.replies import composed, last_answer, last_text, passed,
 from reward_kit.typed_interface import reward_function
 
 Unmarked = Literal["refuse", "last_number"]
-"""The treatment of a reply that marks no answer."""
+"""The treatment of a reply without a marked answer."""
 LONGEST_LINE = 200
 _BOX = re.compile(r"\\f?boxed\s*(?:(\{)|([0-9]+|[A-Za-z])(?![0-9A-Za-z]))")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -52,7 +52,7 @@ _NUMBER = re.compile(
 
 
 class FinalAnswer(NamedTuple):
-    """A final answer: its text and its mark, or the reason why none was found."""
+    """A final answer: its text and its mark, or the reason why there is none."""
 
     text: str
     how: Literal["box", "mark", "whole", "last_number", "none"]
@@ -60,7 +60,7 @@ class FinalAnswer(NamedTuple):
 
 
 def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
-    """Return the final answer of a reply by the rules of this module. Takes linear time."""
+    """Return the final answer of a reply by the rules of this module, in linear time."""
     if (boxed := _boxed(text)) is not None:
         return boxed
     if marked := _marked(text):
@@ -113,7 +113,7 @@ def _boxed(text: str) -> FinalAnswer | None:
     first = len(boxes) - 1
     while first:
         gap = text[boxes[first - 1][1] : boxes[first][0]]
-        # An "or" within the same sentence joins boxes: a reply that offers a choice has not made one.
+        # An "or" within the same sentence joins boxes: a reply that offers alternatives has not chosen one.
         offers = _OR.search(gap) and not _STOP.search(gap)
         if len(gap) > LONGEST_LINE or not (offers or (_CONNECTED.search(gap) and _GAP.fullmatch(gap))):
             break
@@ -141,7 +141,7 @@ def _marked(text: str) -> str:
     rest = rest[:4_000]
     if mark.startswith("#"):
         return rest.partition("\n")[0].strip()
-    # Inline math or bold text, unless the answer continues after it ("$3$ or $4$", "$5$ cm"); else all words.
+    # Use inline math or bold text, unless the answer continues after it ("$3$ or $4$", "$5$ cm"); otherwise all words.
     for start, end in _INLINE:
         if rest.startswith(start):
             inner, closed, after = rest[len(start) :].partition(end)
@@ -154,14 +154,14 @@ def _marked(text: str) -> str:
 
 
 LONGEST = 100_000
-"""Characters of an answer. A longer one is wrong."""
-Normalisation = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
-SQUAD: Final[tuple[Normalisation, ...]] = ("casefold", "punctuation", "articles", "whitespace")
-"""The steps of the evaluation of SQuAD 1.1 (Rajpurkar 2016), in its order."""
+"""The maximum number of characters of an answer; a longer one is wrong."""
+Normalization = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
+SQUAD: Final[tuple[Normalization, ...]] = ("casefold", "punctuation", "articles", "whitespace")
+"""The normalization steps of SQuAD 1.1's evaluation (Rajpurkar 2016), in its order."""
 _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 
 
-def normalize_text(text: str, steps: tuple[Normalisation, ...]) -> str:
+def normalize_text(text: str, steps: tuple[Normalization, ...]) -> str:
     """Apply these normalization steps to `text` in order.
 
     "strip" removes surrounding white space; "whitespace" also collapses inner white space to one space; "casefold"
@@ -191,7 +191,7 @@ def exact_answer(
     messages: list[Message],
     ground_truth: str | int | float | list[str | int | float],
     *,
-    normalise: tuple[Normalisation, ...] = ("strip",),
+    normalise: tuple[Normalization, ...] = ("strip",),
     answer: Literal["whole", "marked"] = "whole",
 ) -> EvaluateResult:
     """Score 1 if the answer is one of the accepted texts, else 0.
@@ -217,9 +217,9 @@ def exact_answer(
     accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]
     wanted = {normalize_text(text, normalise) for text in accepted}
     if not wanted:
-        raise RewardError("exact_answer compares with a ground_truth, and the sample's list of them is empty")
+        raise RewardError("exact_answer needs a ground_truth, but the sample's list is empty")
     if "" in wanted and any(text.strip() for text in accepted):
-        raise RewardError(f"exact_answer: nothing is left of a ground_truth after {', '.join(normalise)}")
+        raise RewardError(f"exact_answer: a ground_truth is empty after {', '.join(normalise)}")
     text = last_text(messages)
     if "think>" in text:
         text = last_answer(messages)
@@ -238,7 +238,7 @@ def exact_answer(
 _COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox|left|right)\b|[{}$`\"“”]|\*\*|__")
 _ALONE = re.compile(r"[(\[]?\s*([A-Za-z])\s*[)\].:]?")
 _BRACKETED = re.compile(r"[(\[]\s*([A-Za-z])\s*[)\]].*", re.DOTALL)
-_LABELLED = re.compile(r"(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])\s*[).:\]])\s*[-–—:.]?\s*(.*)", re.DOTALL)
+_LABELED = re.compile(r"(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])\s*[).:\]])\s*[-–—:.]?\s*(.*)", re.DOTALL)
 _PREFIX = re.compile(
     r"(?i)(?:(?:both|either)\s+)?"
     r"(?:(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:option|choice|letter|answer)s?\b\s*(?:(?:is|are)\b)?\s*:?\s*)?"
@@ -247,13 +247,13 @@ _PREFIX = re.compile(
 _LEADING = re.compile(r"([B-HJ-Z])\b.*", re.DOTALL)
 _BETWEEN = re.compile(r"\s*(?:,|;|/|&|\b(?:and|or)\b)\s*", re.IGNORECASE)
 _LAST = re.compile(r"(?:\(|\*\*\(?|\[)\s*([A-Z])\s*(?:\)?\*\*|\)|\])|^[ \t]*([A-Z])[).:]?[ \t]*\.?$", re.MULTILINE)
-_FOLD: tuple[Normalisation, ...] = ("nfkc", "casefold", "punctuation", "whitespace")
+_FOLD: tuple[Normalization, ...] = ("nfkc", "casefold", "punctuation", "whitespace")
 
 
 def _check_letters(options: Mapping[str, Any]) -> None:
     letters = options["letters"]
     if len(set(letters)) != len(letters) or not re.fullmatch(r"[A-Z]+", letters):
-        raise ConfigError(f"option 'letters': write different capitals, such as 'ABCD', not {letters!r:.80}")
+        raise ConfigError(f"option 'letters' must be distinct capital letters, such as 'ABCD', got {letters!r:.80}")
 
 
 @reward_function
@@ -328,17 +328,17 @@ def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _letters_in_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set[str]:
-    """Return the letter that a piece of text names; two if its letter and option text disagree."""
+    """Return the letter that a part of the text names, or two letters if its letter and option text disagree."""
     piece = _PREFIX.sub("", piece.strip(), count=1).strip()
     if by_text := _letters_with_text(piece, texts):
         return by_text
     if alone := _ALONE.fullmatch(piece):
         return {alone[1].upper()} & set(letters)
-    labelled = _LABELLED.fullmatch(piece)
-    if labelled is None or (letter := (labelled[1] or labelled[2]).upper()) not in letters:
+    labeled = _LABELED.fullmatch(piece)
+    if labeled is None or (letter := (labeled[1] or labeled[2]).upper()) not in letters:
         return set()
-    chosen = {letter} | _letters_with_text(labelled[3], texts)
-    for more in _BETWEEN.split(labelled[3])[1:]:
+    chosen = {letter} | _letters_with_text(labeled[3], texts)
+    for more in _BETWEEN.split(labeled[3])[1:]:
         match = _ALONE.fullmatch(more.strip()) or _BRACKETED.fullmatch(more.strip())
         if match and match[1].isupper():
             chosen |= {match[1]} & set(letters)
@@ -363,9 +363,9 @@ def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
         return by_text.pop(), ""
     if (alone := _ALONE.fullmatch(text)) and alone[1].upper() in letters:
         return alone[1].upper(), ""
-    if (labelled := _LABELLED.fullmatch(text)) and (letter := (labelled[1] or labelled[2]).upper()) in letters:
-        return letter, labelled[3].strip()
-    raise RewardError(f"choice_answer: the ground_truth {quoted(text)} is not a letter of {letters} nor an option")
+    if (labeled := _LABELED.fullmatch(text)) and (letter := (labeled[1] or labeled[2]).upper()) in letters:
+        return letter, labeled[3].strip()
+    raise RewardError(f"choice_answer: the ground_truth {quoted(text)} is neither a letter of {letters} nor an option")
 
 
 def _option_texts(sample: Any, letters: str) -> dict[str, str]:
@@ -396,7 +396,7 @@ def list_answer(
     ordered: bool = False,
     duplicates: Literal["count", "ignore"] = "count",
     partial: Literal["none", "recall", "f1", "jaccard"] = "none",
-    normalise: tuple[Normalisation, ...] = ("strip", "nfkc", "casefold"),
+    normalise: tuple[Normalization, ...] = ("strip", "nfkc", "casefold"),
 ) -> EvaluateResult:
     """Score 1 if the reply lists exactly the expected items; else 0, or a share under `partial`.
 

@@ -1,10 +1,10 @@
-"""Rewards that run model-written programs in the sandbox against hidden tests; the expected answers stay outside.
+"""Rewards that run model-written programs in the sandbox against hidden tests, without the expected answers.
 
-Each test is a question to the program, and its answer is plain data that is compared here. So nothing that the program
-prints, raises, patches or exits with can fake a passed test, and its process contains no expected values. The
-semantics are those of HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021, arXiv:2108.07732),
-APPS (Hendrycks et al. 2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024, arXiv:2403.07974), without
-the loopholes by which wrong programs pass those benchmarks.
+Each test sends an input to the program, and its answer is plain data that is compared outside the sandbox. Therefore,
+nothing that the program prints, raises, patches or exits with can fake a passed test. The semantics are those of
+HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021, arXiv:2108.07732), APPS (Hendrycks et al.
+2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024, arXiv:2403.07974), without the loopholes by which wrong
+programs pass those benchmarks.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from reward_kit.typed_interface import reward_function
 PassRate = Literal["fraction", "all"]
 Runs = Literal["fresh", "together"]
 Ask = Callable[[Sequence[Any]], Awaitable[list[Outcome]]]
-"""Puts inputs to one program, in one process."""
+"""Sends inputs to one program, in one process."""
 _PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "sage"})
 _INSIDE = "reward_kit.rewards.program_runner"
 _LEAST_KB = 256
-_REFUSAL = "what a model wrote is run in a sandbox only"
+_REFUSAL = "model-written programs run only in a sandbox"
 _SLOTS_PER_CPU = 2
-"""Programs that sleep leave the processor to others; with more than two, wall limits would meet honest ones."""
+"""Programs that sleep leave the processor to others. With more than two, correct programs could hit wall limits."""
 _TOOL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _HEADERS = ("/usr/include", "/usr/local/include", "/usr/libexec/gcc", "/etc/alternatives")
 _PROCESSES = 40
@@ -60,7 +60,7 @@ class Language(NamedTuple):
     """A language supported by `program_code`.
 
     Attributes:
-        tool: the compiler or interpreter, in a folder that the sandbox shows.
+        tool: the compiler or interpreter, in a directory that the sandbox shows.
         package: the Debian package of the tool.
         filename: the file name of the program.
         compile_command: the command that compiles it; empty for interpreted languages.
@@ -105,7 +105,7 @@ class _Verdict(NamedTuple):
 
     Attributes:
         problem: the fault of the program; "" if the test passed.
-        asked, wanted: the texts before and after the fault in a reason that may show the test.
+        asked, wanted: the texts before and after the problem in a reason that may show the test.
     """
 
     problem: str
@@ -116,7 +116,7 @@ class _Verdict(NamedTuple):
 def _check_order(options: Mapping[str, Any]) -> None:
     if options["tolerance"] and options["unordered"]:
         raise ConfigError(
-            "option 'unordered': tolerance excludes it: what is close to what would depend on the order; leave out one"
+            "option 'unordered': it excludes tolerance, since matches would depend on the order; remove one"
         )
 
 
@@ -150,7 +150,7 @@ class CodeSandboxes:
             await sandboxes._opened()
 
     async def ask(self, program: Program, inputs: Sequence[Any], limits: Limits) -> list[Outcome]:
-        """Ask like `Sandbox.ask`, but repeat a call once if the sandbox lost it.
+        """Call `Sandbox.ask`, and retry once if the sandbox lost the call.
 
         Raises:
             ConfigError: this machine cannot confine code; the rollout is unscored with the class `refused`.
@@ -172,18 +172,18 @@ class CodeSandboxes:
 
     async def _opened(self) -> Sandbox:
         if self._opening is None:
-            raise ConfigError("the sandboxes of code rewards are used outside of their `async with`")
+            raise ConfigError("CodeSandboxes must be used inside its `async with`")
         async with self._opening:
             if self._sandbox is None and not self._refusal:
                 sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
                 try:
                     self._sandbox = await self._stack.enter_async_context(sandbox)
-                # Keep the reason: testing again is slow, and the result would be the same for every rollout.
+                # Keep the reason: trying again is slow, and the result would be the same for every rollout.
                 except ConfigError as error:
                     self._refusal = f"{_REFUSAL}: {error}; or serve the reward from a Linux container and name its URL"
                 except OSError as error:
                     self._refusal = (
-                        f"{_REFUSAL}, and none can be set up ({error}); a reward that brings its own sandbox runs at "
+                        f"{_REFUSAL}, and none can be set up ({error}); a reward that creates a sandbox must run at "
                         "the level in_process, not inside another sandbox"
                     )
         if self._sandbox is None:
@@ -328,7 +328,7 @@ async def program_code(
     """
     suite = parse_suite(require_truth(ground_truth, "program_code"))
     if suite.calls or suite.setup:
-        raise RewardError("program_code has runs for tests, with stdin and stdout; calls and setup are for python_code")
+        raise RewardError("program_code needs tests with stdin and stdout; calls and setup are for python_code")
     check_closeness(tolerance)
     if problem := missing_tool(language):
         raise ConfigError(f"program_code, language {language!r}: {problem}")
@@ -337,7 +337,7 @@ async def program_code(
     if not text or len(text) > SOURCE_LIMIT // 8:
         return _zero_result("the program is too long" if text else f"the reply has no fenced block of {language}")
     if not 0 < compile_s <= 600:
-        raise ConfigError(f"option 'compile_s': it is more than 0 and at most 600, not {compile_s}")
+        raise ConfigError(f"option 'compile_s' must be more than 0 and at most 600, got {compile_s}")
     of_run = _limits(suite, time_s, None, memory_mb)
     limits = replace(
         of_run,
@@ -361,7 +361,7 @@ async def program_code(
 
 
 def missing_tool(language: str) -> str:
-    """Return why programs in a language cannot run on this machine; "" if they can."""
+    """Return the reason why programs in a language cannot run on this machine; "" if they can."""
     tool = LANGUAGES[language].tool
     if shutil.which(tool, path=_TOOL_PATH):
         return ""
@@ -370,7 +370,7 @@ def missing_tool(language: str) -> str:
 
 
 async def _judge_calls(ask: Ask, tests: Sequence[CallTest], rules: Rules) -> list[_Verdict]:
-    """Make all calls in one child, one at a time."""
+    """Make all calls in one child process, one at a time."""
     outcomes = iter(await ask([call for test in tests for call in test.calls]))
     verdicts = []
     for test in tests:
@@ -386,7 +386,7 @@ async def _judge_calls(ask: Ask, tests: Sequence[CallTest], rules: Rules) -> lis
 
 
 async def _judge_runs(ask: Ask, tests: Sequence[RunTest], rules: Rules, *, stops_early: bool) -> list[_Verdict]:
-    """Make each run in a fresh child."""
+    """Make each run in a new child process."""
     verdicts: list[_Verdict] = []
     for test in tests:
         (outcome,) = await ask([test.stdin])
@@ -397,12 +397,12 @@ async def _judge_runs(ask: Ask, tests: Sequence[RunTest], rules: Rules, *, stops
 
 
 def _judge_run(test: RunTest, outcome: Outcome, rules: Rules) -> _Verdict:
-    # Scripts may end by os._exit(0); only their output counts.
+    # Scripts may end with os._exit(0); only their output counts.
     has_left = outcome.kind == "no_result" and outcome.exit == 0
     if outcome.failure is not None and not has_left:
         return _Verdict(f"failed: {_message(outcome)}")
     if not has_left and outcome.value != 0:
-        return _Verdict(f"left with exit status {outcome.value!r:.20}")
+        return _Verdict(f"exited with status {outcome.value!r:.20}")
     return _judge_output(test, outcome.stdout, outcome.is_output_cut, rules)
 
 
@@ -417,7 +417,7 @@ def _judge_process(test: RunTest, outcome: Outcome, rules: Rules) -> _Verdict:
         return _Verdict(str(problem)[:300])
     status, output = answer.get("status"), answer.get("stdout")
     if status != 0 or isinstance(status, bool) or not isinstance(output, str):
-        return _Verdict(f"left with exit status {status!r:.20}: {str(answer.get('stderr', ''))[-200:].strip()}")
+        return _Verdict(f"exited with status {status!r:.20}: {str(answer.get('stderr', ''))[-200:].strip()}")
     return _judge_output(test, output, False, rules)
 
 
@@ -432,7 +432,7 @@ def _judge_output(test: RunTest, output: str, is_cut: bool, rules: Rules) -> _Ve
 
 
 def _message(outcome: Outcome) -> str:
-    """Return in one line why a call failed."""
+    """Return the reason why a call failed, on one line."""
     message = outcome.failure.message if outcome.failure is not None else ""
     return " ".join(message.split())[:200]
 
@@ -447,12 +447,12 @@ def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, 
 
 
 def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -> Limits:
-    """Return limits with room for the longest right answer, rounded up so that tasks can share prepared children."""
+    """Return limits sufficient for the longest right answer, rounded up so that tasks can share prepared children."""
     for name, value, most in (("time_s", time_s, 28_000), ("wall_s", time_s if wall_s is None else wall_s, 86_400)):
         if not 0 < value <= most:
-            raise ConfigError(f"option {name!r}: it is more than 0 and at most {most} seconds, not {value}")
+            raise ConfigError(f"option {name!r} must be more than 0 and at most {most} seconds, got {value}")
     if not 16 <= memory_mb <= 1 << 20:
-        raise ConfigError(f"option 'memory_mb': it lies between 16 and {1 << 20}, not {memory_mb}")
+        raise ConfigError(f"option 'memory_mb' must be between 16 and {1 << 20}, got {memory_mb}")
     sizes = [test.size for test in suite.calls] or [len(run.stdout) + len(run.stdin) for run in suite.runs]
     longest = max(sizes)
     room_kb = _LEAST_KB
@@ -473,7 +473,7 @@ def _zero_result(reason: str) -> EvaluateResult:
 
 
 def _result(suite: Suite, verdicts: Sequence[_Verdict], pass_rate: PassRate, tell_expected: bool) -> EvaluateResult:
-    """Return the score, a metric for all tests and for each class, and the fault in the first failed test."""
+    """Return the score, a metric for all tests and for each class, and the first failed test as the reason."""
     labels = [test.label for test in suite.calls or suite.runs]
     metrics = {}
     for name in dict.fromkeys(["", *labels]):

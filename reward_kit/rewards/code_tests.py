@@ -9,8 +9,8 @@ A ground truth has one of these forms, or is the JSON text of one:
   argument per line and must be wrapped in `{"function": …, "tests": […]}`.
 - MBPP: `{"test_list": ["assert f(1) == 2", …]}`; HumanEval: `{"test": "def check(candidate): …", "entry_point": "f"}`.
 
-A test may have a `"class"`; results are then also reported per class. Every form except the bare list may have a
-`"setup"`. It runs in the sandbox before the program, so it must not contain expected values.
+A test may have a `"class"`; results are then also reported per class. All forms except the bare list may have a
+`"setup"`, which runs in the sandbox before the program and must therefore not contain expected values.
 
 `assert f(3) == [1, 2, 3]` is split into the call `f(3)` and a condition on its answer. A small interpreter of Python
 expressions evaluates the condition here, on plain data only. It supports constants, comparisons, arithmetic and a few
@@ -39,7 +39,7 @@ from reward_kit.rewards.option_types import is_close
 from reward_kit.rewards.program_runner import decode, encode
 
 Stdout = Literal["lines", "tokens", "exact"]
-"""Outputs without blanks at the ends of lines and of all; word by word; or exactly."""
+""""lines" ignores blanks at the ends of lines and of the output; "tokens" compares words; "exact" compares exactly."""
 _SEQUENCES = ("list", "tuple")
 _LONGEST_NUMBER = 300
 
@@ -212,7 +212,7 @@ class _Unknown(Exception):
 def _range(*ends: int) -> range:
     made = range(*ends)
     if len(made) > _MOST_ITEMS:
-        raise _Unknown("a range of this length is not made here")
+        raise _Unknown("a range of this length is not supported")
     return made
 
 
@@ -349,9 +349,9 @@ class _Reader:
                 raise _Unknown(f"{type(statement).__name__} is not an assertion")
         except (_Unknown, *_UNSUITABLE) as error:
             raise RewardError(
-                f"{self._what}, line {statement.lineno}: {ast.unparse(statement)[:120]!r} cannot be asked as a "
-                f"question ({error}); write it as a test with args and expected, because it is not run beside the code "
-                "that it tests"
+                f"{self._what}, line {statement.lineno}: {ast.unparse(statement)[:120]!r} cannot be split into a "
+                f"call and a condition ({error}); write it as a test with args and expected, as it is not run next to "
+                "tested code"
             ) from None
 
     def _add(self, written: ast.expr) -> None:
@@ -359,16 +359,16 @@ class _Reader:
         test = taker.visit(copy.deepcopy(written))
         if not taker.calls:
             if not _value(test, self.names, is_ours=True):
-                raise _Unknown("it asks nothing and does not hold")
+                raise _Unknown("it calls nothing and is false")
             return
         known = {*self.names, *taker.answers, *_FUNCTIONS, "math"}
         for inner in ast.walk(test):  # reject expressions that no answers could make valid
             if isinstance(inner, ast.Name) and inner.id not in known:
-                raise _Unknown(f"{inner.id} is not known here")
+                raise _Unknown(f"the name {inner.id} is unknown")
             if isinstance(inner, ast.Call):
                 _function(inner)
             elif isinstance(inner, ast.expr) and not isinstance(inner, _KNOWN):
-                raise _Unknown(f"{type(inner).__name__} is not evaluated here")
+                raise _Unknown(f"{type(inner).__name__} is not supported")
             elif isinstance(inner, ast.Attribute):
                 _constant(inner)
         self.conditions.append(Condition(tuple(taker.calls), test, dict(self.names), ast.unparse(written)))
@@ -401,7 +401,7 @@ class _Calls(ast.NodeTransformer):
         constants = [side.value for side in (node.left, node.right) if isinstance(side, ast.Constant)]
         are_numbers = all(isinstance(value, int | float | complex) for value in constants)
         if isinstance(node.op, ast.Pow) or (isinstance(node.op, ast.Mult | ast.Mod) and not are_numbers):
-            raise _Unknown("an answer is not raised to a power, repeated or formatted here")
+            raise _Unknown("raising an answer to a power, repeating and formatting it are not supported")
         return node
 
 
@@ -411,21 +411,21 @@ def _encoded_call(arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[st
 
 def _keyword(keyword: ast.keyword) -> str:
     if keyword.arg is None:
-        raise _Unknown("arguments from a dict")
+        raise _Unknown("arguments unpacked from a dict are not supported")
     return keyword.arg
 
 
 def _function(node: ast.Call) -> Callable[..., Any]:
     name = ast.unparse(node.func).removeprefix("math.")
     if name not in _FUNCTIONS or any(keyword.arg is None for keyword in node.keywords):
-        raise _Unknown(f"{name}() is not known here")
+        raise _Unknown(f"the function {name}() is unknown")
     return _FUNCTIONS[name]
 
 
 def _constant(node: ast.Attribute) -> Any:
     name = ast.unparse(node)
     if name not in _CONSTANTS and name.removeprefix("math.") not in _FUNCTIONS:
-        raise _Unknown(f"{name} is not known here")
+        raise _Unknown(f"the name {name} is unknown")
     return _CONSTANTS.get(name)
 
 
@@ -474,7 +474,7 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
             ]
         case ast.Subscript():
             return of(node.value)[of(node.slice)]
-    raise _Unknown(f"{ast.unparse(node)[:60]!r} is not evaluated here")
+    raise _Unknown(f"{ast.unparse(node)[:60]!r} is not supported")
 
 
 def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> Any:
@@ -482,13 +482,13 @@ def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> A
     are_numbers = all(isinstance(value, int | float | complex) for value in (left, right))
     if isinstance(how, ast.Pow):
         if not is_ours or not isinstance(right, int | float) or abs(right) > _MOST_DIGITS:
-            raise _Unknown("a power of this size is not calculated here")
+            raise _Unknown("a power of this size is not supported")
     elif isinstance(how, ast.Mult) and not are_numbers:
         sizes = [len(value) if hasattr(value, "__len__") else value for value in (left, right)]
         if not is_ours or sizes[0] * sizes[1] > _MOST_ITEMS:
-            raise _Unknown("a sequence of this length is not made here")
+            raise _Unknown("a sequence of this length is not supported")
     elif isinstance(how, ast.Mod) and not are_numbers:
-        raise _Unknown("texts are not formatted here")
+        raise _Unknown("formatting texts is not supported")
     return _OPERATORS[type(how)](left, right)
 
 
@@ -586,7 +586,7 @@ def parse_suite(ground_truth: Any) -> Suite:
     if isinstance(data, list):
         data = {"test_list" if all(isinstance(item, str) for item in data) else "tests": data}
     if not isinstance(data, dict):
-        raise RewardError(f"ground_truth is {type_name(data)}, not tests; {_FORMS}")
+        raise RewardError(f"ground_truth must contain tests, got {type_name(data)}; {_FORMS}")
     setup, tests = _text(data.get("setup") or "", "setup"), list[CallTest | RunTest]()
     if "test_list" in data or {"test", "entry_point"} <= data.keys():
         if "test_list" in data:
@@ -594,7 +594,7 @@ def parse_suite(ground_truth: Any) -> Suite:
             function = _text(data.get("function") or _called(sources.values()), "function")
             if not function:
                 raise RewardError(
-                    'the assertions of ground_truth.test_list call no function; name it: "function": "solve"'
+                    'the assertions of ground_truth.test_list call no function; add its name: "function": "solve"'
                 )
         else:
             sources = {"ground_truth.test": _text(data["test"], "test")}
@@ -617,14 +617,12 @@ def parse_suite(ground_truth: Any) -> Suite:
                 is_wrapped = isinstance(wanted, list) and len(wanted) == 1
                 tests.append(_call_test(function, given, {}, wanted[0] if is_wrapped else wanted))
             else:
-                raise RewardError(
-                    f"ground_truth.inputs[{number}] is {type_name(given)}, and fn_name wants a list of arguments"
-                )
+                raise RewardError(f"ground_truth.inputs[{number}] must be a list of arguments, got {type_name(given)}")
     elif "tests" in data:
         _refuse_others(data, _SUITE, "ground_truth")
         function = _text(data.get("function") or "", "function")
         if function and not all(part.isidentifier() for part in function.split(".")):
-            raise RewardError(f"ground_truth.function is {function!r}, which is not the name of a function")
+            raise RewardError(f"ground_truth.function must be the name of a function, got {function!r}")
         rows = enumerate(_items(data, "tests"))
         tests += [_parse_test(test, function, f"ground_truth.tests[{number}]") for number, test in rows]
     else:
@@ -657,16 +655,16 @@ def _parse_test(test: Any, function: str, where: str) -> CallTest | RunTest:
             return _call_test(function, arguments, {}, json.loads(wanted), label)
         except (ValueError, RecursionError) as error:
             raise RewardError(
-                f"{where}: a functional test has JSON on each line of its input and as output: {error}"
+                f"{where}: a functional test must have JSON on each line of its input and as its output: {error}"
             ) from None
     if "expected" not in test:
         raise RewardError(f"{where} has neither expected nor stdout; {_FORMS}")
     _refuse_others(test, _OF_CALL, where)
     if not function:
-        raise RewardError(f'{where} is a call, and ground_truth names no function; add "function": "solve"')
+        raise RewardError(f'{where} is a call, but ground_truth names no function; add "function": "solve"')
     arguments, named = test.get("args", []), test.get("kwargs", {})
     if not isinstance(arguments, list | tuple) or not isinstance(named, Mapping):
-        raise RewardError(f'{where}: args is a list and kwargs an object, such as "args": [[1, 2], 3]')
+        raise RewardError(f'{where}: args must be a list and kwargs an object, such as "args": [[1, 2], 3]')
     return _call_test(function, arguments, named, test["expected"], label)
 
 
@@ -702,19 +700,19 @@ def _parsed(value: Any) -> Any:
     except (ValueError, RecursionError) as error:
         if value.lstrip().startswith("assert"):
             return [value]
-        raise RewardError(f"ground_truth is a text, but not JSON ({error}); {_FORMS}") from None
+        raise RewardError(f"ground_truth is text, but not JSON ({error}); {_FORMS}") from None
 
 
 def _items(data: Mapping[str, Any], name: str) -> list[Any]:
     value = _parsed(data[name])
     if not isinstance(value, list | tuple):
-        raise RewardError(f"ground_truth.{name} is {type_name(value)}, not a list; {_FORMS}")
+        raise RewardError(f"ground_truth.{name} must be a list, got {type_name(value)}; {_FORMS}")
     return list(value)
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} is {type_name(value)}, not a text")
+        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} must be text, got {type_name(value)}")
     return value
 
 

@@ -19,7 +19,7 @@ from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
 Reward = Callable[..., Any]
 Call = Callable[[str], Awaitable[EvaluateResult]]
-"""Call the part of this name on the rollout; an unscored part raises."""
+"""Calls the part with this name on the rollout; an unscored part raises."""
 _LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolated")
 
 
@@ -45,7 +45,7 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
         raise ConfigError("weighted() needs at least one part: weighted(answer=math_answer, …)")
     for name, (_, weight) in pairs.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-            raise ConfigError(f"weighted(): the weight of {name!r} is a number of at least 0, not {weight!r}")
+            raise ConfigError(f"weighted(): the weight of {name!r} must be a number of at least 0, got {weight!r}")
     total = sum(weight for _, weight in pairs.values())
     if not total:
         raise ConfigError("weighted(): all weights are 0")
@@ -95,7 +95,7 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
         ConfigError: `low` is not below `high`.
     """
     if not low < high:
-        raise ConfigError(f"clip(): low {low!r} is not below high {high!r}")
+        raise ConfigError(f"clip(): low must be less than high, got {low!r} and {high!r}")
 
     async def combine(call: Call) -> EvaluateResult:
         result = await call("reward")
@@ -146,7 +146,8 @@ class CombinedReward:
             self._stack = stack.pop_all()
 
     async def call_part(self, name: str, values: Mapping[str, Any]) -> EvaluateResult:
-        """Call a part with a copy of the rollout, so that parts cannot affect each other; a state is opened once."""
+        """Call a part with a copy of the rollout, so that parts cannot affect each other; a final state is opened
+        once."""
         copies = {key: value if key == "state" else copy.deepcopy(value) for key, value in values.items()}
         return await self._opened[name].call(copies)
 

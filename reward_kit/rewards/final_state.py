@@ -35,12 +35,12 @@ def final_state_matches(
     globs: bool = False,
     texts: Literal["exact", "lines"] = "exact",
 ) -> EvaluateResult:
-    """Score 1 if the resource's final state is the expected one, else 0, or the share of right things under `partial`.
+    """Score 1 if the resource's final state is the expected one, else 0, or the share of right items under `partial`.
 
     The form of the ground truth depends on the state; a text is parsed as JSON. This reward runs in the sandbox, since
     the agent may have created the database's views.
 
-    | state | ground truth | a thing |
+    | state | ground truth | an item |
     |---|---|---|
     | JSON, such as python_state's | the value; with "paths" `{"/a/0/b": value}` by JSON pointer | the value, a path |
     | files | `{path: text}`, null for no such file, true for any content, `{"base64": …}` for bytes | a path |
@@ -54,11 +54,11 @@ def final_state_matches(
         match: "equal" requires equal JSON values, no other files, and exactly these rows in each listed table; "subset"
             allows additional fields, files and rows; "paths" is for JSON. A mapping sets this for each resource of a
             composite. Unlisted tables and resources are not compared.
-        partial: "things" scores the share of right things. An unexpected file counts as a thing.
+        partial: "things" scores the share of right items. An unexpected file counts as an item.
         tolerance: the largest allowed difference of numbers, relative or absolute.
         ordered: require rows in the expected order; tables are unordered, so use a query with ORDER BY.
-        globs: treat paths as patterns, with `*` within a folder and `**` across folders. At least one file must match,
-            and every match must have the content; for null, none may match.
+        globs: treat paths as patterns, with `*` within a directory and `**` across directories. At least one file must
+            match, and every match must have the content; for null, none may match.
         texts: "lines" ignores spaces at line ends and empty lines at the end of a file.
 
     Raises:
@@ -81,10 +81,10 @@ def final_state_matches(
         raise RewardError(f"final_state_matches: the ground_truth cannot be read: {error}") from None
     findings = list(_compare(expected, state, StateRules("equal", tolerance, ordered, globs, texts), match))
     if not findings:
-        raise RewardError("final_state_matches: the ground_truth names nothing to compare")
+        raise RewardError("final_state_matches: the ground_truth has nothing to compare")
     wrong = [finding for finding in findings if finding.problem]
     right = len(findings) - len(wrong)
-    reason = f"{right} of {len(findings)} things are as expected"
+    reason = f"{right} of {len(findings)} items are as expected"
     if wrong:
         reason += f"; {quoted(wrong[0].name)}: {wrong[0].problem}"
     metrics = {
@@ -99,7 +99,7 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
     if isinstance(state, CompositeState):
         if not isinstance(expected, Mapping):
             raise RewardError(
-                f"final_state_matches: several resources are expected by name, not as {type_name(expected)}"
+                f"final_state_matches: the ground_truth must map resource names to states, got {type_name(expected)}"
             )
         for name in (*expected, *(match if isinstance(match, dict) else ())):
             if name not in state:
@@ -110,15 +110,15 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
                 yield StateMismatch(f"{name}: {finding.name}", finding.problem)
         return
     if isinstance(match, dict):
-        raise ConfigError("final_state_matches: `match` by name is for a task with several resources")
+        raise ConfigError("final_state_matches: `match` may be a mapping only if the task has several resources")
     how = how._replace(match=match)
     if match == "paths" and isinstance(state, FilesState | SqliteState):
-        raise ConfigError('final_state_matches: match="paths" is for JSON states; this one has paths or tables already')
+        raise ConfigError('final_state_matches: match="paths" is only for JSON states')
     if isinstance(state, FilesState):
         yield from _compare_files(expected, state, how)
     elif isinstance(state, SqliteState):
         if not isinstance(expected, Mapping):
-            problem = f"rows are expected as {{table or query: rows}}, not {type_name(expected)}"
+            problem = f"the ground_truth must be {{table or query: rows}}, got {type_name(expected)}"
             raise RewardError(f"final_state_matches: {problem}")
         for source, rows in expected.items():
             yield StateMismatch(source, _rows_problem(source, rows, state, how))
@@ -130,7 +130,7 @@ MOST_ROWS: Final = 100_000
 """Rows of a table or query."""
 _CELL_TYPES = (int, float, str, bytes, type(None))
 _AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|unrecognized token|You can)')
-"""Errors that the agent's tables and views cannot cause, since SQLite has read them before."""
+"""Errors that the agent's tables and views cannot cause, since SQLite has already parsed them."""
 _QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re.IGNORECASE | re.DOTALL)
 
 
@@ -145,7 +145,7 @@ class StateRules(NamedTuple):
 
 
 class StateMismatch(NamedTuple):
-    """A compared thing and its problem; "" if it is right."""
+    """A compared item and its problem; "" if it is right."""
 
     name: str
     problem: str
@@ -163,7 +163,7 @@ def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateM
         yield StateMismatch("state", difference(expected, state, comparing).removeprefix(": ").lstrip())
         return
     if not isinstance(expected, Mapping):
-        raise RewardError('final_state_matches: with match="paths" the ground_truth is {"/a/0/b": value}')
+        raise RewardError('final_state_matches: with match="paths" the ground_truth must be {"/a/0/b": value}')
     for pointer, value in expected.items():
         is_there, at_pointer = _follow(state, pointer)
         problem = (
@@ -175,7 +175,7 @@ def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateM
 def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterator[StateMismatch]:
     """Compare files by path or pattern; under "equal", also report unexpected files."""
     if not isinstance(expected, Mapping):
-        raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {type_name(expected)}")
+        raise RewardError(f"final_state_matches: the ground_truth must be {{path: text}}, got {type_name(expected)}")
     known: set[str] = set()
     for path, content in expected.items():
         paths = [path] if path in state else []
@@ -210,9 +210,9 @@ def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
 
 def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRules) -> str:
     if expected is None:
-        return f"{quoted(next(iter(files)))} is there, and no such file is expected" if files else ""
+        return f"{quoted(next(iter(files)))} exists, but no such file is expected" if files else ""
     if not files:
-        return "no such file is there"
+        return "no such file exists"
     if expected is True:
         return ""
     wanted: str | bytes
@@ -225,8 +225,8 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
             raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
     else:
         raise RewardError(
-            f"final_state_matches: a file is expected as {type_name(expected)}; write its text, null for none, true "
-            'for any content, or {"base64": …}'
+            f"final_state_matches: an expected file cannot be {type_name(expected)}; write its text, null for none, or "
+            'true for any content, or {"base64": …}'
         )
 
     def as_read(content: str | bytes) -> str | bytes:
@@ -243,17 +243,17 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
             sizes = (
                 f"{type_name(content)} of length {len(content)}, expected {type_name(wanted)} of length {len(wanted)}"
             )
-            return f"{quoted(path)} holds {sizes}"
+            return f"{quoted(path)} contains {sizes}"
         lines, others = content.splitlines(keepends=True), wanted.splitlines(keepends=True)
         for number, (line, other) in enumerate(zip(lines, others, strict=False), start=1):
             if line != other:
-                return f"{quoted(path)} holds {quoted(line)} in line {number}, expected {quoted(other)}"
-        return f"{quoted(path)} holds {len(lines)} lines, expected {len(others)}"
+                return f"{quoted(path)} contains {quoted(line)} in line {number}, expected {quoted(other)}"
+        return f"{quoted(path)} contains {len(lines)} lines, expected {len(others)}"
     return ""
 
 
 def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Report whether a path matches a pattern segment by segment; `**` matches any number of folders."""
+    """Report whether a path matches a pattern segment by segment; `**` matches any number of directories."""
     reached = {0}
     for part in pattern:
         if part == "**":
@@ -283,7 +283,7 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -
     missing = expected_rows - given_rows
     if how.match == "subset":
         if how.tolerance or how.ordered:
-            raise RewardError('final_state_matches: rows with match="subset" have neither tolerance nor order')
+            raise RewardError('final_state_matches: for rows, match="subset" excludes tolerance and ordered')
         first = next((row for row in wanted if row_key(row) in missing), None)
         return "" if first is None else f"missing row {_shown_row(first)}"
     width = len(wanted[0]) if wanted else len(got[0]) if got else 0
@@ -291,26 +291,26 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -
     if not same_rows([QueryResult(width, wanted)], result, how.ordered, "in_order", how.tolerance):
         return ""
     extra = given_rows - expected_rows
-    problems = [f"no row {_shown_row(row)} is there" for row in wanted if row_key(row) in missing][:1]
+    problems = [f"the row {_shown_row(row)} is missing" for row in wanted if row_key(row) in missing][:1]
     problems += [f"the row {_shown_row(row)} is not expected" for row in got if row_key(row) in extra][:1]
-    return "; ".join(problems) or "the rows are in another order"
+    return "; ".join(problems) or "the rows are in a different order"
 
 
 def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
     """Return the expected rows, and their columns if the rows name them."""
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple | Mapping) for row in rows):
-        raise RewardError(f"final_state_matches: the rows of {source!r} are a list of lists, or of objects by column")
+        raise RewardError(f"final_state_matches: the rows of {source!r} must be a list of lists or of objects")
     columns = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []
     if any(
         (list(row) != columns and set(row) != set(columns)) if isinstance(row, Mapping) else columns for row in rows
     ):
-        raise RewardError(f"final_state_matches: the rows of {source!r} do not all name the same columns")
+        raise RewardError(f"final_state_matches: the rows of {source!r} must all have the same columns")
     wanted = [tuple(row[column] for column in columns) if columns else tuple(row) for row in rows]
     if len({len(row) for row in wanted}) > 1:
-        raise RewardError(f"final_state_matches: the rows of {source!r} are not of one length")
+        raise RewardError(f"final_state_matches: the rows of {source!r} must all have the same length")
     for cell in (cell for row in wanted for cell in row):
         if isinstance(cell, bool) or not isinstance(cell, _CELL_TYPES):
-            raise RewardError(f"final_state_matches: a row of {source!r} holds {type_name(cell)}; SQLite has 0 and 1")
+            raise RewardError(f"final_state_matches: a row of {source!r} contains {type_name(cell)}; use 0 or 1")
     return wanted, columns
 
 

@@ -34,9 +34,11 @@ def _check_tags(options: Mapping[str, Any]) -> None:
     tags = options["tags"]
     for name in tags:
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"option 'tags': {name!r} is not a name; write names without brackets, such as 'think'")
+            raise ConfigError(
+                f"option 'tags': {name!r} is not a name; write names without angle brackets, such as 'think'"
+            )
     if not tags or len(set(tags)) < len(tags):
-        raise ConfigError(f"option 'tags': write at least one name, and each once, not {tags!r:.80}")
+        raise ConfigError(f"option 'tags' must be distinct names, at least one, got {tags!r:.80}")
 
 
 @reward_function
@@ -142,7 +144,9 @@ def regex_format(
     if not text.strip():
         return passed(False, "the reply is empty")
     fits = (expression.fullmatch(text) if where == "whole" else expression.search(text)) is not None
-    verbs = ("fits", "does not fit") if where == "whole" else ("holds a match of", "does not hold a match of")
+    verbs = (
+        ("matches", "does not match") if where == "whole" else ("contains a match of", "does not contain a match of")
+    )
     return passed(fits, f"{quoted(text)} {verbs[not fits]} {quoted(pattern)}")
 
 
@@ -183,8 +187,8 @@ def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
     rest = "".join([*outside, text[behind:]]).strip()
     if right == len(rules.tags):
         if rules.allow_outside or not rest:
-            return 1.0, "every tag stands as it must"
-        fault = f"{quoted(rest)} stands outside of the tags"
+            return 1.0, "all tags are right"
+        fault = f"{quoted(rest)} is outside the tags"
     return right / (len(rules.tags) + (not rules.allow_outside)) if partial else 0.0, fault
 
 
@@ -192,25 +196,25 @@ def _fault(text: str, name: str, tags: Mapping[str, list[_Tag]], behind: int, ru
     """Return the fault of a tag; "" if it is valid."""
     for key in (name, f"/{name}"):
         if len(tags[key]) != 1:
-            return f"<{key}> stands {len(tags[key])} times and not once"
+            return f"<{key}> occurs {len(tags[key])} times instead of once"
     (begins,), (ends,) = tags[name], tags[f"/{name}"]
     if ends.order < begins.order:
-        return f"</{name}> stands before <{name}>"
+        return f"</{name}> comes before <{name}>"
     if ends.order != begins.order + 1:
-        return f"another tag stands inside of <{name}>"
+        return f"another tag is inside <{name}>"
     if begins.start < behind:
-        return f"<{name}> stands before the tag that it must follow"
+        return f"<{name}> comes before the tag that it must follow"
     content = text[begins.end : ends.start]
     if not rules.allow_empty and not any(char.isprintable() and not char.isspace() for char in content):
         return f"<{name}> is empty"
     if rules.strict_lines and not (begins.is_alone(text) and ends.is_alone(text)):
-        return f"<{name}> or its end does not stand alone on its line"
+        return f"<{name}> or its closing tag is not alone on its line"
     return ""
 
 
 def _compiled(pattern: str, flags: Sequence[Flag]) -> re.Pattern[str]:
     if not pattern:
-        raise ConfigError("option 'pattern': it is empty; write what the reply must fit")
+        raise ConfigError("option 'pattern' must not be empty; write what the reply must match")
     try:
         return re.compile(pattern, sum(getattr(re, flag.upper()) for flag in set(flags)))
     except (re.error, OverflowError, RecursionError) as error:
@@ -263,7 +267,7 @@ def contains_all(
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
     missing = [word for word in wanted if not _contains_word(text, _plain(word, ignore_case), whole_words)]
     share = 1.0 - len(missing) / len(wanted)
-    reason = f"{len(wanted) - len(missing)} of {len(wanted)} keywords are there"
+    reason = f"{len(wanted) - len(missing)} of {len(wanted)} keywords were found"
     if missing:
         reason += f"; missing: {', '.join(quoted(word, 20) for word in missing[:5])}"
     return EvaluateResult(score=share if partial else float(not missing), reason=reason)
@@ -302,12 +306,12 @@ def contains_none(
         return passed(False, "the reply is empty")
     held = [word for word in unwanted if _contains_word(text, _plain(word, ignore_case), whole_words)]
     listed = ", ".join(quoted(word, 20) for word in held[:5])
-    return passed(not held, f"it holds {listed}" if held else f"it holds none of {len(unwanted)} keywords")
+    return passed(not held, f"it contains {listed}" if held else f"it contains none of {len(unwanted)} keywords")
 
 
 def _checked(keywords: Sequence[str]) -> Sequence[str]:
     if not keywords or not all(_plain(word, ignore_case=True) for word in keywords):
-        raise ConfigError(f"option 'keywords': write at least one, and none that is empty, not {keywords!r:.80}")
+        raise ConfigError(f"option 'keywords' must have at least one keyword and no empty one, got {keywords!r:.80}")
     return tuple(dict.fromkeys(keywords))
 
 
@@ -360,7 +364,7 @@ def no_repetition(
     Args:
         messages: the conversation.
         assistant_turns: the positions of the agent's messages; by default all assistant messages.
-        ngram: the number of units per n-gram. Small values punish ordinary language, such as "one of the" for 3.
+        ngram: the number of units per n-gram. Small values penalize ordinary language, such as "one of the" for 3.
         unit: "words" separated by white space, or "characters" for languages without spaces, for which 10 to 20 is a
             good `ngram`. Case is ignored. A word of more than 40 characters is counted in pieces of 10, so that
             omitting spaces does not hide repetition.
@@ -382,7 +386,7 @@ def no_repetition(
     total = max(0, len(units) - ngram + 1)
     different = _count_distinct(units, ngram) if total else 0
     share = 1.0 - different / total if total else 0.0
-    reason = f"{total - different} of {total} {ngram}-grams of {unit} stand there already"
+    reason = f"{total - different} of {total} {ngram}-grams of {unit} are repetitions"
     return EvaluateResult(score=1.0 - max_penalty * share, reason=reason)
 
 
@@ -457,7 +461,7 @@ def reasoning_steps(
         line = text[start:end].partition("\n")[0]
         steps.append(line if word_count(line) >= min_words else text[start:end])
     different = {tuple(_WORDS.findall(step.casefold())) for step in steps if word_count(step) >= min_words}
-    reason = f"{len(different)} different steps with words, of {len(steps)} markers; {at_least} are wanted"
+    reason = f"{len(different)} different steps with words, of {len(steps)} markers; {at_least} are required"
     return EvaluateResult(score=min(1.0, len(different) / at_least), reason=reason)
 
 

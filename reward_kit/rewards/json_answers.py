@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import jsonschema  # type: ignore[import-untyped, unused-ignore]
 
 LONGEST: Final = 1_000_000
-"""Characters of a reply that is read."""
+"""The maximum number of characters of a reply."""
 _MOST_FAILURES: Final = 1_000
 _BRACKET: Final = re.compile(r"[{\[]")
 _TAGS = frozenset({"json", "jsonc", "json5", ""})
@@ -32,7 +32,7 @@ Where = Literal["any", "whole", "fenced"]
 
 def _check_arrays(options: Mapping[str, Any]) -> None:
     if options["tolerance"] and options["arrays"] == "any_order":
-        raise ConfigError("option 'tolerance': it goes with arrays in order; leave out arrays=\"any_order\"")
+        raise ConfigError("option 'tolerance' requires arrays in order; remove arrays=\"any_order\"")
 
 
 @reward_function
@@ -94,7 +94,7 @@ def _check_schema(options: Mapping[str, Any]) -> None:
     try:
         _validator(json.dumps(as_json(options["schema"]), sort_keys=True), formats=False)
     except ValueError as error:
-        raise ConfigError(f"option 'schema': it is not a JSON schema: {error}") from None
+        raise ConfigError(f"option 'schema' is not a JSON schema: {error}") from None
 
 
 @reward_function(sandbox="warm")
@@ -177,9 +177,9 @@ def find_json(text: str, where: Where = "any") -> Any:
             if failures > _MOST_FAILURES:
                 raise ValueError("the reply has too many brackets that are not JSON") from None
         except RecursionError:
-            raise ValueError("it nests too deeply") from None
+            raise ValueError("it is nested too deeply") from None
     if value is None:
-        raise ValueError(f"{quoted(text)} holds no JSON; {why}")
+        raise ValueError(f"{quoted(text)} contains no JSON; {why}")
     return as_json(value)
 
 
@@ -191,7 +191,7 @@ def _truth(ground_truth: Any, reward: str) -> Any:
 
 
 DEEPEST: Final = 50
-"""Levels of a value. ComparisonRules a deeper one would end in Python's own limit."""
+"""The maximum nesting of a value; comparing a deeper one would exceed Python's recursion limit."""
 
 
 class ComparisonRules(NamedTuple):
@@ -222,7 +222,7 @@ def read_json(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error.msg} in line {error.lineno}") from None
     except RecursionError:
-        raise ValueError(f"it nests deeper than {DEEPEST} levels") from None
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
     return as_json(value)
 
 
@@ -233,7 +233,7 @@ def as_json(value: Any) -> Any:
         level = [item for outer in level for item in _inside(outer)]
         if not level:
             return value
-    raise ValueError(f"it nests deeper than {DEEPEST} levels")
+    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
 def difference(expected: Any, given: Any, how: ComparisonRules, path: str = "") -> str:
@@ -244,7 +244,7 @@ def difference(expected: Any, given: Any, how: ComparisonRules, path: str = "") 
     if isinstance(expected, Mapping) and isinstance(given, Mapping):
         for name, item in expected.items():
             if name not in given:
-                return _located(_field(path, name), f"expected {abbreviate(item)}, and it is missing")
+                return _located(_field(path, name), f"expected {abbreviate(item)}, but it is missing")
             if differs := difference(item, given[name], how, _field(path, name)):
                 return differs
         extra = next((name for name in given if name not in expected), None)
@@ -260,7 +260,7 @@ def difference(expected: Any, given: Any, how: ComparisonRules, path: str = "") 
         for item in expected:
             key = comparison_key(item, True)
             if not left[key]:
-                return _located(path, f"no item is {abbreviate(item)} as expected")
+                return _located(path, f"the item {abbreviate(item)} is missing")
             left[key] -= 1
         return ""
     if is_number(expected) and is_number(given):
@@ -336,7 +336,7 @@ def abbreviate(value: Any) -> str:
 def _inside(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
-            raise ValueError("the names of an object's fields are texts")
+            raise ValueError("the field names of an object must be strings")
         yield from value.values()
     elif isinstance(value, list | tuple):
         yield from value
@@ -351,14 +351,14 @@ def _reject_duplicate_keys(pairs: Pairs) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"it names the field {quoted(twin)} twice")
+        raise ValueError(f"it has the field {quoted(twin)} twice")
     return fields
 
 
 decoder: Final = strict_decoder(_reject_duplicate_keys)
-"""A strict decoder that rejects a field that stands twice with a ValueError."""
+"""A strict decoder that raises a ValueError if an object has a field twice."""
 LONGEST_MATCHED: Final = 10_000
-"""Characters of a text or name for a schema's regular expressions."""
+"""The maximum length of a text or name for matching a schema's regular expressions."""
 
 
 def schema_violation(value: Any, schema: Any, formats: bool) -> str:
@@ -376,16 +376,18 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
     text = json.dumps(as_json(schema), sort_keys=True)
     validator = _validator(text, formats)
     if '"pattern' in text and _longest(value) > LONGEST_MATCHED:
-        return f"a text is longer than {LONGEST_MATCHED:,} characters, and patterns are not matched with that"
+        return f"a text is longer than {LONGEST_MATCHED:,} characters, the limit for matching patterns"
     import referencing.exceptions
 
     try:
         error = next(validator.iter_errors(value), None)
     except referencing.exceptions.Unresolvable as unknown:
-        raise RewardError(f"the schema refers to {unknown.ref!r}, which is not in it; nothing is fetched") from None
+        raise RewardError(
+            f"the schema refers to {unknown.ref!r}, which is not part of the schema; no document is fetched"
+        ) from None
     except RecursionError:
         if _depth(value) > DEEPEST // 2:
-            return "it nests too deeply"
+            return "it is nested too deeply"
         raise RewardError("the schema refers to itself without end") from None
     if error is None:
         return ""

@@ -1,6 +1,6 @@
 """The endpoint of a judge: its options, one client per judge and worker, cached answers, and their cost.
 
-1. An answered request is never repeated, neither by this worker nor by a later run with the same cache file.
+1. An answered request is never sent again, neither by this worker nor by a later run with the same cache file.
    Concurrent equal requests are sent once. Only readable answers are cached.
 2. An unreadable verdict is requested once more, with another seed.
 3. Without a verdict, a `ProviderError` is raised: the rollout is unscored, never scored 0.
@@ -134,7 +134,7 @@ class JudgeUsage:
         self.cost = add(self.cost, cost)
 
     def as_metric(self) -> MetricResult:
-        """Return the figures as `name=value` texts."""
+        """Return the usage as a metric whose reason has the form `name=value`."""
         figures = {
             "calls": self.calls,
             "cached": self.cached,
@@ -209,7 +209,7 @@ class AnswerCache:
             self._append(_HEADER)
             return
         if _parsed(header) != _HEADER:
-            raise ConfigError(f"{path} is not a cache of a judge: its first line is {header!r}; name another file")
+            raise ConfigError(f"{path} is not a judge cache: its first line is {header!r}; choose another file")
         end = 0
         for offset, line in complete_lines(path):
             end = offset + len(line)
@@ -218,7 +218,7 @@ class AnswerCache:
                 others = (entry.get(name) for name in Answer._fields[1:])
                 self._known.setdefault(entry["key"], Answer(entry["text"], *others))
             elif offset and line.strip():
-                _log.warning("%s: skipping a torn line", path)
+                _log.warning("%s: skipping an incomplete line", path)
         if end < file.seek(0, os.SEEK_END):  # end the incomplete line of a killed writer
             file.write(b"\n")
 
@@ -228,7 +228,7 @@ class AnswerCache:
         try:
             self._file.write(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n")
         except OSError as error:  # the answer is still used
-            _log.warning("%s takes no more answers: %s", self._path, error.strerror)
+            _log.warning("%s: cannot write answers any more: %s", self._path, error.strerror)
             self.close()
 
 
@@ -241,7 +241,7 @@ def _parsed(line: bytes) -> Any:
 
 _REFUSED_FORM = re.compile(r"answered HTTP (?:400|422|501)\b")
 _RETRY_SEEDS = 10_000
-_CUT = {"length": "it was cut off at its limit of tokens", "content_filter": "it was withheld by a content filter"}
+_CUT = {"length": "it was truncated at its token limit", "content_filter": "it was withheld by a content filter"}
 
 
 class JudgeClients:
@@ -262,7 +262,7 @@ class JudgeClients:
             ConfigError: an option is invalid, a key is missing, or a file cannot be read.
         """
         if not isinstance(model, str) or not model:
-            raise ConfigError(f"judge, option model: expected the model's name at the endpoint, got {model!r:.80}")
+            raise ConfigError(f"judge, option model: must be the model's name at the endpoint, got {model!r:.80}")
         chosen, traffic = client_options(options), CURRENT_PROVIDER_SESSION.get()
         key = (model, base_url, cache, chosen.model_dump_json(), id(traffic))
         if key not in self._clients:
@@ -372,7 +372,7 @@ class JudgeClient:
         """
         seed = self._options.seed
         if votes > 1 and seed is None:
-            raise ConfigError("judge, option client.seed: several votes need a seed, or all would be one")
+            raise ConfigError("judge, option client.seed: several votes need a seed, or all would be equal")
         asked = [self._vote(question, None if seed is None else seed + vote, usage) for vote in range(votes)]
         results = await asyncio.gather(*asked, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]

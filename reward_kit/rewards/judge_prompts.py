@@ -125,7 +125,8 @@ def as_text(value: Any) -> str:
 
 
 def truncate_to_fit(value: Any, longest: int) -> Any:
-    """Cut the texts in `value` in the middle, visibly and to the same length, so that together they fit."""
+    """Truncate the texts in `value` in the middle, with a visible mark, to a common length so that together they
+    fit."""
     texts: list[str] = []
     _map_texts(value, texts.append)
     lengths = sorted(map(len, texts))
@@ -156,8 +157,8 @@ def _map_texts(value: Any, change: Callable[[str], Any]) -> Any:
 
 
 Form = str | range | tuple[str | int, ...] | Mapping[str, Any]
-"""A part of a verdict: any text, of this meaning; a list of whole numbers of a range; one of several words or numbers;
-or an object with exactly these members."""
+"""The form of a part of a verdict: a string that describes any text, a list of grades for each of several items, a
+tuple of allowed words or numbers, or a mapping with exactly these members."""
 
 
 def form_schema(form: Form) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def _in_words(form: Form) -> str:
 
 
 class UnreadableVerdict(ValueError):
-    """The answer is not a verdict of the expected form."""
+    """The answer is not a verdict in the expected form."""
 
 
 def _read(value: Any, form: Form, where: str) -> Any:
@@ -204,13 +205,13 @@ def _read(value: Any, form: Form, where: str) -> Any:
     else:
         fits, wanted = isinstance(value, dict), "an object"
     if not fits:
-        raise UnreadableVerdict(f"{where} is {excerpt(repr(value), 80)}, not {wanted}")
+        raise UnreadableVerdict(f"{where} must be {wanted}, got {excerpt(repr(value), 80)}")
     if not isinstance(form, Mapping):
         return sorted(set(value)) if isinstance(form, range) else value
     if missing := form.keys() - value.keys():
         raise UnreadableVerdict(f"{where} lacks {min(missing)!r}")
     if extra := value.keys() - form.keys():
-        raise UnreadableVerdict(f"{where} has a member {min(extra)!r:.60} that is not asked for")
+        raise UnreadableVerdict(f"{where} has a member {min(extra)!r:.60} that was not requested")
     return {name: _read(value[name], part, f"{where}.{name}") for name, part in form.items()}
 
 
@@ -263,12 +264,12 @@ class Question:
         try:
             value = decoder.decode(text)
         except RecursionError:
-            raise UnreadableVerdict("the answer nests too deeply") from None
+            raise UnreadableVerdict("the answer is nested too deeply") from None
         except ValueError as error:  # including duplicate members
             raise UnreadableVerdict(f"the answer is not one JSON object ({error}): {excerpt(text, 80)}") from None
         verdict: dict[str, Any] = _read(value, self.whole_form, "the verdict")
         if verdict["check"].strip() != code:
-            raise UnreadableVerdict("the verdict does not name the code of the data that it is to judge")
+            raise UnreadableVerdict("the verdict does not repeat the code of the data")
         if problem := self.refuse(verdict):
             raise UnreadableVerdict(problem)
         return verdict
@@ -293,7 +294,7 @@ def parse_rubric(given: Any, where: str) -> Rubric:
     except pydantic.ValidationError as error:
         raise ConfigError(f"{where}: {'; '.join(describe_validation_error(error))}") from None
     if not 1 <= len(rubric) <= _MOST_DIMENSIONS:
-        raise ConfigError(f"{where}: a rubric has 1 to {_MOST_DIMENSIONS} dimensions, this one has {len(rubric)}")
+        raise ConfigError(f"{where}: a rubric must have 1 to {_MOST_DIMENSIONS} dimensions, got {len(rubric)}")
     for name in rubric:
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME or name == METRIC:
             raise ConfigError(f"{where}: {name!r:.80} cannot name a dimension; use a short printable name")
@@ -324,7 +325,7 @@ class Scale(NamedTuple):
         lowest, highest = scale
         if not 0 <= lowest < highest <= 100:
             raise ConfigError(
-                f"judge, option scale: expected two whole numbers from 0 to 100, lowest first, got {scale!r}"
+                f"judge, option scale: must be two whole numbers from 0 to 100, lowest first, got {scale!r}"
             )
         return cls(lowest, highest)
 

@@ -110,14 +110,14 @@ async def llm_judge(
         ```
     """
     if rubric is not None and rubric_key is not None:
-        raise ConfigError("llm_judge: give rubric or rubric_key, not both")
+        raise ConfigError("llm_judge: set either rubric or rubric_key, not both")
     chosen: Rubric = DEFAULT_RUBRIC
     if rubric is not None:
         chosen = parse_rubric(rubric, "llm_judge, option rubric")
     elif rubric_key is not None:
         own = (sample or {}).get(rubric_key)
         if own is None:
-            raise RewardError(f"llm_judge: the sample has no field {rubric_key!r}, which is to hold its rubric")
+            raise RewardError(f"llm_judge: the sample has no field {rubric_key!r} with its rubric")
         chosen = parse_rubric(own, f"llm_judge, the sample's {rubric_key!r}")
     elif (of_task := (evaluation_criteria or {}).get("rubric")) is not None:
         chosen = parse_rubric(of_task, "evaluation_criteria.rubric")
@@ -253,10 +253,10 @@ async def grounded_judge(
     claims, reason = len(names) - labels["no_claim"], verdict_reason(verdicts[0])
     if not claims:
         return EvaluateResult(
-            score=abstaining, reason=f"the answer claims nothing: {reason}", metrics={METRIC: usage.as_metric()}
+            score=abstaining, reason=f"the answer makes no claims: {reason}", metrics={METRIC: usage.as_metric()}
         )
     counts = (
-        f"of {claims} sentences that claim something {labels['supported']} are supported, {labels['contradicted']} "
+        f"of {claims} sentences with claims, {labels['supported']} are supported, {labels['contradicted']} "
         f"contradicted, {labels['not_found']} not found"
     )
     metrics = {
@@ -305,7 +305,7 @@ def _passage(item: Any) -> str:
 def _unsupported(verdict: Mapping[str, Any]) -> str:
     labels = verdict["labels"].items()
     wrong = (name for name, one in labels if one["label"] == "supported" and not one["passages"])
-    return next((f"{name} is supported by no passage" for name in wrong), "")
+    return next((f"{name} has no supporting passage" for name in wrong), "")
 
 
 DEFAULT_CRITERIA = "which does better what was asked for: right, complete, useful and harmless"
@@ -364,7 +364,7 @@ async def pairwise_judge(
         ```
     """
     if baseline is not None and baseline_key is not None:
-        raise ConfigError("pairwise_judge: give baseline or baseline_key, not both")
+        raise ConfigError("pairwise_judge: set either baseline or baseline_key, not both")
     other = baseline
     if baseline_key is not None:
         if (value := (sample or {}).get(baseline_key)) is None:
@@ -392,8 +392,8 @@ async def pairwise_judge(
     reason = f"{verdict} in both positions" if is_consistent else "the verdict changes with the position: a tie"
     metrics = {
         "consistent": MetricResult(score=float(is_consistent), reason="the same verdict in both positions"),
-        "won_as_first": MetricResult(score=won_as_first, reason="the rollout's answer stood first"),
-        "won_as_second": MetricResult(score=won_as_second, reason="the rollout's answer stood second"),
+        "won_as_first": MetricResult(score=won_as_first, reason="the rollout's answer came first"),
+        "won_as_second": MetricResult(score=won_as_second, reason="the rollout's answer came second"),
         METRIC: usage.as_metric(),
     }
     return EvaluateResult(score=score, reason=f"{reason}: {verdict_reason(as_first[0])}", metrics=metrics)
@@ -509,7 +509,7 @@ async def _score_group(
     unanswered = passed(False, "the answer is empty")
     distinct = sorted({answer for answer in answers if answer})
     if method == "rank" and len(distinct) == 1:
-        problem = "a group without two different answers has no ranks"
+        problem = "ranking needs at least two different answers"
         alone = EvaluateResult(score=0.0, is_score_valid=False, error=problem)
         return [(alone if answer else unanswered).model_copy() for answer in answers]
     if not distinct:
@@ -534,7 +534,7 @@ async def _score_group(
     shuffled = random.Random(hashlib.sha256(key.encode()).digest()).sample(distinct, len(distinct))
     (one, reason), (other, _) = await together(shares_in(shuffled), shares_in(shuffled[::-1]))
     apart = sum(abs(one[answer] - other[answer]) for answer in distinct) / len(distinct)
-    agreement = MetricResult(score=1.0 - apart, reason="1 less the mean difference between the two orders")
+    agreement = MetricResult(score=1.0 - apart, reason="1 minus the mean difference between the two orders")
     results = {"": unanswered}
     for answer in distinct:
         first, second = one[answer], other[answer]

@@ -59,7 +59,7 @@ _COMMON_CODES: Final = (
     "ta te th tr uk ur vi zh"
 )
 _COMMON: Final = frozenset(_COMMON_CODES.split())
-"""The candidates of any text; with all languages, short English sentences would pass for Afrikaans."""
+"""The candidates for any text; if all languages were candidates, short English sentences could pass for Afrikaans."""
 _CONFIDENT: Final = 0.8
 _MOST_PIECES: Final = 1_000
 _NOT_LANGUAGE: Final = re.compile(
@@ -68,7 +68,7 @@ _NOT_LANGUAGE: Final = re.compile(
     | (?:https?://|www\.)[!-~]{1,2000}
     | [\w.+-]{1,64}@[\w.-]{1,255}
     | </?[A-Za-z][^<>\n]{0,100}>                    # a tag
-    | \$(?=\S)[^$\n]{0,299}(?<=\S)\$(?!\d)          # a formula, and not two sums of money
+    | \$(?=\S)[^$\n]{0,299}(?<=\S)\$(?!\d)          # a formula, but not two amounts of money
     | \\end\{[^{}\n]{0,40}\}
     | \\[A-Za-z]{1,40}
     """,
@@ -136,10 +136,10 @@ def same_language(
     target = _prompt_language(messages, assistant_turns) if language is None else _target(language)
     right, uncertain, others = _count(reply, target)
     if not right + uncertain + others.total():
-        return passed(True, "there are no words that would be in a language")
+        return passed(True, "the reply has no words in any language")
     if not right + others.total():
         if unknown == "unscored":
-            raise RewardError(f"same_language: the language of the reply is uncertain; {target.name} is wanted")
+            raise RewardError(f"same_language: the language of the reply is uncertain; expected {target.name}")
         return passed(True, f"the language of {uncertain} words in the script of {target.name} is uncertain")
     share = right / (right + others.total())
     reason = f"{right} of {right + others.total()} words are in {target.name}"
@@ -205,7 +205,7 @@ def _prompt_language(messages: Sequence[Message], assistant_turns: Sequence[int]
     whole = _joined(list(_sentences(prompt)))
     known = {script: count for script, count in whole.words.items() if _script_languages(script)}
     if not known:
-        raise RewardError("same_language: the prompt has no words of a known script; give the option `language`")
+        raise RewardError("same_language: the prompt has no words of a known script; set the option `language`")
     script = max(known, key=lambda name: known[name])
     language = _identified(
         whole, frozenset(_WORD_PER_LETTER & known.keys()) if script in _WORD_PER_LETTER else frozenset({script}), ""

@@ -19,16 +19,16 @@ from reward_kit.rewards.replies import Part, last_reply, passed
 from reward_kit.typed_interface import as_function, reward_function, reward_spec
 
 Unit = Literal["characters", "words"]
-"""Characters of Unicode, or words between white space."""
+"""Unicode characters, or words separated by white space."""
 Count = Annotated[int, Field(ge=0)]
 
 
 def _check_bounds(options: Mapping[str, Any]) -> None:
     at_least, at_most = options["at_least"], options["at_most"]
     if at_most is None and not at_least:
-        raise ConfigError("option 'at_most': neither at_least nor at_most is given; give one of them, or both")
+        raise ConfigError("option 'at_most': set at_least, at_most or both")
     if at_most is not None and at_least > at_most:
-        raise ConfigError(f"option 'at_least': {at_least} is above at_most, {at_most}")
+        raise ConfigError(f"option 'at_least' must not be greater than at_most, got {at_least} and {at_most}")
 
 
 @reward_function
@@ -78,7 +78,7 @@ def length_within(
         outside, margin = length - at_most, above
     score = 1.0 if not outside else max(0.0, 1.0 - outside / margin) if margin else 0.0
     bounds = f"{at_least} to {'any number' if at_most is None else at_most}"
-    return EvaluateResult(score=score - as_penalty, reason=f"{length} {unit}; {bounds} are wanted")
+    return EvaluateResult(score=score - as_penalty, reason=f"{length} {unit}; required: {bounds}")
 
 
 @reward_function
@@ -139,9 +139,9 @@ def cosine_length(
         ```
     """
     if max_length < 1:
-        raise ConfigError(f"cosine_length(): max_length is at least 1, not {max_length!r}")
+        raise ConfigError(f"cosine_length(): max_length must be at least 1, got {max_length!r}")
     if not all(map(math.isfinite, (*correct, *wrong, exceed, at_least))):
-        raise ConfigError("cosine_length(): correct, wrong, exceed and at_least are finite numbers")
+        raise ConfigError("cosine_length(): correct, wrong, exceed and at_least must be finite numbers")
 
     async def combine(call: Call) -> EvaluateResult:
         result = await call("reward")
@@ -201,9 +201,9 @@ def shortest_in_group(
     if part.mode == "batch":
         raise ConfigError(f"{id}: {part.id!r} is a batch reward; only pointwise rewards can be combined")
     if form not in get_args(Form):
-        raise ConfigError(f"{id}: form {form!r} is unknown; it is {' or '.join(map(repr, get_args(Form)))}")
+        raise ConfigError(f"{id}: form must be {' or '.join(map(repr, get_args(Form)))}, got {form!r}")
     if not 0 <= weight <= 1 and (form == "share" or not 0 <= weight < math.inf):
-        raise ConfigError(f"{id}: weight {weight!r} is not in [0, 1], or for 'kimi' a finite number of at least 0")
+        raise ConfigError(f"{id}: weight must be in [0, 1] or, for 'kimi', finite and at least 0, got {weight!r}")
     with_options(measured_length, unit=unit, of=of)  # rejects unknown values
 
     def length(rollout: Mapping[str, Any]) -> int:
@@ -223,7 +223,7 @@ def shortest_in_group(
                 gain = 0.5 - share if high > low else 0.0
                 score = result.score + weight * (gain if ok else min(0.0, gain))
             verdict = "correct" if ok else "wrong"
-            reason = f"{verdict}, {length} {unit} where {low} to {high} are: {result.reason or ''}"
+            reason = f"{verdict}, {length} {unit}, group range {low} to {high}: {result.reason or ''}"
             metrics = {**result.metrics, "correct": MetricResult(score=float(ok), reason=result.reason or "")}
             changed.append(result.model_copy(update={"score": score, "reason": reason, "metrics": metrics}))
         return changed

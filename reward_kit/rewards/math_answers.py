@@ -1,8 +1,8 @@
 r"""Rewards for mathematical answers: `math_answer` for any expression, by math-verify, and `number_answer` for numbers.
 
-Numbers with units are compared exactly by this package. It also handles the structure of an answer, on which graders
-differ most: multiple values, brackets, sides of equations, words. Only the remaining expressions go to math-verify, and
-their cost is bounded: texts that SymPy could expand to something huge are excluded, and function calls are counted.
+This package compares numbers with units exactly. It also handles the structure of an answer, on which graders differ
+most: multiple values, brackets, sides of equations, words. Only the remaining expressions are passed to math-verify,
+and their cost is bounded: texts that SymPy could expand to something huge are rejected, and function calls are counted.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def number_answer(
     terms = EqualityRules(units, absolute_tolerance, relative_tolerance, numbers_only=True)
     truths = _accepted(ground_truth, "number_answer", terms)
     if unread := [truth for truth in truths if not _is_number(truth)]:
-        raise RewardError(f"number_answer compares with a number, and the ground_truth is {quoted(unread[0])}")
+        raise RewardError(f"number_answer: the ground_truth must be a number, got {quoted(unread[0])}")
     answer = find_answer(last_answer(messages), unmarked)
     if not answer.text:
         return passed(False, f"no answer: {answer.why}")
@@ -152,11 +152,11 @@ def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]
     """Check the rules, and return the accepted answers as texts."""
     for name, value in (("absolute_tolerance", terms.absolute), ("relative_tolerance", terms.relative)):
         if not math.isfinite(value) or value < 0:
-            raise ConfigError(f"option {name!r}: it is a number of at least 0, such as 0.001, not {value}")
+            raise ConfigError(f"option {name!r} must be a number of at least 0, such as 0.001, got {value}")
     given = require_truth(ground_truth, reward)
     texts = [truth_text(str(item)) for item in (given if isinstance(given, list | tuple) else [given])]
     if not texts or not all(texts):
-        raise RewardError(f"{reward} compares with a ground_truth, and the sample's is empty")
+        raise RewardError(f"{reward} needs a ground_truth, but the sample's is empty")
     return texts
 
 

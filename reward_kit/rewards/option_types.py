@@ -11,20 +11,20 @@ from pydantic import Field
 from reward_kit.errors import ConfigError, install_hint
 
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""The largest difference, or share of one."""
+"""The maximum absolute or relative difference of two numbers."""
 Closeness = Annotated[float, Field(ge=0, lt=1)]
-"""The largest distance of two numbers, as share and as difference."""
+"""The maximum relative or absolute difference of two numbers, whichever is larger."""
 Seconds = Annotated[float, Field(gt=0, le=28_000)]
-"""Of CPU time. Three times as many of wall time, and one more, are no more than a day."""
+"""Seconds of CPU time. The wall time limit, three times as many plus one, must not exceed a day."""
 Megabytes = Annotated[int, Field(ge=16, le=1 << 20)]
-"""The range of `sandbox.limits`."""
+"""A memory limit in MiB, in the range of `sandbox.limits`."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def check_closeness(tolerance: float) -> None:
     """Reject a tolerance outside [0, 1), including in direct calls."""
     if not 0 <= tolerance < 1:
-        raise ConfigError(f"option 'tolerance': it is at least 0 and less than 1, not {tolerance}")
+        raise ConfigError(f"option 'tolerance' must be at least 0 and less than 1, got {tolerance}")
 
 
 def is_close(expected: float, got: float, tolerance: float) -> bool:

@@ -1,10 +1,10 @@
-"""Code in the sandbox around a model's program: calls its function, runs it as a script, or compiles and runs it.
+"""Code that runs inside the sandbox with a model's program: calls its function, or compiles and runs the program.
 
 It shares a process with hostile code, so it protects nothing and never receives an expected answer. Returned values are
 encoded as plain data and compared elsewhere; arguments use the same encoding. JSON has no tuples, sets or non-text
 keys, so everything except None, booleans, text and small numbers is encoded as `[kind, content]`.
 
-The sandbox imports this file before any call, so it imports next to nothing.
+The sandbox imports this file before any call, so it imports as little as possible.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def encode(value: Any, depth: int = 0) -> Any:
     if kind is float:
         return value if math.isfinite(value) else ["float", repr(value)]
     if depth > _DEEPEST:
-        return ["other", "something nested too deeply"]
+        return ["other", "value nested too deeply"]
     depth += 1
     if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), depth)
@@ -83,7 +83,7 @@ def decode(value: Any) -> Any:
         return complex(*map(decode, content))
     if isinstance(content, str) and kind in _FROM_TEXT:
         return _FROM_TEXT[kind](content)
-    raise ValueError(f"the answer is {content!r:.60}, which is not data")
+    raise ValueError(f"the answer is not plain data: {content!r:.60}")
 
 
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {
@@ -122,8 +122,8 @@ def load_script(text: str, setup: str) -> Callable[[str], int]:
 
     def run(stdin: str) -> int:
         out = sys.stdout
-        # Descriptor 0, sys.stdin and input() read the text.
-        with open(".input", "wb") as file:  # noqa: PTH123 - the work folder of a call, its only one
+        # Descriptor 0, sys.stdin and input() must all read the text.
+        with open(".input", "wb") as file:  # noqa: PTH123 - the working directory of a call, its only one
             file.write(stdin.encode("utf-8", "surrogatepass"))
         descriptor = os.open(".input", os.O_RDONLY)
         os.unlink(".input")  # noqa: PTH108
@@ -172,9 +172,9 @@ def compile_program(
 
     Args:
         text: the program.
-        filename: its name in the work folder.
+        filename: its name in the working directory.
         compile_command: the command that compiles it; [] for interpreted languages.
-        run_command: the command of each run, in the work folder.
+        run_command: the command of each run, in the working directory.
         limits: `compile_s` and `run_s` of wall time, `cpu_s` per run, and the bytes of `output`.
     """
     with open(filename, "wb") as file:  # noqa: PTH123

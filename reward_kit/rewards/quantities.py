@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 from reward_kit.rewards.replies import composed
 
 LONGEST_NUMBER: Final = 400
-"""Characters of a number. A longer one is not an answer to a question."""
+"""The maximum number of characters of a number; a longer one is not an answer."""
 LARGEST_EXPONENT: Final = 1_000
-"""Of a power of ten, either sign."""
+"""The maximum exponent of a power of ten, positive or negative."""
 LONGEST_TEXT: Final = 2_000
-"""Characters of one answer; a longer one is not read."""
+"""The maximum number of characters of one answer; a longer one is not read."""
 DOLLAR: Final = "＄"
-"""A dollar that is money; a plain one only opens and closes mathematics."""
+"""Stands for a dollar sign that means money; plain dollar signs only delimit mathematics."""
 _MINUS: Final = str.maketrans(
     {"−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "\u00a0": " ", "\u202f": " "}
 )
@@ -46,7 +46,7 @@ _SEPARATOR: Final = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!\s?|\\[,;: !])(?=[0-9]{3
 
 
 def read_number(text: str) -> Fraction | None:
-    """Parse the whole of `text` as an exact number; None if it is not one.
+    """Parse all of `text` as an exact number; return None if it is not one.
 
     Accepts signs, thousands separators in groups of three, decimals, exponents, powers of ten, plain and LaTeX
     fractions of integers, mixed numbers with a proper fraction, repeating decimals, and numbers in another base.
@@ -100,7 +100,7 @@ FUNCTIONS = (
     "sqrt|sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|arcsin|arccos|arctan|exp|ln|log|max|min|gcd|lcm|pi|infty|alpha|beta|"
     "gamma|theta|lambda|phi|omega|sigma|mu|rho|tau"
 )
-"""Words that are mathematics also without a backslash; a regular expression."""
+"""Words that are mathematical even without a backslash; a regular expression."""
 _SIGNS: Final = {
     "−": "-", "–": "-", "—": "-", "－": "-", "×": "*", "⋅": "*", "·": "*", "∗": "*", "∙": "*", "÷": "/",
     "∕": "/", "⁄": "/", "≤": r" \le ", "≥": r" \ge ", "≠": r" \ne ", "∞": r" \infty ", "∪": r" \cup ",

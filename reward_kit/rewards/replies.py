@@ -1,7 +1,7 @@
 """Reading of conversations: the agent's messages, their reasoning and answer, fenced blocks, and normalized text.
 
-Examples in the prompt are assistant messages too. If the record lists the agent's messages, only those are read, so
-that examples earn nothing.
+Example answers in the prompt are assistant messages too. If the record lists the agent's messages, only those are read,
+so that examples earn nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message
 
 Part = Literal["whole", "thought", "answer"]
-"""The whole reply, the text in `<think>` or `reasoning_content`, or the rest."""
+"""The part of a reply: the whole, the text in `<think>` or `reasoning_content`, or the rest."""
 Choice = Literal["last", "first", "joined"]
-"""The last of several blocks, the first one, or all of them as one text."""
+"""The block to use: the last, the first, or all of them joined."""
 _THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
 # Scripts written without spaces, in which each character counts as a word.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
@@ -29,7 +29,7 @@ _FENCE = re.compile(r"(`{3,}|~{3,})(.*)")
 def require_truth(ground_truth: Any, reward: str) -> Any:
     """Return the ground truth; if it is missing, the rollout is unscored, not wrong."""
     if ground_truth is None:
-        raise RewardError(f"{reward} compares with a ground_truth, and the sample has none")
+        raise RewardError(f"{reward} needs a ground_truth, but the sample has none")
     return ground_truth
 
 
@@ -67,7 +67,7 @@ def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] |
 
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
-    """Return a part of the agent's last message; "" without one."""
+    """Return a part of the agent's last message; "" if there is no message."""
     own = agent_messages(messages, assistant_turns)
     return message_part(own[-1], part) if own else ""
 

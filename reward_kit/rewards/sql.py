@@ -36,9 +36,7 @@ _TIE_BREAKS = ("reward_kit_row()", "-reward_kit_row()", "reward_kit_row() * 5661
 _MORE_TIE_BREAKS = tuple(
     f"reward_kit_row() * {factor} % 104729" for factor in (17_389, 27_449, 35_023, 44_771, 71_993, 83_089, 99_991)
 )
-_FORM = (
-    'write the query itself, or {"query": "SELECT …", "seed_sql": "CREATE TABLE …"} where the episode has no database'
-)
+_FORM = 'write the query itself, or {"query": "SELECT …", "seed_sql": "CREATE TABLE …"} if the episode has no database'
 
 
 class _Database(NamedTuple):
@@ -71,7 +69,7 @@ class _Database(NamedTuple):
 
 
 Columns = Literal["in_order", "any_order"]
-"""In the gold query's order, or in any."""
+"""The comparison of rows: in the gold query's order, or in any order."""
 
 
 @reward_function(sandbox="warm")
@@ -129,7 +127,7 @@ def sql_result(
     """
     check_closeness(tolerance)
     if time_s <= 0 or max_rows < 1:
-        raise ConfigError(f"option {'max_rows' if time_s > 0 else 'time_s'!r}: it is positive")
+        raise ConfigError(f"option {'max_rows' if time_s > 0 else 'time_s'!r} must be positive")
     truth = require_truth(ground_truth, "sql_result")
     source: Mapping[str, Any] = {}
     if isinstance(truth, Mapping):
@@ -138,12 +136,12 @@ def sql_result(
         source, truth = truth, truth.get("query")
     queries = list(truth) if isinstance(truth, list | tuple) else [truth]
     if not queries or not all(isinstance(query, str) and query.strip() for query in queries):
-        raise RewardError(f"ground_truth holds {type_name(truth)} instead of a query; {_FORM}")
+        raise RewardError(f"ground_truth must contain a query, got {type_name(truth)}; {_FORM}")
     limits = SqliteLimits(statement_time_s=time_s, max_value_bytes=1 << 24, read_only=True)
     database = _Database(_database_bytes(source, sample, state, resource), limits, max_rows)
     results = [_gold_results(database, query, ordered, ties) for query in queries]
     if empty == "unscored" and not any(one.rows for several in results for one in several):
-        raise RewardError("the gold query returns no rows, which any wrong query may do too")
+        raise RewardError("the gold query returns no rows, as many wrong queries would")
     answer = last_answer(messages)
     block = select_block(answer, _TAGS, "last")
     query = block if block is not None else answer if unfenced == "whole" else ""
@@ -175,11 +173,13 @@ def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource:
     if isinstance(state, CompositeState):
         names = [resource] if resource else [name for name in state if isinstance(state[name], SqliteState)]
         if len(names) != 1 or names[0] not in state:
-            raise RewardError(f"the database among {', '.join(state)} is not clear; name it with the option resource")
+            raise RewardError(
+                f"several resources have a state ({', '.join(state)}); name the database with the option resource"
+            )
         state = state[names[0]]
     if not isinstance(state, SqliteState):
         raise RewardError(
-            "sql_result needs a database: a sqlite resource in the task, or seed_sql or database beside the query"
+            "sql_result needs a database: a sqlite resource in the task, or seed_sql or database next to the query"
         )
     return state.serialize()
 
@@ -204,7 +204,7 @@ def _read(path: str) -> bytes:
             raise RewardError(f"database {path} has more than {_LARGEST_DATABASE:,} bytes")
         data = file.read_bytes()
     except OSError as error:
-        raise RewardError(f"database {path} cannot be read ({error.strerror}); name it in sandbox.read_paths") from None
+        raise RewardError(f"database {path} cannot be read ({error.strerror}); add it to sandbox.read_paths") from None
     if not data.startswith(b"SQLite format 3\0"):
         raise RewardError(f"database {path} is not a SQLite database")
     # Clear the two bytes that request a write-ahead log, which a copy in memory does not have.
@@ -227,8 +227,8 @@ def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> li
                 results.append(database.run(text))
     if ties == "unscored" and any(same_rows([results[0]], one, False, "in_order", 1e-9) for one in results):
         raise RewardError(
-            "the gold query may return other rows too, since some are equal in its ORDER BY or it has a LIMIT without "
-            f"one; add a tie-break, or take any of them with ties='any': {gold[:200]}"
+            "the gold query may return different rows, since rows tie in its ORDER BY or it has a LIMIT without "
+            f"one; add a tie-break, or accept any of them with ties='any': {gold[:200]}"
         )
     return results
 
@@ -262,17 +262,17 @@ def same_rows(
     """
     gold = golds[0]
     if result.width != gold.width:
-        return f"it returns {pluralize(result.width, 'column')}, and {gold.width} were expected"
+        return f"it returns {pluralize(result.width, 'column')}, but {gold.width} were expected"
     if len(result.rows) != len(gold.rows):
-        return f"it returns {pluralize(len(result.rows), 'row')}, and {len(gold.rows)} were expected"
+        return f"it returns {pluralize(len(result.rows), 'row')}, but {len(gold.rows)} were expected"
     blocks = _blocks(golds) if is_ordered else [(0, len(gold.rows))]
     for order in _assignments(gold, result) if columns == "any_order" else [range(gold.width)]:
         rows = [tuple(row[column] for column in order) for row in result.rows]
         if all(_are_same(gold.rows[start:end], rows[start:end], tolerance) for start, end in blocks):
             return ""
     if is_ordered and not same_rows([gold], result, False, columns, tolerance):
-        return "it returns the expected rows in another order"
-    return "it returns other rows"
+        return "it returns the expected rows in a different order"
+    return "it returns different rows"
 
 
 def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Equality of expressions by math-verify, with bounded work.
 
 math-verify's time limit needs signals, which are unavailable in threads, and no limit can interrupt the computation of
-one huge power. So texts that could produce huge numbers are rejected first, and function calls are counted, which gives
-the same verdict on every machine. The sandbox's limits are the last resort.
+one huge power. Therefore, texts that could produce huge numbers are rejected first, and function calls are counted,
+which gives the same result on every machine. The sandbox's limits are the last resort.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reward_kit.errors import RewardError, install_hint
 from reward_kit.rewards.quantities import FUNCTIONS, close
 
 MOST_CALLS: Final = 3_000_000
-"""Calls of functions for all comparisons of one answer by math-verify; some seconds."""
+"""The maximum number of function calls in all of math-verify's comparisons for one answer, which take some seconds."""
 _LONGEST_EXPRESSION: Final = 300
 _MATHEMATICS: Final = ("sympy.", "mpmath.", "antlr4.", "latex2sympy2_extended.", "math_verify.")
 _NUMBERS: Final = re.compile(r"[0-9]+")

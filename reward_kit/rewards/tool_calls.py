@@ -22,9 +22,9 @@ from reward_kit.rewards.replies import agent_messages, fenced_blocks, last_answe
 from reward_kit.typed_interface import reward_function
 
 MOST_CALLS: Final = 256
-"""The limit of calls. A rollout with more of them is wrong."""
+"""The maximum number of calls; a rollout with more calls is wrong."""
 LONGEST: Final = 1_000_000
-"""Characters of all arguments together, and of a message that is searched for calls."""
+"""The maximum number of characters of all arguments together, and of a message that is searched for calls."""
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
 _TOOL_FIELDS = ("tools", "functions", "function")
 Extra = Literal["wrong", "ignore"]
@@ -40,8 +40,8 @@ class _ParsedCall(NamedTuple):
 
 
 Strings = Literal["exact", "casefold", "bfcl"]
-"""Texts as they are; ignoring case; or as on the Berkeley Function-Calling Leaderboard, which also drops blanks and the
-characters ,./-_*^ and takes both quotes for one."""
+"""The comparison of texts: exactly; ignoring case; or as on the Berkeley Function-Calling Leaderboard, which also
+removes spaces and the characters ,./-_*^ and treats single and double quotes as equal."""
 
 
 class ArgumentRules(NamedTuple):
@@ -126,7 +126,9 @@ def tool_calls_match(
     same = ArgumentRules(strings, coerce, any_order)
     schemas = _schemas(tools, sample, same)
     if coerce and schemas is None:
-        raise RewardError("tool_calls_match: `coerce` needs tool specifications; give the option or sample a `tools`")
+        raise RewardError(
+            "tool_calls_match: `coerce` needs tool specifications; set `tools` in the options or the sample"
+        )
     turns_seen = [message for message in agent_messages(messages, assistant_turns) if message.role == "assistant"]
     if not turns_seen:
         return passed(False, "the agent wrote nothing and made no call")
@@ -166,7 +168,7 @@ def tool_calls_match(
 
 
 def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[MadeCall], schema: ToolSchema) -> str:
-    """Return why an expected call counts as not made."""
+    """Return the reason why an expected call counts as not made."""
     near = [index for index, call in enumerate(made) if call.name == expected.name and shares[index] < 1.0]
     if not near:
         return f"; {quoted(expected.name)} was not called" + (f", {quoted(made[0].name)} was" if made else "")
@@ -438,7 +440,7 @@ class ToolSchema:
             if "enum" in schema and not any(key == self.key(choice, of_choice) for choice in schema["enum"]):
                 return f"{_named(path)} is {abbreviate(value)}, which is not one of its values"
             if "const" in schema and key != self.key(schema["const"], of_choice):
-                return f"{_named(path)} is {abbreviate(value)} and not {abbreviate(schema['const'])}"
+                return f"{_named(path)} is {abbreviate(value)}, not {abbreviate(schema['const'])}"
         for part in self._parts(schema):
             if problem := self._problem(value, part, path):
                 return problem
@@ -506,8 +508,8 @@ class ToolSchema:
                 part = part[int(name)] if isinstance(part, list) else part[name]
         except (KeyError, IndexError, ValueError, TypeError):
             raise RewardError(
-                f"the schema of tool {self._tool!r} refers to {path!r}, which is not in it; write that part into the "
-                "schema itself, since nothing is fetched"
+                f"the schema of tool {self._tool!r} refers to {path!r}, which is not part of it; add that part to the "
+                "schema, since no document is fetched"
             ) from None
         return part
 
@@ -586,7 +588,9 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
     if not isinstance(value, list | tuple):
         raise RewardError(f"tool_calls_match: the ground_truth is {type_name(value)}; {_FORMS}")
     if len(value) > MOST_EXPECTED:
-        raise RewardError(f"tool_calls_match: the ground_truth has {len(value)} calls; at most {MOST_EXPECTED} are")
+        raise RewardError(
+            f"tool_calls_match: the ground_truth has {len(value)} calls; at most {MOST_EXPECTED} are allowed"
+        )
     calls = []
     for index, item in enumerate(value):
         where = f"tool_calls_match: ground_truth[{index}]"
@@ -608,7 +612,7 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
         except ValueError as error:
             raise RewardError(f"{where}: its arguments cannot be read: {error}") from None
         if not isinstance(arguments, Mapping):
-            raise RewardError(f"{where}: its arguments are {type_name(arguments)}; write an object")
+            raise RewardError(f"{where}: its arguments must be an object, got {type_name(arguments)}")
         calls.append(ExpectedCall(call["name"], arguments))
     return calls
 

@@ -24,7 +24,7 @@ from reward_kit.typed_interface import reward_function
 def _check_range(options: Mapping[str, Any]) -> None:
     low, high = options["low"], options["high"]
     if not low < high:
-        raise ConfigError(f"option 'low': {low:g} is not below high, {high:g}")
+        raise ConfigError(f"option 'low' must be less than high, got {low:g} and {high:g}")
 
 
 @reward_function
@@ -49,7 +49,7 @@ def environment_score(
 def _check_steps(options: Mapping[str, Any]) -> None:
     best, worst = options["best"], options["worst"]
     if not 1 <= best < worst:
-        raise ConfigError(f"option 'best': {best} is not at least 1 and below worst, which is {worst}")
+        raise ConfigError(f"option 'best' must be at least 1 and less than worst, got {best} and {worst}")
 
 
 @reward_function
@@ -62,7 +62,7 @@ def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int 
     _check_steps({"best": best, "worst": worst})
     count = len(assistant_turns)
     score = min(max((worst - count) / (worst - best), 0.0), 1.0) if count else 0.0
-    return EvaluateResult(score=score, reason=f"{count} actions; {best} would be best, {worst} worst")
+    return EvaluateResult(score=score, reason=f"{count} actions (best {best}, worst {worst})")
 
 
 @reward_function
@@ -94,11 +94,11 @@ class Milestone(pydantic.BaseModel):
     """A milestone of an episode.
 
     Attributes:
-        name: in metrics and reasons.
-        tool: a call of this tool reaches it, with at least these `arguments`.
-        arguments: those that the call must have, with these values.
-        observed: or an answer of a tool or the environment contains this text.
-        weight: its part of the score, relative to the others'.
+        name: the name in metrics and reasons.
+        tool: the tool whose call reaches the milestone, if it has at least these `arguments`.
+        arguments: the arguments that the call must have, with these values.
+        observed: alternatively, a text in a result of a tool or the environment that reaches the milestone.
+        weight: the weight of the milestone relative to the others.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -112,18 +112,18 @@ class Milestone(pydantic.BaseModel):
     @pydantic.model_validator(mode="after")
     def _says_how(self) -> Milestone:
         if (self.tool is None) == (self.observed is None):
-            raise ValueError("a milestone has either a tool or an observed text")
+            raise ValueError("a milestone must have either tool or observed")
         if self.arguments and self.tool is None:
-            raise ValueError("arguments are those of a tool")
+            raise ValueError("arguments requires tool")
         return self
 
 
 def _check_reach(options: Mapping[str, Any]) -> None:
     reach = options["reach"]
     if not reach:
-        raise ConfigError("option 'reach': it names none; give at least one")
+        raise ConfigError("option 'reach' must have at least one milestone")
     if len({milestone.name for milestone in reach}) < len(reach):
-        raise ConfigError("option 'reach': two have one name; give each its own")
+        raise ConfigError("option 'reach': two have the same name; give each a different name")
 
 
 @reward_function

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, and batches saved for debugging: folders that are complete or absent, without pickle.
+"""Checkpoints of a training run, and batches saved for debugging, in directories that are complete or absent.
 
     checkpoints/step-000123/
       model/             weights, configuration and tokenizer in the format of `transformers`, if a model is saved
@@ -6,9 +6,9 @@
       state.json         … and the rest of the state
       manifest.json      the step, score, facts, and the size and SHA-256 of every file; written last
 
-One process writes to a folder of checkpoints. A state is a tree of dicts, lists, tuples, numbers, texts, None, tensors
-and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`; it is restored bit for bit. In the
-JSON, an object whose single key begins with "$" is a value that JSON cannot express:
+One process writes to a directory of checkpoints. A state is a tree of dicts, lists, tuples, numbers, texts, None,
+tensors and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`; it is restored bit for bit.
+In the JSON, an object whose single key begins with "$" is a value that JSON cannot express:
 
     {"$tensor": "3"}      the tensor with this name in the safetensors file
     {"$array": "4"}       a NumPy array
@@ -74,7 +74,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"
 PART, OLD = ".part", ".old"
-"""Suffixes of hidden folders during writing or removal."""
+"""The suffixes of hidden directories during writing and removal."""
 _NAME = re.compile(r"step-(\d{6,})")
 _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
@@ -94,14 +94,14 @@ class Checkpoint:
 
 
 class DamagedCheckpoint(NamedTuple):
-    """A damaged checkpoint folder, and the reason."""
+    """A damaged checkpoint directory, and the reason."""
 
     path: Path
     reason: str
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, if any, and newer damaged ones."""
+    """The newest complete checkpoint, if any, and the damaged ones that are newer."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]
@@ -120,12 +120,12 @@ def save_checkpoint(
     """Write `folder/step-000123`, replacing an existing one, and remove leftovers of interrupted writes.
 
     Args:
-        folder: the folder of one run's checkpoints.
+        folder: the directory of one run's checkpoints.
         step: the number of the last training step, from 0.
         state: the state that the trainer needs to continue, a tree as in the module's docstring.
         model: the model, for other programs to load; without it, `state` must contain the weights.
         tokenizer: the tokenizer to save with the model.
-        score: the policy's score; higher is better. `prune` keeps the best.
+        score: the policy's score; higher is better. `prune` keeps the best checkpoint.
         facts: counters and similar data, as plain JSON.
 
     Raises:
@@ -193,13 +193,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoint folders, oldest first, including damaged ones."""
+    """Return all checkpoint directories, oldest first, including damaged ones."""
     steps = {int(match[1]): path for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))}
     return [steps[step] for step in sorted(steps)]
 
 
 def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest complete checkpoint; return and log newer damaged ones."""
+    """Find the newest complete checkpoint; also return, and log, newer damaged ones."""
     torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
         if (reason := _find_damage(path)) is None:
@@ -215,7 +215,7 @@ def best(folder: Path) -> Path | None:
         with suppress(StoreError):  # `latest` reports it
             if (score := _manifest(path)["score"]) is not None:
                 scores[path] = score
-    in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in order of steps
+    in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in the order of steps
     return next((path for path in in_order if _find_damage(path) is None), None)
 
 
@@ -230,7 +230,7 @@ def _find_damage(path: Path) -> str | None:
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Keep only the newest `keep` checkpoints, the newest complete one and the best; return the removed ones."""
+    """Remove all checkpoints but the newest `keep`, the newest complete one and the best; return the removed ones."""
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
     kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
@@ -240,7 +240,7 @@ def prune(folder: Path, *, keep: int) -> list[Path]:
             if path.is_symlink():
                 path.unlink()
                 continue
-            # Renamed first, so that a kill cannot leave a partial folder with this name.
+            # Renamed first, so that a kill cannot leave a partial directory with this name.
             old = _hidden(path, OLD)
             path.rename(old)
             shutil.rmtree(old)
@@ -272,7 +272,7 @@ class StudyBatch(NamedTuple):
 
 
 def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
-    """Save rows with a non-finite loss or gradient in a new folder `study-000`, `study-001`, ….
+    """Save rows with a non-finite loss or gradient in a new directory `study-000`, `study-001`, ….
 
     Objects other than numbers, texts and arrays are saved as text. `facts` may contain the step, the loss, and the
     names of parameters with non-finite gradients; its numbers need not be finite. Raises `StoreError` if writing fails.
@@ -293,11 +293,11 @@ def load_batch_for_study(path: Path) -> StudyBatch:
 
 @contextmanager
 def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
-    """Yield a new folder that replaces `path` at the end of the block; an error leaves `path` unchanged.
+    """Yield a new directory that replaces `path` at the end of the block; an error leaves `path` unchanged.
 
-    If `path` is a symbolic link, its target is replaced. A kill leaves either the old or the new folder, and possibly a
-    hidden folder next to it. Everything is flushed to disk before the folder is renamed. A private folder is readable
-    by its owner only.
+    If `path` is a symbolic link, its target is replaced. A kill leaves either the old or the new directory, and
+    possibly a hidden directory next to it. Everything is flushed to disk before the directory is renamed. A private
+    directory is readable by its owner only.
     """
     path = Path(os.path.realpath(path))
     make = make_private_folder if is_private else Path.mkdir
@@ -310,7 +310,7 @@ def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
             if is_private:
                 make_private(part)
             _flush(*sorted(part.rglob("*")), part)
-            # A rename cannot replace a non-empty folder, so the old one is moved aside first.
+            # A rename cannot replace a non-empty directory, so the old one is moved aside first.
             old = _hidden(path, OLD)
             if is_replaced := path.exists():
                 path.rename(old)
@@ -333,7 +333,7 @@ def _hidden(path: Path, end: str) -> Path:
 
 def _flush(*paths: Path) -> None:
     for path in paths:
-        if path.is_dir() and os.name == "nt":  # Folders cannot be opened on Windows, and need not be
+        if path.is_dir() and os.name == "nt":  # Directories cannot be opened on Windows, and need not be synced
             continue
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -343,7 +343,7 @@ def _flush(*paths: Path) -> None:
 
 
 def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Write a model and its tokenizer into an existing folder."""
+    """Write a model and its tokenizer into an existing directory."""
     with boundary(StoreError, f"cannot write the model to {folder}"), no_progress_bars():
         model.save_pretrained(folder)
         if tokenizer is not None:
@@ -368,7 +368,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 def read_tree(folder: Path, name: str) -> Any:
     """Read a tree from `write_tree`, on the CPU; a missing or damaged file raises `StoreError`."""
     path = folder / f"{name}.json"
-    with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors"):
+    with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors file"):
         plain = json.loads(path.read_text(encoding="utf-8"))
         return _restored(plain, load_file(folder / f"{name}.safetensors"))
 
@@ -379,7 +379,7 @@ class _Writer:
     def __init__(self, tensors: Tensors, as_text: bool) -> None:
         self._tensors, self._as_text = tensors, as_text
         self._names: dict[tuple[Any, ...], str] = {}
-        # Keeps the tensors alive, so that no other tensor gets their addresses.
+        # Keep the tensors alive, so that no other tensor gets their addresses.
         self._kept: list[torch.Tensor] = []
         self._storages: set[int] = set()
 

@@ -1,9 +1,9 @@
-"""Losses as pure functions on (B,T) tensors, padded or packed, that read only tokens whose `loss_mask` is 1.
+"""Losses as pure functions on padded or packed (B,T) tensors; they read only tokens whose `loss_mask` is 1.
 
 Shared arguments:
 
-    logprobs_BT      under the policy in training; the only input that gets a gradient
-    old_logprobs_BT  under the policy that sampled, or under the trained policy before the update
+    logprobs_BT      log-probabilities under the policy in training; the only input that gets a gradient
+    old_logprobs_BT  those under the policy that sampled, or under the trained policy before the update
     advantages_BT    the advantage of each token
     loss_mask_BT     1 for tokens included in the loss, else 0
     clip_low         the largest distance of a ratio below 1; 1 means unlimited
@@ -17,8 +17,8 @@ Each function returns a `Loss` with its diagnostics, and raises `ConfigError` if
 or shapes differ. Formulas are per token t; sg stops the gradient. The axis `_N` has the included tokens in order, and
 `_Q` the sequences with at least one of them.
 
-Divisors are counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of the batch
-however it is split. For the same reason, diagnostics are stored as sums and counts.
+Divisors are counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of the batch,
+regardless of the split. For the same reason, diagnostics are stored as sums and counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "GlobalBatch",
     "ImportanceWeights",
     "Loss",
-    "PenalisedRewards",
+    "PenalizedRewards",
     "cispo_loss",
     "decoupled_ppo_loss",
     "entropy_loss",
@@ -50,7 +50,7 @@ __all__ = [
     "kl_estimate",
     "kl_loss",
     "merge_diagnostics",
-    "penalised_rewards",
+    "penalized_rewards",
     "ppo_clip_loss",
     "token_entropies",
     "token_logprobs",
@@ -67,7 +67,7 @@ KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 _LEAST = 1e-12
-"""The divisor if no token is included: 0 / 1e-12 is 0. Counts per process may be below 1."""
+"""The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. Counts per process may be below 1."""
 
 
 def _check_above_0(name: str, number: object) -> None:
@@ -116,7 +116,7 @@ class GlobalBatch:
 
 
 class MaskedTokens:
-    """The tokens included in a loss. They are selected first; other values, even NaN, are never read.
+    """The tokens included in a loss. They are selected first, so other values, even NaN, are never read.
 
     Args:
         loss_mask_BT: 1 for tokens included in the loss. sequence_ids_BT: integers; tokens with the same id form a
@@ -151,14 +151,14 @@ class MaskedTokens:
             )
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
-        """Return the (N,) values of the included tokens, in float32 or wider; `name` appears in errors."""
+        """Return the (N,) values of the included tokens, in float32 or wider; `name` is used in errors."""
         self._check_shape(name, values_BT)
         values_N = values_BT.reshape(-1).index_select(0, self.indices_N)
-        # In bfloat16 a ratio of 1.001 is 1.
+        # In bfloat16, a ratio of 1.001 rounds to 1.
         return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
 
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Multiply by a factor per token, without a gradient; None: 1."""
+        """Multiply by a factor per token, without a gradient; None means 1."""
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
@@ -186,11 +186,11 @@ class MaskedTokens:
         return int(self.sequence_N.max()) + 1 if self.count else 0
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
-        """(Q,) sum of each sequence."""
+        """Return (Q,) the sum of each sequence."""
         return values_N.new_zeros(self.sequences).index_add(0, self.sequence_N, values_N)
 
     def sequence_means(self, values_N: Tensor) -> Tensor:
-        """(Q,) mean of each sequence over its included tokens."""
+        """Return (Q,) the mean of each sequence over its included tokens."""
         return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
 
     def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
@@ -218,7 +218,7 @@ Kind = Literal["total", "mean", "min", "max", "effective"]
 
 
 class Statistic(NamedTuple):
-    """One diagnostic in a form that can be merged.
+    """A diagnostic in a form that can be merged.
 
     The detached parts are, by kind:
 
@@ -241,14 +241,14 @@ class Statistic(NamedTuple):
         return self.parts[0] if self.is_known() else torch.full_like(self.parts[0], torch.nan)
 
     def is_known(self) -> bool:
-        """Return True if there were any values. A NaN computed from a NaN is known."""
+        """Return True if there were any values, even if the result is NaN."""
         if self.kind in ("min", "max"):
             return self.parts[0].item() != (torch.inf if self.kind == "min" else -torch.inf)
         return self.kind == "total" or self.parts[1].item() != 0.0
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name, NaN without values. `a | b` merges both; for a shared name, `b` wins."""
+    """Scalars by name, NaN without values. `a | b` combines both; for a shared name, `b` takes precedence."""
 
     def __init__(self, statistics: Mapping[str, Statistic]) -> None:
         self.statistics = dict(statistics)
@@ -281,7 +281,7 @@ class Loss(NamedTuple):
 
 
 def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """Merge the diagnostics of micro-batches or processes into those of all rows; each may lack some names.
+    """Merge the diagnostics of micro-batches or processes; not every name has to be in each.
 
     Raises:
         ConfigError: a name has diagnostics of different kinds.
@@ -300,7 +300,7 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
 
 
 def mean_statistic(values_N: Tensor) -> Statistic:
-    """Return the mean of numbers, or the share of true values."""
+    """Return the mean of numbers, or the share of values that are true."""
     values_N = values_N.detach()
     values_N = values_N if values_N.is_floating_point() else values_N.float()
     return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))
@@ -359,14 +359,14 @@ def ppo_clip_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """The clipped surrogate of PPO (Schulman et al. 2017, equation 7) with separate clip ranges and a dual clip.
+    """The clipped surrogate loss of PPO (Schulman et al. 2017, equation 7) with separate clip ranges and a dual clip.
 
         r_t = exp(logprobs_t - old_logprobs_t), the exponent cut to ±20
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
         L_t = min(L_t, -A_t dual_clip)   for A_t < 0 (Ye et al. 2020, equation 5)
 
     Args:
-        dual_clip: the bound on the loss of a token with a negative advantage and a large ratio; None: no bound.
+        dual_clip: the bound on the loss of a token with a negative advantage and a large ratio; None means no bound.
 
     Returns:
         The loss with `clip_fraction_low` and `clip_fraction_high`, the shares of tokens clipped at each bound;
@@ -430,12 +430,12 @@ def cispo_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Clipped importance sampling (MiniMax-M1 2025, equations 4 and 5): weights are clipped, no gradient is lost.
+    """Clipped importance sampling (MiniMax-M1 2025, equations 4 and 5): weights are clipped, but no gradient is lost.
 
         r_t = exp(logprobs_t - old_logprobs_t), the exponent cut to ±20
         L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
 
-    By default weights have no lower bound, as in the paper, and an upper bound of 5. Only the gradient of this loss is
+    By default, weights have no lower bound, as in the paper, and an upper bound of 5. Only the gradient of this loss is
     meaningful, not its value. The diagnostics are those of `ppo_clip_loss` except the dual clip's; a weight is clipped
     for either sign of the advantage, so the clip fractions depend only on the ratio.
     """
@@ -453,7 +453,7 @@ def cispo_loss(
 def decoupled_ppo_loss(
     logprobs_BT: Tensor,
     proximal_logprobs_BT: Tensor,
-    behaviour_logprobs_BT: Tensor,
+    behavior_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
     *,
@@ -468,7 +468,7 @@ def decoupled_ppo_loss(
 ) -> Loss:
     """PPO that stays close to one policy on tokens sampled by another (Hilton et al. 2022; AReaL 2025, equation 5).
 
-        w_t = exp(proximal_logprobs_t - behaviour_logprobs_t), the exponent cut to ±20
+        w_t = exp(proximal_logprobs_t - behavior_logprobs_t), the exponent cut to ±20
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
     A token whose weight exceeds the cap is excluded from the sum and its divisor; with `beyond_cap="truncate"` its
@@ -477,7 +477,7 @@ def decoupled_ppo_loss(
 
     Args:
         proximal_logprobs_BT: log-probabilities under a recent policy, usually the one before the update.
-        behaviour_logprobs_BT: log-probabilities under the policy that sampled.
+        behavior_logprobs_BT: log-probabilities under the policy that sampled.
         dual_clip: see `ppo_clip_loss`.
         cap: the maximum weight.
         beyond_cap: exclude a token beyond the cap, or truncate its weight.
@@ -490,10 +490,10 @@ def decoupled_ppo_loss(
     check_choice("beyond_cap", beyond_cap, get_args(BeyondCap))
     _check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
-    within_N = _within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap)
+    within_N = _within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap)
     if beyond_cap == "exclude":
         tokens = MaskedTokens(tokens.lay(within_N), sequence_ids_BT)
-    weights_N = _proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT).clamp(max=cap)
+    weights_N = _proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT).clamp(max=cap)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, proximal_logprobs_BT, advantages_BT)
     ratio_N = _cut(log_ratio_N).exp()
     loss_N = weights_N * _clipped_surrogate(ratio_N, advantages_N, clip)
@@ -511,7 +511,7 @@ def _inputs(
 
 
 def _cut(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # no gradient beyond
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # no gradient beyond this range
 
 
 def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Tensor:
@@ -537,7 +537,7 @@ def _fractions(low_N: Tensor, high_N: Tensor) -> Diagnostics:
 
 
 def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) -> Diagnostics:
-    """The diagnostics of ratios of tokens (N,) or of sequences (Q,); see `ppo_clip_loss`."""
+    """Return the diagnostics of ratios of tokens (N,) or of sequences (Q,); see `ppo_clip_loss`."""
     log_ratio_N = _cut(log_ratio_N.detach())
     return Diagnostics(
         {
@@ -569,7 +569,7 @@ def truncated_importance_weights(
     cap: float = 2.0,
     sequence_ids_BT: Tensor | None = None,
 ) -> ImportanceWeights:
-    """Weights for tokens that another policy sampled (truncated importance sampling, Ionides 2008).
+    """Return weights for tokens that another policy sampled (truncated importance sampling, Ionides 2008).
 
         token:    w_t = min(exp(logprobs_t - sampler_logprobs_t), cap)
         sequence: w_t = min(exp(sum over the sequence of the same differences), cap)
@@ -603,17 +603,17 @@ def truncated_importance_weights(
 
 
 def within_cap(
-    proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
+    proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
 ) -> Tensor:
     """Return (B,T) bool, True for included tokens whose weight in `decoupled_ppo_loss` is at most `cap`."""
     _check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT)
-    return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap))
+    return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap))
 
 
-def _proximal_weights(tokens: MaskedTokens, proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor) -> Tensor:
+def _proximal_weights(tokens: MaskedTokens, proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor) -> Tensor:
     proximal_N = tokens.pick("proximal_logprobs", proximal_logprobs_BT).detach()
-    return _cut(proximal_N - tokens.pick("behaviour_logprobs", behaviour_logprobs_BT).detach()).exp()
+    return _cut(proximal_N - tokens.pick("behavior_logprobs", behavior_logprobs_BT).detach()).exp()
 
 
 def _within(weights_N: Tensor, cap: float) -> Tensor:
@@ -664,24 +664,24 @@ def kl_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """The divergence from the reference as a loss, to add with a coefficient.
+    """Return the divergence from the reference as a loss, to add with a coefficient.
 
-    The diagnostics, without `weights_BT`, are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, its
-    mean sum over a sequence.
+    The diagnostics, without `weights_BT`, are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, the
+    mean over sequences of the estimate's sum.
     """
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
     return Loss(tokens.aggregate(tokens.weighted(kl_N, weights_BT), aggregation, global_batch), measured)
 
 
-class PenalisedRewards(NamedTuple):
+class PenalizedRewards(NamedTuple):
     """(B,T) rewards minus the penalty, without a gradient, and the penalty's diagnostics."""
 
     rewards_BT: Tensor
     diagnostics: Diagnostics
 
 
-def penalised_rewards(
+def penalized_rewards(
     rewards_BT: Tensor,
     logprobs_BT: Tensor,
     reference_logprobs_BT: Tensor,
@@ -690,7 +690,7 @@ def penalised_rewards(
     coefficient: float,
     estimator: KLEstimator = "k1",
     sequence_ids_BT: Tensor | None = None,
-) -> PenalisedRewards:
+) -> PenalizedRewards:
     """Subtract coefficient · kl_t from the reward of each included token, before advantages are computed.
 
     The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
@@ -698,7 +698,7 @@ def penalised_rewards(
     """
     if estimator.endswith("+"):
         raise ConfigError(
-            f"{estimator!r} is {estimator[:-1]!r} with another gradient; for rewards use {estimator[:-1]!r}"
+            f"{estimator!r} differs from {estimator[:-1]!r} only in its gradient; for rewards use {estimator[:-1]!r}"
         )
     check_number("coefficient", coefficient, 0.0)
     with torch.no_grad():
@@ -708,7 +708,7 @@ def penalised_rewards(
         # An integer type would round the penalty away.
         dtype = rewards_BT.dtype if rewards_BT.is_floating_point() else rewards_N.dtype
         changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N).to(dtype), rewards_BT.to(dtype))
-        return PenalisedRewards(changed_BT, measured)
+        return PenalizedRewards(changed_BT, measured)
 
 
 def _kl(
@@ -721,12 +721,12 @@ def _kl(
 
 
 class AdaptiveKLCoefficient:
-    """A coefficient that grows while the divergence from the reference exceeds the target, and otherwise shrinks.
+    """A coefficient that grows while the divergence from the reference exceeds the target, and shrinks otherwise.
 
         coefficient ← coefficient · (1 + clip(kl / target - 1, -0.2, 0.2) · min(samples / horizon, 1))
 
-    After Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon: with five times as many the coefficient
-    could become 0, and with more even negative, which would reward divergence.
+    After Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon: with five times as many samples, the
+    coefficient could become 0, and with more than that negative, which would reward divergence.
 
     Args:
         coefficient: the initial value.
@@ -758,7 +758,7 @@ class AdaptiveKLCoefficient:
         return self.value
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state for a checkpoint, without target and horizon, which belong to the configuration."""
+        """Return the state for a checkpoint, without target and horizon, which are part of the configuration."""
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -825,12 +825,12 @@ def value_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Half the squared error of a critic, clipped as in the first implementation of PPO (Dhariwal et al. 2017).
+    """Return half the squared error of a critic, clipped as in the first implementation of PPO (Dhariwal et al. 2017).
 
         near_t = clip(values_t, old_values_t - clip, old_values_t + clip)
         L_t    = ½ max((values_t - returns_t)², (near_t - returns_t)²)
 
-    With the ½, the gradient is the error itself; double a coefficient taken from code that omits the ½.
+    With the ½, the gradient is the error itself; double a coefficient taken from code without the ½.
 
     Args:
         values_BT: the values of the critic in training; the only input that gets a gradient.
@@ -845,7 +845,7 @@ def value_loss(
     if clip is not None:
         check_number("clip", clip, 0.0)
     if clip == 0.0:
-        raise ConfigError("clip must be above 0, or None for no limit; got 0")
+        raise ConfigError("clip must be above 0, or None for no limit, got 0")
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     values_N = tokens.pick("values", values_BT)
     returns_N = tokens.pick("returns", returns_BT).detach()

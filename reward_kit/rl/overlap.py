@@ -1,7 +1,7 @@
 """Training schedules, and an exact simulation of the time that each saves by overlapping work with reward scoring.
 
 The simulation uses no clock. A step rolls out a batch, sends it to the reward agent, computes log-probabilities,
-updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time; up to
+updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time, and up to
 `max_concurrency` reward calls run in parallel, started in order of submission, as `AsyncRewardAgent` does within a
 batch. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than `minibatch` and
 `one_step_off`, which take no longer than `sync`.
@@ -42,7 +42,7 @@ __all__ = [
 ]
 Floats = npt.NDArray[np.float64]
 MOST_CALLS = 5_000_000
-MOST_SECONDS = 1e8  # Three years; sums of durations up to this still resolve milliseconds and cannot overflow
+MOST_SECONDS = 1e8  # Three years; sums of such durations cannot overflow and still resolve milliseconds
 
 
 class Schedule(StrEnum):
@@ -73,7 +73,7 @@ class PipelineSettings:
         update_s: seconds to update the policy on one mini-batch.
         log_probs_s: seconds to compute the log-probabilities of a batch, which need no rewards.
         publish_s: seconds to publish the new weights.
-        handling_s: seconds from the end of a rollout to the batch's first call: decoding, sending.
+        handling_s: seconds from the end of a rollout to the batch's first call, for decoding and sending.
         batch_size: the number of samples in a batch; each is rolled out `group_size` times.
         group_size: the number of rollouts per sample; each is one reward call, and a group is complete when all are
             scored.
@@ -116,7 +116,7 @@ class PipelineSettings:
                 f"batch_size, such as {min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))}"
             )
         if self.rollout_s + self.update_s == 0:
-            raise ConfigError("rollout_s and update_s are both 0: no work would overlap with the rewards")
+            raise ConfigError("rollout_s and update_s are both 0, so no work would overlap with the rewards")
         if self.calls_per_step * self.steps > MOST_CALLS:
             raise ConfigError(
                 f"{self.steps} steps of {self.calls_per_step} calls exceed {MOST_CALLS:,} calls; use fewer steps"
@@ -172,7 +172,7 @@ class Latency:
             raise ConfigError(f"unknown latency {self.kind!r}{did_you_mean(self.kind, _KINDS)}")
         names = _KINDS[self.kind][0]
         if names and len(self.figures) != len(names):
-            raise ConfigError(f"latency {self.kind} is written {_form(self.kind)}, with {len(names)} numbers")
+            raise ConfigError(f"latency {self.kind} must be written {_form(self.kind)}, with {len(names)} numbers")
         if not self.figures:
             raise ConfigError("latency empirical has no measured call to draw from")
         for figure in self.figures:
@@ -185,7 +185,7 @@ class Latency:
             raise ConfigError(f"latency uniform: LOW must be at most HIGH, got {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
-        """Draw an array of seconds with this shape."""
+        """Return an array of this shape of drawn seconds."""
         return _KINDS[self.kind][1](generator, self.figures, size)
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ def read_durations(path: Path) -> tuple[float, ...]:
             duration = float(record["timing"]["duration_s"])
         except (ValueError, KeyError, TypeError):
             raise ConfigError(
-                f"{path}:{number} has no number at timing.duration_s; give the scores.jsonl of a run"
+                f"{path}:{number} has no number at timing.duration_s; pass the scores.jsonl of a run"
             ) from None
         if not math.isfinite(duration) or duration < 0:
             raise ConfigError(f"{path}:{number}: timing.duration_s is {duration:g}, which is not a duration")
@@ -245,7 +245,7 @@ def read_durations(path: Path) -> tuple[float, ...]:
             groups.add((group or "", duration))
             durations.append(duration)
     if not durations:
-        raise ConfigError(f"{path} holds no score to take a duration from")
+        raise ConfigError(f"{path} has no score with a duration")
     return tuple(durations)
 
 
@@ -257,7 +257,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
     after their last call.
     """
     steps = range(settings.steps)
-    rollouts = 1 if settings.separate_rollouts else settings.steps  # The trainer waits at least for the first rollout
+    rollouts = 1 if settings.separate_rollouts else settings.steps  # The trainer waits for at least the first rollout
     work_s = settings.steps * settings.train_s + rollouts * settings.rollout_s
     heads_S = np.array([_before(settings, step) for step in steps])
     tails_S = np.array([_after(settings, settings.steps - 1 - step) for step in steps])
@@ -352,7 +352,7 @@ class ScheduleResult:
         return self.seconds("waits_for_rewards", "waits_for_rollouts")
 
     @property
-    def utilisation(self) -> float:
+    def utilization(self) -> float:
         """The share of the time for which the trainer's machine worked."""
         return 1.0 - self.idle_s / self.makespan_s
 
@@ -427,7 +427,7 @@ class _Simulation:
 
     def __init__(self, settings: PipelineSettings, schedule: Schedule, latencies_SC: Floats) -> None:
         self.settings, self.schedule, self.latencies_SC = settings, schedule, latencies_SC
-        # At most two batches are in flight, so no more slots are ever used.
+        # At most two batches are in flight, so more slots are never used.
         self.slots = [0.0] * min(settings.max_concurrency, 2 * settings.calls_per_step)
         self.trainer_s = self.rollouts_s = self.published_s = 0.0
         self.version = 0

@@ -91,7 +91,7 @@ class DeviceContext(NamedTuple):
 
 
 class _StepRecord(NamedTuple):
-    """The loss of an optimizer step, its gradient norm before clipping, and its micro-batches' diagnostics."""
+    """The loss of an optimizer step, the gradient norm before clipping, and the diagnostics of its micro-batches."""
 
     loss: float
     grad_norm: float
@@ -107,15 +107,15 @@ class _StepCounts(NamedTuple):
 
 
 class PPOLearner:
-    """Updates a module on batches of rows.
+    """The learner of a module, which it updates on batches of rows.
 
     Args:
         module: the weights in training, changed in place: a causal language model of `transformers`, a
-            `PolicyWithValue`, or anything that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout,
-            as the sampler does. Half-precision trainable weights become float32.
+            `PolicyWithValue`, or any module that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without
+            dropout, as the sampler does. Half-precision trainable weights become float32.
         config: the options.
-        reference: a separate module for the KL divergence, if options or diagnostics need one. None with adapters: the
-            module without its adapters.
+        reference: a separate module for the KL divergence, if options or diagnostics need one. None with adapters means
+            the module without its adapters.
         seed: the seed of the order of mini-batches and of new adapters.
         device: the device to which the module is moved.
         total_steps: the number of updates, for schedules that end.
@@ -167,12 +167,14 @@ class PPOLearner:
                 raise ConfigError(
                     f"{type(base).__name__} does not support gradient checkpointing; remove gradient_checkpointing"
                 )
-            # Prefer the newer of two method names.
+            # Prefer the newer of the two method names.
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
             for layer in base.modules():
                 if getattr(layer, "gradient_checkpointing", False):
-                    layer.training = True  # These layers recompute only in training mode; dropout inside them stays off
+                    layer.training = (
+                        True  # These layers recompute only in training mode; dropout inside them remains disabled
+                    )
         self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = adamw(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
@@ -199,8 +201,8 @@ class PPOLearner:
 
         Raises:
             TrainingError: a required log-probability is missing, or a loss or gradient is not finite. That optimizer
-                step is skipped; earlier steps remain. The update does not count: repeating it uses the same order of
-                rows.
+                step is skipped; earlier steps remain. The failed update is not counted: repeating it uses the same
+                order of rows.
         """
         flat, order = self._trainable_rows(rows), self._generator.get_state()
         diagnostics = {"tokens": 0.0, "optimizer_steps": 0.0}
@@ -273,7 +275,7 @@ class PPOLearner:
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
         """Return the state from which an identical learner continues exactly.
 
-        With `keep=False`, for a process that only helps to gather shards, they become None.
+        With `keep=False`, for a process that only helps to gather shards, its tensors are None.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -418,9 +420,9 @@ class PPOLearner:
         if self.on_failure is not None and self._context.processes.is_first:
             try:
                 path = self.on_failure(rows, facts)
-                kept = f"; the batch is kept in {path}" if path is not None else ""
+                kept = f"; the batch is saved in {path}" if path is not None else ""
             except (RewardKitError, OSError) as error:  # a full disk must not hide the error
-                kept = f"; the batch could not be kept: {error}"
+                kept = f"; the batch could not be saved: {error}"
         raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
 
     def _row_diagnostics(self, flat: TrainingRows, version: int) -> dict[str, float]:
@@ -568,15 +570,15 @@ def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
 def _why_empty(rows: TokenBatch, flat: TrainingRows) -> str:
     if not len(rows):
         return (
-            "the episodes have no tokens; get_action has to return log_probs with prompt_ids, token_ids and logprobs "
-            "of what the policy sampled"
+            "the episodes have no tokens; get_action must return log_probs with the prompt_ids, "
+            "token_ids and logprobs of the sampled text"
         )
     forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
     return f"no token of {pluralize(len(rows), 'row')} takes part{forced}"
 
 
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:
-    """Reduce the diagnostics of an update to numbers for a log, with one read from the device.
+    """Reduce the diagnostics of an update to numbers for a log, with a single read from the device.
 
     The steps' `parts` come from this process; all other numbers cover all processes.
 

@@ -124,7 +124,7 @@ class RewardBatch:
         try:
             numbers = [codes.setdefault(uid, len(codes)) for uid in uids]
         except TypeError as error:
-            raise ConfigError(f"non_tensor_batch['traj_uid'] must hold texts or numbers: {error}") from error
+            raise ConfigError(f"non_tensor_batch['traj_uid'] must contain texts or numbers: {error}") from error
         if None in codes:
             raise ConfigError("non_tensor_batch['traj_uid'] is None in some row; every row must belong to an episode")
         return np.array(numbers, dtype=np.int64)
@@ -210,14 +210,14 @@ def read_non_tensors(data: Any) -> Mapping[str, Any]:
 
 
 def as_numbers(values: Any, name: str) -> Floats:
-    """Return (N,) float64 from finite numbers, 0-d tensors and None (NaN); `name` appears in errors."""
+    """Return (N,) float64 from finite numbers, 0-d tensors and None (NaN); `name` is used in errors."""
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
         if texts := [value for value in given if isinstance(value, str | bytes)]:
             raise TypeError(f"{texts[0]!r:.80} is a text")
         numbers = np.array([np.nan if value is None else float(value) for value in given], dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} holds something that is not a number: {error}") from error
+        raise ConfigError(f"{name} contains a value that is not a number: {error}") from error
     if (wrong := np.flatnonzero(np.abs(numbers) > _GREATEST)).size:
         raise ConfigError(f"{name} is infinite in row {wrong[0]}; use NaN or None for an unscored row")
     return numbers
@@ -232,13 +232,16 @@ def _by_columns(mask_BT: Tensor) -> Ints:
     """Find the columns on an accelerator, with one pass and one copy."""
     columns = torch.arange(1, mask_BT.shape[1] + 1, device=mask_BT.device)
     numbered = torch.where(mask_BT != 0, columns, 0)
-    none = numbered.new_zeros((len(numbered), 1))  # max() over zero columns is an error
+    none = numbered.new_zeros((len(numbered), 1))  # max() over zero columns raises
     last: Ints = torch.cat([none, numbered], dim=1).amax(1).cpu().numpy() - 1
     return last
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """Find the columns on a CPU: the last non-empty block of each row, then a search in it; four times as fast."""
+    """Find the columns on a CPU: find the last non-empty block of each row, then search in it.
+
+    This is four times as fast as a search of all columns.
+    """
     mask = mask_BT.detach()
     values = (mask != 0 if mask.is_floating_point() else mask).numpy()
     rows, width = values.shape
@@ -265,7 +268,7 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the part aligned with the responses: the last columns if the array also covers the prompts."""
+    """Return the part that is aligned with the responses: the last columns if the array also covers the prompts."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values

@@ -66,14 +66,14 @@ VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
 SHOWN_SHARE = 0.1
-"""The probability of showing a row, until its data source reaches its maximum."""
+"""The probability that a row is shown, until its data source reaches its maximum."""
 EPSILON = 1e-8
-"""Added to the standard deviation by which scores are divided."""
+"""The number that is added to the standard deviation by which scores are divided."""
 logger = logging.getLogger("reward_kit.rl")
 
 
 class Tokenizer(Protocol):
-    """The tokenizer interface that reward managers use."""
+    """The interface of tokenizers that reward managers use."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Return the decoded text."""
@@ -99,7 +99,7 @@ class RunningStatistics:
     m2: float = 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """Return the statistics with `numbers` added; their order affects only rounding.
+        """Return the statistics with `numbers` added; the order of numbers affects only rounding.
 
         Welford's recurrence, for a whole batch at once (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
@@ -116,7 +116,7 @@ class RunningStatistics:
         )
 
     def normalized(self, numbers: Floats) -> Floats:
-        """(x - mean) / (std + 1e-8) with the population std: 0 for a single number and for equal numbers."""
+        """Return (x - mean) / (std + 1e-8) with the population std: 0 for a single number and for equal ones."""
         return (numbers - self.mean) / ((math.sqrt(self.m2 / self.count) if self.count else 0.0) + EPSILON)
 
     @classmethod
@@ -125,7 +125,9 @@ class RunningStatistics:
         try:
             read = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"invalid running statistics: {dict(data)!r:.200}; expected: count, mean, m2") from error
+            raise ConfigError(
+                f"invalid running statistics: {dict(data)!r:.200}; expected count, mean and m2"
+            ) from error
         if read.count < 0 or not math.isfinite(read.mean) or not 0 <= read.m2 < math.inf:
             raise ConfigError(f"invalid running statistics: {read}; count and m2 must be at least 0, and all finite")
         if read.count == 0 and read != cls():
@@ -143,7 +145,7 @@ class BatchScores(NamedTuple):
 
 
 class RewardManager(ABC):
-    """Base class: uses a batch's `rm_scores` unchanged, or else scores it, assigns token rewards and shows examples.
+    """The base class: use a batch's `rm_scores` unchanged, or score it, assign token rewards and show examples.
 
     Args:
         tokenizer: the tokenizer that decodes rows to show or score.
@@ -211,7 +213,7 @@ class RewardManager(ABC):
             logger.info("%d of %d rows have no valid token and get no reward", empty, len(batch))
         if self._num_examine and (self._echo or logger.isEnabledFor(logging.INFO)):
             self._show(batch, scored.scores_B)
-        # Last, so that a failed call changes nothing and can be repeated.
+        # Updated last, so that a failed call changes nothing and can be repeated.
         self.statistics = scored.statistics or self.statistics
         return rewards, {**scored.info, "score": scored.scores_B, "is_empty": batch.is_empty_B}
 
@@ -407,7 +409,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
 
 
 class NaiveRewardManager(RewardManager):
-    """Scores rows against their ground truth, one by one.
+    """A reward manager that scores rows against their ground truth, one by one.
 
     A failed reward or invalid score leaves its row unscored: it gets no reward, `is_scored` is false, and
     `failure_class` and `failure` give the reason. Other results (the metrics of an `EvaluateResult`, other keys of
@@ -515,7 +517,7 @@ class NaiveRewardManager(RewardManager):
 
 
 class BatchRewardManager(NaiveRewardManager):
-    """Scores all rows in one call of a batch reward, or of a function with verl's signature for batches.
+    """A reward manager that scores all rows in one call of a batch reward, or of a verl-style function for batches.
 
     verl's batch function is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a
     list. For the arguments see `NaiveRewardManager`.
@@ -525,7 +527,7 @@ class BatchRewardManager(NaiveRewardManager):
 
 
 class PrimeRewardManager(NaiveRewardManager):
-    """Scores rows in parallel; a call that exceeds the deadline leaves its row unscored with the class `timeout`.
+    """A reward manager with parallel calls; one beyond the deadline leaves its row unscored, with the class `timeout`.
 
     Plain functions run in threads, where a call continues after its deadline until it ends. Run a reward that may hang,
     or that is CPU-bound in Python, in the sandbox: pass a `Scorer` with its own deadline.
@@ -558,11 +560,11 @@ class PrimeRewardManager(NaiveRewardManager):
 
 
 class DAPORewardManager(NaiveRewardManager):
-    """Scores like `NaiveRewardManager`, and penalizes responses close to the maximum length.
+    """A `NaiveRewardManager` that also penalizes responses close to the maximum length.
 
     The soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): zero up to max_response_length -
     overlong_buffer_len tokens, then growing linearly to `overlong_penalty_factor` at max_response_length.
-    `reward_extra_info` contains it as `overlong_penalty`, at most 0.
+    `reward_extra_info` contains the penalty as `overlong_penalty`, a number of at most 0.
 
     Args:
         max_response_length: the maximum length in tokens.

@@ -1,13 +1,13 @@
-"""A policy whose weights are trained here and sampled by a vLLM or SGLang server that the user runs.
+"""A policy whose weights are trained in this process and sampled by a vLLM or SGLang server that the user runs.
 
-`OpenAIAgentPolicy` requests the answers with their token ids and log-probabilities. `publish` writes the weights as a
-model folder and has the server load it between answers: it waits until no answer is in flight and holds back new ones,
-so that no answer mixes two versions.
+`OpenAIAgentPolicy` requests the answers with their token ids and log-probabilities. `publish` writes the weights to a
+model directory, which the server then loads: it waits until no answer is in flight and holds back new requests, so that
+no answer mixes two versions.
 
 Requests to the servers (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
 
     vLLM    POST /collective_rpc {"method": "reload_weights"}, POST /reset_prefix_cache?reset_running_requests=true;
-            needs VLLM_SERVER_DEV_MODE=1, and a server started on the published folder
+            needs VLLM_SERVER_DEV_MODE=1, and a server started on the published directory
     SGLang  POST /update_weights_from_disk {"model_path", "weight_version", "flush_cache": true}
 """
 
@@ -39,19 +39,19 @@ class ServedPolicy(AgentPolicy):
     """A trainable policy that acts through a model server.
 
     Args:
-        folder: the model in the format of `transformers`. Its weights are loaded here for training.
-        published: the folder that the server reads weights from, on a shared file system. A vLLM server must have been
-            started on it.
+        folder: the model in the format of `transformers`. Its weights are loaded in this process for training.
+        published: the directory that the server reads weights from, on a shared file system. A vLLM server must have
+            been started on it.
         server: "vllm" or "sglang".
-        base_url: of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
-        model: the model's name at the server; by default `published`.
-        temperature: of sampling. Filters such as top_p are refused, since they are not recorded.
-        publish_timeout_s: time limit for the server to load the weights.
+        base_url: the URL of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
+        model: the model's name on the server; by default `published`.
+        temperature: the sampling temperature. Filters such as top_p are rejected, since they are not recorded.
+        publish_timeout_s: the time limit in seconds for the server to load the weights.
         api_key: as for `OpenAIAgentPolicy`; also sent when weights are published.
         **options: further options of `OpenAIAgentPolicy`.
 
     Raises:
-        ConfigError: the kind of server is unknown, the folder holds no model, or an option is wrong.
+        ConfigError: the kind of server is unknown, the directory contains no model, or an option is invalid.
     """
 
     path_options = ("folder", "published")
@@ -80,7 +80,7 @@ class ServedPolicy(AgentPolicy):
         self.sampling = Sampling(temperature=temperature)
         self._server, self._gate = server, anyio.Condition()
         self._in_flight, self._is_publishing = 0, False
-        self._in_doubt: int | None = None  # the version that the server may or may not have
+        self._in_doubt: int | None = None  # the version that the server has or has not loaded
         extra = {**(options.pop("extra_body", None) or {}), "return_token_ids": True}
         self._acting = OpenAIAgentPolicy(
             model or str(self.published),
@@ -100,7 +100,7 @@ class ServedPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The padding id: the tokenizer's padding token, else its end of text."""
+        """The padding id: the tokenizer's padding token, else its end-of-text token."""
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.tokenizer.eos_token_id)
 
@@ -111,19 +111,20 @@ class ServedPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Act outside of any episode."""
+        """Return an action outside of any episode."""
         return await _ServedSession(self, self._acting).get_action(observation, available_tools_specs)
 
     async def publish(self, version: int) -> None:
         """Make the server sample with the current weights of `module`.
 
-        If this fails or is cancelled after the request, the server's weights are unknown, and answers are refused until
-        the next publish. Raises `PolicyError` if the server refused the weights; it then samples with the old ones.
+        If this fails or is cancelled after the request, the server's weights are unknown, and requests raise an error
+        until the next publish. Raises `PolicyError` if the server refused the weights; it then samples with the old
+        ones.
         """
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
-            self._is_publishing = True  # no new answer begins
+            self._is_publishing = True  # no new request is sent
         try:
             async with self._gate:
                 while self._in_flight:
@@ -177,7 +178,7 @@ class ServedPolicy(AgentPolicy):
         url = f"{self._root}/{path}"
         answer = await self._control.post(url, self._headers, json.dumps(body).encode())
         if isinstance(answer, dict) and answer.get("success") is False:
-            raise PolicyError(f"{url} did not load the weights of {self.published}: {answer.get('message')}")
+            raise PolicyError(f"{url} did not load the weights in {self.published}: {answer.get('message')}")
 
 
 class _ServedSession(AgentPolicy):
@@ -187,13 +188,13 @@ class _ServedSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Ask the server for the next message; raise `PolicyError` if it does not return the sampled tokens."""
+        """Request the next message from the server; raise `PolicyError` if it does not return the sampled tokens."""
         async with self._policy.answering() as version:
             output = await self._acting.get_action(observation, available_tools_specs)
         recorded = output.log_probs or {}
         if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if recorded.get(key) is None]:
             raise PolicyError(
-                f"the server's answer has no {missing[0]}: it does not support `return_token_ids`, or has it "
-                "disabled; vLLM supports it from 0.10.2, SGLang since July 2026"
+                f"the server's answer has no {missing[0]}: `return_token_ids` is disabled or not supported (vLLM "
+                "supports it from 0.10.2 on, SGLang since July 2026)"
             )
         return output._replace(log_probs={**recorded, "policy_version": version})

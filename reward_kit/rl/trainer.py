@@ -27,7 +27,7 @@ from reward_kit.tokens import TokenBatch, build_rows
 
 @runtime_checkable
 class TrainablePolicy(Protocol):
-    """An `AgentPolicy` that can be trained and acts with a copy of the weights in training."""
+    """An `AgentPolicy` that can be trained, and that acts with a copy of the weights in training."""
 
     module: torch.nn.Module  # the weights in training: a causal LM, or (ids_BT, attention_mask_BT) -> logits_BTV
     pad_token_id: int
@@ -37,7 +37,7 @@ class TrainablePolicy(Protocol):
 
 
 class Learner(Protocol):
-    """Changes the weights; `rl.ppo.PPOLearner` is one."""
+    """A learner of the weights, such as `rl.ppo.PPOLearner`."""
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
         """Learn from rows collected for this policy version; return the diagnostics."""
@@ -50,7 +50,7 @@ class Learner(Protocol):
 
 
 class Trainer:
-    """Trains a policy.
+    """The trainer of a policy.
 
     Args:
         worker: the collector of episodes, with the trained policy.
@@ -64,7 +64,7 @@ class Trainer:
 
     Attributes:
         version: the version of the model's current weights; each update increments it.
-        meter: the figures of the current update.
+        meter: the collector of the current update's figures.
         kept: collects the records of this update's episodes, if enabled.
 
     Raises:
@@ -102,7 +102,7 @@ class Trainer:
         return diagnostics | credited.summary()
 
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
-        """Collect one group per sample concurrently, in the samples' order; every group gets new ids and draws."""
+        """Collect one group per sample concurrently, in the samples' order; every group gets new ids and seeds."""
         with self.meter.time("collect"):
             groups = await self.collector.collect(self.worker, self.requests(samples))
         episodes = [episode for group in groups for episode in group]
@@ -111,12 +111,12 @@ class Trainer:
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
         """Return the samples of the next groups, each with the seed of its group."""
-        # Seeds count groups: a sample that occurs twice in a batch makes two groups.
+        # Seeds count groups, since a sample that occurs twice in a batch forms two groups.
         first, self.collected = self.collected, self.collected + len(samples)
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
 
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
-        """Score the episodes in order; a failure stands in for a missing score."""
+        """Score the episodes in order; a missing score is replaced by its failure."""
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.from_episode(episode, self.worker.task_definition) for episode in episodes]
             return await self.reward_agent.score_all(requests, self.group_size)
@@ -134,8 +134,8 @@ class Trainer:
             rewards = self.reward_manager(rows, return_dict=True)["reward_extra_info"]["score"].tolist()
             ids = rows.non_tensor_batch["rollout_id"].tolist()
             placed = {rollout_id: one for rollout_id, one in zip(ids, rewards, strict=True) if one == one}
-            # An episode without sampled tokens has no token for a reward. It keeps its score: no row of it is trained,
-            # but the others of its group are compared with it.
+            # An episode without sampled tokens has no token for a reward. It keeps its score, since the other episodes
+            # of its group are compared with it, although it has no row to train on.
             scores = [
                 placed.get(rollout_id, score) if score is not None else None
                 for rollout_id, score in zip(aligned.rollout_ids, aligned.scores, strict=True)

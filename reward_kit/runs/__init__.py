@@ -1,4 +1,4 @@
-"""Runs: read run folders and task files, summaries, and statistics of scores.
+"""Runs: read run directories and task files, summaries, and statistics of scores.
 
 Names load on first use.
 """

@@ -18,7 +18,7 @@ from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
-from reward_kit.runs.labels import LabelledRow, Pairs
+from reward_kit.runs.labels import LabeledRow, Pairs
 from reward_kit.runs.statistics import Bounds, Floats, Integers, bootstrap_bounds, wilson_bounds
 
 # Figures of labels and scores
@@ -31,7 +31,7 @@ _BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the figures."""
+    """The settings from which the figures are computed."""
 
     threshold: float = 0.5
     levels: tuple[float, ...] | None = None
@@ -41,7 +41,7 @@ class Settings:
 
 
 class Figure(NamedTuple):
-    """A figure with its interval; both None if undefined for the rows."""
+    """A figure with its interval; both are None if the figure is undefined for these rows."""
 
     name: str
     value: float | None
@@ -52,7 +52,7 @@ class Figure(NamedTuple):
 
 
 class LabelScale(NamedTuple):
-    """The levels of labels, lowest first, or the ends of five bins if labels take more than ten values."""
+    """The label levels in ascending order, or the edges of five bins if labels take more than ten values."""
 
     levels: tuple[float, ...]
     is_binned: bool
@@ -68,7 +68,7 @@ class LabelScale(NamedTuple):
         return shares
 
     def categories(self, shares_N: Floats, threshold: float | None = None) -> Integers:
-        """Return the category of each share: its bin or nearest level, or, with two levels, by `threshold`."""
+        """Return the category of each share: its bin or its nearest level; two levels are separated by `threshold`."""
         if self.is_binned:
             return np.clip((shares_N * _BINS).astype(np.int64), 0, _BINS - 1)
         if len(self.levels) == 2 and threshold is not None:
@@ -92,7 +92,7 @@ class Pairwise:
     """Scored rows of pairs.
 
     Attributes:
-        labels: (N,) 1 if the person preferred A, 0 if B, 0.5 for a tie.
+        labels: (N,) 1 if the human preferred A, 0 if B, 0.5 for a tie.
         scores: (N,) the share of the reward's verdicts that preferred A.
         margins: (N,) the score of A minus that of B, for rank correlation.
         lengths: (N,) the length of A minus that of B.
@@ -114,30 +114,30 @@ def infer_scale(labels: Sequence[float], given: tuple[float, ...] | None = None)
     if given is not None and (odd := sorted(set(labels) - set(given))):
         raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
     if len(found) < 2:
-        raise ConfigError("all labels are the same, so agreement is undefined; give --levels, or more rows")
+        raise ConfigError("all labels are the same, so agreement is undefined; pass --levels, or add rows")
     return LabelScale(tuple(found), given is None and len(found) > _MOST_LEVELS)
 
 
 _POINTWISE = {
-    "accuracy": "share of rows in the person's category",
+    "accuracy": "share of rows in the label's category",
     "kappa": "Cohen's kappa: agreement beyond chance",
-    "kappa_quadratic": "the same, with near misses weighing less",
+    "kappa_quadratic": "Cohen's kappa with smaller weights for near misses",
     "spearman": "rank correlation of score and label",
-    "kendall_tau_b": "concordant less discordant pairs, adjusted for ties",
+    "kendall_tau_b": "concordant minus discordant pairs, adjusted for ties",
     "mean_difference": "mean of score − label: above 0 the reward is too generous",
     "length_correlation": "rank correlation of (score − label) and length: above 0 it favors long answers",
-    "length_gap": "mean of (score − label): longer half less shorter half",
+    "length_gap": "mean of (score − label): longer half minus shorter half",
 }
 
 
 def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) -> list[Figure]:
     """Return the figures of single answers, in the order of a report."""
     shares, scores = scale.shares(np.array(rows.labels, float)), np.array(rows.scores, float)
-    labelled, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
+    labeled, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
     lengths, residuals = np.array(rows.lengths, float), scores - shares
 
     def figures(at: Integers) -> Floats:
-        one, other = labelled[at], judged[at]
+        one, other = labeled[at], judged[at]
         return np.array(
             [
                 float((one == other).mean()),
@@ -155,29 +155,29 @@ def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) ->
 
 
 _PAIRWISE = {
-    "accuracy": "share of pairs with the person's winner, or tie",
+    "accuracy": "share of pairs with the label's winner, or tie",
     "kappa": "Cohen's kappa over A, tie, B: agreement beyond chance",
-    "kappa_quadratic": "the same, with a tie weighing less than the wrong winner",
-    "spearman": "rank correlation of A's margin and the person's winner",
-    "kendall_tau_b": "concordant less discordant pairs, adjusted for ties",
-    "a_wins": "how often A wins, by the reward",
-    "a_wins_labels": "how often A wins, by the person",
+    "kappa_quadratic": "Cohen's kappa with a smaller weight for ties than for wrong winners",
+    "spearman": "rank correlation of A's margin and the label",
+    "kendall_tau_b": "concordant minus discordant pairs, adjusted for ties",
+    "a_wins": "share of pairs that A wins, by the scores",
+    "a_wins_labels": "share of pairs that A wins, by the labels",
     "length_correlation": "rank correlation of (preference − label) and how much longer A is",
-    "length_gap": "preference for the longer answer, beyond the person's",
+    "length_gap": "preference for the longer answer, minus the labels'",
 }
-_FIRST = {"first_place_wins": "how often the first position wins: 0.5 without position bias"}
+_FIRST = {"first_place_wins": "share of comparisons that the first position wins: 0.5 without position bias"}
 
 
 def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
     """Return the figures of pairs, in the order of a report."""
     labels, scores, margins = (np.array(values, float) for values in (rows.labels, rows.scores, rows.margins))
-    labelled, judged = _thirds(labels), _thirds(scores)
+    labeled, judged = _thirds(labels), _thirds(scores)
     lengths, residuals = np.array(rows.lengths, float), scores - labels
     firsts = np.array([math.nan if value is None else value for value in rows.firsts], float)
     by_place = bool(np.isfinite(firsts).any())
 
     def figures(at: Integers) -> Floats:
-        one, other, longer = labelled[at], judged[at], np.sign(lengths[at])
+        one, other, longer = labeled[at], judged[at], np.sign(lengths[at])
         found = [
             float((one == other).mean()),
             cohens_kappa(one, other, 3),
@@ -231,7 +231,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """A row on which reward and person differ, with truncated texts."""
+    """A row on which reward and human differ, with truncated texts."""
 
     where: str
     id: str
@@ -275,7 +275,7 @@ class Calibration:
 
 
 async def calibrate(
-    rows: Sequence[LabelledRow],
+    rows: Sequence[LabeledRow],
     scorer: Scorer,
     settings: Settings | None = None,
     *,
@@ -324,7 +324,7 @@ async def calibrate(
 class _Row(NamedTuple):
     """A scored row: `score` is the reward's score, or for a pair its preference for A."""
 
-    row: LabelledRow
+    row: LabeledRow
     score: float
     margin: float
     first: float | None
@@ -333,7 +333,7 @@ class _Row(NamedTuple):
     clipped: int
 
     @classmethod
-    def of(cls, row: LabelledRow, found: Sequence[Scored], pairs: Pairs) -> _Row:
+    def of(cls, row: LabeledRow, found: Sequence[Scored], pairs: Pairs) -> _Row:
         results = [scored.result for scored in found if scored.result is not None]
         scores = [min(1.0, max(0.0, result.score)) for result in results]
         clipped = sum(score != result.score for score, result in zip(scores, results, strict=True))

@@ -1,9 +1,9 @@
-"""Episodes as chats for fine-tuning: `{"messages": […], "tools": […]}`, the line of a supervised chat file of OpenAI.
+"""Episodes as chats for fine-tuning: `{"messages": […], "tools": […]}`, one line of OpenAI's supervised chat format.
 
-The form is that of OpenAI's API reference ("The per-line training example of a fine-tuning input file for chat
+The format is that of OpenAI's API reference ("The per-line training example of a fine-tuning input file for chat
 models"): roles system, developer, user, assistant and tool; a call is answered before any other message; the last
-message is the assistant's. An episode that does not fit is refused with the reason; parts that do not fit are left out
-and named.
+message is the assistant's. An episode that cannot be written in this format is rejected with the reason; parts that
+cannot be written are omitted and reported.
 
 A run does not store the definitions of its tools, so they come from a file, or from the environment of the first sample
 of the task as it is now.
@@ -36,7 +36,7 @@ _PARTS = {"user": ("text", "image_url"), "assistant": ("text", "refusal")}
 
 
 class Unfit(RewardKitError):
-    """An episode that does not fit the format; the text is the reason."""
+    """An episode that does not fit the format; its message is the reason."""
 
 
 class Chat(NamedTuple):
@@ -61,7 +61,7 @@ def make_chat(messages: Sequence[Any]) -> Chat:
         stored.pop()
     if not stored:
         raise Unfit("has no assistant message")
-    dropped: Counter[str] = Counter({"messages after the last one of the assistant": len(messages) - len(stored)})
+    dropped: Counter[str] = Counter({"messages after the assistant's last message": len(messages) - len(stored)})
     chat = [_message(message, dropped) for message in stored]
     # Each call needs a result right after it, except calls in the last message, which are the training target.
     waiting: set[str] = set()

@@ -1,4 +1,4 @@
-"""Comparisons of runs with a baseline, the first run, on their common samples. Unscored never counts as zero."""
+"""Comparisons of runs with a baseline, the first run, on their common samples. Unscored episodes are excluded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from reward_kit.runs.statistics import (
     paired_figures,
     safe_mean,
 )
-from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarize
 
-_LARGEST = 1e99  # Keeps differences and squares of their sums finite
+_LARGEST = 1e99  # Keeps differences and the squares of their sums finite
 
 
 class SampleScores(NamedTuple):
@@ -43,7 +43,7 @@ class Side:
     """One side of a comparison: a policy of a run.
 
     Attributes:
-        path: the folder of the run.
+        path: the directory of the run.
         header: its `run.json`.
         policy: the name of the policy.
         label: its unique name in tables.
@@ -88,7 +88,7 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     found = [_sides_of(run) for run in runs]
     known = {name for of_run in found for name in of_run}
     if unknown := [name for name in policies if name not in known]:
-        raise ConfigError(f"--policy {unknown[0]}: no run has it{did_you_mean(unknown[0], known)}")
+        raise ConfigError(f"--policy {unknown[0]}: no run has this policy{did_you_mean(unknown[0], known)}")
     sides: list[Side] = []
     for run, of_run in zip(runs, found, strict=True):
         chosen = [name for name in dict.fromkeys(policies) if name in of_run] or sorted(of_run)
@@ -100,7 +100,7 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     # Use the shortest unique names.
     folders = [side.path.resolve().name for side in sides]
     words, common = [name.split("-") for name in folders], 0
-    # Drop the words that all folder names begin with, such as the task's.
+    # Drop the words that all directory names begin with, such as the task's.
     while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
         common += 1
     short = ["-".join(parts[common:]) for parts in words] if len(set(folders)) > 1 else folders
@@ -144,7 +144,7 @@ def _sides_of(path: Path) -> dict[str, Side]:
     threshold, unfinished = header.pass_threshold, max(0, header.total - sum(map(len, rows.values())))
     sides = {}
     for policy, own in rows.items():
-        (summary,) = summarise(own, threshold)
+        (summary,) = summarize(own, threshold)
         rollouts: dict[str, dict[str, float | None]] = defaultdict(dict)
         for row in sorted(own, key=lambda row: row.rollout_id):
             rollouts[row.sample_id][row.rollout_id] = row.score
@@ -239,7 +239,7 @@ def paired(baseline: Side, side: Side) -> Pairing:
 
 
 _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "dataset_path", "pass_threshold"}
-_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # Do not change scores
+_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # These do not change scores
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
 _SHORT = 12
 _SEED_EFFECT = (
@@ -249,7 +249,7 @@ _SEED_EFFECT = (
 
 
 class Mismatch(NamedTuple):
-    """A difference of two runs; `message` is a sentence for readers.
+    """A difference between two runs; `message` describes it for users.
 
     `what` is dataset, reward, pass_threshold, task, task_keys, files, seed, starts or version.
     """
@@ -261,7 +261,7 @@ class Mismatch(NamedTuple):
 
 
 def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
-    """Return the differences of two runs except for their policies, most serious first; empty within one run."""
+    """Return the differences between two runs other than their policies, most serious first; empty within one run."""
     found: list[Mismatch] = []
     if baseline.path == side.path:
         return found
@@ -280,7 +280,7 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
         add("reward", *scorers, f"{text}: scores may not be comparable")
     if baseline.pass_threshold != side.pass_threshold:
         thresholds = f"{baseline.pass_threshold:g} and {side.pass_threshold:g}"
-        text = f"the pass_threshold differs ({thresholds}): each run's own decides what passes"
+        text = f"the pass_threshold differs ({thresholds}): each run uses its own threshold"
         add("pass_threshold", baseline.pass_threshold, side.pass_threshold, text)
     if one.task_name != other.task_name:
         add("task", one.task_name, other.task_name, f"the task differs ({one.task_name} and {other.task_name})")
@@ -294,9 +294,9 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
             add("files", before, now, f"files of the tasks differ: {', '.join(names)}")
         if one.seed != other.seed:
             add("seed", one.seed, other.seed, f"the seed differs ({one.seed} and {other.seed}): {_SEED_EFFECT}")
-    known = baseline.starts.keys() & side.starts.keys()  # As far as environments report their initial state
+    known = baseline.starts.keys() & side.starts.keys()  # Only samples whose environment reports its initial state
     if others := sorted(name for name in known if not baseline.starts[name] & side.starts[name]):
-        share = f"{len(others):,} of {len(known):,} samples started in another state than in the baseline"
+        share = f"{len(others):,} of {len(known):,} samples started in a different state than in the baseline"
         text = f"{share}, such as {others[0]}: these are different problems with the same id, which weakens the pairing"
         first, second = ({name: sorted(each.starts[name]) for name in others} for each in (baseline, side))
         add("starts", first, second, text)
@@ -538,8 +538,8 @@ class Gate(NamedTuple):
 def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
     """Return a gate for each run except the baseline; it fails if the interval shows a loss of more than `margin`.
 
-    A gate fails if the upper bound of the difference (run minus baseline, 95%) is below -`margin`, which happens by
-    chance in one of forty cases. A difference without an interval fails, since it is unknown.
+    A gate fails if the upper bound of the difference (run minus baseline, 95% interval) is below -`margin`, which
+    happens by chance in one of forty cases. A difference without an interval fails, since it is unknown.
     """
     gates = []
     for difference in comparison.differences:
@@ -547,7 +547,7 @@ def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
         base, beyond = comparison.baseline.label, f" by more than {margin:g}" if margin else ""
         is_worse = interval.high is None or interval.high < -margin
         if interval.high is None:
-            text = f"one common sample gives no interval, so whether {label} is worse than {base} is not known"
+            text = f"one common sample gives no interval, so it is unknown whether {label} is worse than {base}"
         else:
             text = f"{label} is {'' if is_worse else 'not shown to be '}worse than {base}{beyond}: the difference is "
             text += f"{signed(interval.mean)}, and at most {signed(interval.high)}"
@@ -561,6 +561,6 @@ def under_gate(side: Side, least: float, *, by_lower_bound: bool = False) -> Gat
     what = "lower bound of the mean score" if by_lower_bound else "mean score"
     value = None if interval is None else interval.low if by_lower_bound else interval.mean
     if value is None:
-        return Gate("fail-under", side.label, True, f"the {what} of {side.label} is not known")
+        return Gate("fail-under", side.label, True, f"the {what} of {side.label} is unknown")
     text = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"
     return Gate("fail-under", side.label, value < least, text)

@@ -21,7 +21,7 @@ _SEEN = 5e-4
 
 
 def comparison_table(comparison: Comparison, *, plain: bool = False) -> RenderableType:
-    """Return the table and the sentences below it; `plain` without lines and colours."""
+    """Return the table and the sentences below it; with `plain`, without lines and colors."""
     # Names are Text, since brackets in a plain string would be taken for markup.
     table = Table(box=None if plain else box.SIMPLE_HEAVY, title_justify="left", pad_edge=not plain)
     table.add_column("", style="" if plain else "dim", no_wrap=True)
@@ -79,7 +79,7 @@ def sentence(comparison: Comparison, difference: Difference) -> str:
 
 
 def _left_out_text(difference: Difference) -> str | None:
-    """Return the samples that are not compared; None if all are."""
+    """Return the samples that are not compared, as text; None if all are compared."""
     left = difference.left_out
     parts = [
         (left.unscored_in_baseline, "unscored in the baseline"),
@@ -93,14 +93,14 @@ def _left_out_text(difference: Difference) -> str | None:
 
 
 def _paired_text(difference: Difference) -> str | None:
-    """Return why rollouts are paired, and how many count; None if there is nothing to add."""
+    """Return the reason why rollouts are paired and the number of pairs; None if they are not paired."""
     pairing = difference.pairing
     if not pairing.is_rescoring and not pairing.single_rollouts:
         return None
     why = "the same episodes are scored in both" if pairing.is_rescoring else "both runs have the same rollouts"
     text = f"{difference.side.label}: {why}, so they are paired by rollout: {pairing.rollouts:,} have a score in both"
     if pairing.single_rollouts:
-        text += f"; {pairing.single_rollouts:,} have one in one run only, and are excluded"
+        text += f"; {pairing.single_rollouts:,} have a score in one run only, and are excluded"
     return text
 
 
@@ -134,7 +134,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 
 def p_text(p: float) -> str:
-    """Return a p-value with as many digits as a reader needs."""
+    """Return a p-value with the digits that a table needs."""
     return "<0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
 
 

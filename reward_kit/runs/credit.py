@@ -1,7 +1,7 @@
 """`credit.jsonl`: the credit of each step of a run, from its stored episodes and scores, and its summary.
 
-All data comes from the files of the run, in which secrets are already redacted. The file is replaced each time, so a
-kill leaves the old file or the new one, and a step never has two lines. Lines are ordered by group and rollout.
+All data comes from the files of the run, in which secrets are already redacted. The file is replaced atomically each
+time, so that a step never has two lines. Lines are ordered by group and rollout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunCredit:
 
     @property
     def warnings(self) -> list[str]:
-        """The problems of the credit, each with its cause and what to do."""
+        """The problems of the credit, each with its cause and a fix."""
         return list(self.section["warnings"])
 
 
@@ -90,14 +90,16 @@ def reject_stored_code(path: Path, credit: CreditModel) -> None:
     if code := credit_code(credit):
         option = shlex.quote(f"state_hash={json.dumps(code) if len(code) > 1 else code[0]}")
         raise ConfigError(
-            f"the state hash of {path} is {code[0]!r}; a function named in a run's files is not executed. Give it: "
-            f"reward-kit credit {shlex.quote(str(path))} -O {option}"
+            f"the state hash of {path} is {code[0]!r}; a function named in a run's files is not executed. Pass "
+            f"it: reward-kit credit {shlex.quote(str(path))} -O {option}"
         )
 
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """Return the `scores_sha256` of the run's current scores."""
-    plain = {key: value for key, value in credit.model_dump().items() if key != "state_hash"}  # It may name code
+    plain = {
+        key: value for key, value in credit.model_dump().items() if key != "state_hash"
+    }  # Stored settings may name code
     return _digest(_stored(path, make_assigner(CreditModel.model_validate(plain)), keeps_steps=False))
 
 
@@ -106,13 +108,13 @@ def headline(section: Mapping[str, Any]) -> str:
     weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
     shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
     share = section["diagnostics"].get("peer_share")
-    peers = f", {share:.1%} of the scored ones share their state with another" if share is not None else ""
+    peers = f", {share:.1%} of the scored ones share their state with another step" if share is not None else ""
     steps = f"{section['steps']:,} steps of {section['episodes']:,} episodes"
     return f"Credit by {section['estimator']}{f' ({shown})' if shown else ''}: {steps}{peers}"
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the lines of the steps with the highest A > 0 and the lowest A < 0, at most `count` each."""
+    """Return the lines of the steps with the highest A > 0 and those with the lowest A < 0, at most `count` each."""
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
     worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=key)
@@ -163,7 +165,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
 
 def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
-    """Parse a line of `scores.jsonl`; without a line, the episode still waits for its score."""
+    """Parse a line of `scores.jsonl`; without a line, the episode is not scored yet."""
     if record is None:
         return Scored(rollout_id)
     result, failure = record.get("result"), record.get("failure")
@@ -183,7 +185,7 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
 
 
 def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record without the parts that no estimator reads, to keep conversations out of memory.
+    """Return the record without the parts that no estimator reads, so that conversations are not kept in memory.
 
     A step without a recorded key is identified by its observation, which may be in a message.
     """
@@ -203,7 +205,7 @@ def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, flags and names of an info dict, without texts of tools and users."""
+    """Return the numbers, flags and names of an info dict, without the texts of tools and users."""
     return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
 
 
@@ -211,7 +213,7 @@ def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_StoredEpisode]) -> dict[str, Any]:
-    assert batch.credit is not None  # the assigner has just set it
+    assert batch.credit is not None  # set by the assigner above
     diagnostics = credit_diagnostics(batch.credit, [len(steps) for steps in batch.steps], batch.scores, batch.group_ids)
     members = Counter(batch.group_ids)
     scored = Counter(group for group, score in zip(batch.group_ids, batch.scores, strict=True) if score is not None)
@@ -233,7 +235,7 @@ def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_Sto
 
 
 def _digest(stored: Iterable[_StoredEpisode]) -> str:
-    """Return the digest of the scores, by which outdated credit is found."""
+    """Return the digest of the scores, which reveals outdated credit."""
     digest = hashlib.sha256()
     for episode in stored:
         facts = [episode.aligned.rollout_id, episode.attempt, episode.aligned.score]

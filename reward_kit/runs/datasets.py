@@ -84,7 +84,10 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             except json.JSONDecodeError as error:
                 problem = f"{error.msg}, at character {error.pos + 1}"
                 raise ConfigError(f"{path}:{number}: not JSON: {problem}; write one object per line") from None
-            except (ValueError, RecursionError) as error:  # a number of thousands of digits; endless brackets
+            except (
+                ValueError,
+                RecursionError,
+            ) as error:  # a number with thousands of digits, or deeply nested brackets
                 problem = _TOO_DEEP if isinstance(error, RecursionError) else str(error)[:80]
                 raise ConfigError(f"{path}:{number}: {problem}") from None
             if is_nested_too_deeply(row):
@@ -107,7 +110,7 @@ def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
 def _read_yaml(path: Path) -> Iterator[tuple[str, Any]]:
     located = LocatedYaml(path)
     if not isinstance(located.data, list):
-        raise ConfigError(f"{path}: a YAML dataset is a list of rows")
+        raise ConfigError(f"{path}: a YAML dataset must be a list of rows")
     for index, row in enumerate(located.data):
         yield located.where((index,)), row
 

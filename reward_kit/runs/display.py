@@ -36,9 +36,9 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
         table.add_row(name, *cells)
     parts: list[RenderableType] = [table]
     for summary in summaries:
-        if summary.first_error:  # its first line, the end of the rest, and the user's own frames
+        if summary.first_error:  # the first line, the end of the rest, and the user's own frames
             first, *more = printable(summary.first_error).splitlines()
-            if len(more) > _MOST_LINES:  # the end of a server's log has the reason
+            if len(more) > _MOST_LINES:  # the end of a server's log contains the reason
                 more = ["…", *more[1 - _MOST_LINES :]]
             frames = printable(summary.first_traceback or "").splitlines()[1:]
             parts.append(Text(f"first error of {printable(summary.policy)}: {first[:500]}", style="red"))
@@ -135,7 +135,7 @@ _FEWEST_SAMPLES = 5  # for an interval in the progress line
 
 
 class Display:
-    """Shows a run's progress. Use it as a context manager; it listens to the run."""
+    """The progress display of a run, and a listener of its events. Use it as a context manager."""
 
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
         self._kind, self._total = kind, total
@@ -178,7 +178,7 @@ class Display:
             self._console.print(self._line())
 
     def episode_scored(self, row: EpisodeRow) -> None:
-        """Count a score, or an error instead of one."""
+        """Count a score, or an error in its place."""
         self._scored += 1
         self._waiting -= 1
         self._errors += row.score_error is not None
@@ -195,7 +195,7 @@ class Display:
     def _line(self) -> str:
         """Return the progress as one line of text."""
         seconds = max(time.monotonic() - self._began, 1e-3)
-        # Without episodes to collect, as for transcripts, show the progress of scoring.
+        # If there are no episodes to collect, as for transcripts, show the progress of scoring.
         only_scores = self._resumed >= self._total
         done = self._scored - self._scored_before if only_scores else self._stopped - self._resumed
         rest = self._waiting if only_scores else self._total - self._stopped

@@ -1,4 +1,4 @@
-"""Run a task or score transcripts from Python: in a script, a notebook or a test, with the same files as the command.
+"""Run a task or score transcripts from Python: in a script, a notebook or a test. The files are those of the command.
 
 `evaluate` and `score_transcripts` block, even inside a running event loop; `evaluate_async` is the asynchronous form.
 Nothing is printed. API keys come from the environment.
@@ -81,10 +81,10 @@ async def evaluate_async(
 
     Args:
         task: the file, or a `Task`.
-        models: `openai/NAME`, one or several.
-        policies: one or several policies, or a dict from labels to policies: built-in names, `file.py:Class` relative
-            to the task file, `replay:RUN`, or an `AgentPolicy`, as a class without required arguments or as an
-            instance, which stays open. By default the task's policy.
+        models: one or several models, as `openai/NAME`.
+        policies: one policy, several, or a dict from labels to policies; by default the task's policy. A policy is a
+            built-in name, `file.py:Class` relative to the task file, `replay:RUN`, or an `AgentPolicy`: a class without
+            required arguments or an instance, which stays open.
         rollouts: the number of episodes per sample; by default the task's.
         limit: the number of samples to run; by default all.
         sample_ids: the ids of the samples to run; by default all.
@@ -92,7 +92,7 @@ async def evaluate_async(
         max_concurrency: the maximum number of concurrent episodes.
         overrides: task keys to override, dotted for nested ones.
         base_url: the endpoint of the models.
-        log_dir: the parent of the run's folder.
+        log_dir: the parent of the run's directory.
 
     Raises:
         ConfigError: the task or an option is invalid; nothing was written.
@@ -152,7 +152,7 @@ def score_transcripts(
         overrides: values of `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
         pass_threshold: the lowest passing score; by default that of the transcripts' run, or 1.
         folder: the base of the reward's relative path; by default the working directory.
-        log_dir: the parent of the run's folder.
+        log_dir: the parent of the run's directory.
 
     Raises:
         ConfigError: the data has no rows, or the reward cannot be loaded or needs fields that the rows lack.
@@ -160,7 +160,10 @@ def score_transcripts(
     """
     data, own = _path("data", data), _keys("options", options)
     if not isinstance(reward, str):
-        raise ConfigError(f"reward is 'file.py:function', not {type_name(reward)}; AsyncRewardAgent takes functions")
+        raise ConfigError(
+            f"reward must be 'file.py:function', got {type_name(reward)}; to score "
+            "with a function, use AsyncRewardAgent"
+        )
     changes = {**_keys("overrides", overrides), **{f"reward_options.{key}": value for key, value in own.items()}}
     origin = data_origin(data)
     with overrides_in_python():
@@ -178,12 +181,12 @@ async def _run(
     traffic: ProviderSession | None,
     given: Sequence[SingleAgentEpisode] = (),
 ) -> FinishedRun:
-    """Run a plan into its new folder."""
+    """Run a plan into its new directory."""
     control = Control()
     try:
         outcome = await run(plan, folder, control=control, traffic=traffic, given=given)
     except BaseException as error:
-        error.add_note(f"the collected episodes are in {folder.path}")
+        error.add_note(f"the episodes collected so far are in {folder.path}")
         raise
     if control.is_failure:
         raise ProviderError(f"{folder.path}: {control.stop_reason}")
@@ -200,7 +203,9 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
     """Return the policy names, and the policy objects by label."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_policy_object(one)]:
-            raise ConfigError(f"policies: expected a dict of label to AgentPolicy, got {type_name(wrong[0])}")
+            raise ConfigError(
+                f"policies: expected a dict from labels to AgentPolicy objects, got {type_name(wrong[0])}"
+            )
         return (), {str(label): one for label, one in policies.items()}
     several = list(policies) if isinstance(policies, list | tuple) else [policies]
     live = [one for one in several if is_policy_object(one)]
@@ -209,20 +214,20 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
 
 def _path(name: str, given: object) -> Path:
     if not isinstance(given, str | Path):
-        raise ConfigError(f"{name} is the path of a file, not {type_name(given)}")
+        raise ConfigError(f"{name} must be the path of a file, got {type_name(given)}")
     return Path(given)
 
 
 def _keys(name: str, given: object) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"{name} is a dict of keys and values, not {type_name(given)}")
+        raise ConfigError(f"{name} must be a dict of keys and values, got {type_name(given)}")
     return dict(given or {})
 
 
 def _several(name: str, given: object) -> tuple[str, ...]:
     several = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (given,)
     if wrong := [one for one in several if not isinstance(one, str)]:
-        raise ConfigError(f"{name} is a name or a list of names; {type_name(wrong[0])} is not one")
+        raise ConfigError(f"{name} must be a name or a list of names, got {type_name(wrong[0])}")
     return several
 
 
@@ -239,7 +244,7 @@ class Task:
     """A task defined in Python, validated on construction.
 
     Args:
-        name: the name of the task, and the prefix of its run folders.
+        name: the name of the task, and the prefix of its run directories.
         reward: a reward function or class, which runs in this process without a sandbox; or `file.py:function`,
             which runs in the sandbox.
         policy: an `AgentPolicy` instance, or a class without required arguments; a built-in name;
@@ -273,7 +278,7 @@ class Task:
         **keys: Any,
     ) -> None:
         if not isinstance(name, str):
-            raise ConfigError(f"a task's name is a text, not {type_name(name)}; Task.from_file reads a task file")
+            raise ConfigError(f"name must be a str, got {type_name(name)}; to read a task file, use Task.from_file")
         objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
         values, given = _read(name, objects, policy, keys)
         path = placeholder_path(Path(folder) if folder is not None else None, name)
@@ -396,7 +401,7 @@ def _read(
     for what, one in {**objects, "policy": policy}.items():
         key = _PLAIN.get(what, what)
         if one is not None and key in keys:
-            raise ConfigError(f"Task {name!r}: {what} and {key} set the same thing; keep one of them")
+            raise ConfigError(f"Task {name!r}: {what} and {key} set the same key; keep one of them")
         if isinstance(one, str | Path) and what in _PLAIN:
             values[key] = str(one)
     names: dict[str, Any] = {"task": name}
@@ -411,7 +416,9 @@ def _read(
         names["dataset"], kept["dataset"] = pluralize(len(rows), "row"), copy_rows(rows)
     if "tools" in live:
         if not isinstance(live["tools"], ToolRegistry):
-            raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {type_name(live['tools'])}")
+            raise ConfigError(
+                f"tools: expected a ToolRegistry or a file that defines one, got {type_name(live['tools'])}"
+            )
         names["tools"] = sorted(live["tools"].get_tools())
     if isinstance(policy, Mapping):
         values["policy"] = dict(policy)

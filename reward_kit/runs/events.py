@@ -47,7 +47,7 @@ def episode_scored(row: EpisodeRow, took_s: float) -> None:
 
 
 def updated(update: int, figures: Mapping[str, float]) -> None:
-    """Log a finished training update; 0 is the evaluation before the first."""
+    """Log a finished training update; update 0 is the evaluation before training."""
     if _log.isEnabledFor(logging.INFO):
         fields = {name.replace("/", "_"): figures[name] for name in _OF_UPDATE if name in figures}
         _log.info("update finished", extra={"update": update, **fields})
@@ -61,7 +61,7 @@ class _LogFile(logging.FileHandler):
     """A log file that ignores a full disk, which the store reports."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the file is opened with the first record
+        with contextlib.suppress(OSError):  # opens the file with the first record
             super().emit(record)
 
     def _open(self) -> TextIOWrapper:
@@ -72,7 +72,7 @@ class _LogFile(logging.FileHandler):
         return
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # flushes again what a full disk refused
+        with contextlib.suppress(OSError):  # closing flushes the data that a full disk rejected
             super().close()
 
 
@@ -80,7 +80,7 @@ def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
     """Return the handler that writes the log of a run."""
     handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction.redact_text))
-    handler.addFilter(lambda record: record.name != NAME)  # already in the run's own files
+    handler.addFilter(lambda record: record.name != NAME)  # these records are already in the run's files
     return handler
 
 

@@ -1,6 +1,7 @@
 """A run as tables for other programs: episodes, scores and steps as Parquet or CSV, both written by pyarrow.
 
-A cell is a text, a number, a count or a flag, or None if unknown. Structures are JSON text, as in the files.
+A cell is a text, a number, a count or a flag, or None if unknown. Structures are written as JSON text, as in the run's
+files.
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ def _steps(result: Result, credit: Sequence[Mapping[str, Any]]) -> Iterator[dict
 
 
 def _text(value: Any) -> str | None:
-    """Return a text unchanged and a structure as JSON, with lone surrogates escaped for UTF-8."""
+    """Return a text unchanged, or a structure as JSON, with lone surrogates escaped for UTF-8."""
     if value is None:
         return None
     plain = from_json_value(value) if isinstance(value, Mapping) else value
@@ -254,7 +255,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # A whole number outside the range of floats
+    except OverflowError:  # An integer outside the range of floats
         return None
 
 
@@ -278,7 +279,7 @@ class TableWriter:
 
     Args:
         file: the file.
-        form: "csv" (RFC 4180, UTF-8, names of the columns first; a missing value is empty, an empty text is `""`) or
+        form: "csv" (RFC 4180, UTF-8, column names in the first row; a missing value is empty, an empty text is `""`) or
             "parquet" (a row group for each batch).
         table: the table, with its columns.
         metadata: the run's metadata for the schema of a Parquet file.
@@ -333,7 +334,7 @@ def escape_formula(text: str) -> str:
 
 
 class _Terminal(io.RawIOBase):
-    """A terminal as a binary file; control characters of untrusted text are escaped."""
+    """A terminal as a binary file; control characters in untrusted text are escaped."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")()

@@ -1,4 +1,4 @@
-"""Atomic writes and checked reads of the files of a run; a kill leaves the old file or the new one."""
+"""Atomic writes and checked reads of the files of a run."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
 
 
 def refuse_links_out(run: Path) -> None:
-    """Refuse a run folder, which may be untrusted, with a symbolic link to a place outside it.
+    """Reject a run directory, which may be untrusted, that contains a symbolic link to a target outside it.
 
-    Links within the folder are allowed. Final states are not checked here, since readers verify their digests.
+    Links within the directory are allowed. Final states are not checked here, since readers verify their digests.
     """
     root = os.path.realpath(run)
     for entry in _entries(root):
         if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
-            raise StoreError(f"{run / entry.name} is neither a file nor a folder; remove it")
+            raise StoreError(f"{run / entry.name} is neither a file nor a directory; remove it")
         is_folder = entry.is_dir(follow_symlinks=False) and entry.name != STATES
         for item in (entry, *(_entries(entry.path) if is_folder else ())):
             if item.is_symlink() and not os.path.realpath(item.path).startswith(f"{root}{os.sep}"):
                 path = run / os.path.relpath(item.path, root)
                 raise StoreError(
-                    f"{path} is a symbolic link out of the run's folder and is not followed; replace it with its "
+                    f"{path} is a symbolic link out of the run's directory and is not followed; replace it with its "
                     "target, or remove it"
                 )
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; none if it cannot be read, which its reader reports."""
+    """Return the entries of a directory; empty if it cannot be read, since its reader reports the error."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -67,7 +67,7 @@ def state_name(stored: Mapping[str, Any]) -> str:
 
 
 def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
-    """Return the file of a final state, which lies in the run's folder."""
+    """Return the path of a final state in the run's directory."""
     try:
         file = run / STATES / state_name(stored)
     except StoreError as error:
@@ -98,7 +98,7 @@ def read_line(line: bytes) -> Any:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Remove the incomplete last line that a kill left."""
+    """Remove an incomplete last line, which a killed process left."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -129,7 +129,7 @@ def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
 
 @contextmanager
 def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` after the block, unless it raises."""
+    """Open a file that replaces `path` after the block, unless the block raises."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with wrap_os_errors("write", path):
         try:
@@ -141,19 +141,19 @@ def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
-    """Replace a file atomically; a kill leaves the old one or the new one."""
+    """Replace a file atomically: if the process is killed, the file has either its old or its new content."""
     with replacing(path, is_private=is_private) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
 METRICS: Final = "metrics.jsonl"
-"""One line per update, with its metrics."""
+"""The file with the metrics of each update, one line per update."""
 HELD_OUT_SCORE: Final = "held_out/score"
-"""The metric of an evaluation: the mean score on the held-out samples."""
+"""The main metric of an evaluation: the mean score on the held-out samples."""
 EPISODES: Final = "episodes"
-"""The folder of kept episodes, one file per update."""
+"""The directory of kept episodes, one file per update."""
 TRAINING: Final = "training"
-"""The key of a kept episode's line for the results of its update; see `rl/training/kept.py`."""
+"""The key, in the line of a kept episode, for the results of its update; see `rl/training/kept.py`."""
 
 
 def episodes_file(run: Path, update: int) -> Path:

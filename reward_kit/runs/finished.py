@@ -19,14 +19,14 @@ class FinishedRun:
     """The result of a run. `str()` is the summary table of the command; notebooks show an HTML table.
 
     Attributes:
-        path: the run's folder.
+        path: the run's directory.
         title: the title of the table.
         status: "complete", or "interrupted" if a run limit stopped it.
         why_stopped: the reason; None if it is complete.
         rows: one row per episode, unordered.
         policies: the summary of each policy.
-        pass_threshold: the score from which an episode passes.
-        notes: notes for the user, such as that the reward ran without a sandbox.
+        pass_threshold: the lowest passing score.
+        notes: notes for the user, for example that the reward ran without a sandbox.
     """
 
     path: Path
@@ -110,7 +110,9 @@ class FinishedRun:
             parts.append(details(f"{pluralize(len(self.failed), 'episode')} did not pass", _rows(self.failed, "score")))
         parts += [line(faint(note)) for note in self.notes]
         page = self.page
-        parts.append(line(link(page)) if page.is_file() else line(faint(f"no report; the run is in {page.parent}")))
+        parts.append(
+            line(link(page)) if page.is_file() else line(faint(f"no report was written; the run is in {page.parent}"))
+        )
         return root(*parts)
 
 
@@ -137,7 +139,7 @@ def _cells(one: PolicySummary) -> dict[str, object]:
 
 
 def _bar(one: PolicySummary) -> Html:
-    """Return the mean of scores within [0, 1] as a bar, with its interval below it."""
+    """Draw a mean within [0, 1] as a bar, with its interval below."""
     interval = one.score
     if interval is None or not 0.0 <= interval.mean <= 1.0:
         return escape("")

@@ -43,7 +43,7 @@ _LINE_CHARS = 160
 def find_inputs(
     path: Path | None, folder: Path, definition: TaskDefinitionModel, reward: Reward | None
 ) -> dict[str, Path]:
-    """Return the files that a run's episodes and scores depend on, and the folders that the reward may read, by name.
+    """Return by name the files that a run's results depend on, and the directories that the reward may read.
 
     These are the files that the task file names, the user's own modules that they import, and what the reward may read.
     Installed packages are excluded.
@@ -89,13 +89,13 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
         return ()
     try:
         sources = collect_sources(file, module, [file.parent, *user_roots()])
-    except ConfigError:  # a module without source text, known by its content only
+    except ConfigError:  # a module without source text is identified by its content
         return (file,)
     return tuple(sorted({Path(source.filename) for source in sources.modules.values() if source.text is not None}))
 
 
 def reward_files(reward: Reward) -> tuple[Path, ...]:
-    """Return the files that a reward depends on: its own, and those that it may read on this machine."""
+    """Return the files that a reward depends on: its own file, and those that it may read on this machine."""
     if isinstance(reward, SandboxedReward):
         return reward.files
     if isinstance(reward, RewardSpec) and reward.origin is not None:
@@ -114,7 +114,7 @@ def scorer_hash(reward: Reward) -> str:
 
         if isinstance(reward, RemoteReward):
             identity = f"{reward.url}\n{reward.digest}"
-        else:  # without a file, such as one in a notebook: its id and, if known, its text
+        else:  # without a file, as in a notebook, use the id and, if known, the source text
             text = source_text(reward.function) if isinstance(reward, RewardSpec) else ""
             identity = f"{reward.id}\n{text}" if text else reward.id
         digests = [hashlib.sha256(identity.encode()).hexdigest()]
@@ -127,9 +127,9 @@ def scorer_hash(reward: Reward) -> str:
 
 
 def hash_path(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and contents of a folder's files.
+    """Return the SHA-256 of a file, or of the names and contents of a directory's files.
 
-    For a folder of more than 64 MiB, names, sizes and times are hashed. Only the first 10,000 files count.
+    For a directory of more than 64 MiB, names, sizes and times are hashed. Only the first 10,000 files count.
     """
     if not path.is_dir():
         try:
@@ -144,7 +144,7 @@ def hash_path(path: Path) -> str:
         if is_small:
             try:
                 content = hashlib.sha256(file.read_bytes()).hexdigest()
-            except OSError:  # A reward may not read it either
+            except OSError:  # Rewards cannot read it either
                 content = None
         total.update(json.dumps([os.fsencode(file.relative_to(path)).hex(), content]).encode() + b"\n")
     return total.hexdigest()
@@ -164,7 +164,7 @@ def _file_of_code(text: str, folder: Path) -> Path | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a configuration; some of them name files."""
+    """Yield every text in a configuration, any of which may name a file."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -181,9 +181,9 @@ def copy_inputs(
     digests: Mapping[str, str],
     texts: Mapping[str, tuple[str, bytes]] | None = None,
 ) -> None:
-    """Copy a run's input files into it, redacted like everything else.
+    """Copy a run's input files into its directory, redacted like its other files.
 
-    Folders and files over 4 MiB are recorded by digest only.
+    Directories and files over 4 MiB are recorded by digest only.
     """
     folder = store.path / FOLDER
     with wrap_os_errors("make", folder):
@@ -195,7 +195,7 @@ def copy_inputs(
             continue
         content = file.read_bytes()
         if hashlib.sha256(content).hexdigest() != digests[name]:
-            raise ConfigError(f"the {name} {file} changed while the run was starting; start it again")
+            raise ConfigError(f"the {name} {file} changed while the run was starting; start the run again")
         write_atomically(folder / _copy_name(name, file), store.redaction.redact_bytes(content))
 
 
@@ -203,7 +203,7 @@ def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], in
     """Return a message for each changed input of a run, followed by the changed lines.
 
     Args:
-        run: the run's folder.
+        run: the run's directory.
         before: SHA-256 of each input when the run began.
         now: SHA-256 of each input now.
         inputs: the path of each input now.

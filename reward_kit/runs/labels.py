@@ -29,7 +29,7 @@ _WINNERS: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class LabelColumns:
-    """Column names of a label file."""
+    """The column names of a label file."""
 
     id: str = "id"
     label: str = "label"
@@ -41,7 +41,7 @@ class LabelColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledRow:
+class LabeledRow:
     """A row of a label file."""
 
     where: str
@@ -57,12 +57,12 @@ class LabelledRow:
 
 def read_labels(
     path: Path, columns: LabelColumns | None = None, *, data: Path | None = None, pairs: Pairs = "scores"
-) -> list[LabelledRow]:
+) -> list[LabeledRow]:
     """Return the rows of a CSV (or JSONL, YAML) of labels.
 
-    Each row has a label and the labelled answer: `prompt` and `response`, `messages` as JSON, or a `rollout_id` of
+    Each row has a label and the labeled answer: `prompt` and `response`, `messages` as JSON, or a `rollout_id` of
     `data`. A pair has a winner (A, B, tie), and `response_a` and `response_b` or `messages_a` and `messages_b`. The
-    reward does not see the label or winner; it gets the other columns as `sample`, and `ground_truth`.
+    reward receives `ground_truth` and, as `sample`, all columns except the label or winner.
     """
     episodes = {} if data is None else {episode.id_: episode for episode in read_transcripts(data)}
     reader = _LabelReader(columns or LabelColumns(), episodes, pairs)
@@ -73,7 +73,7 @@ def read_labels(
         raise ConfigError(f"{rows[0].where}: --pairs judge compares two answers, but this row has one; remove it")
     if odd := next((row for row in rows if row.is_pair != rows[0].is_pair), None):
         kinds = "a pair" if odd.is_pair else "a single answer"
-        raise ConfigError(f"{odd.where}: this row is {kinds}, unlike the rows before; put them in separate files")
+        raise ConfigError(f"{odd.where}: this row is {kinds}, unlike the earlier rows; put them in separate files")
     return rows
 
 
@@ -83,7 +83,7 @@ class _LabelReader:
     episodes: Mapping[str, SingleAgentEpisode]
     pairs: Pairs
 
-    def row(self, where: str, index: int, row: Mapping[str, Any]) -> LabelledRow:
+    def row(self, where: str, index: int, row: Mapping[str, Any]) -> LabeledRow:
         """Parse one row: its label and its one or two answers."""
         names, truth = self.columns, row.get("ground_truth")
         row_id = str(row.get(names.id) or row.get(names.rollout) or f"row-{index}")
@@ -93,7 +93,7 @@ class _LabelReader:
                 raise ConfigError(f"{where}: {names.winner}: expected A, B or tie, got {given!r:.80}")
             both = [self._messages(row, f"{names.messages}_{x}", f"{names.response}_{x}", where) for x in "ab"]
             truths = [truth] * 2
-            if self.pairs == "judge":  # each is compared with the last answer of the other
+            if self.pairs == "judge":  # the two last answers are compared
                 answers = ([m.text for m in messages if m.role == "assistant"] for messages in reversed(both))
                 truths = [texts[-1] if texts else "" for texts in answers]
             line = where.rpartition(":")[2]
@@ -101,7 +101,7 @@ class _LabelReader:
                 self._request(row, f"{row_id}-{line}-{x}", row_id, messages, own)
                 for x, messages, own in zip("ab", both, truths, strict=True)
             )
-            return LabelledRow(where, row_id, winner, (one, other))
+            return LabeledRow(where, row_id, winner, (one, other))
         if names.label not in row:
             raise ConfigError(_missing(where, row, names.label, f"(or {names.winner!r}, for pairs)"))
         given = row[names.label]
@@ -119,11 +119,11 @@ class _LabelReader:
             if rollout not in self.episodes:
                 near = did_you_mean(rollout, self.episodes) if len(self.episodes) < 1_000 else ""
                 raise ConfigError(f"{where}: {names.rollout}: the data has no rollout {row[names.rollout]!r}{near}")
-            return LabelledRow(where, row_id, label, (ScoringRequest.from_episode(self.episodes[rollout]),))
+            return LabeledRow(where, row_id, label, (ScoringRequest.from_episode(self.episodes[rollout]),))
         if names.rollout in row and not {names.messages, names.response} & row.keys():
             raise ConfigError(f"{where}: {names.rollout}: give the transcripts that contain it with --data")
         messages = self._messages(row, names.messages, names.response, where)
-        return LabelledRow(where, row_id, label, (self._request(row, f"{row_id}-{index}", row_id, messages, truth),))
+        return LabeledRow(where, row_id, label, (self._request(row, f"{row_id}-{index}", row_id, messages, truth),))
 
     def _messages(self, row: Mapping[str, Any], column: str, response: str, where: str) -> list[Message]:
         """Return the conversation of one column, or of prompt and response."""
@@ -144,7 +144,7 @@ class _LabelReader:
         hidden = {names.label, names.winner, *(f"{names.messages}{x}" for x in ("", "_a", "_b")), "ground_truth"}
         sample = {name: value for name, value in row.items() if name not in hidden}
         return ScoringRequest.from_episode(
-            recorded_episode(rollout_id, list(messages), sample_id, "labelled", sample, truth)
+            recorded_episode(rollout_id, list(messages), sample_id, "labeled", sample, truth)
         )
 
 

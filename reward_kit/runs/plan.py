@@ -1,6 +1,6 @@
-"""Plan a run: its policies, samples and folder.
+"""Plan a run: its policies, samples and directory.
 
-`plan_run` is the last of the three steps before a run (parse, resolve, plan). The run itself is `runner.run`.
+`plan_run` is the last of the three steps before a run (parse, resolve, plan); `runner.run` executes the plan.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _OF_POLICY = re.compile(r"policy\.(\w+)")
 _PACKAGE = "reward_kit."
 _ASK_AN_ENDPOINT = {"openai", "own_agent"}
 _NO_USERS = {
-    "expert": "it queries the environment, which a user does not see",
-    "random": "it calls tools, and a user has none",
-    "replay": "it replays an agent; give the user's own policy again",
+    "expert": "it queries the environment, which a simulated user cannot see",
+    "random": "it calls tools, which a simulated user does not have",
+    "replay": "it replays an agent; use the policy that the user had",
 }
 
 
@@ -82,7 +82,7 @@ class RunArgs:
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
     def with_changes(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
-        """Return the arguments with the changes that a resume allows: run limits, secrets, and the endpoint."""
+        """Return the arguments with the changes that a resume allows: of run limits, secrets, and the endpoint."""
         for key in overrides:
             if not key.startswith("run_limits.") and key not in hidden:
                 raise ConfigError(f"-T {key} cannot be changed by --resume (run_limits.… can); start a new run")
@@ -91,7 +91,7 @@ class RunArgs:
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy and its label in results. The run does not close a lent policy."""
+    """A policy and its label in results. The run does not close a policy with `is_lent`."""
 
     label: str
     policy: AgentPolicy
@@ -112,7 +112,7 @@ class RunPlan:
         reward: the reward for every episode; None to only collect.
         tools: the task's own tools, or None.
         user: the simulated user, or None.
-        given: the number of existing episodes that are only scored.
+        given: the number of existing episodes, which are only scored.
         redaction: the redaction of secrets in the run's files.
     """
 
@@ -130,7 +130,7 @@ class RunPlan:
 
     @property
     def has_human(self) -> bool:
-        """True if a person at this terminal takes part."""
+        """True if a person at this terminal acts in the run."""
         acting = [named.policy for named in self.policies] + ([self.user.policy] if self.user is not None else [])
         return any(isinstance(policy, HumanPolicy) for policy in acting)
 
@@ -162,17 +162,17 @@ class Control:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def finish(self, reason: str) -> None:
-        """Start no further episode."""
+        """Let no further episode start."""
         self.stop_reason = self.stop_reason or reason
 
     def reach_limit(self, limit: ReachedLimit) -> None:
-        """Start no further episode because a run limit is reached; a later call updates the message."""
+        """Let no further episode start because a run limit is reached; a later call updates the message."""
         if self.stop_reason is None or self.reached is not None:
             self.reached = limit
             self.stop_reason = f"run limit reached: {limit.text} (run_limits.{limit.key})"
 
     def give_up(self, reason: str) -> None:
-        """Stop at once because no running episode can succeed."""
+        """Stop at once, because no running episode can succeed."""
         self.stop_reason, self.is_failure = reason, True
         self.scope.cancel()
 
@@ -188,11 +188,11 @@ def plan_run(
 ) -> RunPlan:
     """Create the policies and the simulated user, and select the samples.
 
-    Nothing is written, and no model is called.
+    The function writes nothing and calls no model.
     """
     is_named = bool(args.models or args.policies or (task.definition.policy and not live))
     if live and not is_named and args.base_url is not None:
-        raise ConfigError("base_url is for models, and this run has none; give models='openai/NAME'")
+        raise ConfigError("base_url is for models, but this run has none; pass models='openai/NAME'")
     policies = make_policies(task, args, traffic) if is_named or (needs_policy and not live) else []
     policies += [_live_policy(label, policy) for label, policy in (live or {}).items()]
     _check_labels([named.label for named in policies])
@@ -218,7 +218,7 @@ def plan_run(
 def begin_run(
     log_dir: Path, task: LoadedTask, plan: RunPlan, args: RunArgs, live: Mapping[str, LivePolicy] | None = None
 ) -> RunFolder:
-    """Create the folder of a new run with its `run.json` and copies of its inputs."""
+    """Create the directory of a new run with its `run.json` and copies of its inputs."""
     path = new_run_path(log_dir, task.definition.name)
     objects = {f"policy {label}": policy for label, policy in (live or {}).items()}
     references = {name: object_reference(policy) for name, policy in objects.items()}
@@ -255,8 +255,8 @@ def read_resumable_header(path: Path) -> RunHeader:
     if header.from_python is not None:
         objects = ", ".join(f"{name} {header.from_python[name]}" for name in header.from_python)
         raise ConfigError(
-            f"--resume: {path} was started from Python with objects that are not in a file ({objects}); "
-            "run it again from Python"
+            f"--resume: {path} was started from Python with objects that no file defines "
+            f"({objects}); start a new run from Python"
         )
     return header
 
@@ -265,7 +265,7 @@ def read_resumable_header(path: Path) -> RunHeader:
 
 
 def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | None = None) -> list[NamedPolicy]:
-    """Create the policies named by the arguments, with the task file's options for the same type, or the task's policy.
+    """Create the policies that the arguments name, with the task file's options for their type, or the task's policy.
 
     Files in `policies` are relative to the task file. The path in `replay:RUN` is relative to the working directory;
     all policies of that run are replayed.
@@ -277,7 +277,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         return in_file.options() if in_file is not None and in_file.type == kind else {}
 
     def add_replays(run: Path, options: Mapping[str, Any]) -> None:
-        """Add each policy of a run, or only the named one; labels are part of episode ids and seeds."""
+        """Add each policy of a run, or only the named one; episode ids and seeds depend on the labels."""
         from reward_kit.agent.policies.replay_policy import recorded_labels
 
         labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
@@ -314,12 +314,12 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         raise ConfigError(f"{task.path}: no policy. Give {by_file if task.located.is_written else in_python}")
     kinds = {kind for _, kind, _ in choices}
     if task.definition.resource_type is None and "expert" in kinds:
-        raise ConfigError(f"{task.path}: the expert policy needs a resource, and the task has no resource_type")
+        raise ConfigError(f"{task.path}: the expert policy needs a resource, but the task has no resource_type")
     if task.definition.user is not None and "own_agent" in kinds:
         raise ConfigError(f"{task.path}: an own_agent policy talks only to its model, so user: has no effect")
     _check_labels([label for label, _, _ in choices])
     if base_url is not None and not kinds & _ASK_AN_ENDPOINT:
-        raise ConfigError("--base-url is for models, and this run has none; give --model openai/NAME")
+        raise ConfigError("--base-url is for models, but this run has none; pass --model openai/NAME")
     made = []
     for label, kind, options in choices:
         if base_url is not None and kind in _ASK_AN_ENDPOINT:
@@ -330,7 +330,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         try:
             made.append(NamedPolicy(label, make_policy(kind, options, task.folder, traffic, of_user=of_user)))
         except ConfigError as error:
-            # An error in the task's own block gets the line of the key, unless the key was overridden.
+            # An error in the task's own block names the line of the key, unless the key was overridden.
             match = _OF_POLICY.match(str(error))
             key = match[1] if match else "type"
             block = task.located.data.get("policy")
@@ -342,7 +342,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
 
 
 def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
-    """Return a named policy; an instance stays open after the run, a class is instantiated."""
+    """Return a named policy; a class is instantiated, and an instance stays open after the run."""
     if not isinstance(given, type):
         return NamedPolicy(label, given, is_lent=True)
     kind = given
@@ -351,7 +351,7 @@ def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
     needed = [item.name for item in parameters if item.default is item.empty and item.kind not in variable]
     if needed:
         raise ConfigError(
-            f"policy {label!r} needs {', '.join(needed)}; give an instance, {kind.__name__}({needed[0]}=…)"
+            f"policy {label!r} needs {', '.join(needed)}; pass an instance, {kind.__name__}({needed[0]}=…)"
         )
     try:
         with boundary(ConfigError, f"policy {label!r}"):
@@ -364,7 +364,7 @@ def label_policies(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
     """Label policies by their class names."""
     labels = [(item if isinstance(item, type) else type(item)).__name__ for item in policies]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"duplicate policy label {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
+        raise ConfigError(f"duplicate policy label {twice!r}; pass labels: policies={{'one': …, 'other': …}}")
     return dict(zip(labels, policies, strict=True))
 
 
@@ -374,7 +374,7 @@ def _check_labels(labels: Sequence[str]) -> None:
 
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
-    """Reject a cost limit unless the cost of every action is known."""
+    """Raise ConfigError for a cost limit if the cost of some action is unknown."""
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
     unknown = {named.label: named.policy for named in policies if not named.policy.knows_cost}
     unknown |= {WHO: user.policy} if user is not None and not user.knows_cost else {}
@@ -405,7 +405,7 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
     block = task.definition.user
     if block is None:
         return None
-    # Report a misspelled key first, since the intended key is then missing.
+    # Report a misspelled key first, since the intended key then seems to be missing.
     with error_context(task.located, "user"):
         taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
     options = block.options()
@@ -419,7 +419,7 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
         if block.type in _NO_USERS:
             raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
         if block.type == "openai" and not block.instructions:
-            raise ConfigError("a model needs instructions to act as the user; give user.instructions")
+            raise ConfigError("a model needs instructions to act as the user; set user.instructions")
         if block.type == "scripted":
             replies = options.get("replies")
             if isinstance(replies, str):

@@ -1,7 +1,7 @@
-"""Redaction of a run's files: the secrets that this process knows, and the task's own hook.
+"""Redaction of a run's files: of the secrets of this process, and by the task's own hook.
 
 The hook is a function from text to text, named by `redact:` in the task file. It is applied to every text of every
-record before it is written, so that a resume and a later scoring see the redacted text too.
+record before it is written, so that a resume and a later rescoring use the redacted text too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _JOINS = (
 # The encoding of a text with lone surrogates; see `episodes/json_codec.py`.
 _WRAPPED_MARK = b'"__type__":"text"'
 _WRAPPED = re.compile(rb'("__type__":"text","value":")([A-Za-z0-9+/=]*)"')
-# RFC 3986, 3.2.1; an unescaped "@" in a password, which programs accept, is included.
+# RFC 3986, 3.2.1; an unescaped "@" in a password, which many programs accept, is allowed.
 _PASSWORD_IN_URL = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
 _SHORTEST_SECRET = 8  # shorter values would hide ordinary words
 
@@ -44,7 +44,7 @@ class Redaction:
     """
 
     def __init__(self, secrets: Iterable[str] = (), hook: Callable[[str], str] | None = None) -> None:
-        found = {text.strip() for text in secrets}  # as sent
+        found = {text.strip() for text in secrets}  # the form in HTTP headers
         self._secrets = sorted((text for text in found if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
         # As inside JSON text, and as bytes for copied files.
         self._escaped = [(json.dumps(text)[1:-1]).encode("ascii") for text in self._secrets]
@@ -52,7 +52,7 @@ class Redaction:
         self._hook = hook
 
     def redact_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Apply the hook to the texts of a record, except keys and ids that join records."""
+        """Apply the hook to the texts of a record, except for keys and the ids that join records."""
         if self._hook is None:
             return record
         return {key: value if key in _JOINS else self._hooked(value) for key, value in record.items()}
@@ -95,7 +95,7 @@ class Redaction:
             with boundary(StoreError, "the task's redact function"):
                 result = self._hook(value)
         except RewardKitError as error:
-            raise StoreError(f"{error}; nothing is written unredacted") from error
+            raise StoreError(f"{error}; nothing was written, since it could not be redacted") from error
         if not isinstance(result, str):
             raise StoreError(f"the task's redact function returned {type(result).__name__}, not text")
         return result
@@ -114,12 +114,12 @@ def without_secrets(value: Any) -> Any:
 
 
 def is_hidden(value: Any) -> bool:
-    """Return True if a text, or one in a list, has a hidden secret."""
+    """Return True if a text, or a text in a list, contains a hidden secret."""
     return HIDDEN in value if isinstance(value, str) else isinstance(value, list) and any(map(is_hidden, value))
 
 
 def without_hidden(value: Any) -> Any:
-    """Return `value` without entries, at any depth, that have a hidden secret."""
+    """Return `value` without the entries, at any depth, that contain a hidden secret."""
     if isinstance(value, Mapping):
         return {key: without_hidden(item) for key, item in value.items() if not is_hidden(item)}
     return [without_hidden(item) for item in value] if isinstance(value, list) else value
@@ -134,7 +134,7 @@ def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
 
 
 def known_secrets(*configurations: Any) -> Iterator[str]:
-    """Yield the values of secrets that this process knows: from the environment, `.env`, and under secret-like keys.
+    """Yield the secrets of this process: in the environment, in `.env`, and under secret-like keys.
 
     Passwords in URLs (`scheme://user:password@host`) are included as written and decoded, and so are the values of
     variables that a configuration names in `api_key_env`, `headers_env` or `pass_env` or REWARD_KIT_KEY_ORIGINS lists.
@@ -144,7 +144,9 @@ def known_secrets(*configurations: Any) -> Iterator[str]:
         yield from _secrets_in(variables)
     named = {*_variables_in(configurations), *configured_variables(os.environ)}
     for value in (variables[name] for variables in (dotenv, os.environ) for name in named & variables.keys()):
-        if not value.startswith(os.sep) or not Path(value).exists():  # `pass_env` may name a path
+        if (
+            not value.startswith(os.sep) or not Path(value).exists()
+        ):  # `pass_env` may name a variable that is not secret
             yield value
             yield from value.split()[1:2]  # the key of "Bearer KEY"
     for configuration in configurations:
@@ -155,7 +157,7 @@ def _variables_in(value: Any) -> Iterator[str]:
     """Yield the environment variables that a configuration names for keys, headers or child processes."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            kind = str(key).rpartition(".")[2]  # an override's key is dotted
+            kind = str(key).rpartition(".")[2]  # the keys of overrides are dotted
             if kind == "api_key_env":
                 yield from (item,) if isinstance(item, str) else ()
             elif kind == "pass_env":

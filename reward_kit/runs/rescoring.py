@@ -17,7 +17,7 @@ _SAME = 1e-12  # rounding error
 
 
 class Counts(NamedTuple):
-    """Episodes by change; all but `lost` (no longer scored) and `gained` (newly scored) are scored in both."""
+    """Numbers of episodes by change; `lost` episodes are no longer scored, `gained` ones newly scored."""
 
     up: int
     down: int
@@ -61,7 +61,7 @@ class ScoreChanges:
     moved: Sequence[ChangedScore]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form of `summary.json`."""
+        """Return the changes in the format of `summary.json`."""
         policies = [{**asdict(change), "episodes": change.episodes._asdict()} for change in self.policies]
         return {"policies": policies, "moved": [score._asdict() for score in self.moved]}
 
@@ -108,7 +108,7 @@ def _change(
     if both:
         interval = mean_interval(differences, [sample for _, _, sample in both])
         if interval.standard_error is not None and interval.standard_error < _SAME:
-            # All episodes changed by the same amount, so the difference is certain.
+            # All episodes changed by the same amount, so the interval is a single point.
             interval = replace(interval, low=interval.mean, high=interval.mean)
         elif all(0.0 <= score <= 1.0 for now, was, _ in both for score in (now, was)):
             interval = interval.clipped(-1.0, 1.0)

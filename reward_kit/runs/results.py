@@ -1,7 +1,7 @@
 """Results of a run: for each episode, its latest attempt with the score that counts.
 
-The files are read twice, first to find the lines that count and then to read only these, so that memory does not grow
-with the content of episodes and scores.
+The files are read twice: first to find the lines that count, then to read only these lines. Memory therefore does not
+grow with the size of episodes and scores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reward_kit.runs.run_folder import line_record, placed_episodes, placed_line
 from reward_kit.runs.summary import EpisodeRow
 
 STEP = b'"step":'
-"""The key after the common prefix of an episode's lines in `credit.jsonl`."""
+"""The first key whose value differs between an episode's lines in `credit.jsonl`."""
 
 
 class LineRange(NamedTuple):
@@ -63,7 +63,7 @@ class Result(NamedTuple):
         return episode_from_record(self.episode)
 
     def to_result(self) -> EvaluateResult | None:
-        """Return the result of the reward; None if it is not scored yet, or ended with an error."""
+        """Return the result of the reward; None if the episode is not scored yet or ended with an error."""
         result = (self.score or {}).get("result")
         return EvaluateResult.model_validate(result) if result is not None else None
 

@@ -1,7 +1,8 @@
-"""The folder of a `run`, `score` or `train` command: its header `run.json`, its lock and its append-only JSON lines.
+"""The directory of a `run`, `score` or `train` command: its header `run.json`, its lock and its append-only JSON lines.
 
-A run of a task has `episodes.jsonl` and `scores.jsonl`, with final states in `states/` by SHA-256. A line is one
-`write`; an incomplete last line, left by a kill, is removed when the run is reopened. A training run has:
+A run of a task has `episodes.jsonl` and `scores.jsonl`, and final states in `states/`, named by SHA-256. Each line is
+written by one `write`; an incomplete last line, left by a killed process, is removed when the run is reopened. A
+training run has:
 
   metrics.jsonl   one line per update
   checkpoints/    the state for a resume: the latest and the best checkpoint
@@ -99,7 +100,7 @@ class RunHeader(pydantic.BaseModel):
     Attributes:
         task_name: the name of the task, or of the transcript file.
         total: the number of episodes in the complete run.
-        run_id: the name of the folder.
+        run_id: the name of the directory.
         task: the resolved task definition, without secrets.
         run_limits: the current run limits, possibly raised since the start; null means unlimited.
         digests: SHA-256 of each input file.
@@ -108,7 +109,7 @@ class RunHeader(pydantic.BaseModel):
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the `RunArgs`;
             `task_path` is None if only transcripts are scored.
         from_python: references of Python objects by role; a run with such objects cannot be resumed. With the key
-            `task`, the task itself was defined in Python, and `task_path` only determines the folder of its files.
+            `task`, the task itself was defined in Python, and `task_path` only determines the directory of its files.
         data, reward: the transcript file and the reward of a run that scores transcripts.
         training: the `TrainingHeader` of a training run, otherwise None.
         rescored_from: the run and reward of a rescoring; see `runs/scoring.py`.
@@ -163,25 +164,25 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def read_folder(cls, run: Path) -> RunHeader:
-        """Read the header of a user's folder, with a hint if it is not a run."""
+        """Read the header of a user's directory, with a hint if it is not a run."""
         if (run / FILE).is_file():
             return cls.read(run)
         folders = {run, run.parent, Path("runs")}
         near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
         if (run.parent / FILE).is_file():
             near = f"; did you mean {str(run.parent)!r}?"
-        near = near if near.endswith("?") else "; `reward-kit runs list` names them"
-        raise ConfigError(f"{run} is not a run folder: it has no {FILE}{near}")
+        near = near if near.endswith("?") else "; `reward-kit runs list` lists the runs"
+        raise ConfigError(f"{run} is not a run directory: it has no {FILE}{near}")
 
     @classmethod
     def read_resumable(cls, run: Path) -> RunHeader:
         """Read the header of a run named by `--resume`."""
         if not (run / FILE).is_file():
-            raise ConfigError(f"--resume: {run} is not a run; name a folder with a {FILE}, or omit it for the latest")
+            raise ConfigError(f"--resume: {run} is not a run; name a directory with {FILE}, or omit it for the latest")
         return cls.read(run)
 
     def require_training(self, run: Path) -> TrainingHeader:
-        """Return the training block; `run` is the folder named in error messages."""
+        """Return the training block; `run` is the directory named in error messages."""
         if self.training is None:
             raise ConfigError(f"{run} is not a run of `reward-kit train`")
         try:
@@ -198,7 +199,7 @@ class RunHeader(pydantic.BaseModel):
         return 1.0
 
     def status_now(self, is_open: bool) -> str:
-        """Return the status, or "killed" if the status is "running" but no process has the run open."""
+        """Return the status, but "killed" if it is "running" and no process has the run open."""
         return "killed" if self.status == "running" and not is_open else self.status
 
     def to_bytes(self) -> bytes:
@@ -230,7 +231,7 @@ def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False
         return runs[0]
     kind, of_name = ("training run", f" of {name!r}") if training else ("run", f" of task {name!r}")
     raise ConfigError(
-        f"no {kind}{of_name if name else ''} in {log_dir}; start one, or name its folder with --resume RUN"
+        f"no {kind}{of_name if name else ''} in {log_dir}; start one, or name its directory with --resume RUN"
     )
 
 
@@ -260,15 +261,15 @@ def is_open_elsewhere(path: Path) -> bool:
 
 
 class RunFolder:
-    """The folder of a run, open for writing by this process only. Use it as a context manager.
+    """The directory of a run, open for writing by this process only. Use it as a context manager.
 
     Args:
-        path: the folder.
+        path: the directory.
         redaction: the redaction of secrets in written files.
 
     Attributes:
         header: the content of `run.json`, read under the lock.
-        checkpoints: the folder of checkpoints, in a training run.
+        checkpoints: the directory of checkpoints, in a training run.
     """
 
     header: RunHeader
@@ -281,19 +282,19 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
-        """Create the folder with its `run.json`."""
+        """Create the directory with its `run.json`."""
         try:
             make_private_folder(path, parents=True)
         except OSError as error:
             raise ConfigError(
-                f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
+                f"cannot create the run directory {path}: {error.strerror}; choose another --log-dir"
             ) from error
         folder = cls(path, redaction)
         folder.write_header(header)
         return folder
 
     def __enter__(self) -> Self:
-        """Lock the folder and set the status to "running"."""
+        """Lock the directory and set the status to "running"."""
         refuse_links_out(self.path)
         with ExitStack() as opened:
             lock = self._open(".lock", os.O_RDWR, opened)
@@ -333,7 +334,7 @@ class RunFolder:
         write_atomically(self.path / "summary.json", self.redaction.redact_line(text))
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
-        """Append one episode, after writing its final state to `states/`."""
+        """Write an episode's final state to `states/`, then append the episode."""
         stored = None
         if state := episode.custom_data.get("final_state"):
             snapshot = redacted_state(state, self.redaction)
@@ -356,18 +357,18 @@ class RunFolder:
         line = self.redaction.redact_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
-        if not facts.st_nlink:  # A write would succeed, but into a deleted file
-            raise StoreError(f"{self.path / name} was removed during the run; its content is lost")
+        if not facts.st_nlink:  # A write would succeed, but to a deleted file
+            raise StoreError(f"{self.path / name} was removed during the run, and its content is lost")
         try:
             rest = memoryview(line)
-            while rest:  # On a full disk, a write first succeeds partially and the next one raises
+            while rest:  # On a full disk, a write first succeeds partially, and the next one raises
                 rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
             os.ftruncate(descriptor, facts.st_size)
             raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
     def update_status(self, *, status: str, worked_s: float, updates: int | None = None) -> None:
-        """Update `run.json` with status, seconds of work, and finished updates of a training run."""
+        """Update the status, the seconds of work, and the finished updates of a training run in `run.json`."""
         changes: dict[str, Any] = {"timing": self.header.timing.model_copy(update={"worked_s": round(worked_s, 3)})}
         if updates is not None:
             changes["training"] = {**(self.header.training or {}), "updates": updates}
@@ -413,7 +414,7 @@ def check_score(record: Mapping[str, Any]) -> None:
     score = record.get("score")
     is_number = isinstance(score, int | float) and not isinstance(score, bool)
     if score is not None and not (is_number and abs(score) <= sys.float_info.max):
-        raise StoreError(f"the score of {record['rollout_id']} must be a finite number or null; got {score!r:.80}")
+        raise StoreError(f"the score of {record['rollout_id']} must be a finite number or null, got {score!r:.80}")
     if (failure := record.get("failure")) is not None:
         with boundary(StoreError, "the failure cannot be read"):
             Failure.from_json(failure)
@@ -447,7 +448,7 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
                 if StateSnapshot(kind, payload).digest != digest:
                     raise StoreError(f"episode {episode.id_}: its final state {file} was changed: its SHA-256 differs")
             case _:
-                problem = "final_state needs a kind, and a sha256 or a payload of bytes; was it edited by hand?"
+                problem = "final_state must have a kind, and a sha256 or a payload of bytes; was it edited by hand?"
                 raise StoreError(f"episode {episode.id_}: {problem}")
         episode.custom_data["final_state"] = {"kind": kind, "payload": payload}
     return episode
@@ -456,13 +457,13 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
 def _read_lines(
     path: Path, check: Callable[[Mapping[str, Any]], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a file with byte offsets; errors of `check` name the line."""
+    """Yield the records of a file with their byte offsets; an error raised by `check` names the line."""
     for number, (offset, line) in enumerate(placed_lines(path), 1):
         yield offset, line_record(path, number, line, check)
 
 
 def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the complete lines of a file with byte offsets; nothing if it is missing."""
+    """Yield the complete lines of a file with their byte offsets; nothing if the file is missing."""
     if path.exists():
         with wrap_os_errors("read", path):
             yield from complete_lines(path)
@@ -479,7 +480,7 @@ def line_record(
     if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
         raise StoreError(f"{path}:{number}: expected an object with a text rollout_id; was it edited by hand?")
     if not isinstance(record.get("attempt"), int | None):
-        raise StoreError(f"{path}:{number}: attempt must be a whole number; got {record['attempt']!r}")
+        raise StoreError(f"{path}:{number}: attempt must be a whole number, got {record['attempt']!r}")
     if check is not None:
         try:
             check(record)

@@ -1,7 +1,7 @@
 """`Run`: collects, scores and writes the episodes of every sample, rollout and policy.
 
 Collecting and scoring overlap: an episode is submitted to the reward agent when it stops (for a batch reward, when its
-group is complete), and its slot starts the next one. Results depend only on seeds; the concurrency changes only the
+group is complete), and its slot starts the next one. Results depend only on the seeds; concurrency changes only the
 order of the lines.
 """
 
@@ -50,7 +50,7 @@ from reward_kit.runs import events
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
-from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarize, summary_to_json
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import EvaluationMode
 
@@ -66,7 +66,7 @@ class RolloutWorker(Protocol):
 
 
 class RunEngine(Protocol):
-    """Collects the episodes of one run, and calls its reward."""
+    """The collector of the episodes of a run, and the caller of its reward."""
 
     def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
         """Yield a worker for each policy by label; all share `budget`."""
@@ -76,7 +76,7 @@ class RunEngine(Protocol):
 
 
 class LocalEngine:
-    """Runs everything on the event loop of this process."""
+    """An engine that runs everything on the event loop of this process."""
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
@@ -119,7 +119,7 @@ class StoppedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ScoringUnit:
-    """Episodes scored in one call, in group order; empty if all ended with an error.
+    """Episodes that are scored in one call, in group order; empty if all ended with an error.
 
     Attributes:
         episodes: the episodes without errors.
@@ -133,7 +133,7 @@ class ScoringUnit:
     def is_scored(self) -> bool:
         """True if each episode has a score that was computed with exactly this group.
 
-        A whole group is scored again if one of its episodes has no score or has run again.
+        A whole group is scored again if one of its episodes has no score or was rerun.
         """
         lines = [episode.score for episode in self.episodes]
         return all(line is not None and line.get("scored_group") == self.group for line in lines)
@@ -178,7 +178,7 @@ def _make_unit(group: Mapping[int, StoppedEpisode]) -> ScoringUnit:
 
 
 def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
-    """Return the line of `scores.jsonl` for one score; `group` identifies the episodes scored with it."""
+    """Return the line of `scores.jsonl` for one score; `group` identifies the episodes that were scored together."""
     output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
     return {
         "rollout_id": scored.rollout_id,
@@ -194,7 +194,7 @@ def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | 
 
 
 class RunClock:
-    """A clock of the seconds since a run started, even in another process. Create it inside the event loop.
+    """A clock of the seconds since a run started, possibly in an earlier process. Create it inside the event loop.
 
     Within a process it is monotonic, even if the system clock changes.
 
@@ -208,7 +208,7 @@ class RunClock:
         self._zero_s = self._loop.time() - elapsed.total_seconds()
 
     def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
-        """Return the times of a result: its submission, the start and end of each call, and now as its completion."""
+        """Return the times of a result: its submission, the start and end of each call, and now as completion."""
         return {
             "submitted_s": self._since(ticket.submitted_at),
             "attempts": [[self._since(began), self._since(ended)] for began, ended in ticket.spans[index]],
@@ -262,15 +262,15 @@ async def run(
 
     Args:
         plan: the plan of the run.
-        folder: the run's folder; its finished episodes are not run again.
+        folder: the run's directory; its finished episodes are not run again.
         control: an object that can stop the run.
         traffic: the provider session for all requests; None without models.
         listener: callbacks for every episode.
-        watch: a factory of a context that is open while episodes are collected and scored.
+        watch: a factory of a context manager that is open while episodes are collected and scored.
         error_limit: the number of errors after which the run stops, or, if below 1, their share of all episodes.
         only_failed: rerun only the episodes that ended with an error.
         engine: the collector and scorer of episodes; by default in this process.
-        given: finished episodes to score without collecting them.
+        given: existing episodes, which are only scored.
         further: a function from the rows to additional keys of `summary.json`.
     """
     control = control or Control()
@@ -303,12 +303,12 @@ async def run(
             await execution.execute()
         events.ended(folder.path, "run", folder.header.status)
         rows = list(execution.rows.values())
-        policies = summarise(rows, plan.definition.pass_threshold)
+        policies = summarize(rows, plan.definition.pass_threshold)
         summary = {**summary_to_json(policies), **further(rows)}
         settings = plan.definition.credit
         if (
             settings is None and (folder.path / "credit.jsonl").exists()
-        ):  # Written by `reward-kit credit`, possibly for other scores
+        ):  # Written by `reward-kit credit`, possibly for earlier scores
             from reward_kit.runs.credit import credit_settings
 
             settings = credit_settings(folder.path)
@@ -333,7 +333,7 @@ async def run(
 
 
 def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[RunCredit | None, RewardKitError | None]:
-    """Assign credit; an error does not fail the run. Settings from the folder cannot execute code."""
+    """Assign credit; an error does not fail the run. Settings from the directory cannot execute code."""
     from reward_kit.runs.credit import assign_credit, reject_stored_code, write_section
 
     try:
@@ -348,7 +348,7 @@ def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[R
 
 
 def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
-    """Write `report.html`. An error is logged and does not fail the run; `reward-kit view RUN -o` rewrites the file."""
+    """Write `report.html`. An error is only logged; `reward-kit view RUN -o` writes the file again."""
     from reward_kit.report.run_page import write_report
 
     try:
@@ -446,10 +446,10 @@ class Run:
         self._settle(units.remaining())
 
     async def execute(self) -> None:
-        """Run missing episodes and score unscored ones; the results go to the store and to `rows`."""
+        """Run the missing episodes and score the unscored ones; store the results and add them to `rows`."""
         began = time.perf_counter()
         status = "failed"
-        # Each running episode may block a thread in its environment or a tool, and so may each reward.
+        # Each running episode may block a thread in its environment or a tool, and each reward call another one.
         threads = anyio.to_thread.current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
         async with ServerPool():
@@ -490,7 +490,7 @@ class Run:
         if reward is None:
             await self._collect(None)
             return
-        # The sandbox itself allows one call per CPU; waiting for a slot costs nothing.
+        # The sandbox itself limits calls to one per CPU; waiting calls cost nothing.
         width = max(plan.max_concurrency, os.cpu_count() or 1)
         scorer = self._engine.scorer(reward, plan.definition.limits.reward_time_s)
         self._agent = AsyncRewardAgent(scorer, max_concurrency=width)
@@ -571,12 +571,12 @@ class Run:
         request: Callable[[], ScoringRequest],
         score: Mapping[str, Any] | None = None,
     ) -> None:
-        """Queue an episode for scoring; an episode with an error is not scored and does not delay its group."""
+        """Queue an episode for scoring; an episode with an error is not scored, and its group does not wait for it."""
         given = request if row.error_class is None else None
         self._settle(units.add(group_id, StoppedEpisode(row.rollout_id, row.attempt, index, given, score)))
 
     def _settle(self, units: Iterable[ScoringUnit]) -> None:
-        """Keep valid scores from an earlier process, and queue the other units."""
+        """Keep the valid scores of an earlier process, and queue all other units."""
         for unit in units:
             if unit.is_scored:
                 for episode in unit.episodes:
@@ -614,7 +614,7 @@ class Run:
                 )
 
     def accepts_stored(self) -> bool:
-        """Return False after a scoring-only run was stopped."""
+        """Return False once a run that only scores has been stopped."""
         return bool(self._plan.policies or not self._control.stop_reason)
 
 

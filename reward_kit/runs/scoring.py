@@ -1,7 +1,7 @@
 """Score existing episodes: transcripts from a file, or the episodes of an earlier run.
 
 In a transcript, each assistant message is a step, and the stop reason is `recorded`. The episodes of a run are copied
-byte for byte into a new folder, with their final states; the earlier run is never modified.
+byte for byte into a new directory, with their final states; the earlier run is never modified.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ _NOT_SAMPLE = ("messages", "ground_truth")
 
 
 def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
-    """Read the episodes of a dataset with a `messages` field, of a run's `episodes.jsonl`, or of a stored training
-    update.
+    """Read the episodes of a dataset of transcripts, of a run's `episodes.jsonl`, or of a stored training update.
 
-    A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; the whole row is
-    passed to the reward function as `sample`. Of a run's episodes only the latest attempts count, without those cut off
-    by a run limit.
+    A row of a dataset has `messages`, and may have `id` (rows of one id are rollouts of one sample), `ground_truth` and
+    `policy`; the whole row is passed to the reward function as `sample`. Of a run's episodes, only the latest attempts
+    are read, without those that a run limit cut off.
     """
     rollouts: Counter[str] = Counter()
     lines: dict[tuple[str, int], str] = {}
@@ -61,9 +60,7 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
                     episode = load_episode(path.parent, row)
         else:
             if "messages" not in row:
-                raise ConfigError(
-                    f"{where}: a transcript needs a list called 'messages'; this row has {', '.join(row)}"
-                )
+                raise ConfigError(f"{where}: a transcript must have a list 'messages'; this row has {', '.join(row)}")
             sample_id = str(row.get("id", f"sample-{index}"))
             group_id, rollout_index = make_group_id(0, sample_id), rollouts[sample_id]
             rollouts[sample_id] += 1
@@ -131,7 +128,7 @@ _OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
 class ScoreOrigin(NamedTuple):
-    """The task of the collected episodes, as task file keys, and the folder of its files."""
+    """The task of the collected episodes, as task file keys, and the directory of its files."""
 
     task: Mapping[str, Any]
     folder: Path
@@ -144,7 +141,7 @@ def run_origin(header: RunHeader) -> ScoreOrigin | None:
 
 
 def data_origin(data: Path) -> ScoreOrigin:
-    """Return the task of the transcripts' run, or else a placeholder."""
+    """Return the task of the transcripts' run, or a placeholder for other transcripts."""
     is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
     known = run_origin(RunHeader.read(data.parent)) if is_of_run else None
     return known or ScoreOrigin({"name": data.stem}, Path.cwd())
@@ -169,16 +166,17 @@ def load_scoring_setup(
     """Load a reward and the redaction of the run's files."""
     if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
         raise ConfigError(
-            f"this run was redacted by {hook!r}; a function named in run.json is not executed. Give "
+            f"this run was redacted by {hook!r}; a function named in run.json is not executed. Pass "
             f"{format_override('redact', shlex.quote(str(hook)))} to redact the new scores with it, or "
             f"{format_override('redact', 'null')} to write them unredacted"
         )
     for key in changes:
         if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
             raise ConfigError(
-                f"{override_source()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
+                f"{override_source()} {key}: only limits.reward_time_s, sandbox, "
+                "reward_options and redact can be set here"
             )
-    # The sandbox and options of a run apply only to its own reward.
+    # The sandbox settings and options of a run apply only to its own reward.
     known = {name: value for name, value in origin.task.items() if name not in _OF_REWARD}
     own = {"reward_function_path": reward, **({"pass_threshold": pass_threshold} if pass_threshold is not None else {})}
     try:
@@ -190,7 +188,7 @@ def load_scoring_setup(
     if definition.credit is not None and (code := credit_code(definition.credit)):
         definition = definition.model_copy(update={"credit": None})
         notes.append(
-            f"no credit is assigned: a state hash named in run.json is not executed; afterwards, "
+            f"no credit is assigned, since a state hash named in run.json is not executed; after the run, "
             f"`reward-kit credit RUN -O state_hash={code[0]}` assigns it"
         )
     folder = (folder or Path.cwd()).resolve()
@@ -200,7 +198,7 @@ def load_scoring_setup(
 
 
 class ScoringRun(NamedTuple):
-    """A run that only scores: its plan, its new folder, and the episodes."""
+    """A run that only scores: its plan, its new directory, and the episodes."""
 
     plan: RunPlan
     store: RunFolder
@@ -227,7 +225,7 @@ def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> 
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ConfigError for a reward that would fail on every row, as `run` does."""
+    """Raise ConfigError for a reward that would fail on every row; `run` makes the same checks."""
     check_parameters(reward)
     truths, fields = [], {"messages"}
     for fact in facts:
@@ -264,9 +262,10 @@ def open_source_run(run: Path) -> SourceRun:
 
 
 def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
-    """Copy the episodes of a run, with their final states, into the folder of a new one.
+    """Copy the episodes of a run, with their final states, into the directory of a new one.
 
-    Lines are unchanged except that secrets known now are hidden. Returns the number of episodes with a hidden secret.
+    Lines are unchanged, except that the secrets of this process are hidden. Return the number of episodes with a hidden
+    secret.
     """
     hidden = 0
 
@@ -280,8 +279,8 @@ def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
                     make_private_folder(copy.parent, exist_ok=True)
                     if not copy.exists():
                         try:
-                            os.link(file, copy)  # States are never written twice
-                        except OSError:  # Not supported by every file system
+                            os.link(file, copy)  # States with equal content are written once
+                        except OSError:  # Not every file system supports hard links
                             with file.open("rb") as state_of, open_part(copy, copy, is_private=True) as part:
                                 shutil.copyfileobj(state_of, part)
             line = redaction.redact_line(result.line.rstrip(b"\n")) + b"\n"
@@ -293,7 +292,7 @@ def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
 
 
 def checked_facts(source: SourceRun) -> Iterator[Mapping[str, Any]]:
-    """Yield the ground truth and sample of each episode, and check that its final state exists."""
+    """Yield the ground truth and the sample of each episode, and check that its final state exists."""
     for result in read_results(source.path, source.index):
         if state := result.episode.get("final_state"):
             state_file(source.path, result.episode["rollout_id"], state)

@@ -1,4 +1,4 @@
-"""Statistics of scores: clustered intervals, unbiased pass@k, bootstrap, paired comparison and its corrections.
+"""Statistics of scores: clustered intervals, unbiased pass@k, bootstrap, paired comparisons and their corrections.
 
 All functions are pure. Unscored values (None) are excluded and counted, never treated as zeros. SciPy would be a large
 dependency for two functions of Student's t, so they are implemented here.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Method = Literal["bca", "percentile"]
-_SQUARABLE = 1e100  # Sums of squares of many numbers up to this stay finite
+_SQUARABLE = 1e100  # The sum of squares of many numbers up to this limit is finite
 _ALIKE = 1e-12
 _DRAWN_AT_ONCE = 200_000
 _NORMAL = NormalDist()
@@ -99,7 +99,7 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
     if not np.isfinite(values).all():
         raise ValueError("a score is not finite")
     if (largest := float(np.abs(values).max())) > _SQUARABLE:
-        # Scale to at most a half, since 0 and 1 have special bounds.
+        # Scale values to at most 0.5, since 0 and 1 get special bounds.
         scaled = mean_interval([None if s is None else s / largest / 2.0 for s in scores], clusters, confidence)
         return scaled.scaled(2.0).scaled(largest)
     is_constant = bool((values == values[0]).all())
@@ -124,11 +124,11 @@ def wilson_bounds(share: float, trials: float, confidence: float = 0.95) -> tupl
     (p + z²/2n ± z · sqrt(p(1−p)/n + z²/4n²)) / (1 + z²/n), with z the normal quantile.
     """
     z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    centre = share + z * z / (2.0 * trials)
+    center = share + z * z / (2.0 * trials)
     half = z * math.sqrt(share * (1.0 - share) / trials + z * z / (4.0 * trials * trials))
     scale = 1.0 + z * z / trials
-    low = 0.0 if share == 0.0 else (centre - half) / scale
-    high = 1.0 if share == 1.0 else (centre + half) / scale
+    low = 0.0 if share == 0.0 else (center - half) / scale
+    high = 1.0 if share == 1.0 else (center + half) / scale
     return low, high
 
 
@@ -181,7 +181,7 @@ def t_two_sided(t: float, df: float) -> float:
     I_x(df/2, 1/2) with x = df/(df + t²) (Abramowitz and Stegun 26.7.1).
     """
     if not df > 0:
-        raise ValueError(f"degrees of freedom are positive, got {df}")
+        raise ValueError(f"degrees of freedom must be positive, got {df}")
     share = t / df * t  # t²/df is finite even if t² is not
     return incomplete_beta(df / 2.0, 0.5, 1.0 / (1.0 + share), 1.0 / (1.0 + 1.0 / share) if share else 0.0)
 
@@ -274,7 +274,7 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 
 class SampleMean(NamedTuple):
-    """A mean over samples, None without samples; `left_out` samples had too few attempts."""
+    """A mean over samples, None without samples; the `left_out` samples have too few attempts."""
 
     mean: float | None
     n_samples: int
@@ -359,7 +359,7 @@ def bootstrap_mean(
     confidence: float = 0.95,
     method: Method = "bca",
 ) -> Bounds:
-    """Return the bootstrap interval of a mean, as `bootstrap_bounds` but much faster: it resamples cluster sums."""
+    """Return the bootstrap interval of a mean, as `bootstrap_bounds` does, but faster, by resampling cluster sums."""
     value_N = np.asarray(values, dtype=np.float64)
     if not np.isfinite(value_N).all():
         raise ValueError("a value is not finite")
@@ -415,7 +415,7 @@ _MOST_ENUMERATED = 32
 
 
 class SignFlipTest(NamedTuple):
-    """The p-value; `is_exact` if all signs were enumerated instead of sampled."""
+    """The p-value; `is_exact` is true if all signs were enumerated instead of sampled."""
 
     p: float
     is_exact: bool
@@ -429,9 +429,9 @@ class PairedFigures:
         interval: the mean with Student's t interval.
         bootstrap: the BCa interval of the mean; None if all differences are equal.
         permutation: the sign-flip test.
-        p_t: the p-value of the paired t-test; None if the differences have no spread.
+        p_t: the p-value of the paired t-test; None if all differences are equal.
         cohens_dz: the mean in standard deviations of the differences; None like `p_t`.
-        cliffs_delta: the share of better samples less the share of worse ones.
+        cliffs_delta: the share of better samples minus the share of worse ones.
     """
 
     interval: Interval
@@ -482,9 +482,9 @@ def difference_interval(
 ) -> Interval:
     """Return the mean difference with its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
 
-    If all differences are equal, the spread is unknown; with a known `reach` the interval allows for unseen ones:
-    at most a share u = z²/(G + z²) of the samples differs (Wilson 1927), by up to `reach` either way, which gives
-    m(1 − u) ± u · reach.
+    If all differences are equal, their spread is unknown; with a known `reach`, the interval allows for unseen values:
+    at most a share u = z²/(G + z²) of the samples differs (Wilson 1927), by up to `reach` either way, which gives m(1 −
+    u) ± u · reach.
     """
     difference_G = _checked(differences)
     size, mean = len(difference_G), safe_mean(difference_G)
@@ -517,7 +517,9 @@ def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999
     if len(moved_G) <= _MOST_ENUMERATED:
         half = len(moved_G) // 2
         one, other = np.sort(_signed_sums(moved_G[:half])), _signed_sums(moved_G[half:])
-        pairs = int((len(one) - np.searchsorted(one, least - other)).sum())  # Those whose sum is at least `least` > 0
+        pairs = int(
+            (len(one) - np.searchsorted(one, least - other)).sum()
+        )  # The sign choices whose sum is at least `least` > 0
         return SignFlipTest(min(1.0, 2.0 * pairs / 2.0 ** len(moved_G)), True)
     chance, total, as_large = np.random.default_rng(seed), float(moved_G.sum()), 0
     at_once = max(1, _DRAWN_AT_ONCE // len(moved_G))
@@ -536,7 +538,7 @@ def _signed_sums(values: Floats) -> Floats:
 
 
 def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
-    """Return the two-sided p-value of Student's paired t-test; None without a spread."""
+    """Return the two-sided p-value of Student's paired t-test; None if all differences are equal."""
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
     if deviation is None:
@@ -555,7 +557,7 @@ def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
 
 
 def paired_cliffs_delta(differences: Sequence[float] | Floats) -> float:
-    """Return the share of differences above zero less that of those below (Cliff 1993, the within-pairs d)."""
+    """Return the share of differences above zero minus the share below (Cliff 1993, the within-pairs d)."""
     difference_G = _checked(differences)
     return float(np.sign(difference_G).mean())
 
@@ -581,7 +583,7 @@ def _checked(differences: Sequence[float] | Floats) -> Floats:
 
 
 def _deviation(difference_G: Floats) -> float | None:
-    """Return the standard deviation; None if it is rounding error, or with fewer than two values."""
+    """Return the standard deviation; None if it is only rounding error, or for fewer than two values."""
     if len(difference_G) < 2 or np.ptp(difference_G) <= _ALIKE * float(np.abs(difference_G).max()):
         return None
     return float(np.std(difference_G, ddof=1))

@@ -20,7 +20,7 @@ from reward_kit.runs.statistics import Interval, mean_interval, mean_pass_at_k, 
 
 @dataclass(slots=True)
 class EpisodeRow:
-    """The facts of one episode that the summary needs. `score` is None if it is unscored."""
+    """The facts about one episode that the summary needs. `score` is None if the episode is unscored."""
 
     rollout_id: str
     sample_id: str
@@ -40,7 +40,7 @@ class EpisodeRow:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
-        """Make the row of one record of `episodes.jsonl`."""
+        """Return the row of one record of `episodes.jsonl`."""
         failure = record.get("failure") or {}
         return cls(
             rollout_id=record["rollout_id"],
@@ -59,7 +59,7 @@ class EpisodeRow:
 
     @classmethod
     def from_episode(cls, episode: SingleAgentEpisode) -> EpisodeRow:
-        """Make the row of an episode in memory."""
+        """Return the row of an episode in memory."""
         facts = get_facts(episode)
         failure = facts.get("failure") or {}
         return cls(
@@ -88,7 +88,7 @@ class EpisodeRow:
 
     @property
     def is_unfinished(self) -> bool:
-        """True if the run's budget cut it off; it runs again on resume."""
+        """True if the run's budget cut it off; the episode is rerun on resume."""
         return self.stop_reason == StopReason.RUN_LIMIT
 
     @property
@@ -99,7 +99,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """The column of a policy in the summary table; figures exclude unscored episodes."""
+    """The column of a policy in the summary table; its figures exclude unscored episodes."""
 
     policy: str
     episodes: int
@@ -124,7 +124,7 @@ class PolicySummary:
 
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the usage of an episode, its simulated user included."""
+    """Return the usage of an episode, including its simulated user."""
     return _usage(record.get("usage"), (record.get("custom_data") or {}).get("user_usage"))
 
 
@@ -139,21 +139,21 @@ def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
 
 
 def score_interval(scores: Sequence[float | None], samples: Sequence[str]) -> Interval:
-    """Return the mean score with its interval, clipped to [0, 1] if all scores are within; None is unscored."""
+    """Return the mean score with its interval, clipped to [0, 1] if all scores are within."""
     interval = mean_interval(scores, samples)
     inside = all(0.0 <= score <= 1.0 for score in scores if score is not None)
     return interval.clipped(0.0, 1.0) if inside else interval
 
 
-def summarise(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicySummary]:
+def summarize(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicySummary]:
     """Return one summary per policy, sorted by name."""
     by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.rollout_id):
         by_policy[row.policy].append(row)
-    return [_summarise_policy(policy, by_policy[policy], pass_threshold) for policy in sorted(by_policy)]
+    return [_summarize_policy(policy, by_policy[policy], pass_threshold) for policy in sorted(by_policy)]
 
 
-def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float) -> PolicySummary:
+def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float) -> PolicySummary:
     scored = [row for row in rows if row.score is not None]
     scores = [row.score for row in scored if row.score is not None]
     attempts = Counter(row.sample_id for row in scored)
@@ -163,7 +163,7 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
     k = max(attempts.values(), default=0)
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
-    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # none without a known price
+    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # no cost without a known price
     first = next((row for row in rows if row.is_error), None)
     return PolicySummary(
         policy=policy,

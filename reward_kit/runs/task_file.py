@@ -1,7 +1,7 @@
 """Parse a task file: YAML with the line of every key, its overrides, and the validated definition.
 
 `parse_task` is the first of the three steps of a run (parse, resolve, plan). Nothing that a file names is loaded or
-executed here. Errors have one line each with file, line, key and value.
+executed here. Each error is one line with file, line, key and value.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _HINTS = {
     "found character '\\t'": "; indent YAML with spaces, not tabs",
     "found character '@'": "; put a text that starts with @ in quotes",
     "found character '`'": "; put a text that starts with ` in quotes",
-    "expected ',' or": "; a bracket before it is not closed",
-    "found unexpected end of stream": "; a quote before it is not closed",
+    "expected ',' or": "; an earlier bracket is not closed",
+    "found unexpected end of stream": "; an earlier quote is not closed",
     "expected <block end>": "; align the keys of a block",
 }
-"""The usual causes of PyYAML's messages."""
+"""The usual cause of each of PyYAML's messages."""
 
 
 class _Loader(LimitedLoader):
-    """Keeps dates as text, for prompts and JSON files."""
+    """A YAML loader that keeps dates as text, for prompts and JSON files."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -76,7 +76,7 @@ class LocatedYaml:
             self._locate(node, ())
             self.data: Any = loader.construct_document(node) if node is not None else None
         except yaml.YAMLError as error:
-            # Reader errors have a position in the text, all others a mark.
+            # Reader errors have a position in the text; all others have a mark.
             mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
             line = mark.line if mark else text.count("\n", 0, position)
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -142,7 +142,7 @@ def error_context(located: LocatedYaml, *location: str | int) -> Iterator[None]:
 
 @contextmanager
 def overrides_in_python() -> Iterator[None]:
-    """Name the parameter `overrides` instead of the option -T in messages of the block."""
+    """Make messages in the block name the parameter `overrides` instead of the option -T."""
     token = _IS_PYTHON.set(True)
     try:
         yield
@@ -156,7 +156,7 @@ def override_source() -> str:
 
 
 def format_override(key: str, value: str = "") -> str:
-    """Return an override as a user writes it, for messages."""
+    """Return an override in the form that a user writes, for messages."""
     if _IS_PYTHON.get():
         return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
     return f"-T {key}={value or '…'}"
@@ -206,7 +206,7 @@ def parse_task(
     """Return the validated definition of a task, without loading or executing what it names."""
     overrides = overrides or {}
     definition = validate_model(located, overrides, TaskDefinitionModel, "a task file")
-    if located.is_written:  # only a command line or Python may loosen the sandbox
+    if located.is_written:  # only the command line or Python may loosen the sandbox
         from reward_kit.sandbox.program import Limits
 
         sandbox, usual, folder = definition.sandbox, Limits(), located.path.resolve().parent
@@ -225,7 +225,7 @@ def parse_task(
                 value = json.dumps(value) if not isinstance(value, str) else value
                 raise ConfigError(
                     f"{located.where(('sandbox', *keys))}: {dotted}: {value} loosens the sandbox, which a task file "
-                    f"cannot do; remove it and give {format_override(dotted, shlex.quote(value))} (of `train`: -T "
+                    f"cannot do; remove it and pass {format_override(dotted, shlex.quote(value))} (of `train`: -T "
                     f"task.{dotted}=…)"
                 )
     # A key that would have no effect is an error, not a silent no-op.
@@ -247,7 +247,7 @@ def parse_task(
 def validate_model(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
     """Validate a file's data with overrides applied."""
     if not isinstance(located.data, dict):
-        raise ConfigError(f"{located.path}: {what} is a mapping of keys, got {located.data!r:.60}")
+        raise ConfigError(f"{located.path}: {what} must be a mapping of keys, got {located.data!r:.60}")
     data = apply_overrides(located.data, overrides)
     try:
         return model.model_validate(data)

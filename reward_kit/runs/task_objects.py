@@ -1,7 +1,7 @@
-"""Python objects of a task instead of names in a task file: reward, tools, rows and policies, with their source text.
+"""Python objects that define a task instead of names in a task file: reward, tools, rows and policies.
 
 A reward object runs in this process without a sandbox. A run with objects cannot be resumed, since no file describes
-them; their source text is copied into the run if Python knows it.
+them; their source text is copied into the run if it is available.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _notebook_class_source(kind: type) -> str:
         text = "".join(linecache.getlines(code.co_filename)) if code is not None else ""
         try:
             nodes = list(ast.walk(ast.parse(text)))
-        except SyntaxError:  # a cell may contain notebook commands
+        except SyntaxError:  # a cell may contain notebook commands, which are not Python
             continue
         classes = (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
         if (node := next(classes, None)) is not None:
@@ -59,13 +59,13 @@ def _notebook_class_source(kind: type) -> str:
 
 LivePolicy = AgentPolicy | type[AgentPolicy]
 _UNCONFINED_NOTE = (
-    "reward {0!r} is a Python object and runs in_process, unconfined; to run it in the sandbox, write it to a file and "
-    "give its name, e.g. reward='reward.py:{0}'"
+    "reward {0!r} is a Python object and runs in_process, unconfined; to run it in the sandbox, write it "
+    "to a file and pass its name, e.g. reward='reward.py:{0}'"
 )
 
 
 class InputCopy(NamedTuple):
-    """Text to copy into a run: the suffix of its file name, and its content."""
+    """A text to copy into a run: the suffix of its file name, and its content."""
 
     suffix: str
     content: bytes
@@ -117,22 +117,23 @@ def wrap_reward_object(reward: Any, definition: TaskDefinitionModel) -> tuple[Re
     setting = f"sandbox.{asked}" if asked is not None else f"@reward_function(sandbox={spec.sandbox!r})"
     if asked is not None or spec.sandbox in ("warm", "isolated"):
         raise ConfigError(
-            f"{setting} needs a reward in a file; reward {spec.id!r} is a Python object, which runs in_process. Write "
-            f"it to a file, in a notebook with %%writefile reward.py, and give reward='reward.py:{spec.id}'"
+            f"{setting} requires a reward in a file, but reward {spec.id!r} is a Python "
+            "object, which runs in_process. Write "
+            f"it to a file, in a notebook with %%writefile reward.py, and pass reward='reward.py:{spec.id}'"
         )
     return spec, _UNCONFINED_NOTE.format(spec.id)
 
 
 def check_rows(dataset: Any) -> list[dict[str, Any]]:
-    """Validate and copy the rows of a dataset."""
+    """Validate the rows of a dataset, and return a copy."""
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
-        raise ConfigError(f"dataset: expected a file's path or a list of rows, got {type_name(dataset)}")
+        raise ConfigError(f"dataset: expected the path of a file or a list of rows, got {type_name(dataset)}")
     rows = list(dataset)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
             raise ConfigError(f"dataset[{index}]: expected a dict with string keys, got {row!r:.80}")
         try:
-            to_json_value(row)  # episodes store their row
+            to_json_value(row)  # each episode stores its row
         except (EpisodeError, RecursionError) as error:
             problem = error if isinstance(error, EpisodeError) else "it is nested too deeply, or contains itself"
             raise ConfigError(f"dataset[{index}]: {problem}") from None
@@ -179,5 +180,5 @@ def copy_rows(rows: Sequence[Mapping[str, Any]]) -> InputCopy:
 
 
 def placeholder_path(folder: Path | None, name: str) -> Path:
-    """Return a placeholder path for a task without a file, in the folder for relative paths."""
+    """Return a placeholder path for a task without a file, in the directory to which paths are relative."""
     return (folder or Path()) / f"Task {name!r}".replace("/", "-").replace("\0", "")

@@ -1,7 +1,7 @@
 """Resolve what a task names: its resources, tools, reward, samples and files.
 
 `resolve_task` is the second of the three steps of a run (parse, resolve, plan). It reports all errors before anything
-is written, one line each with file, line, key and value.
+is written. Each error is one line with file, line, key and value.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COMPOSITE = "composite"
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """A loaded task, with everything that its file names.
+    """A loaded task, with all objects that its file names.
 
     Attributes:
         definition: the validated file.
@@ -55,13 +55,14 @@ class LoadedTask:
         samples: the samples, in dataset order.
         rollouts_per_sample: episodes per sample.
         tools: the task's own tools, or None.
-        reward: the reward function; None to only collect episodes. It is loaded here only if it runs in this process.
+        reward: the reward function; None to only collect episodes. The reward is loaded only if it runs in this
+            process.
         notes: notes for the user about what was loaded.
-        inputs: the input files and folders, from `find_inputs`.
-        digests: SHA-256 of the inputs and of given objects, compared before a resume.
+        inputs: the input files and directories, from `find_inputs`.
+        digests: SHA-256 of the inputs and of Python objects, compared before a resume.
         objects: the Python objects of a task that has no file.
-        of_user: the dotted keys set by the user on the command line or in Python; "" means all keys. Includes
-            `base_url` unless it comes from an earlier run's file.
+        of_user: the dotted keys that the user set on the command line or in Python; "" means all keys. `base_url` is
+            included unless it comes from an earlier run's file.
     """
 
     definition: TaskDefinitionModel
@@ -83,12 +84,12 @@ class LoadedTask:
 
     @property
     def folder(self) -> Path:
-        """The folder of the task file, the base of its relative paths."""
+        """The directory of the task file, the base of its relative paths."""
         return self.path.resolve().parent
 
 
 def load_task(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> LoadedTask:
-    """Parse a task file and resolve everything it names.
+    """Parse a task file and resolve all objects that it names.
 
     Args:
         path: the YAML file.
@@ -101,7 +102,7 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     """
     located = LocatedYaml(path)
     if isinstance(located.data, dict) and {"task", "updates"} <= located.data.keys():
-        raise ConfigError(f"{path} is a train file; use `reward-kit train`, or give the task file that it names")
+        raise ConfigError(f"{path} is a train file; use `reward-kit train`, or pass the task file that it names")
     return resolve_task(located, overrides, stored=stored)
 
 
@@ -223,7 +224,7 @@ def _resolve_reward(
     if variable == NO_KEY and isinstance(reward, RewardSpec):
         from reward_kit.rewards.judge_client import JudgeClients, client_options
 
-        if JudgeClients in reward.resources.values():  # The file must not send a judge's key to this address
+        if JudgeClients in reward.resources.values():  # A file must not send a judge's key to this address
             client = client_options(reward.options.get("client")).model_copy(update={"api_key_env": NO_KEY})
             reward = replace(reward, options={**reward.options, "client": client})
     return reward, loaded.notes
@@ -239,7 +240,7 @@ def locate_credit(credit: CreditModel, folder: Path) -> CreditModel:
 
 
 def credit_code(credit: CreditModel) -> list[str]:
-    """Return the functions that the state hash of a `credit:` block names, such as "hash.py:key"."""
+    """Return the references to functions in the state hash of a `credit:` block, such as "hash.py:key"."""
     if (state_hash := credit.options().get("state_hash")) is None:
         return []
     from reward_kit.credit.state_hashes import hash_references
@@ -285,11 +286,11 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     """Render the messages of every sample, so that a missing field is found before the run.
 
     Returns:
-        A note for each column in single braces, which is not a template, so that the agent sees it unchanged.
+        A note for each column in single braces, which are not a template, so that the agent would see them.
     """
     prompt = Prompt(definition)
     problems: list[str] = []
-    unfit: dict[str, list[str]] = {}  # Report a template problem once, with the first row
+    unfit: dict[str, list[str]] = {}  # Report each template problem once, with the first row
     for sample in samples:
         try:
             messages = prompt.render(sample)
@@ -304,7 +305,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
             user = definition.user
             user_opens = user is not None and user.opens is not False
             if not messages and definition.resource_type is None and not user_opens:
-                raise ConfigError(f"{located.path}: no first message; give messages or initial_user_prompt")
+                raise ConfigError(f"{located.path}: no first message; set messages or initial_user_prompt")
     for problem, places in unfit.items():
         others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
         problems.append(f"{problem}{' In' if problem.endswith('?') else '; in'} {places[0]}{others}")
@@ -333,7 +334,7 @@ def select_samples(task: LoadedTask, limit: int | None = None, sample_ids: Itera
 def complete_resource_config(
     located: LocatedYaml, definition: TaskDefinitionModel, folder: Path
 ) -> TaskDefinitionModel:
-    """Add the task folder and the task's `resource_server` to the configurations of its resources."""
+    """Add the task directory and the task's `resource_server` to the configurations of its resources."""
     base, server = definition.base_resource_config, definition.resource_server
     is_composite = definition.resource_type == _COMPOSITE
     parts: list[tuple[str, str, dict[str, Any]]] = []  # Reference, name, configuration
@@ -345,12 +346,12 @@ def complete_resource_config(
         parts = [(part.type, part.name, part.config) for part in read.resources]
     elif definition.resource_type is not None:
         parts = [(definition.resource_type, definition.resource_type, base)]
-    # Setting task_folder would change the folder that paths must not leave.
+    # Setting task_folder would change the directory that paths must not leave.
     configs: list[Any] = [base, *(config for *_, config in parts), *(base.values() if is_composite else ())]
     if any(isinstance(config, Mapping) and "task_folder" in config for config in configs):
         block = next((name for name in ("base_resource_config", "resources") if name in located.data), "")
         raise ConfigError(
-            f"{located.where((block, 'task_folder'))}: task_folder is always the folder of the task file; remove it"
+            f"{located.where((block, 'task_folder'))}: task_folder is always the directory of the task file; remove it"
         )
     resources: list[dict[str, Any]] = []
     takers: list[dict[str, Any]] = []
@@ -387,7 +388,7 @@ def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> 
     asking = {name: tool for name, tool in (tools.get_tools() if tools else {}).items() if tool.resource_parameters}
     if asking and definition.resource_type is None:
         name = next(iter(asking))
-        raise ConfigError(f"tool {name!r} needs a resource, and the task has no resource_type")
+        raise ConfigError(f"tool {name!r} needs a resource, but the task has no resource_type")
     if definition.resource_type != _COMPOSITE:
         return
     from reward_kit.environments.composite import part_for_tool, read_parts
@@ -425,7 +426,7 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
 async def check_resource_starts(
     definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml
 ) -> bool:
-    """Start the resource for one sample of each form of configuration, to detect errors before the run.
+    """Start the resource once for each set of configuration keys among the samples, to detect errors before the run.
 
     Returns:
         True if every resource offers tools, or the task has no resource.

@@ -1,11 +1,12 @@
-"""Folder trust: the code that a task file would run, and the user's consent to it.
+"""Trust in directories: the code that a task file would run, and the user's consent to it.
 
-A task file is code: it names tools, rewards, policies, resources and commands, and loading it runs them. A command
-therefore asks once per folder before it loads anything, as direnv and VS Code do. This module imports and executes
-nothing that it reads.
+A task file can run code: it names tools, rewards, policies, resources and commands. A command therefore asks once per
+directory before it loads any of them, as direnv and VS Code do. This module imports and executes none of the code that
+it reads.
 
-Consent is stored outside the folder, in `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), with the SHA-256
-of every file that would run. The user is asked again about a new or changed file, unless they chose "always".
+Consent is stored outside the directory, in `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), with the
+SHA-256 of every file that would run. The user is asked again about a new or changed file, unless they answered
+"always".
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class _Search:
     def __init__(self) -> None:
         self.settings: dict[str, None] = {}
         self.documents: set[Path] = set()
-        self.code: dict[Path, str] = {}  # with module names
+        self.code: dict[Path, str] = {}  # each code file with its module name
         self.runs_code = False
 
     def visit_document(self, path: Path, document: Any, overrides: Mapping[str, Any]) -> None:
@@ -134,7 +135,7 @@ class _Search:
                 self.code.setdefault(file.resolve(), user_module_name(file.resolve()))
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
-        """Add the code that a text names in any form that `load_object` accepts, if any."""
+        """Add the code, if any, that a text names in a form that `load_object` accepts."""
         if "\0" in text or len(text) > _LONGEST_REFERENCE:
             return
         locations = [text.rpartition(":")[0], "" if ":" in text else text.rpartition(".")[0]]
@@ -169,7 +170,7 @@ class _Search:
 
 
 def _is_local(file: Path, folder: Path) -> bool:
-    """Return True if a file is part of a folder or the working directory, not of an installed package."""
+    """Return True if a file belongs to the directory or the working directory, not to an installed package."""
     is_within = file.is_relative_to(folder) or file.is_relative_to(Path.cwd())
     return is_within and not any(file.is_relative_to(entry) for entry in library_path())
 
@@ -177,7 +178,7 @@ def _is_local(file: Path, folder: Path) -> bool:
 def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
-    except ValueError:  # Rejected later, with its line
+    except ValueError:  # A later check rejects the reference and names its line
         return [command]
 
 
@@ -223,7 +224,7 @@ def trust(code: PlannedCode, *, always: bool = False) -> None:
 
 
 def record_folder() -> Path:
-    """Return the folder of the records; removing a file revokes its consent."""
+    """Return the directory of the records; removing a file revokes its consent."""
     state = os.environ.get("XDG_STATE_HOME") or ""
     base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
     return base / "reward-kit" / "trust"
@@ -249,5 +250,5 @@ def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise StoreError(f"cannot make {path.parent}: {error.strerror}") from error
+        raise StoreError(f"cannot create {path.parent}: {error.strerror}") from error
     write_atomically(path, json.dumps(record, indent=1).encode() + b"\n")

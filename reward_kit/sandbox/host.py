@@ -32,14 +32,14 @@ _CONFINING: tuple[Strength, ...] = ("namespaces", "landlock")
 
 
 class Sandbox:
-    """Run programs confined, inside an `async with`.
+    """A context manager that runs programs in confined processes.
 
     Zygotes are started on demand, with at most `slots` busy. Idle zygotes are reused or evicted (LRU).
 
     Args:
         strength: "auto" uses the strongest available of "namespaces" and "landlock", and raises without either. A name
             requires that strength. "process" only sets limits and does not confine; "auto" never chooses it.
-        slots: concurrent calls; by default the number of CPUs.
+        slots: the maximum number of concurrent calls; by default the number of CPUs.
 
     Raises:
         ConfigError: on entering, if the strength is not available; the message has the reason.
@@ -282,7 +282,7 @@ class ChildSession:
         self._cpu_before = 0.0
         self._cpu_of_earlier_calls = 0.0
         self._ended_for: Literal["late", "cpu"] | None = None
-        self.is_usable = True  # whether the last call left it clean
+        self.is_usable = True  # True if the last call left nothing behind
 
     @classmethod
     async def start(
@@ -304,7 +304,7 @@ class ChildSession:
         child = self._child
         answered = child.answered = self._loop.create_future()
         self._cpu_before = child.cpu_s()
-        # A warm call is not charged for earlier calls; the calls of one `ask` share the limits.
+        # A warm call is not charged for earlier calls, but the calls of one `ask` share the limits.
         self._cpu_of_earlier_calls = self._cpu_before if self._level == "warm" else 0.0
         self._arm(answered, started + wall_s, max(0.0, min(wall_s, self._cpu_left_s())))
         child.send(self._program, payload)
@@ -407,7 +407,7 @@ class Availability:
     """The result of testing one strength on this machine."""
 
     strength: Strength
-    is_available: bool  # whether a test child was confined
+    is_available: bool  # True if a test child was confined
     reason: str = ""  # the reason if unavailable
     landlock: int = 0  # the active Landlock version; 0 if inactive
 

@@ -1,7 +1,7 @@
 """Landlock (linux/landlock.h): limits file access and, on newer kernels, TCP and outgoing signals.
 
-It works without namespaces. Versions: 1 files (Linux 5.13), 2 renaming across folders, 3 truncation, 4 TCP, 5 device
-ioctls, 6 abstract sockets and signals.
+It works without namespaces. Versions: 1 files (Linux 5.13), 2 renaming across directories, 3 truncation, 4 TCP, 5
+device ioctls, 6 abstract sockets and signals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """Return the version this kernel offers; 0 if missing or disabled at boot."""
+    """Return the version that this kernel supports; 0 if Landlock is missing or disabled at boot."""
     number = linux.NUMBERS.get("landlock_create_ruleset")
     if number is None:
         return 0
@@ -51,13 +51,13 @@ def abi() -> int:
 
 
 def handled(version: int) -> int:
-    """Return all rights over files that a ruleset of this version decides on."""
+    """Return all rights over files that a ruleset of this version handles."""
     newest = {1: 12, 2: 13, 3: 14, 4: 14}.get(version, 15)
     return (1 << (newest + 1)) - 1
 
 
 def work_folder_rights(version: int, *, may_execute: bool) -> int:
-    """Return all rights in the work folder, except for device files, sockets and named pipes."""
+    """Return all rights in the work directory, except for device files, sockets and named pipes."""
     return handled(version) & ~(_NEVER & ~(EXECUTE if may_execute else 0))
 
 

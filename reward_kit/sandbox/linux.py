@@ -23,7 +23,7 @@ class SetupError(Exception):
     """A step of the confinement failed; no untrusted code has run.
 
     Attributes:
-        step: the failed action, such as "mount the work folder".
+        step: the failed action, such as "mount the work directory".
         reason: why it failed, in words.
         errno: the kernel's number; 0 if unknown.
     """
@@ -34,7 +34,7 @@ class SetupError(Exception):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Keeps the interpreter's lock, which a child without the other threads could not reacquire.
+# Keep the interpreter's lock, which a child without the other threads could not reacquire.
 _python = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -181,7 +181,7 @@ def keep_capabilities(*numbers: int) -> None:
 
 
 def empty_bounding_set() -> None:
-    """Keep programs that this process starts, including set-user-id ones, from gaining a capability."""
+    """Prevent programs that this process starts, including set-user-id ones, from gaining a capability."""
     for number in range(_LAST_KNOWN + 1):
         try:
             prctl(PR_CAPBSET_DROP, number, "drop capabilities")
@@ -192,7 +192,7 @@ def empty_bounding_set() -> None:
 
 
 def become_user(user: int, *, keep_read_search: bool = False) -> None:
-    """Change permanently from root to an ordinary user id that no other process has."""
+    """Change permanently from root to an unprivileged user id that no other process has."""
     try:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -208,13 +208,13 @@ def become_user(user: int, *, keep_read_search: bool = False) -> None:
 
 MEBIBYTE = 1 << 20
 THREADS = 64
-"""Maximum concurrent threads of confined code, whatever its limits."""
+"""The maximum number of concurrent threads of confined code, regardless of its limits."""
 SIGNALS_AND_TIMERS = 1_024
 """Maximum pending signals and kernel timers, counted together for all processes of a user id."""
 _SIGPENDING = 11
 """`RLIMIT_SIGPENDING` (asm-generic/resource.h), which Python does not define."""
 SPARE_TASKS = 1_024
-"""Tasks that a shared user id may gain before confined code can no longer start a thread."""
+"""The number of tasks that a shared user id may gain before confined code can no longer start a thread."""
 
 
 def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:

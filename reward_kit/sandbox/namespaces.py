@@ -3,7 +3,7 @@
 The order matters. A zygote running as root first builds its read-only root (while an interpreter in a private home is
 still readable), then gives up root, then makes the user namespace; an ordinary user makes the user namespace first. The
 zygote is process 1 of a PID namespace owned by its user namespace, so that it can return to it after sending each child
-into another one. A child adds a PID, a mount, an IPC, a UTS and a cgroup namespace and a work folder. It shares two
+into another one. A child adds a PID, a mount, an IPC, a UTS and a cgroup namespace and a work directory. It shares two
 namespaces with its zygote: user, since mapping ids of another one needs `/proc`, which is missing; and network, since
 another one costs a third of a millisecond and is useless without `socket`.
 """
@@ -19,7 +19,7 @@ from reward_kit.sandbox import linux
 
 WORK_FOLDER: Final = "/tmp"
 INNER_ID: Final = 1000
-"""User and group id of confined code as it sees itself."""
+"""The user and group id of confined code, in its own user namespace."""
 DEVICES: Final = ("null", "zero", "random", "urandom")
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEWUSER, NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -54,7 +54,7 @@ def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> i
 
 
 def proc_file(proc: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file in this process's folder of the old `/proc`."""
+    """Open a file in this process's directory of the old `/proc`."""
     try:
         return os.open(f"self/{name}", flags | os.O_CLOEXEC, dir_fd=proc)
     except OSError as error:
@@ -147,7 +147,7 @@ def send_next_child_away(own: int) -> None:
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
-    """Give the child its own mount, IPC, UTS and cgroup namespaces, and an empty work folder in memory."""
+    """Give the child its own mount, IPC, UTS and cgroup namespaces, and an empty work directory in memory."""
     linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
     _unshare_groups()
     kept = []
@@ -159,7 +159,7 @@ def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequenc
         kept.append((path, tree, os.path.isdir(path)))  # noqa: PTH112
     flags = _MS_NOSUID | _MS_NODEV | (0 if may_execute else _MS_NOEXEC)
     options = f"mode=0700,size={size},nr_inodes={files}"
-    linux.mount("sandbox", WORK_FOLDER, "tmpfs", flags, options, "mount the work folder")
+    linux.mount("sandbox", WORK_FOLDER, "tmpfs", flags, options, "mount the work directory")
     for path, tree, is_folder in kept:
         _put(tree, path, is_folder)
     os.chdir(WORK_FOLDER)

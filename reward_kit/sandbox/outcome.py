@@ -39,7 +39,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "wall": "It ran longer than its limit of wall time.",
     "cpu": "It used more CPU time than its limit.",
     "memory": "It needed more memory than the limit.",
-    "disk": "Its work folder exceeds the limit.",
+    "disk": "Its work directory exceeds the limit.",
     "open_files": "It opened more files than the limit.",
     "processes": "It started more processes or threads than the limit; by default none may be started.",
     "denied": "It attempted something that the sandbox denies, such as the network or an unlisted file.",
@@ -77,7 +77,7 @@ _CLASSES: Final[dict[str, FailureClass]] = {
         "invalid_result",
     ),
 }
-# The kinds that the harness may report, which shares a process with hostile code; the host detects all others.
+# The kinds that the harness, which shares a process with hostile code, may report; the host detects all others.
 _REPORTABLE: Final = frozenset(
     {
         *("exception", "load", "exit", "memory", "disk", "open_files", "processes", "denied"),
@@ -97,7 +97,7 @@ class Outcome:
         failure: the failure; None on success.
         kind: "ok", or the precise fault; records count the broader `failure.failure_class`.
         stdout, stderr: the output up to the limit; invalid UTF-8 is replaced.
-        is_output_cut: the output exceeded the limit.
+        is_output_cut: True if the output exceeded the limit.
         level: "isolated" or "warm".
         strength: the confinement.
         wall_s, cpu_s: seconds, measured by the host and the kernel. For a warm call the CPU seconds are the worker's.
@@ -128,7 +128,7 @@ class Outcome:
 class Evidence:
     """The facts about a call from which its outcome is decided."""
 
-    is_ready: bool = False  # the child reported its confinement before it read the program
+    is_ready: bool = False  # True if the child reported its confinement before it read the program
     answer: Any = None  # the decoded answer; meaningless if `fault` is set
     fault: FrameError | None = None  # the reason for a missing answer
     # Why it was killed: "late", "cpu" or "disk" at the respective limit, "fault" for invalid output, "killed" for
@@ -225,7 +225,7 @@ def _with_limit(kind: str, message: str, limits: Limits) -> str:
     """Append the limit that was reached, if any, and how to raise it."""
     texts = {
         "memory": (f"it needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
-        "disk": (f"its work folder holds {limits.disk_mb:,} MiB", "disk_mb"),
+        "disk": (f"its work directory holds {limits.disk_mb:,} MiB", "disk_mb"),
         "open_files": (f"it may have {limits.open_files:,} descriptors open", "open_files"),
         "processes": (f"it may start {limits.processes:,} processes; threads may be {THREADS}", "processes"),
         "result_size": (f"a result may have {limits.result_kb:,} KiB", "result_kb"),

@@ -35,10 +35,10 @@ class Program:
         filename: the file name in tracebacks.
         form: "reward" calls `function(messages=…, ground_truth=…, …)` and unpacks a result model; "plain" passes the
             argument unchanged.
-        imports: modules imported once, before any call. They are imported without secrets and, with namespaces, without
-            network or files of the host, but before a call's limits and filter: list only trusted modules.
-        read_paths: further readable files and folders, absolute, on the machine where it runs.
-        search_paths: folders that the program may import from and read.
+        imports: the modules to import once, before any call. They are imported without secrets and, with namespaces,
+            without network or files of the host, but before a call's limits and filter: list only trusted modules.
+        read_paths: further readable files and directories, absolute, on the machine where it runs.
+        search_paths: directories that the program may import from and read.
         last_call: for the form "plain": JSON of the argument of a last call that a warm child gets at a regular end;
             its answer is ignored. "" for none.
     """
@@ -54,7 +54,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if len(self.source) > SOURCE_LIMIT:
-            raise ConfigError(f"{self.filename} has {len(self.source):,} characters; at most {SOURCE_LIMIT:,} are run")
+            raise ConfigError(f"{self.filename} has {len(self.source):,} characters; the maximum is {SOURCE_LIMIT:,}")
         if not self.function.isidentifier():
             raise ConfigError(f"{self.function!r} is not a function name")
         for name in self.imports:
@@ -64,7 +64,7 @@ class Program:
             if not os.path.isabs(path) or os.path.normpath(path) != path:  # noqa: PTH117
                 raise ConfigError(f"read paths must be absolute and normalized, got {path!r}")
             if path in _NEVER_READ or path.startswith(("/proc/", "/sys/", "/dev/")):
-                raise ConfigError(f"{path} is never readable in the sandbox; name the folder that is needed")
+                raise ConfigError(f"{path} is never readable in the sandbox; name the directory that is needed")
 
     def payload(self) -> bytes:
         """Return the JSON for a child, the content of a frame."""
@@ -103,13 +103,13 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
         paths += [*_PROGRAMS, f"{sys.base_prefix}/bin", f"{sys.prefix}/bin", f"{sys.prefix}/pyvenv.cfg"]
     paths += [*program.read_paths, *program.search_paths]
     real = {path: os.path.realpath(path) for path in paths if os.path.exists(path)}  # noqa: PTH110
-    # The package itself is loaded before the zygote is confined; the rest of its folder is not importable.
+    # The package itself is loaded before the zygote is confined; the rest of its directory is not importable.
     sys_path = (*library, str(_PACKAGE.parent), *program.search_paths)
     return ZygoteSpec(program.imports, sys_path, tuple(sorted(real.items())), may_start_processes)
 
 
 def library_path() -> list[str]:
-    """Return the entries of `sys.path` for the standard library and installed packages, without project folders."""
+    """Return the entries of `sys.path` for the standard library and installed packages, without project directories."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots = {*standard, sysconfig.get_config_var("DESTSHARED"), *site.getsitepackages()}
     return [entry for entry in sys.path if entry in roots and os.path.isdir(entry)]  # noqa: PTH112
@@ -133,7 +133,7 @@ class Limits:
             `processes` above 0 can hold `memory_mb` times (1 + `processes`), and `disk_mb` of files.
         processes: the maximum number of processes it may start; 0 forbids starting any. Threads count as processes.
         open_files: the maximum number of descriptors, including the initial four.
-        disk_mb: MiB of files in its temporary folder.
+        disk_mb: the maximum size of files in its temporary directory in MiB.
         output_kb: KiB stored of each of stdout and stderr; the rest is dropped, which the outcome reports.
         result_kb: the maximum size of its result in KiB.
     """

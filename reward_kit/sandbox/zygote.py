@@ -1,8 +1,8 @@
 """The zygote: a program that imports the modules of all calls, confines itself, and forks a child for each call.
 
-Run as `python -I -S zygote.py CONTROL`: with an empty environment and one socket. It never sees a byte of a program, a
-request or a result, so no data of one call is in the memory that the next child copies. It runs one call at a time, and
-ends with all its children when the socket closes.
+It is run as `python -I -S zygote.py CONTROL`, with an empty environment and one socket. It never sees a byte of a
+program, a request or a result, so no data of one call is in the memory that the next child copies. It runs one call at
+a time, and ends with all its children when the socket closes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ KILL: Final = b"K"
 BY_ITSELF, KILLED, TOO_MUCH_DISK = 0, 1, 2
 _FILES_PER_MEBIBYTE = 256
 _DISK_LOOK_MS = 20
-"""Interval for measuring a work folder on a real disk; in a namespace, it has its own file system with a size limit."""
+"""Interval in ms at which the size of a work directory on a real disk is measured.
+
+In a namespace, the work directory is a file system with a size limit instead.
+"""
 _DEVICE_READ = ("random", "urandom")
 
 
@@ -174,7 +177,7 @@ class Zygote:
                 rules.append(("/", landlock.READ | (landlock.EXECUTE if self._may_start else 0)))
             rules.append((work, landlock.work_folder_rights(self._landlock, may_execute=self._may_start)))
             landlock.restrict(self._landlock, rules)
-        # Tasks of this user id: the zygote, its parent, the child, and the tasks that the child may start.
+        # The tasks of this user id are the zygote, its parent, the child, and the tasks that the child may start.
         tasks = (3 if self._strength == "namespaces" else 2) + (spawn.processes or linux.THREADS)
         if self._config["shares_user"]:
             tasks = self._others + linux.SPARE_TASKS if self._others else 0
@@ -191,12 +194,12 @@ class Zygote:
 
 
 def files_in(disk: int) -> int:
-    """Return the maximum number of files and folders in a work folder of this many bytes."""
+    """Return the maximum number of files and directories in a work directory of this many bytes."""
     return max(16, _FILES_PER_MEBIBYTE * disk // linux.MEBIBYTE)
 
 
 def uses_more(folder: str, disk: int) -> bool:
-    """Report whether a work folder on a real disk exceeds its limits, or cannot be measured."""
+    """Report whether a work directory on a real disk exceeds its limits, or cannot be measured."""
     pending, files, size = [folder], 0, 0
     try:
         while pending:
@@ -208,7 +211,7 @@ def uses_more(folder: str, disk: int) -> bool:
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
-    except FileNotFoundError:  # the folder changed while being measured
+    except FileNotFoundError:  # the directory changed while being measured
         return False
     except OSError:
         return True
@@ -225,7 +228,7 @@ def _take_descriptors(null: int, descriptors: Sequence[int]) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Remove a call's files without following links. Folders are moved up before emptying, so paths stay short."""
+    """Remove a call's files without following links. Directories are moved up before emptying, so paths stay short."""
     pending, number, token = [path], 0, os.urandom(8).hex()
     while pending:
         folder = pending.pop()
@@ -272,7 +275,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
     if strength == "landlock":
         # Without namespaces, imports have the same file access as calls, and no network.
         version = landlock.abi()
-        if version >= 2:  # the first version forbids moving files between folders, with which folders are removed
+        if version >= 2:  # version 1 forbids moving files between directories, which the removal of directories needs
             work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
             landlock.restrict(version, [*shared_rules(config), work])
         seccomp.load(seccomp.build_for_zygote(linux.machine()))

@@ -1,7 +1,7 @@
 """The host's side of a zygote and its children.
 
-A zygote is started with one socket, asked for one child at a time, and ended by closing the socket. A child has a
-channel for frames and two outputs; every byte that comes from it is untrusted.
+A zygote is started with one socket, starts one child at a time on request, and ends when the socket is closed. A child
+has a channel for frames and two outputs; every byte that comes from it is untrusted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ZygoteProcess:
         self._child: Child | None = None
         self._prepared: Child | None = None
         self._ending: asyncio.Task[None] | None = None
-        self.is_alive = True  # whether it can start a child
+        self.is_alive = True  # True if it can start a child
         self.facts: dict[str, Any] = {}  # the facts it reported when ready
 
     @classmethod
@@ -122,7 +122,7 @@ class ZygoteProcess:
                 self._prepared.load(program)
 
     def is_prepared(self, limits: Limits, program: Program) -> bool:
-        """Report whether a child with these limits is ready that has loaded this program or none."""
+        """Report whether a child with these limits is ready, which has loaded this program or none."""
         return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
 
     @property
@@ -238,7 +238,7 @@ def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
 
 
 def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any], Path | None]:
-    """Return a zygote's configuration and, without namespaces, the folder for its work folders."""
+    """Return a zygote's configuration and, without namespaces, the directory for its work directories."""
     user, work_root, has_namespaces = None, None, strength == "namespaces"
     if os.geteuid() == 0 and strength != "process":
         user = _FIRST_UNUSED_ID + secrets.randbelow(1 << 24)
@@ -249,7 +249,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
                 os.chown(work_root, user, user)
             except OSError as error:  # for example in a user namespace with a single user
                 remove_folder(work_root)
-                raise SetupError("give a work folder to a free user id", str(error)) from error
+                raise SetupError("give a work directory to a free user id", str(error)) from error
             # Only passage is allowed; other entries stay closed to other users.
             temporary_root().chmod(0o711)
     ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
@@ -262,7 +262,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
         "may_start_processes": spec.may_start_processes,
         "outer_user": user,
         "work_root": str(work_root or ""),
-        # Needed unless every folder on the way to the visible paths is open to all users.
+        # Needed unless every directory on the way to the visible paths is open to all users.
         "keep_read_search": user is not None
         and not has_namespaces
         and not all(stat.S_IMODE(parent.stat().st_mode) & 0o001 for parent in ways),

@@ -8,7 +8,7 @@ from reward_kit.tokens.connectors import (
     episode_facts,
     identities,
     segment_rows,
-    standardised_advantages,
+    standardized_advantages,
     step_values,
 )
 from reward_kit.tokens.layout import PackedBatch, micro_batches, pack_rows, pad_rows, restored_order, verl_batch
@@ -33,7 +33,7 @@ __all__ = [
     "restored_order",
     "row_columns",
     "segment_rows",
-    "standardised_advantages",
+    "standardized_advantages",
     "step_values",
     "verl_batch",
 ]

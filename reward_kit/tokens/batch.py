@@ -1,9 +1,9 @@
-"""`TokenBatch`: training rows in the form of verl's `DataProto`, with the operations that trainers use.
+"""`TokenBatch`: training rows in the layout of verl's `DataProto`, with the operations that trainers use.
 
 `meta_info["padding"]` names the padded side: "right", "left", or "outer" (prompts on the left and completions on the
-right, so that all completions begin in one column). Arrays lie on one of three axes: P, of the prompts; C, of the
-completions; T, of both without a gap, where "outer" makes T = P + C. Batches can be joined if they have the same keys
-and no fact of one contradicts the other's.
+right, so that all completions begin in the same column). Each array lies on one of three axes: P, the prompts; C, the
+completions; or T, both together, where "outer" makes T = P + C. Batches can be concatenated if they have the same keys
+and no conflicting values in `meta_info`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def _merged_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 Padding = Literal["right", "left", "outer"]
 Axis = Literal["prompt", "completion", "both"]
 
-# Our names, and verl's (`reward_kit.tokens.layout`), which puts all but four arrays on the completion's axis.
+# The names of `build_rows` and of verl (`reward_kit.tokens.layout`), which puts all but four arrays on the axis C.
 _PROMPT, _COMPLETION = ("prompt_ids", "prompts"), ("completion_ids", "responses")
 _BOTH_IN_VERL = ("input_ids", "attention_mask", "position_ids")
 _IDS = (*_PROMPT, *_COMPLETION, "input_ids")
 
 
 class Widths(NamedTuple):
-    """The number of columns on each axis; None if the batch has no array on it."""
+    """The number of columns on each axis; None if no array of the batch lies on it."""
 
     prompt: int | None
     completion: int | None
@@ -58,7 +58,7 @@ class Widths(NamedTuple):
 
 
 def get_axis(key: str, meta_info: Mapping[str, Any]) -> Axis:
-    """Return the axis on which an array of a batch lies."""
+    """Return the axis on which the array `key` lies."""
     if key in _PROMPT:
         return "prompt"
     if key in _COMPLETION or (meta_info.get("names") == "verl" and key not in _BOTH_IN_VERL):
@@ -67,14 +67,14 @@ def get_axis(key: str, meta_info: Mapping[str, Any]) -> Axis:
 
 
 def fill_value(key: str, meta_info: Mapping[str, Any]) -> int:
-    """Return the value that pads an array."""
+    """Return the value with which the array `key` is padded."""
     if key in _IDS:
         return int(meta_info.get("pad_token_id", 0))
     return -1 if key == "policy_versions" else 0
 
 
 def get_widths(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
-    """Return the width of each axis."""
+    """Return the width of each axis of a batch."""
     widths: dict[str, int] = {}
     for key in (*_PROMPT, *_COMPLETION, "input_ids", "attention_mask"):
         if key in batch:
@@ -83,7 +83,7 @@ def get_widths(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widt
 
 
 def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the arrays of several batches with the same keys, concatenated and padded to the widest."""
+    """Return the arrays of several batches with the same keys, concatenated and padded to the greatest width."""
     widths = [get_widths(batch, meta_info) for batch in batches]
     return {
         key: np.concatenate(_widened(key, [batch[key] for batch in batches], widths, meta_info)) for key in batches[0]
@@ -91,19 +91,19 @@ def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str
 
 
 def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
-    """Return the arrays for one key of several batches, all padded to the widest."""
+    """Return the arrays of several batches for one key, all padded to the greatest width."""
     shapes = {array.shape[1:] for array in arrays}
     axis, padding = get_axis(key, meta_info), meta_info.get("padding", "right")
     outer_both = padding == "outer" and axis == "both"
     known = all(None not in (widths.prompt, widths.completion) for widths in all_widths)
-    # Arrays that begin and end in the same columns are unchanged.
+    # No padding is needed if all arrays begin and end in the same columns.
     if len(shapes) == 1 and not (outer_both and known and len({widths[:2] for widths in all_widths}) > 1):
         return arrays
     if any(array.ndim != 2 for array in arrays) or (outer_both and not known):
         listed = ", ".join(map(str, sorted(shapes)))
         raise ConfigError(
-            f"{key!r} cannot be padded to one width; its rows have the shapes {listed}. Padding takes arrays (B,T), "
-            "and with padding 'outer' the batches' prompt_ids and completion_ids"
+            f"{key!r} cannot be padded to one width: its rows have the shapes {listed}. Padding needs arrays (B,T) "
+            "and, if padding is 'outer', prompt_ids and completion_ids in every batch"
         )
     if outer_both:
         lefts = [widths.prompt or 0 for widths in all_widths]
@@ -143,7 +143,7 @@ RowIndex = slice | Sequence[int] | Array
 
 
 class TokenItem(NamedTuple):
-    """A row of a `TokenBatch`: the same keys without the leading axis."""
+    """A row of a `TokenBatch`: the same keys, but arrays without the leading axis."""
 
     batch: dict[str, Array]
     non_tensor_batch: dict[str, Any]
@@ -152,12 +152,13 @@ class TokenItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Training rows in the form of verl's `DataProto`. No operation changes a batch; each returns a new one.
+    """Training rows in the layout of verl's `DataProto`. Every operation returns a new batch and leaves this one
+    unchanged.
 
     Attributes:
         batch: arrays whose first axis is the row; see `tokens.layout`.
         non_tensor_batch: (B,) arrays of arbitrary objects; see `tokens.connectors`.
-        meta_info: facts about the whole batch: `pad_token_id`, `padding`.
+        meta_info: values that apply to the whole batch, such as `pad_token_id` and `padding`.
 
     Raises:
         ConfigError: the arrays have different numbers of rows.
@@ -180,7 +181,7 @@ class TokenBatch:
     @overload
     def __getitem__(self, index: RowIndex) -> TokenBatch: ...
     def __getitem__(self, index: int | np.integer[Any] | RowIndex) -> TokenItem | TokenBatch:
-        """Return the row at an int; the rows of a slice, of a list of ints or of a boolean mask, as a batch.
+        """Return the row at an int, or the rows at a slice, a list of ints or a boolean mask as a batch.
 
         Raises:
             IndexError: a row is out of range, a mask is not as long as the batch, or `index` has another type.
@@ -196,7 +197,7 @@ class TokenBatch:
         return (self[index] for index in range(len(self)))
 
     def lengths(self) -> Ints:
-        """Return (B,) the number of tokens in each row; without an `attention_mask` raise a ConfigError."""
+        """Return (B,) the number of tokens in each row; raise a ConfigError if there is no `attention_mask`."""
         _check_known(["attention_mask"], self.batch, "batch")
         lengths: Ints = np.count_nonzero(self.batch["attention_mask"], axis=1).astype(np.int64)
         return lengths
@@ -207,7 +208,7 @@ class TokenBatch:
         non_tensor_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> TokenBatch:
-        """Return only these keys, None for all keys of that part; an unknown key raises a ConfigError."""
+        """Return a batch with only these keys; None keeps all keys of that part. Unknown keys raise a ConfigError."""
         parts = []
         for wanted, part, what in (
             (keys, self.batch, "batch"),
@@ -219,7 +220,7 @@ class TokenBatch:
         return TokenBatch(*parts)
 
     def rename(self, names: Mapping[str, str]) -> TokenBatch:
-        """Rename arrays of `batch` and `non_tensor_batch`, given the new name of each old one.
+        """Rename arrays of `batch` and `non_tensor_batch`; `names` maps old names to new ones.
 
         Raises:
             ConfigError: an old name is unknown, or two arrays would have the same name.
@@ -227,15 +228,15 @@ class TokenBatch:
         _check_known(names, {**self.batch, **self.non_tensor_batch}, "batch")
         new = [names.get(key, key) for key in (*self.batch, *self.non_tensor_batch)]
         if doubled := sorted({key for key in new if new.count(key) > 1}):
-            raise ConfigError(f"two arrays would have the name {doubled[0]!r}")
+            raise ConfigError(f"two arrays would be named {doubled[0]!r}; give each a different name")
         parts = [{names.get(key, key): v for key, v in part.items()} for part in (self.batch, self.non_tensor_batch)]
         return TokenBatch(parts[0], parts[1], dict(self.meta_info))
 
     def union(self, other: TokenBatch) -> TokenBatch:
-        """Return the keys of both batches, which must have the same rows.
+        """Return a batch with the keys of both batches, which must have the same rows.
 
         Raises:
-            ConfigError: they have different numbers of rows, or different values of a key.
+            ConfigError: the numbers of rows differ, or the values of a common key differ.
         """
         if len(self) != len(other):
             raise ConfigError(f"a union needs the same rows; got {len(self)} and {len(other)} rows")
@@ -244,19 +245,19 @@ class TokenBatch:
             first, second = getattr(self, what), getattr(other, what)
             for key in first.keys() & second.keys():
                 if not same_value(first[key], second[key]):
-                    raise ConfigError(f"{what}[{key!r}] differs between the two batches; rename one or leave it out")
+                    raise ConfigError(f"{what}[{key!r}] differs between the two batches; rename or remove one of them")
             parts.append({**first, **second})
         return TokenBatch(parts[0], parts[1], _merged_meta([self.meta_info, other.meta_info]))
 
     @staticmethod
     def concat(batches: Sequence[TokenBatch]) -> TokenBatch:
-        """Return the rows of all batches in order, padded to the widest, with their combined `meta_info`.
+        """Return the rows of all batches in order, padded to the greatest width, with their combined `meta_info`.
 
         Raises:
-            ConfigError: the list is empty, keys differ, or facts or widths are inconsistent.
+            ConfigError: the list is empty, or keys, `meta_info` or widths are inconsistent.
         """
         if not batches:
-            raise ConfigError("no batches to concatenate; give at least one")
+            raise ConfigError("no batches to concatenate; pass at least one")
         _check_same_keys([one.batch for one in batches], "batch")
         _check_same_keys([one.non_tensor_batch for one in batches], "non_tensor_batch")
         meta = _merged_meta([one.meta_info for one in batches])
@@ -271,31 +272,31 @@ class TokenBatch:
             ConfigError: `times` is negative, or not a whole number.
         """
         if not isinstance(times, int | np.integer) or times < 0:
-            raise ConfigError(f"times is a whole number from 0; got {times!r}")
+            raise ConfigError(f"times must be a whole number of at least 0, got {times!r}")
         rows = np.arange(len(self))
         return self[np.repeat(rows, times) if interleave else np.tile(rows, times)]
 
     def reorder(self, order: Sequence[int] | Array) -> TokenBatch:
-        """Return the rows in a new order; a ConfigError unless `order` contains each row's index exactly once."""
+        """Return the rows in a new order; raise a ConfigError unless `order` contains every row index exactly once."""
         indices = np.asarray(order)
         if not np.array_equal(np.sort(indices), np.arange(len(self))):
-            raise ConfigError(f"an order names each of the {len(self)} rows once; got {indices.tolist()}")
+            raise ConfigError(f"order must contain each of the {len(self)} row indices once, got {indices.tolist()}")
         return self[indices.astype(np.int64)]
 
     def split(self, size: int) -> list[TokenBatch]:
-        """Return parts of `size` rows each; the last one may be shorter. A size below 1 raises a ConfigError."""
+        """Return parts of `size` rows each; the last part may be shorter. A size below 1 raises a ConfigError."""
         if size < 1:
-            raise ConfigError(f"a part has at least 1 row; got {size}")
+            raise ConfigError(f"size must be at least 1, got {size}")
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def chunk(self, chunks: int) -> list[TokenBatch]:
-        """Return `chunks` parts whose sizes differ by at most one; an empty part is a ConfigError."""
+        """Return `chunks` parts whose sizes differ by at most one; raise a ConfigError if a part would be empty."""
         if not 1 <= chunks <= len(self):
-            raise ConfigError(f"{len(self)} rows make 1 to {len(self)} parts; got {chunks}")
+            raise ConfigError(f"chunks must be from 1 to {len(self)}, the number of rows, got {chunks}")
         return [self[part] for part in np.array_split(np.arange(len(self)), chunks)]
 
     def trim(self) -> TokenBatch:
-        """Remove the columns that are padding in every row, as after taking the short rows of a batch.
+        """Remove the columns that are padding in every row, for example after selecting short rows.
 
         Raises:
             ConfigError: the batch does not specify the position of its padding.
@@ -318,16 +319,16 @@ class TokenBatch:
 
 
 def _rows(index: Any) -> int | np.integer[Any] | slice | Array:
-    """Return an index for NumPy, without those that it would take otherwise, such as True as a new axis."""
+    """Return an index for NumPy; reject those that NumPy would interpret differently, such as True as a new axis."""
     if isinstance(index, slice) or (isinstance(index, int | np.integer) and not isinstance(index, bool)):
         return index
     rows = np.asarray(index)
     if rows.ndim != 1 or not (rows.dtype.kind in "iub" or not rows.size):
-        raise IndexError(f"a batch takes an int, a slice, a list of ints or a mask (B,); got {index!r:.80}")
+        raise IndexError(f"an index must be an int, a slice, a list of ints or a mask (B,), got {index!r:.80}")
     return rows if rows.dtype == np.bool_ else rows.astype(np.int64)
 
 
 def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], what: str) -> None:
     for key in wanted:
         if key not in part:
-            raise ConfigError(f"no {key!r} in {what}{did_you_mean(key, part)}")
+            raise ConfigError(f"unknown key {key!r} in {what}{did_you_mean(key, part)}")

@@ -1,4 +1,4 @@
-"""`Columns`: the rows of many episodes as flat columns, on which connectors work without loops over tokens."""
+"""`Columns`: the rows of many episodes as flat columns, which connectors process without loops over tokens."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The rows of a batch of episodes before they are laid out: E episodes of S steps, B rows of N tokens in all.
+    """The rows of a batch of episodes before they are padded or packed: E episodes, S steps, B rows, N tokens.
 
-    A connector takes one and returns another (`with_columns`, `with_rows`, `select_rows`) and changes no array or
-    episode.
+    A connector receives a `Columns` and returns a new one (`with_columns`, `with_rows`, `select_rows`); it changes no
+    array and no episode.
 
     Attributes:
-        episodes: collected ones.
-        step_data: for each episode its steps, if they were given.
-        scores_E: the score of each episode, NaN if it is unscored.
+        episodes: the collected episodes.
+        step_data: the steps of each episode, or None if not passed.
+        scores_E: the score of each episode, NaN if unscored.
         step_starts_E: the beginning of each episode's steps on the axis of `steps`, and S at the end.
         steps: (S,) columns, one episode after another.
-        tokens: (N,) columns, one row after another. `step` is the token's index on the axis of `steps`, -1 off actions.
-        rows: (B,) columns, which become the batch's `non_tensor_batch`.
-        lengths_B: tokens of each row.
-        prompt_lengths_B: tokens of each row before the completion.
-        episodes_B: the index in `episodes` of each row's episode.
+        tokens: (N,) columns, one row after another. `step` is the index of the token's step in `steps`, -1 if the
+            policy did not sample the token.
+        rows: (B,) columns, which become the `non_tensor_batch` of the batch.
+        lengths_B: the number of tokens in each row.
+        prompt_lengths_B: the number of tokens in each row before the completion.
+        episodes_B: the index of each row's episode in `episodes`.
     """
 
     episodes: Sequence[SingleAgentEpisode]
@@ -57,16 +58,17 @@ class Columns:
         step_data: Sequence[Sequence[StepData]] | None = None,
         scores: Sequence[float | None] | None = None,
     ) -> Columns:
-        """Return the columns that a pipeline begins with, without rows.
+        """Return the columns with which a pipeline begins, without rows.
 
         Raises:
-            ConfigError: there are not as many step lists or scores as episodes, or these are not episodes.
+            ConfigError: the number of step lists or scores differs from the number of episodes, or `episodes` has other
+                items.
         """
         if not all(isinstance(episode, SingleAgentEpisode) for episode in episodes):
-            raise ConfigError("episodes: expected episodes, such as group.episodes of run_group; got lists of steps")
+            raise ConfigError("episodes must be episodes, such as group.episodes of run_group, got lists of steps")
         for given, what in ((step_data, "step lists"), (scores, "scores")):
             if given is not None and len(given) != len(episodes):
-                raise ConfigError(f"{len(episodes)} episodes need {len(episodes)} {what}; got {len(given)}")
+                raise ConfigError(f"{len(episodes)} episodes need {len(episodes)} {what}, got {len(given)}")
         counts = [len(episode) for episode in episodes] if step_data is None else [len(steps) for steps in step_data]
         # float64 turns None into NaN.
         scores_E = np.array([None] * len(episodes) if scores is None else list(scores), dtype=np.float64)
@@ -74,7 +76,7 @@ class Columns:
 
     @property
     def starts_B(self) -> Ints:
-        """The beginning of each row on the axis of `tokens`."""
+        """The start of each row on the axis of `tokens`."""
         return np.cumsum(self.lengths_B) - self.lengths_B
 
     def with_columns(
@@ -84,13 +86,15 @@ class Columns:
         tokens: Mapping[str, Array] | None = None,
         rows: Mapping[str, Array] | None = None,
     ) -> Columns:
-        """Add columns, or replace those of the same name; one that is not as long as its axis is a ConfigError."""
+        """Add or replace columns; raise a ConfigError if a column is not as long as its axis."""
         sizes = {"steps": int(self.step_starts_E[-1]), "tokens": int(self.lengths_B.sum()), "rows": len(self.lengths_B)}
         for axis, given in (("steps", steps), ("tokens", tokens), ("rows", rows)):
             for key, values in (given or {}).items():
                 if np.shape(values) != (sizes[axis],):
                     shape = np.shape(values)
-                    raise ConfigError(f"{axis} column {key!r} has the shape {shape}; there are {sizes[axis]} {axis}")
+                    raise ConfigError(
+                        f"{axis} column {key!r} has the shape {shape}, but there are {sizes[axis]} {axis}"
+                    )
         return replace(
             self,
             steps={**self.steps, **(steps or {})},
@@ -99,7 +103,7 @@ class Columns:
         )
 
     def with_rows(self, lengths_B: Ints, prompt_lengths_B: Ints, episodes_B: Ints) -> Columns:
-        """Replace the rows by these, which have no columns yet."""
+        """Replace the rows by new ones, which have no columns yet."""
         return replace(
             self, tokens={}, rows={}, lengths_B=lengths_B, prompt_lengths_B=prompt_lengths_B, episodes_B=episodes_B
         )
@@ -121,7 +125,7 @@ class Columns:
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Return `start … start + length - 1` of each pair, one after another."""
+    """Return the concatenated ranges `start … start + length - 1`."""
     ends = np.cumsum(lengths)
     indices: Ints = np.repeat(starts - (ends - lengths), lengths)
     indices += np.arange(len(indices))
@@ -129,7 +133,7 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
 
 
 def row_positions(lengths: Ints) -> npt.NDArray[np.int32]:
-    """Return 0, 1, 2, … of each length, one after another."""
+    """Return the concatenated ranges `0 … length - 1`."""
     indices = np.arange(int(lengths.sum()), dtype=np.int32)
     indices -= np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths)
     return indices

@@ -1,4 +1,4 @@
-"""Connectors convert episodes to rows in small steps, each a function from `Columns` to `Columns`."""
+"""Connectors: small functions from `Columns` to `Columns` that convert episodes to rows step by step."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def segment_rows(columns: Columns) -> Columns:
     """Create one row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
 
     Adds the token columns `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and
-    the row columns `segment` and `allowed_ids`: the ids that its restricted tokens were chosen from, as
-    `reward_kit.episodes.allowed_ids.AllowedIds`, None without a constraint.
+    the row columns `segment` and `allowed_ids`. The latter has the ids that were allowed at the row's constrained
+    tokens (`reward_kit.episodes.allowed_ids.AllowedIds`), None without constrained tokens.
 
     Raises:
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
@@ -54,16 +54,16 @@ def segment_rows(columns: Columns) -> Columns:
     allowed = _allowed(columns, stream.owners, stream.starts, stream.starts, stream.starts + stream.lengths)
     rows = {"segment": stream.numbers, "allowed_ids": allowed}
     made = made.with_columns(tokens={**stream.tokens, "completion_mask": completion_mask}, rows=rows)
-    # In a chunk of an episode a segment may be context only.
+    # In a chunk of an episode, a segment may contain only context.
     return made if stream.acts.all() else made.select_rows(stream.acts)
 
 
 def action_rows(columns: Columns) -> Columns:
-    """Create one row per action: everything before it in its segment is the prompt, its tokens are the completion.
+    """Create one row per action: the prompt is everything before the action in its segment, the completion its tokens.
 
-    Earlier actions are part of the prompt, where all masks of sampled tokens are off, so that a sampled token counts in
-    exactly one row. An action without tokens has no row. Adds the columns of `segment_rows`, and the row column `step`,
-    the action's number in its episode.
+    Earlier actions are part of the prompt, where the masks of sampled tokens are 0, so that each sampled token is
+    trained on in exactly one row. An action without tokens has no row. Adds the columns of `segment_rows` and the row
+    column `step`, the number of the action in its episode.
 
     Raises:
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
@@ -86,7 +86,8 @@ def action_rows(columns: Columns) -> Columns:
 
 
 def _allowed(columns: Columns, owners_B: Ints, begins_B: Ints, starts_B: Ints, stops_B: Ints) -> Array:
-    """Return (B,) the allowed ids of the tokens `start:stop` of a row that begins at `begin`, all in the stream."""
+    """Return (B,) the allowed ids of the tokens `start:stop`, relative to `begin`, for each row; all index the
+    stream."""
     recorded = [episode.tokens for episode in columns.episodes]
     allowed_B = np.full(len(owners_B), None, dtype=object)
     if not any(tokens.allowed for tokens in recorded):
@@ -113,7 +114,7 @@ def _stream(columns: Columns) -> _Stream:
     actions = _actions(columns, recorded, offsets, first_rows)
     starts = np.array([segment.start for segment in segments], dtype=np.int64) + offsets[owners]
     firsts = starts + np.diff(starts, append=sizes.sum())
-    firsts[actions["row"][::-1]] = actions["start"][::-1]  # the first of several actions takes precedence
+    firsts[actions["row"][::-1]] = actions["start"][::-1]  # of several actions, the first one wins
     return _Stream(
         tokens=_sampled(recorded, actions),
         starts=starts,
@@ -135,7 +136,9 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
     if len(wrong):
         owner, step = int(actors[wrong[0]]), int(table["step"][wrong[0]])
         rollout_id = columns.episodes[owner].id_
-        raise EpisodeError(f"episode {rollout_id}: tokens of step {step}, but only {known[owner]} steps are given")
+        raise EpisodeError(
+            f"episode {rollout_id}: it has tokens of step {step}, but only {known[owner]} steps were passed"
+        )
     return {
         "step": table["step"],
         "index": table["step"] + columns.step_starts_E[actors],
@@ -147,11 +150,11 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
 
 
 def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[str, Array]:
-    """Return the (N,) columns."""
-    # `np.concatenate` copies: a view would keep the episode from growing.
+    """Return the token columns (N,) of all episodes."""
+    # `np.concatenate` copies: with a view, the episode's arrays could not grow.
     ids = np.concatenate([np.zeros(0, np.int32), *(np.asarray(tokens.ids) for tokens in recorded)])
     logprobs = np.concatenate([np.zeros(0), *(np.asarray(tokens.logprobs) for tokens in recorded)])
-    # A version may be a time in milliseconds.
+    # A version may be a timestamp in milliseconds.
     kind = np.int32 if actions["version"].max(initial=0) < 2**31 else np.int64
     step, versions = np.full(len(ids), -1, dtype=np.int32), np.full(len(ids), -1, dtype=kind)
     lengths = actions["stop"] - actions["start"]
@@ -164,9 +167,9 @@ def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[st
 
 
 def step_values(columns: Columns) -> Columns:
-    """Add the step columns `advantage`, `return_to_go` and `base_reward`, NaN if a step has none.
+    """Add the step columns `advantage`, `return_to_go` and `base_reward`, with NaN for missing values.
 
-    Also `policy_value_estimate`, if a critic gave any step one.
+    If a critic estimated the value of any step, also add `policy_value_estimate`.
     """
     keys: tuple[str, ...] = ("advantage", "return_to_go", "base_reward")
     if columns.step_data is None:
@@ -180,11 +183,11 @@ def step_values(columns: Columns) -> Columns:
     )
 
 
-def standardised_advantages(columns: Columns) -> Columns:
+def standardized_advantages(columns: Columns) -> Columns:
     """Standardize the step column `advantage`: subtract its mean, divide by its unbiased standard deviation + 1e-6.
 
-    Not in the default pipeline, because estimators normalize. Insert it after `step_values`: there, each action counts
-    once, however many tokens it has. Equal advantages become 0.
+    It is not in the default pipeline, because estimators normalize. Insert it after `step_values`, where each action
+    counts once, regardless of its number of tokens. If all advantages are equal, they become 0.
     """
     advantages_S = columns.steps["advantage"]
     known_S = advantages_S[~np.isnan(advantages_S)]
@@ -197,17 +200,17 @@ def standardised_advantages(columns: Columns) -> Columns:
 
 
 def credit_on_tokens(columns: Columns) -> Columns:
-    """Copy the step columns to their tokens; values are not normalized here or later.
+    """Copy the step columns to the tokens of each step, without normalizing them.
 
-    Adds the token columns `advantages` and `returns` (on all tokens of an action), `step_rewards` (on its last one) and
-    `loss_mask` (1 if `completion_mask` and `action_mask` are and the action has an advantage). With a critic's
-    estimates also `values`, on all tokens of the action, NaN without one; and `value_mask`, 1 on the first token of
-    each action that has a return, before which the critic estimated.
+    Adds the token columns `advantages` and `returns` (on all tokens of an action), `step_rewards` (on its last token)
+    and `loss_mask` (1 where `completion_mask` and `action_mask` are 1 and the action has an advantage). If a critic
+    estimated values, also adds `values` (on all tokens of an action, NaN if missing) and `value_mask` (1 on the first
+    token of each action that has a return, since the critic's estimate precedes the action).
     """
     step = columns.tokens["step"]
     sampled = np.flatnonzero(step >= 0)
     acting = step[sampled]
-    # An action's tokens are contiguous and no other row has them.
+    # An action's tokens are contiguous and belong to one row only.
     last = sampled[np.append(acting[1:], -1) != acting]
     advantages = columns.steps["advantage"][acting]
     loss_mask = np.zeros(len(step), dtype=np.int8)
@@ -234,10 +237,11 @@ def _placed(size: int, positions: Ints, values: Floats) -> Floats:
 
 
 def identities(columns: Columns) -> Columns:
-    """Add the ids of the episode of each row.
+    """Add the ids of each row's episode.
 
-    The row columns are `rollout_id` and `group_id`; `traj_uid` and `uid`, verl's names for the two, with an episode
-    without a group as its own group; and `ends_episode`, true on the last row of an episode with a sampled token.
+    The row columns are `rollout_id` and `group_id`; `traj_uid` and `uid`, which are verl's names for them, except that
+    an episode without a group is its own group; and `ends_episode`, True on the last row with a sampled token of each
+    episode.
     """
     owners = columns.episodes_B
     rollouts = _objects([episode.id_ for episode in columns.episodes])
@@ -247,13 +251,13 @@ def identities(columns: Columns) -> Columns:
     counted = np.cumsum(np.append(0, columns.tokens["action_mask"]), dtype=np.int64)
     acts = counted[columns.starts_B + columns.lengths_B] > counted[columns.starts_B]
     last = np.full(len(columns.episodes), -1, dtype=np.int64)
-    last[owners[acts]] = np.flatnonzero(acts)  # the last of several rows takes precedence
+    last[owners[acts]] = np.flatnonzero(acts)  # of several rows, the last one wins
     ends = np.arange(len(owners)) == last[owners]
     return columns.with_columns(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
 
 
 def episode_facts(columns: Columns) -> Columns:
-    """Add the facts about each row's episode that reward managers read.
+    """Add the data about each row's episode that reward managers read.
 
     The row columns are `episode_rewards` (the score, NaN if unscored), `episode_lengths` (policy actions),
     `data_source` (the sample's, else "unknown"), `extra_info` (the sample's, with `sample_id` and `stop_reason`),
@@ -263,7 +267,7 @@ def episode_facts(columns: Columns) -> Columns:
     owners = columns.episodes_B
     lengths_E = np.array([len(episode) for episode in columns.episodes], dtype=np.int64)
     calls_E = np.zeros(len(lengths_E), dtype=np.int64)
-    for index, episode in enumerate(columns.episodes):  # an episode made by hand may hold actions of any kind
+    for index, episode in enumerate(columns.episodes):  # an episode built by hand may have actions of any type
         actions = [action for action in episode.get_actions() if isinstance(action, Mapping) and "type" in action]
         calls_E[index] = sum(len(get_tool_calls(action)) for action in actions)
     facts_E = [_facts(episode) for episode in columns.episodes]
@@ -300,16 +304,14 @@ def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
 
 
 def _objects(values: list[Any]) -> Array:
-    """Return (B,) of arbitrary objects; `np.array` would split lists."""
+    """Return (B,) an array of objects; `np.array` would split lists."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
 def check_complete(columns: Columns) -> None:
-    """Raise a ConfigError that names the first missing column that a layout requires."""
+    """Raise a ConfigError that names the first missing column required for padding or packing."""
     if not isinstance(columns, Columns):
-        raise ConfigError(
-            f"rows are laid out from Columns, which a RowPipeline makes of episodes; got {type_name(columns)}"
-        )
+        raise ConfigError(f"columns must be the Columns that a RowPipeline returns, got {type_name(columns)}")
     missing = [key for key in ("input_ids", "completion_mask") if key not in columns.tokens]
     if missing:
         raise ConfigError(f"no token column {missing[0]!r}: the pipeline needs segment_rows or action_rows")

@@ -2,15 +2,16 @@
 
     prompt_ids      (B,P)  the tokens before the first action
     completion_ids  (B,C)  the tokens from the first action on
-    input_ids       (B,T)  the two without a gap: what the model runs on
-    everything else (B,T)  lies on the axis of `input_ids`
+    input_ids       (B,T)  both without a gap: the input of the model
+    other arrays    (B,T)  on the axis of `input_ids`
 
-On that axis: `attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, `action_mask`
-is 1 where the policy sampled, `loss_mask` = completion_mask · action_mask, 0 also where the action has no advantage.
-`position_ids` count from 0. `logprobs` are those of the sampler, 0.0 off the actions. `step_rewards` stand on each
-action's last token; `advantages` and `returns` on all tokens of the action. `returns` are what a critic is to expect;
-where one gave estimates, `values` are what it did expect, and `value_mask` is 1 where an action with a return begins.
-`policy_versions` are -1 off the actions. A token column that a connector of yours adds becomes a (B,T) array.
+`attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, `action_mask` is 1 on
+sampled tokens, and `loss_mask` is completion_mask · action_mask, but 0 if the action has no advantage. `position_ids`
+count from 0. `logprobs` are the sampler's, and 0.0 on tokens that were not sampled. `step_rewards` are on the last
+token of each action, `advantages` and `returns` on all its tokens. `returns` are the targets of a critic; if a critic
+gave estimates, `values` contains them, and `value_mask` is 1 on the first token of each action that has a return.
+`policy_versions` are -1 on tokens that were not sampled. A token column added by a custom connector becomes a (B,T)
+array.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
     """Return the rows padded to one width.
 
     Args:
-        columns: of a `RowPipeline`.
-        pad_token_id: pads the ids.
-        padding: the padded side: "right"; "left"; or "outer", prompts on the left and completions on the right, so
-            that all completions begin in one column, as in verl and TRL.
+        columns: the result of a `RowPipeline`.
+        pad_token_id: the id used as padding.
+        padding: the padded side: "right", "left", or "outer", with prompts padded on the left and completions on the
+            right, so that all completions begin in the same column, as in verl and TRL.
 
     Raises:
-        ConfigError: the padding or the id is invalid, or the columns hold no rows.
+        ConfigError: the padding or the id is invalid, or there are no rows.
     """
     if padding not in get_args(Padding):
-        raise ConfigError(f"padding is 'right', 'left' or 'outer'; got {padding!r}")
+        raise ConfigError(f"padding must be 'right', 'left' or 'outer', got {padding!r}")
     if not isinstance(pad_token_id, int | np.integer) or not -(2**31) <= pad_token_id < 2**31:
         raise ConfigError(
-            f"pad_token_id is a token id; got {pad_token_id!r}. Of a tokenizer without one take its eos_token_id: "
-            "padding is never attended to"
+            f"pad_token_id must be a token id, got {pad_token_id!r}; if the tokenizer has none, use its "
+            "eos_token_id, since padding is never attended to"
         )
     check_complete(columns)
     meta = {"pad_token_id": pad_token_id, "padding": padding}
@@ -67,15 +68,15 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
 
 
 def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> Array:
-    """Return an array of this shape with the values at these positions of its flat form."""
-    # `np.zeros` leaves it to the first write to touch the memory.
+    """Return an array of this shape with `values` at `positions` of its flattened form."""
+    # `np.zeros` does not touch the memory before the first write.
     flat = np.full(shape, fill, dtype=values.dtype) if fill else np.zeros(shape, dtype=values.dtype)
     flat.reshape(-1)[positions] = values
     return flat
 
 
 def _token_columns(columns: Columns) -> dict[str, Array]:
-    """Return all (N,) columns of a batch; `step` is internal."""
+    """Return all (N,) columns of a batch, except `step`, which is internal."""
     positions = row_positions(columns.lengths_B)
     shown: dict[str, Array] = {"attention_mask": np.ones(len(positions), dtype=np.int8), "position_ids": positions}
     return shown | {key: values for key, values in columns.tokens.items() if key != "step"}
@@ -83,16 +84,16 @@ def _token_columns(columns: Columns) -> dict[str, Array]:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Rows one after another in a single long row, without padding.
+    """Rows concatenated into a single long row, without padding.
 
     Attributes:
         batch: (1,N) arrays, the keys of a padded batch without `prompt_ids`, `completion_ids` and `attention_mask`.
-            `position_ids` begin at 0 again with each row; `row_ids` are the row of each token, and attention must not
-            cross from one to another.
-        cu_seqlens: (B+1,) int32, the beginning of each row, and N: an input of variable-length attention kernels.
-        prompt_lengths: (B,) the tokens of each row before its completion.
-        non_tensor_batch: (B,) arrays of anything.
-        meta_info: facts about the whole batch.
+            `position_ids` restart at 0 with each row. `row_ids` is the row of each token; attention must not cross
+            rows.
+        cu_seqlens: (B+1,) int32, the start of each row, followed by N; an input of variable-length attention kernels.
+        prompt_lengths: (B,) the number of tokens in each row before its completion.
+        non_tensor_batch: (B,) arrays of arbitrary objects.
+        meta_info: values that apply to the whole batch.
     """
 
     batch: dict[str, Array]
@@ -107,7 +108,7 @@ class PackedBatch:
 
 
 def pack_rows(columns: Columns) -> PackedBatch:
-    """Return all rows in one long row; columns without rows raise a ConfigError."""
+    """Return all rows as one long row; raise a ConfigError if there are no rows."""
     check_complete(columns)
     tokens = _token_columns(columns)
     del tokens["attention_mask"]
@@ -123,25 +124,27 @@ VERL_NAMES = {
     "action_mask": "response_mask",
     "logprobs": "rollout_log_probs",
 }
-"""Names that differ; all others are the same. verl's `response_mask` is 1 where the model sampled, like ours."""
+"""The names that differ from verl's. Like `action_mask`, verl's `response_mask` is 1 on sampled tokens."""
 
 
 def verl_batch(rows: TokenBatch) -> TokenBatch:
-    """Return the rows in verl's form: its names, and all but four arrays on the axis of `responses`.
+    """Return the rows with verl's names and axes: all but four arrays lie on the axis of `responses`.
 
-    `prompts` (B,P) are padded on the left and `responses` (B,C) on the right; `input_ids`, `attention_mask` and
-    `position_ids` (B,P+C) hold the two side by side; `response_mask`, `rollout_log_probs`, `advantages` and the others
-    are (B,C). verl's mask counts every sampled token: leave rows out first whose `loss_mask` is empty.
+    `prompts` (B,P) are padded on the left and `responses` (B,C) on the right. `input_ids`, `attention_mask` and
+    `position_ids` (B,P+C) are the two concatenated. `response_mask`, `rollout_log_probs`, `advantages` and all others
+    are (B,C). verl's mask counts every sampled token, so first remove the rows whose `loss_mask` is all 0.
 
     Args:
-        rows: of `build_rows(…, padding="outer")`.
+        rows: the result of `build_rows(…, padding="outer")`.
 
     Raises:
-        ConfigError: they are padded otherwise, or `prompt_ids` are missing.
+        ConfigError: the rows are padded differently, or `prompt_ids` are missing.
     """
     padding = rows.meta_info.get("padding")
     if padding != "outer" or "prompt_ids" not in rows.batch:
-        raise ConfigError(f"verl wants whole rows of build_rows(…, padding='outer'); these are padded {padding!r}")
+        raise ConfigError(
+            f"verl_batch needs rows of build_rows(…, padding='outer') with prompt_ids, got padding {padding!r}"
+        )
     prompt = rows.batch["prompt_ids"].shape[1]
     meta = {**rows.meta_info, "names": "verl"}
     cut = {
@@ -155,26 +158,27 @@ def verl_batch(rows: TokenBatch) -> TokenBatch:
 def micro_batches(
     lengths: Sequence[int] | Array, max_tokens: int, *, padded: bool = False, multiple_of: int = 1
 ) -> list[Ints]:
-    """Return parts of at most `max_tokens` tokens, each row in exactly one. The same lengths give the same parts.
+    """Split rows into parts of at most `max_tokens` tokens; deterministic for equal lengths.
 
-    First-fit decreasing decides how many parts there are: at most 11/9 of the fewest possible, + 1. For packed rows
-    they are then evened out, the longest row left to the lightest part, if that keeps all within the budget.
+    First-fit decreasing determines the number of parts, at most 11/9 of the minimum + 1. Packed rows are then balanced,
+    with the longest rows assigned first, each to the part with the fewest tokens, if no part exceeds the budget.
 
     Args:
-        lengths: (B,) the tokens of each row, as `TokenBatch.lengths` returns them.
-        max_tokens: the budget of a part.
-        padded: rows are padded to the longest of their part, and the padding counts; else they are packed.
-        multiple_of: make the number of parts a multiple of this, as workers in step need.
+        lengths: (B,) the number of tokens in each row, as returned by `TokenBatch.lengths`.
+        max_tokens: the maximum number of tokens in a part.
+        padded: True if rows are padded to the longest one in their part, so that padding counts; False if they are
+            packed.
+        multiple_of: make the number of parts a multiple of this, for workers that run in lockstep.
 
     Returns:
-        The rows of each part, ascending; `restored_order` undoes the order.
+        The row indices of each part, ascending; `restored_order` inverts the order.
 
     Raises:
-        ConfigError: `lengths` are invalid, a row alone is longer than the budget, or there are fewer rows than parts.
+        ConfigError: `lengths` are invalid, a row is longer than `max_tokens`, or there are fewer rows than parts.
     """
     sizes = np.asarray(lengths)
     if sizes.ndim != 1 or (sizes.size and (sizes.dtype.kind not in "iu" or sizes.min() < 0)):
-        raise ConfigError(f"lengths are the tokens of each row, whole numbers (B,); got {lengths!r:.80}")
+        raise ConfigError(f"lengths must be the number of tokens in each row, whole numbers (B,), got {lengths!r:.80}")
     sizes = sizes.astype(np.int64)
     if len(sizes) and sizes.max() > max_tokens:
         row = int(sizes.argmax())
@@ -191,7 +195,7 @@ def micro_batches(
         even = _lightest_first(sizes, wanted)
         if all(sizes[part].sum() <= max_tokens for part in even):
             parts = even
-    while len(parts) < wanted:  # the part with the most rows becomes two
+    while len(parts) < wanted:  # split the part with the most rows
         most = int(np.argmax([len(part) for part in parts]))
         half = len(parts[most]) // 2
         parts[most : most + 1] = [parts[most][:half], parts[most][half:]]
@@ -203,13 +207,13 @@ def _descending(sizes: Ints) -> Ints:
 
 
 def _first_fit(sizes: Ints, max_tokens: int, padded: bool) -> list[Ints]:
-    """Put each row, the longest first, into the first part that has room."""
+    """Put each row, longest first, into the first part with enough space."""
     room = np.full(len(sizes), max_tokens, dtype=np.int64)
     longest = np.zeros(len(sizes), dtype=np.int64)
     parts: list[list[int]] = []
     for row in _descending(sizes).tolist():
         open_parts = slice(0, len(parts) + 1)
-        # A part's first row is its longest, and in a padded part all others take as much.
+        # A part's first row is its longest, and in a padded part every other row occupies the same length.
         takes = np.maximum(longest[open_parts], sizes[row]) if padded else sizes[row]
         part = int(np.argmax(room[open_parts] >= takes))
         if part == len(parts):
@@ -221,7 +225,7 @@ def _first_fit(sizes: Ints, max_tokens: int, padded: bool) -> list[Ints]:
 
 
 def _lightest_first(sizes: Ints, count: int) -> list[Ints]:
-    """Put each row, the longest first, into the part that holds the least; of equals the one with fewer rows."""
+    """Put each row, longest first, into the part with the fewest tokens, and on a tie the fewest rows."""
     load, rows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     parts: list[list[int]] = [[] for _ in range(count)]
     for row in _descending(sizes).tolist():
@@ -233,5 +237,5 @@ def _lightest_first(sizes: Ints, count: int) -> list[Ints]:
 
 
 def restored_order(parts: Sequence[Ints]) -> Ints:
-    """Return the indices that bring the parts' results, one after another, into the order of the rows."""
+    """Return the indices that restore the order of the rows from the concatenated results of the parts."""
     return np.argsort(np.concatenate([np.zeros(0, dtype=np.int64), *parts]), kind="stable")

@@ -1,4 +1,4 @@
-"""From episodes to training rows: a list of connectors that users can change, and `build_rows`, the usual call."""
+"""The conversion of episodes to training rows: `build_rows`, and pipelines of connectors that users can change."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from reward_kit.tokens.connectors import (
 from reward_kit.tokens.layout import pad_rows
 
 Connector = Callable[[Columns], Columns]
-"""A step of a pipeline: columns in, columns out."""
+"""A step of a pipeline: a function from `Columns` to `Columns`."""
 RowPer = Literal["segment", "action"]
 
 
 class RowPipeline:
-    """Connectors that run one after another, each with a unique name.
+    """A sequence of connectors, each with a unique name.
 
-    By default that is a function's `__name__`, an object's `name` or else the name of its class. A repeated or unknown
-    name raises a ConfigError.
+    By default, the name is a function's `__name__`, an object's `name`, or else the name of its class. A repeated or
+    unknown name raises a ConfigError.
     """
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
@@ -39,7 +39,7 @@ class RowPipeline:
 
     @property
     def names(self) -> list[str]:
-        """The names in running order."""
+        """The names in the order of execution."""
         return [name for name, _ in self._parts]
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class RowPipeline:
         self._insert(self._find(target) + 1, connector, name)
 
     def remove(self, name: str) -> Connector:
-        """Remove the connector of this name, and return it."""
+        """Remove and return the connector with this name."""
         return self._parts.pop(self._find(name))[1]
 
     def __call__(self, columns: Columns) -> Columns:
@@ -91,7 +91,7 @@ class RowPipeline:
             (candidate for candidate in candidates if isinstance(candidate, str)), type(connector).__name__
         )
         if name in self.names:
-            raise ConfigError(f"a connector {name!r} exists already; pass another name=")
+            raise ConfigError(f"a connector named {name!r} already exists; pass another name=")
         self._parts.insert(position, (name, connector))
 
     def _find(self, name: str) -> int:
@@ -101,9 +101,9 @@ class RowPipeline:
 
 
 def default_pipeline(per: RowPer = "segment") -> RowPipeline:
-    """Return a new pipeline of the connectors of `build_rows`, with a row per segment or per action."""
+    """Return a new pipeline with the connectors of `build_rows`, with one row per segment or per action."""
     if per not in get_args(RowPer):
-        raise ConfigError(f"rows are per 'segment' or per 'action'; got {per!r}")
+        raise ConfigError(f"per must be 'segment' or 'action', got {per!r}")
     rows = segment_rows if per == "segment" else action_rows
     return RowPipeline([rows, step_values, credit_on_tokens, identities, episode_facts])
 
@@ -116,9 +116,9 @@ def row_columns(
     per: RowPer | None = None,
     pipeline: RowPipeline | None = None,
 ) -> Columns:
-    """Return the rows as columns, which `pad_rows` and `pack_rows` lay out; arguments and errors as in `build_rows`."""
+    """Return the rows as columns for `pad_rows` and `pack_rows`; arguments and errors as in `build_rows`."""
     if per is not None and pipeline is not None:
-        raise ConfigError("per is for the default pipeline only; pass pipeline=default_pipeline(per) instead")
+        raise ConfigError("per and pipeline exclude each other; pass pipeline=default_pipeline(per)")
     return (pipeline or default_pipeline(per or "segment"))(Columns.from_episodes(episodes, step_data_lists, scores))
 
 
@@ -132,21 +132,22 @@ def build_rows(
     per: RowPer | None = None,
     pipeline: RowPipeline | None = None,
 ) -> TokenBatch:
-    """Return padded rows, in the order of the episodes; an episode without tokens has none.
+    """Return padded rows in the order of the episodes; an episode without tokens has no row.
 
     Args:
-        episodes: collected ones.
-        step_data_lists: for each episode its steps with `advantage`, `return_to_go` and `base_reward`. A step without
-            an advantage has loss_mask 0. None: no step has one.
-        pad_token_id: pads the ids.
-        scores: for each episode its score, None if it is unscored.
-        padding: "right", "left", or "outer" (`tokens.layout.pad_rows`).
-        per: a row is a "segment" (the default), or an "action", with everything before it as its prompt.
+        episodes: the collected episodes.
+        step_data_lists: the steps of each episode with `advantage`, `return_to_go` and `base_reward`. The loss_mask of
+            a step without an advantage is 0; None means that no step has one.
+        pad_token_id: the id used as padding.
+        scores: the score of each episode, None if unscored.
+        padding: "right", "left", or "outer" (see `tokens.layout.pad_rows`).
+        per: "segment" for one row per segment, or "action" for one row per action, whose prompt is everything before
+            it.
         pipeline: the connectors; by default `default_pipeline(per)`.
 
     Raises:
-        ConfigError: the lists are not as long as the episodes, an option is unknown, or both `per` and `pipeline` are
-            given.
+        ConfigError: the lists are not as long as `episodes`, an option is unknown, or both `per` and `pipeline` are
+            passed.
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
     """
     columns = row_columns(episodes, step_data_lists, scores=scores, per=per, pipeline=pipeline)

@@ -185,7 +185,7 @@ class TestToolCalls:
         registry.tool(name="add")(lambda: None)
         for fields in ({"resource_type": WORLD}, {"terminate_tool": "add"}):
             episode = await collected([call()], tools=registry, **fields)
-            assert failure(episode)["message"] == "two tools are called add; rename one of them"
+            assert failure(episode)["message"] == "two tools are named add; rename one of them"
 
     async def test_tool_added_by_an_earlier_call_of_the_action_can_be_called(self):
         class Unlocking(Counter):

@@ -42,14 +42,14 @@ class OpensNothing(Fixed):
 
 
 async def test_sync_policy_methods_are_rejected_with_the_fix():
-    with pytest.raises(PolicyError, match=r"open is a plain function .* `async def open`"):
+    with pytest.raises(PolicyError, match=r"open must be a coroutine function.* `async def open`"):
         await open_session(NotAsync(), EpisodeContext("e", 0))
-    with pytest.raises(PolicyError, match=r"get_action is a plain function .* `async def get_action`"):
+    with pytest.raises(PolicyError, match=r"get_action must be a coroutine function.* `async def get_action`"):
         await next_action(NotAsync(), [], None)
 
 
 async def test_open_without_return_is_rejected():
-    with pytest.raises(PolicyError, match="open returned None; return the session"):
+    with pytest.raises(PolicyError, match=r"open must return the session.*got None"):
         await open_session(OpensNothing(), EpisodeContext("e", 0))
 
 
@@ -74,21 +74,21 @@ def test_policy_output_has_four_fields():
 @pytest.mark.parametrize(
     ("output", "why"),
     [
-        ([text("x")], "get_action returned list; expected a PolicyOutput or a 4-tuple"),
-        ((text("x"),), "expected a PolicyOutput or a 4-tuple"),
+        ([text("x")], "get_action must return a PolicyOutput or a 4-tuple, got list"),
+        ((text("x"),), "must return a PolicyOutput or a 4-tuple, got tuple"),
         (PolicyOutput({"type": "txt"}), "type must be one of text, tool_call, tool_calls, terminate"),
         (PolicyOutput({"type": "text"}), "needs a 'content' string"),
         (PolicyOutput({"type": "tool_calls", "calls": []}), "a list of at least one call"),
         (PolicyOutput({"type": "tool_call", "name": 3}), "a tool call needs a 'name' string"),
-        (PolicyOutput({"type": "terminate", "content": 3}), "'content' of an action is text or None, got 3"),
-        (PolicyOutput(text("x"), b"raw"), "raw_policy_output is text or None"),
-        (PolicyOutput(text("x"), None, []), "log_probs and its usage are mappings"),
+        (PolicyOutput({"type": "terminate", "content": 3}), "'content' of an action must be text or None, got 3"),
+        (PolicyOutput(text("x"), b"raw"), "raw_policy_output must be text or None"),
+        (PolicyOutput(text("x"), None, []), "log_probs and its usage must be mappings"),
         (PolicyOutput(text("x"), None, {"token_ids": [1], "logprobs": []}), "1 token_ids but 0 logprobs"),
-        (PolicyOutput(text("x"), None, {"prompt_ids": [None]}), "prompt_ids and token_ids are integers"),
-        (PolicyOutput(text("x"), None, {"token_ids": [2**40]}), "prompt_ids and token_ids are integers"),
+        (PolicyOutput(text("x"), None, {"prompt_ids": [None]}), "prompt_ids and token_ids must be 32-bit integers"),
+        (PolicyOutput(text("x"), None, {"token_ids": [2**40]}), "prompt_ids and token_ids must be 32-bit integers"),
         (PolicyOutput(text("x"), None, {"token_ids": [1], "logprobs": ["a"]}), "logprobs numbers"),
-        (PolicyOutput(text("x"), None, {"policy_version": "a"}), "policy_version is an integer, got 'a'"),
-        (PolicyOutput(text("x"), None, None, "1"), "value_estimate is a number or None, got '1'"),
+        (PolicyOutput(text("x"), None, {"policy_version": "a"}), "policy_version must be an integer, got 'a'"),
+        (PolicyOutput(text("x"), None, None, "1"), "value_estimate must be a number or None, got '1'"),
     ],
 )
 def test_invalid_output_names_the_problem(output, why):

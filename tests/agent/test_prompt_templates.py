@@ -156,5 +156,5 @@ def test_limit_error_names_template_sample_and_limit() -> None:
         Prompt(task).render(Sample("s-1", {}, where="rows.jsonl:3"))
     assert str(raised.value) == (
         "sample 's-1' (rows.jsonl:3): message template \"{{ 'x' | center(10**10) }}\": "
-        "it gives 'center' a number above 10,000"
+        "it passes 'center' a number above 10,000"
     )

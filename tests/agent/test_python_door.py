@@ -182,7 +182,7 @@ class TestGroups:
         with caplog.at_level(logging.WARNING):
             batch = [(await worker.run_episode())[0] for _ in range(2)]
         assert len(set(group_ids(batch))) == 2
-        assert "run_group(n) starts all episodes of a group in one state" in caplog.text
+        assert "run_group(n) starts all episodes of a group in the same state" in caplog.text
         assert len(set(group_ids(await worker.run_group(3)))) == 1
 
     async def test_worker_runs_in_several_event_loops(self):
@@ -298,7 +298,7 @@ class TestGivenEnvironment:
         assert messages[0].text == "Hello Ada"
 
     def test_invalid_task_argument_is_rejected(self):
-        with pytest.raises(ConfigError, match=r"expected a Task, a TaskDefinitionModel or a subclass"):
+        with pytest.raises(ConfigError, match=r"must be a Task, a TaskDefinitionModel or a subclass"):
             RLRolloutWorker("task.yaml", ScriptedPolicy([END]))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("arguments", [{"environment": Dice}, {"agent_policy": ScriptedPolicy}])

@@ -118,7 +118,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("steps", [0, -1])
     def test_step_limit_must_be_positive(self, steps):
-        with pytest.raises(ConfigError, match=f"max_episode_steps is at least 1, got {steps}"):
+        with pytest.raises(ConfigError, match=f"max_episode_steps must be at least 1, got {steps}"):
             RLRolloutWorker(task_of(), ScriptedPolicy([]), max_episode_steps=steps)
 
     @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ class TestEnds:
 
     async def test_tool_call_of_the_user_fails_the_episode(self):
         episode = await dialogue([text("a")], [PolicyOutput(call())])
-        assert failure(episode)["where"] == "PolicyError" and "users have none" in failure(episode)["message"]
+        assert failure(episode)["where"] == "PolicyError" and "users have no tools" in failure(episode)["message"]
         assert said(episode)[-1] == ("assistant", "a")
 
     async def test_slow_user_times_out(self):
@@ -258,16 +258,16 @@ class TestScripted:
     async def test_function_that_returns_no_text_fails_the_episode(self):
         episode = await dialogue([text("a")], ScriptedUser(lambda conversation, row: 7))
         message = failure(episode)["message"]
-        assert message.startswith("the simulated user: the function of") and "must return a string, not 7" in message
+        assert message.startswith("the simulated user: the function of") and "must return a string, got 7" in message
 
     @pytest.mark.parametrize(
         ("make", "problem"),
         [
-            (lambda: ScriptedUser("hi").check(Sample("s")), "replies: expected a list of texts, got 'hi'"),
+            (lambda: ScriptedUser("hi").check(Sample("s")), "replies must be a list of strings, got 'hi'"),
             (lambda: ScriptedUser(["{{ nope }}"]).check(Sample("s")), "'nope' is undefined"),
             (lambda: ScriptedUser(["{{ observation }}"]).check(Sample("s")), "does not see the environment"),
             (lambda: ScriptedUser().check(Sample("s")), "sample 's' has no 'replies'"),
-            (lambda: ScriptedUser().check(Sample("s", {"replies": [1]})), "sample 's': replies: expected a list"),
+            (lambda: ScriptedUser().check(Sample("s", {"replies": [1]})), "sample 's': replies must be a list"),
             (lambda: ScriptedUser(["{{ x"]), "message template"),
         ],
     )

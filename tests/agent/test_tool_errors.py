@@ -79,7 +79,7 @@ def test_unknown_tools_are_listed_with_the_available_ones() -> None:
     assert not tool_errors.lines(LOG)
     for name in ["act", "go", "act"]:
         tool_errors.add_unknown(name, ["move", "look"])
-    told = "3 calls named a tool that is not there: 'act', 'go' (there are: move, look)"
+    told = "3 calls named an unknown tool: 'act', 'go' (known: move, look)"
     assert tool_errors.lines(LOG) == [told]
 
 
@@ -88,4 +88,4 @@ def test_invented_tool_names_are_bounded() -> None:
     for number in range(1_000):
         tool_errors.add_unknown(f"tool_{number}" + "x" * 500, [f"real_{n}" for n in range(50)])
     (line,) = tool_errors.lines(LOG)
-    assert line.startswith("1,000 calls named a tool that is not there: 'tool_0") and len(line) < 500
+    assert line.startswith("1,000 calls named an unknown tool: 'tool_0") and len(line) < 500

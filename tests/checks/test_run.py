@@ -244,7 +244,7 @@ def test_torn_last_line_is_ignored_and_damaged_line_reported(recorded: Path, tmp
         (("lake-1",), "no run lake-1; did you mean 'runs/lake-1'?"),
         (("runs",), "runs is not a run: it has no episodes.jsonl; name one of the runs in it, such as runs/lake-1"),
         (("rollouts.jsonl",), "unknown format; pass --format trl or --format verifiers"),
-        (("runs/lake-1/episodes.jsonl",), "to check a run, pass its folder runs/lake-1"),
+        (("runs/lake-1/episodes.jsonl",), "to check a run, pass its directory runs/lake-1"),
         (("rolouts.jsonl", "--format", "trl"), "did you mean 'rollouts.jsonl'?"),
         (("runs/lake-1", "--seed", "1"), "--seed is for a reward or a task file or a resource"),
         (("runs/lake-1", "--format", "trl"), "--format is for a file of rollouts"),
@@ -332,7 +332,7 @@ def test_credit_of_older_scores_is_reported(tmp_path: Path) -> None:
     rewrite(run / "scores.jsonl", lambda lines: lines[1].update(score=1.0, result={"score": 1.0}))
     done = invoke("check", str(run))
     assert done.exit_code == 1
-    text = "the credit was computed from other scores than the run has now; assign it again with"
+    text = "the credit was not computed from the run's current scores; assign it again with"
     assert f"{text} `reward-kit credit {run}`" in done.stdout
     invoke("credit", str(run))
     assert kinds_found(run) == []

@@ -54,7 +54,7 @@ def test_exit_code_is_zero_for_a_correct_reward_and_one_for_a_wrong_reward(folde
     good, bad = check("own.py:right"), check("own.py:contains")
     assert (good.exit_code, bad.exit_code) == (0, 1), good.output + bad.output
     assert "own.py:right: 0 errors" in good.stdout
-    assert "error:   near-miss-earns: " in bad.stdout and "not checked: that a right answer scores 1" in bad.stdout
+    assert "error:   near-miss-earns: " in bad.stdout and "not checked: score of a right answer" in bad.stdout
 
 
 def test_fail_on_sets_the_severity(folder: Path) -> None:
@@ -219,13 +219,13 @@ class TestTaskWithCosts:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         judge = "{model: m, base_url: 'http://127.0.0.1:9/v1', rubric: {good: 'Is it good?'}}"
         more = f"on_text: end\nreward_function_path: reward_kit.rewards:llm_judge\nreward_options: {judge}\n"
-        assert "its reward asks a model" in self.told(folder, more)
+        assert "its reward calls a model" in self.told(folder, more)
 
     def test_judge_reward_is_rejected(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         judge = ("reward_kit.rewards:llm_judge", "-O", "model=m", "-O", "base_url=http://127.0.0.1:9/v1")
         told = str(check(*judge).exception)
-        assert "asks a model, which costs money" in told and "reward-kit calibrate" in told
+        assert "calls a model, which costs money" in told and "reward-kit calibrate" in told
 
     def test_task_with_a_model_as_user_is_not_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")

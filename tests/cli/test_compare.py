@@ -200,7 +200,7 @@ def test_comparison_with_a_rescored_run_matches_the_rescore_report(own: Project)
     (found,) = json.loads(done.stdout)["comparisons"]
     assert found["difference"] == change["difference"]["mean"] == 0.5
     assert (found["paired_by"], found["paired_rollouts"], found["single_rollouts"]) == ("rollout", change["paired"], 8)
-    assert "paired by rollout: 8 have a score in both; 8 have one in one run only" in done.stderr
+    assert "paired by rollout: 8 have a score in both; 8 have a score in one run only" in done.stderr
 
 
 class TestInvalidRuns:
@@ -209,7 +209,7 @@ class TestInvalidRuns:
         [
             (
                 ["runs/done", "runs/don"],
-                "runs/don is not a run folder: it has no run.json; did you mean 'runs/done'?",
+                "runs/don is not a run directory: it has no run.json; did you mean 'runs/done'?",
             ),
             (
                 ["--fail-on-regression", "runs/done"],

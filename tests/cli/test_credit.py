@@ -136,7 +136,7 @@ def test_bare_run_name_or_run_file_suggests_its_folder(tmp_path: Path, monkeypat
     run.rename(tmp_path / "runs" / "lake-1")
     monkeypatch.chdir(tmp_path)
     for named in ("lake-1", "runs/lake-1/episodes.jsonl"):
-        with pytest.raises(ConfigError, match=r"is not a run folder: .*; did you mean 'runs/lake-1'"):
+        with pytest.raises(ConfigError, match=r"is not a run directory: .*; did you mean 'runs/lake-1'"):
             call(named)
 
 
@@ -201,7 +201,7 @@ def test_credit_reports_groups_without_peers(tmp_path: Path) -> None:
     )
     done = call(str(run))
     assert "2, 2 of them with fewer than two scored episodes" in done.stdout
-    assert "warning: every group has one scored trajectory" in done.stderr
+    assert "warning: every group has only one scored trajectory" in done.stderr
 
 
 def test_untrusted_text_does_not_reach_the_terminal(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_command_line_may_name_a_state_hash_function(tmp_path: Path) -> None:
         ("credit:\n  estimator: gigpo\n  omgea: 0.5\n", "14: credit.omgea: gigpo has no option 'omgea'; did you mean"),
         ("credit: gigpoo\n", "12: credit.estimator: unknown estimator 'gigpoo'; did you mean 'gigpo'"),
         ("credit:\n  gamma: 0.5\n  estimator: rlo\n", "14: credit.estimator: unknown estimator 'rlo'"),
-        ("credit:\n  gamma: 0.5\n  omega: 1.5\n", "14: credit.omega: convex takes omega in"),
+        ("credit:\n  gamma: 0.5\n  omega: 1.5\n", "14: credit.omega: convex needs omega in"),
         ("credit:\n  gamma: 0.5\n  state_hash: {name: regexp}\n", "14: credit.state_hash: unknown state hash 'regexp'"),
         ("credit:\n  step_rewards: env\n", "13: credit.step_rewards: expected 'reward_function'"),
     ],
@@ -339,7 +339,7 @@ def load(folder: Path, **overrides: Any) -> Any:
 
 def test_errors_in_credit_options_name_the_option(tmp_path: Path) -> None:
     Project(tmp_path)
-    with pytest.raises(ConfigError, match=r"-T: credit\.omega: convex takes omega"):
+    with pytest.raises(ConfigError, match=r"-T: credit\.omega: convex needs omega"):
         load(tmp_path, **{"credit.omega": 3.0})
     for block in (5, ["gigpo"], True):
         with pytest.raises(ConfigError, match="credit: write the name of an estimator, or a mapping such as"):

@@ -158,7 +158,7 @@ class TestEndpoints:
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
             again = f"{own.url}/"
             code, told = self.told("--base-url", other.url, "--base-url", locked.url, "--base-url", again)
-        assert [one["outcome"] for one in told] == ["ok", "ok", "unauthorised"]
+        assert [one["outcome"] for one in told] == ["ok", "ok", "unauthorized"]
         assert "requires a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["message"]
         assert f'export {ORIGINS_VARIABLE}="OPENAI_API_KEY={locked.url.removesuffix("/v1")}"' in told[2]["message"]
         assert (own.keys, other.keys, locked.keys) == (["Bearer SECRET"], [None], [None])
@@ -172,8 +172,8 @@ class TestEndpoints:
         (tmp_path / ".env").write_text("GROQ_API_KEY=SECRET\n")
         shown = CliRunner().invoke(command, standalone_mode=False).stdout
         assert "SECRET" not in shown and shown[shown.index("Keys\n") :].startswith(
-            "Keys\n  GROQ_API_KEY, from .env  may go to https://api.groq.com\n"
-            "  MISTRAL_API_KEY  may go to https://api.mistral.ai\n  MY_KEY  may go to http://127.0.0.1:9\n\n"
+            "Keys\n  GROQ_API_KEY, from .env  may be sent to https://api.groq.com\n"
+            "  MISTRAL_API_KEY  may be sent to https://api.mistral.ai\n  MY_KEY  may be sent to http://127.0.0.1:9\n\n"
         )
 
     def test_redirect_is_reported_and_not_followed(self, monkeypatch):
@@ -187,8 +187,8 @@ class TestEndpoints:
     @pytest.mark.parametrize(
         ("status", "body", "outcome", "words"),
         [
-            (401, "", "unauthorised", "unauthorised (HTTP 401): it does not accept the key of OPENAI_API_KEY"),
-            (403, "", "unauthorised", "unauthorised (HTTP 403)"),
+            (401, "", "unauthorized", "unauthorized (HTTP 401): it does not accept the key of OPENAI_API_KEY"),
+            (403, "", "unauthorized", "unauthorized (HTTP 403)"),
             (404, "", "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"),
             (503, "", "failing", "server error: HTTP 503"),
             (200, "<html>", "foreign", "does not answer like OpenAI's API"),

@@ -74,10 +74,10 @@ def test_tools_can_be_given_if_the_task_is_missing(project: Project, tmp_path: P
             "--policy scriptd: no episode has this policy; did you mean 'scripted'?",
         ),
         (["--format", "csv", "--min-score", "2"], "no episode to export: 6 below 2"),
-        (["--format", "csv", "-o", "-"], "-o - takes one table; choose it with --table"),
-        (["--format", "csv", "-o", "all.csv"], "3 tables need a folder; or choose one with --table"),
-        (["--format", "csv", "-o", "no/such/place"], "folder no/such does not exist; create it first"),
-        (["--format", "parquet", "--table", "steps", "-o", "-"], "Parquet is not text; name a file"),
+        (["--format", "csv", "-o", "-"], "-o - writes one table only; choose it with --table"),
+        (["--format", "csv", "-o", "all.csv"], "3 tables need a directory; name one, or choose one table with --table"),
+        (["--format", "csv", "-o", "no/such/place"], "directory no/such does not exist; create it first"),
+        (["--format", "parquet", "--table", "steps", "-o", "-"], "Parquet is a binary format; name a file"),
         (["--format", "parquet", "--raw"], "--raw has no effect with --format parquet; it is for csv"),
         (["--format", "openai-jsonl", "--table", "steps"], "--table has no effect with --format openai-jsonl"),
         (["--format", "openai-jsonl", "--tools", "task.yaml"], "--tools task.yaml"),
@@ -114,9 +114,9 @@ def test_score_of_wrong_type_is_named(project: Project, tmp_path: Path) -> None:
     text = (run / "scores.jsonl").read_text()
     (run / "scores.jsonl").write_text(text.replace('"score":1.0', '"score":"1.0"', 1))
     done = project.call("export", str(run), "--format", "csv", "--only-passed", "-o", str(tmp_path / "out"))
-    assert done.returncode == 3 and "must be a finite number or null; got '1.0'" in done.stderr, done.stderr
+    assert done.returncode == 3 and "must be a finite number or null, got '1.0'" in done.stderr, done.stderr
 
 
 def test_export_rejects_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a run folder"):
+    with pytest.raises(ConfigError, match="is not a run directory"):
         command.main([str(tmp_path), "--format", "csv"], standalone_mode=False)

@@ -100,7 +100,7 @@ def test_unwritable_log_dir_is_reported_before_the_run(project: Project) -> None
     done = project.call("run", "task.yaml", "--log-dir", "file/runs")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: cannot make the run directory file/runs/clock-") and "--log-dir" in line
+    assert line.startswith("error: cannot create the run directory file/runs/clock-") and "--log-dir" in line
 
 
 def test_sigterm_stops_like_ctrl_c(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_init_files_are_valid(project: Path) -> None:
 def test_existing_files_are_not_overwritten(project: Path) -> None:
     before = (project / "task.yaml").read_bytes()
     again = command_line.call("init", "mine", cwd=project.parent)
-    assert again.returncode == 2 and "has task.yaml, orders.jsonl" in again.stderr
+    assert again.returncode == 2 and "already contains task.yaml, orders.jsonl" in again.stderr
     assert (project / "task.yaml").read_bytes() == before
     on_a_file = command_line.call("init", "task.yaml", cwd=project)
     assert on_a_file.returncode == 2 and "task.yaml is a file" in on_a_file.stderr

@@ -95,7 +95,7 @@ def test_view_output_writes_the_page_again_and_prints_its_path(project: Project)
 def test_view_rejects_a_folder_without_a_run(project: Project) -> None:
     done = project.call("view", ".", "-o", "page.html")
     assert done.returncode == 2
-    assert "error: . is not a run folder: it has no run.json" in done.stderr
+    assert "error: . is not a run directory: it has no run.json" in done.stderr
 
 
 def test_damaged_run_is_reported_with_its_line(project: Project) -> None:

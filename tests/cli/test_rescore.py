@@ -174,7 +174,7 @@ def test_rescored_run_can_be_scored_again(project: Project) -> None:
 @pytest.mark.parametrize(
     ("run", "reward", "told"),
     [
-        ("runs", "other.py:lenient", "is not a run folder"),
+        ("runs", "other.py:lenient", "is not a run directory"),
         ("RUN", "other.py:leninet", "did you mean 'lenient'?"),
         ("RUN", "nothing.py:f", "no such file"),
         ("RUN", "other.py:state_of", None),
@@ -224,5 +224,5 @@ def test_texts_are_scored_as_stored(project: Project) -> None:
     done = project.call(*asked, OPENAI_API_KEY="sk-a-long-secret-0123")
     assert done.returncode == 0, done.stderr
     assert "privacy.py:blot when they were stored; they are scored as stored" in done.stderr
-    assert "secrets are hidden in 2 of 6 episodes" in done.stderr
+    assert "secrets in 2 of 6 episodes are replaced" in done.stderr
     assert "sk-a-long" not in (project.folder / "again/episodes.jsonl").read_text()

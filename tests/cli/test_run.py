@@ -174,7 +174,7 @@ def test_appending_to_a_recording_reports_its_exchanges(project: Project) -> Non
     for number in range(2):
         recording.record_answer(recording.lookup(b'{"messages": []}', f"episode {number}", "http://a/b"), {}, 0)
     recording.close()
-    for name, said in (("answers.jsonl", "--record answers.jsonl adds to 2 exchanges that are there\n"), ("new", "")):
+    for name, said in (("answers.jsonl", "--record answers.jsonl appends to 2 existing exchanges\n"), ("new", "")):
         done = project.call("run", "task.yaml", "--dry-run", "--record", name)
         assert (done.returncode, done.stderr) == (0, said)
 

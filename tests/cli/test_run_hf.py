@@ -69,7 +69,7 @@ def test_model_folder_beside_the_task_acts_and_is_recorded(folder: Path) -> None
     ("policy", "message"),
     [
         ({"model": "./smal"}, "does not exist"),
-        ({"model": "nobody/no-such-model"}, "neither a folder nor a model of this name"),
+        ({"model": "nobody/no-such-model"}, "neither a directory nor a model"),
         ({"temprature": 1}, "unknown key for policy 'hf'; did you mean 'temperature'"),
     ],
 )

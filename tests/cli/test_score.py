@@ -131,7 +131,7 @@ def test_failed_episode_is_kept_and_not_scored(project: Project) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"id": "a"}, "needs a list called 'messages'"),
+        ({"id": "a"}, "must have a list 'messages'"),
         ({"id": "a", "messages": [{"role": "asistant", "content": "x"}]}, "asistant"),
         ({"id": "a", "messages": [{"content": "x"}]}, "role: missing"),
     ],
@@ -231,4 +231,4 @@ def test_rows_without_a_required_ground_truth_are_reported(project: Project) -> 
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "--json")
     scores = lines(project.run_path() / "scores.jsonl")
     assert sorted((score["score"] for score in scores), key=str) == [1.0, None, None]
-    assert "requires a ground_truth, and the sample has none" in done.stdout
+    assert "requires a ground_truth, but the sample has none" in done.stdout

@@ -52,7 +52,7 @@ def test_unscored_trajectories_are_left_out():
     found = credit_diagnostics(credit([1.0, NAN, NAN, NAN], [4, 4, 4, 4]), [1, 2, 1], [1.0, None, None])
     assert (found.trajectories, found.unscored, found.steps) == (1, 2, 1)
     assert (found.anchor_sizes, found.steps_with_peer, found.zero_advantages) == ({1: 1}, 0, 0)
-    assert found.warnings()[0] == "2 of 3 trajectories are unscored and left out: inspect the failures of the scores"
+    assert found.warnings()[0] == "2 of 3 trajectories are unscored and left out; inspect the failed scores"
 
 
 def test_shares_are_left_out_without_scores():
@@ -63,7 +63,7 @@ def test_shares_are_left_out_without_scores():
         "credit/steps": 0,
         "credit/groups": 0,
     }
-    assert found.warnings() == ["no trajectory is scored, so there is no credit: inspect the failures of the scores"]
+    assert found.warnings() == ["no trajectory is scored, so there is no credit; inspect the failed scores"]
 
 
 def test_estimator_without_states_warns_of_no_peers():
@@ -87,7 +87,7 @@ def test_tied_and_single_groups_are_reported():
     assert tied.warnings()[0].startswith("in every group all scores are equal")
     single = credit_diagnostics(one, [1] * 4, [1.0, None, 0.0, None], ["a", "a", "b", "b"])
     assert (single.tied_groups, single.single_groups) == (0, 2)
-    assert single.warnings()[0].startswith("every group has one scored trajectory")
+    assert single.warnings()[0].startswith("every group has only one scored trajectory")
     mixed = credit_diagnostics(one, [1] * 4, [1.0, 1.0, 0.0, 0.5], ["a", "a", "b", "b"])
     assert mixed.summary()["credit/tied_groups_share"] == 0.5
     assert mixed.warnings() == []

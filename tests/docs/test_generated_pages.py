@@ -48,7 +48,8 @@ class TestCommandLinePage:
     ) -> None:
         page = maker("command_line_page").page()
         assert (
-            "| `--max-concurrency INTEGER` | Episodes in flight. (`x>=1`)<br>`REWARD_KIT_RUN_MAX_CONCURRENCY` | `16` |"
+            "| `--max-concurrency INTEGER` | Maximum number of concurrent episodes. "
+            "(`x>=1`)<br>`REWARD_KIT_RUN_MAX_CONCURRENCY` | `16` |"
         ) in page
         for variable in re.findall(r"REWARD_KIT_RUNS_\w+", page):
             monkeypatch.setenv(variable, "1")
@@ -74,12 +75,12 @@ class TestSchemaPages:
     @pytest.mark.parametrize(
         ("name", "line"),
         [
-            ("task_page", "| `tool_time_s` | number, above 0 | `60.0` | One call of one tool. |"),
+            ("task_page", "| `tool_time_s` | number, above 0 | `60.0` | Seconds for one call of a tool. |"),
             ("task_page", "| `start_command` | text | required |"),
             ("task_page", "| `noise` | `independent`, `shared` | `independent` | `shared`: "),
             ("task_page", "| [`tool_calls`](#messages-tool_calls) | list of blocks | none |"),
-            ("train_page", "| `betas` | 2 numbers | `[0.9, 0.999]` | Of AdamW. |"),
-            ("train_page", "| `epochs` | integer, at least 1 | `1` | Passes over the batch. |"),
+            ("train_page", "| `betas` | 2 numbers | `[0.9, 0.999]` | The betas of AdamW. |"),
+            ("train_page", "| `epochs` | integer, at least 1 | `1` | The number of passes over the batch. |"),
             ("train_page", "One of `held_out/score`, `held_out/passed_share`,"),
         ],
     )

@@ -473,9 +473,11 @@ class TestTaskTools:
             return store
 
         resource = await made(dice("red"), dice("blue"))
-        with pytest.raises(ConfigError, match=r"asks for a Dice, and several resources are one.*red \(Dice\), blue"):
+        with pytest.raises(
+            ConfigError, match=r"annotated with Dice, but several resources are of that class.*red \(Dice\), blue"
+        ):
             await self.received(several, resource)
-        with pytest.raises(ConfigError, match="asks for a SqliteResource, and no resource is one"):
+        with pytest.raises(ConfigError, match="annotated with SqliteResource, but no resource is of that class"):
             await self.received(none, resource)
 
 

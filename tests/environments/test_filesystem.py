@@ -289,8 +289,8 @@ async def test_source_dir_is_copied_without_its_links(tmp_path, caplog) -> None:
         ({"files": {"a": "x", "a/b": "y"}}, "'a', which is a file"),
         ({"files": {".": "x"}}, "is not a file path"),
         ({"files": {"a": "xxxx"}, "max_file_bytes": 3}, "max_file_bytes"),
-        ({"source_dir": "..", "task_folder": "."}, "outside the task's folder"),
-        ({"source_dir": "/etc", "task_folder": "."}, "outside the task's folder"),
+        ({"source_dir": "..", "task_folder": "."}, "outside the task's directory"),
+        ({"source_dir": "/etc", "task_folder": "."}, "outside the task's directory"),
         ({"source_dir": "no such place"}, "no such directory"),
     ],
 )

@@ -339,7 +339,7 @@ async def test_invalid_configuration_is_reported(message: str, config: dict[str,
 
 
 async def test_action_that_is_not_an_object_needs_a_schema(server: OpenEnvServer) -> None:
-    with pytest.raises(ConfigError, match="write action_schema, a JSON schema of type object"):
+    with pytest.raises(ConfigError, match="set action_schema to a JSON schema of type object"):
         await made(server, action_schema={"anyOf": []})
     given = {"type": "object", "properties": {"amount": {"enum": [1, 2]}}, "required": ["amount"]}
     resource = await made(server, action_schema=given, action_tool="add")

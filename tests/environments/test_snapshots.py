@@ -64,7 +64,7 @@ def test_closed_state_raises() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "message"),
     [
-        (StateSnapshot("pickle", b""), "unknown kind of snapshot 'pickle'; known: json, sqlite, files, composite"),
+        (StateSnapshot("pickle", b""), "unknown snapshot kind 'pickle'; known: json, sqlite, files, composite"),
         (StateSnapshot("json", b"{"), "not JSON"),
         (StateSnapshot("sqlite", b"not a database at all" * 100), "not a SQLite database"),
         (StateSnapshot("files", b"{}"), "not a set of files"),

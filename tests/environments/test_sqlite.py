@@ -367,7 +367,7 @@ async def test_seed_file_must_be_in_the_task_folder(tmp_path) -> None:
     await resource.close()
     (folder / "link.sql").symlink_to(tmp_path / "outside.sql")
     for path in ("../outside.sql", str(tmp_path / "outside.sql"), "link.sql"):
-        with pytest.raises(ConfigError, match="outside the task's folder"):
+        with pytest.raises(ConfigError, match="outside the task's directory"):
             await SqliteResource().setup({"seed_sql_file": path, "task_folder": str(folder)})
 
 

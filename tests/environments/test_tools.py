@@ -114,7 +114,7 @@ def test_invalid_tool_is_rejected_at_registration() -> None:
     tools = ToolRegistry("bad")
     for function, message in [
         (lambda x: x, "needs a type annotation"),
-        (variadic, "must be an ordinary named parameter"),
+        (variadic, "must not be positional-only or variadic"),
     ]:
         with pytest.raises(ConfigError, match=message):
             tools.tool(name="bad")(function)

@@ -96,7 +96,7 @@ def test_flat_and_shared_allowed_ids_are_equal():
 
 
 def test_mismatched_offsets_are_rejected():
-    with pytest.raises(EpisodeError, match="2 positions and 1 ids do not match the offsets"):
+    with pytest.raises(EpisodeError, match="2 places and 1 ids do not match the offsets"):
         AllowedIds([0, 1], [0, 1], [5])
 
 

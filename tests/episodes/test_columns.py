@@ -99,7 +99,7 @@ class TestColumn:
         assert self.track.get(-1, neg_index_as_lookback=True) == 11
 
     def test_index_before_the_lookback_is_an_error(self):
-        with pytest.raises(IndexError, match="2 items and a lookback of 2; give fill="):
+        with pytest.raises(IndexError, match="2 items and a lookback of 2; pass fill="):
             self.track.get(-3, neg_index_as_lookback=True)
 
     def test_negative_step_reverses(self):
@@ -119,7 +119,7 @@ class TestColumn:
             self.track.get(index)
 
     def test_zero_step_is_rejected(self):
-        with pytest.raises(ValueError, match="step cannot be 0"):
+        with pytest.raises(ValueError, match="step of a slice must not be 0"):
             self.track.get(slice(0, 2, 0))
 
     def test_lookback_is_at_most_the_length(self):

@@ -69,7 +69,7 @@ class TestReading:
             {"a": -1, "b": 11},
             {"a": -1, "b": 12},
         ]
-        with pytest.raises(EpisodeError, match="leave out return_list=True or env_steps=False"):
+        with pytest.raises(EpisodeError, match="remove return_list=True or env_steps=False"):
             chunk().get_observations(return_list=True, env_steps=False)
 
     def test_env_steps_false_indexes_by_agent_steps(self):
@@ -203,12 +203,14 @@ class TestValidation:
             episode.add_env_step({}, {"a": 1}, {})
         with pytest.raises(EpisodeError, match="agent 'b' is done"):
             episode.add_env_step({"b": 2}, {}, {})
-        with pytest.raises(EpisodeError, match="add_env_reset comes first and once; it has 1 steps, not over"):
+        with pytest.raises(
+            EpisodeError, match="add_env_reset must be called once, before any step; the episode has 1 steps, not over"
+        ):
             episode.add_env_reset(observations={"a": 0})
         episode.add_env_step({"a": 1}, {}, {}, terminateds={"__all__": True})
-        with pytest.raises(EpisodeError, match="is over and takes no further step; it has 2 steps, terminated"):
+        with pytest.raises(EpisodeError, match="is over \\(2 steps, terminated\\); no further step can be added"):
             episode.add_env_step({"a": 1}, {"a": 1}, {"a": 0.0})
-        with pytest.raises(EpisodeError, match="is over and cannot be cut"):
+        with pytest.raises(EpisodeError, match=r"is over .*and cannot be cut"):
             episode.cut()
 
     @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ class TestValidation:
             ),
             ({"actions": [{"a": 0, "b": 0}, {"a": 1, "b": 0}, {"b": 0}, {}]}, "agent 'a' acts twice"),
             ({"actions": [{"c": 0}, {}, {}, {}]}, "agent 'c' acts at step 0, before its first observation"),
-            ({"len_lookback_buffer": -1}, "a lookback cannot be negative"),
+            ({"len_lookback_buffer": -1}, "the lookback must not be negative"),
         ],
     )
     def test_mismatched_lists_are_rejected(self, lists, problem):
@@ -243,9 +245,9 @@ class TestValidation:
             with pytest.raises(EpisodeError, match="the next chunk must have the same id and begin there"):
                 first.concat_episode(second)
             assert pickle.loads(before) == first
-        with pytest.raises(EpisodeError, match="a slice of an episode has no step; got 2"):
+        with pytest.raises(EpisodeError, match="a slice of an episode must not have a step, got 2"):
             whole[::2]
-        with pytest.raises(TypeError, match="for one step use get_observations"):
+        with pytest.raises(TypeError, match="for one step, call get_observations"):
             whole[1]
 
 
@@ -402,7 +404,7 @@ def test_state_of_another_version_or_without_a_field_is_rejected():
     with pytest.raises(EpisodeError, match="version 9; this release reads version 1"):
         MultiAgentEpisode.from_state({**state, "schema_version": 9})
     del state["modules"]
-    with pytest.raises(EpisodeError, match="episode state without modules"):
+    with pytest.raises(EpisodeError, match="episode state: missing modules"):
         MultiAgentEpisode.from_state(state)
 
 
@@ -430,7 +432,7 @@ def test_setters_change_the_agent_episodes():
     episode.set_actions(new_data={"b": [7, 8]}, at_indices=slice(0, 2))
     assert episode.get_rewards(0) == {"a": 9.0, "b": 5.0}
     assert episode.get_actions(slice(0, 2), agent_ids="b") == {"b": [7, 8]}
-    with pytest.raises(KeyError, match="no agent 'c' in episode e"):
+    with pytest.raises(KeyError, match="unknown agent 'c' in episode e"):
         episode.set_observations(new_data={"c": 1}, at_indices=0)
 
 

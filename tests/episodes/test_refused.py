@@ -44,13 +44,13 @@ def refused(episode: Any, add: Callable[[Any], None], match: str) -> None:
 
 @pytest.mark.parametrize("reward", NO_NUMBERS, ids=repr)
 def test_non_numeric_reward_is_rejected(reward: Any) -> None:
-    refused(single(), lambda e: e.add_env_step("o", "a", reward), "episode e, step 1: the reward must be a number; got")
+    refused(single(), lambda e: e.add_env_step("o", "a", reward), "episode e, step 1: the reward must be a number, got")
     data = {"observations": {"bob": 2}, "actions": {"bob": 1}}
-    match = "episode m, step 1: the reward of agent 'bob' must be a number; got"
+    match = "episode m, step 1: the reward of agent 'bob' must be a number, got"
     refused(several(), lambda e: e.add_env_step(rewards={"bob": reward}, **data), match)
-    with pytest.raises(EpisodeError, match="episode e, step 1: the reward must be a number; got"):
+    with pytest.raises(EpisodeError, match="episode e, step 1: the reward must be a number, got"):
         SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 0], rewards=[0.5, reward])
-    with pytest.raises(EpisodeError, match="step 0: the reward of agent 'a' must be a number; got"):
+    with pytest.raises(EpisodeError, match="step 0: the reward of agent 'a' must be a number, got"):
         MultiAgentEpisode(observations=[{"a": 0}, {"a": 1}], actions=[{"a": 0}], rewards=[{"a": reward}])
 
 
@@ -66,19 +66,19 @@ def test_reward_may_be_any_numeric_type(reward: Any) -> None:
 def test_reset_infos_that_are_not_a_dict_are_rejected() -> None:
     # RLlib's documentation begins an episode so; its class keeps whatever it is given.
     episode = SingleAgentEpisode("e")
-    with pytest.raises(EpisodeError, match="episode e, step 0: infos are a dict; got 'info_0'"):
+    with pytest.raises(EpisodeError, match="episode e, step 0: infos must be a dict, got 'info_0'"):
         episode.add_env_reset("obs_0", "info_0")  # type: ignore[arg-type]
     assert not episode.is_reset
-    with pytest.raises(EpisodeError, match="step 1: infos are a dict; got 'info_1'"):
+    with pytest.raises(EpisodeError, match="step 1: infos must be a dict, got 'info_1'"):
         SingleAgentEpisode("e", observations=[0, 1], actions=[0], rewards=[0.0], infos=[{}, "info_1"])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("infos", [{"bob": "info_1"}, "info_1"])
 def test_multi_agent_infos_that_are_not_dicts_are_rejected(infos: Any) -> None:
-    match = "episode m, step 1: .*infos.* are a dict.*; got 'info_1'"
+    match = "episode m, step 1: .*infos.* must be a dict.* got 'info_1'"
     refused(several(), lambda e: e.add_env_step({"bob": 2}, {"bob": 1}, {"bob": 0.0}, infos), match)
     episode = MultiAgentEpisode("m")
-    with pytest.raises(EpisodeError, match=r"episode m, step 0: .*infos.* are a dict"):
+    with pytest.raises(EpisodeError, match=r"episode m, step 0: .*infos.* must be a dict"):
         episode.add_env_reset(observations={"bob": 0}, infos=infos)
     assert not episode.is_reset
 
@@ -86,10 +86,10 @@ def test_multi_agent_infos_that_are_not_dicts_are_rejected(infos: Any) -> None:
 @pytest.mark.parametrize(
     ("part", "match"),
     [
-        ({"infos": "x"}, "episode e, step 1: infos are a dict; got 'x'"),
-        ({"infos": 3}, "infos are a dict; got 3"),
-        ({"extra_model_outputs": "x"}, "episode e, step 1: extra_model_outputs are a dict; got 'x'"),
-        ({"extra_model_outputs": [1]}, "extra_model_outputs are a dict"),
+        ({"infos": "x"}, "episode e, step 1: infos must be a dict, got 'x'"),
+        ({"infos": 3}, "infos must be a dict, got 3"),
+        ({"extra_model_outputs": "x"}, "episode e, step 1: extra_model_outputs must be a dict, got 'x'"),
+        ({"extra_model_outputs": [1]}, "extra_model_outputs must be a dict"),
     ],
 )
 def test_infos_and_outputs_that_are_not_a_dict_are_rejected(part: dict[str, Any], match: str) -> None:
@@ -143,15 +143,15 @@ def state() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("field", "value", "match"),
     [
-        ("t", "x", "t is an int; got 'x'"),
-        ("t_started", None, "t_started is an int; got None"),
-        ("lookback", "x", "lookback is an int"),
-        ("is_terminated", "x", "is_terminated is a bool"),
-        ("actions", "a", "actions is a list; got 'a'"),
-        ("messages", {}, "messages is a list"),
+        ("t", "x", "t must be an int, got 'x'"),
+        ("t_started", None, "t_started must be an int, got None"),
+        ("lookback", "x", "lookback must be an int"),
+        ("is_terminated", "x", "is_terminated must be a bool"),
+        ("actions", "a", "actions must be a list, got 'a'"),
+        ("messages", {}, "messages must be a list"),
         ("messages", [{"role": "user", "content": "hi", "name": 3}], r"messages\[0\]: name"),
-        ("tokens", "x", "tokens is a dict"),
-        ("rewards", ["x"], "step 0: the reward must be a number; got 'x'"),
+        ("tokens", "x", "tokens must be a dict"),
+        ("rewards", ["x"], "step 0: the reward must be a number, got 'x'"),
         ("assistant_turns", ["x"], "cannot be read: TypeError"),
     ],
 )
@@ -169,5 +169,5 @@ def test_multi_agent_state_with_a_wrong_field_type_is_rejected(field: str, value
 
 @pytest.mark.parametrize("kind", [SingleAgentEpisode, MultiAgentEpisode])
 def test_state_that_is_not_a_dict_is_rejected(kind: Any) -> None:
-    with pytest.raises(EpisodeError, match="an episode's state is a dict, as get_state returns it; got 'x'"):
+    with pytest.raises(EpisodeError, match="an episode state must be a dict as returned by get_state, got 'x'"):
         kind.from_state("x")

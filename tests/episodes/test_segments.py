@@ -139,7 +139,7 @@ class TestInvalidTurns:
     def test_steps_must_ascend(self, step):
         tokens = EpisodeTokens()
         tokens.add_turn(1, [1], [2])
-        with pytest.raises(EpisodeError, match=f"step {step} comes after step 1"):
+        with pytest.raises(EpisodeError, match=f"step {step} must be greater than the last step 1"):
             tokens.add_turn(step, [1, 2], [3])
 
     @pytest.mark.parametrize("arguments", [([1, "x"], [2], None), ([1], [2, 2**40], None), ([1], [2], [None])])

@@ -55,7 +55,9 @@ class TestBuilding:
     def test_reset_comes_first_and_only_once(self):
         with pytest.raises(EpisodeError, match="call add_env_reset before add_env_step"):
             SingleAgentEpisode().add_env_step(0, 0, 0.0)
-        with pytest.raises(EpisodeError, match="add_env_reset comes first and once; it has 2 steps, not over"):
+        with pytest.raises(
+            EpisodeError, match="add_env_reset must be called once, before any step; the episode has 2 steps, not over"
+        ):
             built(2).add_env_reset(0)
 
     @pytest.mark.parametrize("flag", ["terminated", "truncated"])
@@ -63,7 +65,7 @@ class TestBuilding:
         episode = built(1)
         episode.add_env_step("end", {}, 0.0, **{flag: True})
         assert (episode.is_done, getattr(episode, flag), getattr(episode, f"is_{flag}")) == (True, True, True)
-        with pytest.raises(EpisodeError, match=f"is over and takes no further step; it has 2 steps, {flag}"):
+        with pytest.raises(EpisodeError, match=rf"is over \(2 steps, {flag}\); no further step can be added"):
             episode.add_env_step("more", {}, 0.0)
         assert len(episode) == 2
 
@@ -156,7 +158,7 @@ class TestChunks:
         assert (len(episode), episode.get_return()) == (3, 3.0)
 
     def test_tracks_of_mismatched_length_are_named(self):
-        with pytest.raises(EpisodeError, match=r"3 rewards need 3 actions and outputs and 4 observations.*actions 1"):
+        with pytest.raises(EpisodeError, match=r"3 rewards need 3 actions and outputs, and 4 observations.*actions 1"):
             chunk(actions=[10])
         with pytest.raises(EpisodeError, match=r"got observations 2, infos 2"):
             chunk(observations=[0, 1])
@@ -164,7 +166,7 @@ class TestChunks:
             chunk(extra_model_outputs={"v": [1]})
 
     def test_negative_lookback_is_rejected(self):
-        with pytest.raises(EpisodeError, match="a lookback cannot be negative, got -1"):
+        with pytest.raises(EpisodeError, match="the lookback must not be negative, got -1"):
             chunk(len_lookback_buffer=-1)
 
 
@@ -329,7 +331,7 @@ class TestState:
     def test_missing_field_is_named(self, name):
         state = built().get_state()
         del state[name]
-        with pytest.raises(EpisodeError, match=f"episode state without {name}"):
+        with pytest.raises(EpisodeError, match=f"episode state: missing {name}"):
             SingleAgentEpisode.from_state(state)
 
     def test_version_1_can_be_loaded(self):

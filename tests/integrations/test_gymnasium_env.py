@@ -185,7 +185,7 @@ def test_resets_without_a_seed_continue_the_last_seed() -> None:
 def test_unsuitable_resources_are_rejected() -> None:
     for form, why in (
         ("discrete", "every argument needs an enum"),
-        ("text", "exactly one tool, with exactly one argument, a text"),
+        ("text", "exactly one tool with exactly one argument, a text"),
     ):
         with pytest.raises(ConfigError, match=f"actions='{form}' does not fit the tools note: .*{why}"):
             ResourceEnv(Notebook, actions=form)  # type: ignore[arg-type]

@@ -70,14 +70,14 @@ def with_trl(**keys: Any) -> dict[str, Any]:
 
 def test_a_configuration_with_a_key_without_effect_is_refused(tmp_path: Path) -> None:
     wrong = {
-        "rl: 'dpo' has other trainers": {**GOOD, "rl": "dpo"},
+        "rl: 'dpo' uses other trainers": {**GOOD, "rl": "dpo"},
         "trl.rollout_func is missing": {"rl": "grpo", "trl": {"num_generations": 2}},
-        "trl.reward_funcs would train nothing": with_trl(reward_funcs=["rewards.accuracy"]),
-        "trl.async_prefetch is of Axolotl's asynchronous trainer": with_trl(async_prefetch=True),
-        "trl.reward_num_workers is of Axolotl's asynchronous": with_trl(reward_num_workers=2),
-        "trl.use_liger_loss takes one advantage for each row": with_trl(use_liger_loss=True),
-        "context_parallel_size cuts rows": {**GOOD, "context_parallel_size": 2},
-        "name two trainers": {**GOOD, "trainer_cls": "mine.Trainer"},
+        "trl.reward_funcs has no effect": with_trl(reward_funcs=["rewards.accuracy"]),
+        "trl.async_prefetch applies only to Axolotl's asynchronous trainer": with_trl(async_prefetch=True),
+        "trl.reward_num_workers applies only to Axolotl's asynchronous": with_trl(reward_num_workers=2),
+        "trl.use_liger_loss supports only one advantage per row": with_trl(use_liger_loss=True),
+        "context_parallel_size splits rows": {**GOOD, "context_parallel_size": 2},
+        "set different trainers": {**GOOD, "trainer_cls": "mine.Trainer"},
     }
     reward = with_trl(reward_funcs=["reward_kit.integrations.trl.rewards.rollout_scores"])
     configs = [GOOD, reward, *wrong.values()]

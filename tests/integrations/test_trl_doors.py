@@ -87,7 +87,7 @@ def test_trl_loop_plays_the_environment(trl: Peer) -> None:
 
 def test_call_after_the_end_is_reported_to_the_model(trl: Peer) -> None:
     found = trl.ask("environment", script=[call("red"), call("blue"), call("green"), call("red"), "Done."])
-    assert found["told"][0][-1] == "{'error': 'the episode is over; no tool can be called any more'}"
+    assert found["told"][0][-1] == "{'error': 'the episode is over; no tool can be called'}"
     assert found["rewards"]["CombinationLock"][0] == 3.0
 
 

@@ -61,7 +61,7 @@ def test_row_configuration_can_be_json_text() -> None:
     made = factory()
     environment = made()
     assert environment.reset(resource_config=json.dumps({"lock": 2})) == "lock2 place0"
-    with pytest.raises(ConfigError, match="resource_config is a mapping of keys; got"):
+    with pytest.raises(ConfigError, match="resource_config must be a mapping of keys, got"):
         environment.reset(resource_config="[1]")
     with pytest.raises(ConfigError, match="resource_config is not JSON"):
         environment.reset(resource_config="{")
@@ -237,7 +237,7 @@ def test_every_parameter_type_is_in_the_schema() -> None:
 
 @pytest.mark.parametrize("name", ["reset", "get_reward", "_hidden", "two words", "class"])
 def test_invalid_method_name_is_rejected(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"tool '{name}' cannot be a method"):
+    with pytest.raises(ConfigError, match=f"tool '{name}' cannot become a method"):
         tool_method(tool_spec(name, "d"), called)
     with pytest.raises(ConfigError, match="parameter 'a-b' cannot be"):
         tool_method(tool_spec("ok", "d", {"type": "object", "properties": {"a-b": {}}}), called)

@@ -147,9 +147,9 @@ def test_equal_prompts_in_a_row_are_a_group() -> None:
 def test_group_size_splits_repeated_prompts() -> None:
     with as_trl_reward(share, group_size=2) as reward:
         assert reward(["x"] * 4, ["a", "b", "a", "a"], ground_truth=["-"] * 4) == [0.5, 0.5, 1.0, 1.0]
-        with pytest.raises(ConfigError, match="3 completions cannot be cut into groups of 2"):
+        with pytest.raises(ConfigError, match="3 completions cannot be divided into groups of 2"):
             reward(["x"] * 3, ["a"] * 3, ground_truth=["-"] * 3)
-    with pytest.raises(ConfigError, match="group_size=2 is for batch rewards"):
+    with pytest.raises(ConfigError, match="group_size=2 must be at least 1, and applies only to batch rewards"):
         as_trl_reward(exact, group_size=2)
 
 
@@ -173,9 +173,12 @@ def test_missing_column_suggests_the_nearest() -> None:
     with as_trl_reward(exact, columns={"answer": "ground_truth"}) as reward:
         with pytest.raises(ConfigError, match="no column 'answer'; did you mean 'answers'"):
             reward(PROMPTS, COMPLETIONS, answers=ANSWERS)
-        with pytest.raises(ConfigError, match="'answer' would be 'ground_truth', and the dataset has a column of that"):
+        with pytest.raises(
+            ConfigError,
+            match="'answer' would be renamed to 'ground_truth', but the dataset already has a column of that",
+        ):
             reward(PROMPTS, COMPLETIONS, answer=ANSWERS, ground_truth=ANSWERS)
-    with as_trl_reward(exact) as reward, pytest.raises(ConfigError, match="asks for 'ground_truth', and the dataset"):
+    with as_trl_reward(exact) as reward, pytest.raises(ConfigError, match="requires 'ground_truth', but the dataset"):
         reward(PROMPTS, COMPLETIONS, answer=ANSWERS)
 
 
@@ -186,13 +189,13 @@ def test_parameters_unavailable_in_a_dataset_are_rejected() -> None:
     def state(messages: list[Message], state: Any) -> EvaluateResult:
         raise AssertionError("never called")
 
-    with pytest.raises(ConfigError, match="asks for step_data, which only our own rollouts have"):
+    with pytest.raises(ConfigError, match="requires step_data, which only our own rollouts have"):
         as_trl_reward(steps)
     with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="asks for 'state'"):
         reward(PROMPTS, COMPLETIONS)
-    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' is not taken from a column"):
+    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' is never taken from the dataset"):
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
-    with pytest.raises(ConfigError, match="two of them would be 'x'"):
+    with pytest.raises(ConfigError, match="two columns would be renamed to 'x'"):
         as_trl_reward(choosy, columns={"a": "x", "b": "x"})
     with pytest.raises(ConfigError, match="sandbox has no effect on a loaded reward"):
         as_trl_reward(choosy, sandbox="warm")
@@ -265,7 +268,7 @@ def test_the_steps_of_a_rollout_are_those_that_the_policy_took() -> None:
         assert reward(["id"], ["4"], assistant_turns=[[3]], **rollout) == [1.0]
         with pytest.raises(ConfigError, match=r"completion 0: assistant_turns: \[0\] are not all messages of an assis"):
             reward(["id"], ["4"], assistant_turns=[[0]], **rollout)
-        with pytest.raises(ConfigError, match="'assistant_turns' is not taken from a column of the dataset"):
+        with pytest.raises(ConfigError, match="'assistant_turns' is never taken from the dataset"):
             reward(["2 + 2?"], ["4"], assistant_turns=[[3]])
     assert seen == [[3]]
 
@@ -345,7 +348,7 @@ def test_tool_calls_of_trl_get_ids_and_arguments_as_text() -> None:
 
 
 def test_invalid_conversation_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="a completion of TRL is a text or a list of messages; got"):
+    with pytest.raises(ConfigError, match="a completion of TRL must be a text or a list of messages, got"):
         make_conversation("hi", 3)
     with (
         as_trl_reward(choosy) as reward,

@@ -129,9 +129,9 @@ def test_the_old_log_probabilities_are_those_that_were_sampled_with(trl: Peer) -
         ({"reward_weights": [0.5]}, "reward_weights=[0.5] has no effect"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation='normalize_then_sum'"),
         ({"importance_sampling_level": "sequence"}, "spreads what a step was worth over its whole row"),
-        ({"top_k": 5}, "top_k=5 has no effect: the policy samples, not TRL"),
+        ({"top_k": 5}, "top_k=5 has no effect, since the policy samples instead of TRL"),
         ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs={'num_beams': 2} has no effect"),
-        ({"temperature": 0.7}, "the policy samples at 1 and GRPOConfig says 0.7"),
+        ({"temperature": 0.7}, "the policy samples at 1, but GRPOConfig has 0.7"),
         ({"num_generations": 16}, "8 prompts are not groups of 16 equal ones"),
     ],
 )

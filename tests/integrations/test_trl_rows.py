@@ -144,7 +144,7 @@ async def test_multi_segment_episode_is_rejected_or_uses_its_last_segment(policy
     episode.tokens = EpisodeTokens()
     episode.tokens.add_turn(0, [3, 4], [8], [-0.5])
     episode.tokens.add_turn(1, [5, 6], [7], [-0.5], reason="reasoning left out")
-    with pytest.raises(ConfigError, match=r"has 2 segments \(reasoning left out\), and TRL takes one row"):
+    with pytest.raises(ConfigError, match=r"has 2 segments \(reasoning left out\), but TRL supports one row"):
         rollout_output([episode], filler_id=PAD)
     output = rollout_output([episode], filler_id=PAD, segments="last")
     assert (output["prompt_ids"], output["completion_ids"]) == ([[5, 6]], [[7]])
@@ -251,9 +251,9 @@ def test_an_option_of_the_trainer_without_effect_is_refused() -> None:
 
 def test_missing_reward_or_sample_is_reported_at_construction() -> None:
     policy, task = TinyPolicy(), TaskDefinitionModel(name="t", messages=[Message(role="user", content="?")])
-    with pytest.raises(ConfigError, match="credit is made of scores, and the task has no reward"):
+    with pytest.raises(ConfigError, match="credit is computed from scores, but the task has no reward"):
         as_rollout_func(task, policy, credit=CreditAssigner("gigpo"))
-    with pytest.raises(ConfigError, match="samples have no effect where sample_of"):
+    with pytest.raises(ConfigError, match="samples have no effect with sample_of"):
         as_rollout_func(task, policy, samples=[Sample("a")], sample_of=Sample)
     own = as_rollout_func(task, policy, sample_of=lambda prompt: Sample(f"sample of {prompt['x']}"))
     assert own._sample_of({"x": 1}).id == "sample of 1"

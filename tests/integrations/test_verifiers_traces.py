@@ -111,7 +111,7 @@ def test_token_advantages_are_placed_at_their_tokens() -> None:
     trace = episode_to_trace(episode, advantages=[[0.1, 0.2, 0.3]])
     assert trace_advantages(trace) == [[0.1, 0.2, 0.3]]
     for wrong in ([0.1, 0.2], float("nan")):
-        with pytest.raises(EpisodeError, match="step 0: 3 tokens need one finite advantage or 3; got"):
+        with pytest.raises(EpisodeError, match="step 0: 3 tokens need one finite advantage or 3, got"):
             episode_to_trace(episode, advantages=[wrong])
     with pytest.raises(EpisodeError, match="1 steps but 2 advantages"):
         episode_to_trace(episode, advantages=[0.0, 0.0])
@@ -155,9 +155,11 @@ def test_a_trace_marks_every_limit_as_cut_off() -> None:
 def test_episode_without_a_valid_trace_is_rejected() -> None:
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(0, [1], [2], [float("-inf")])
-    with pytest.raises(EpisodeError, match="step 0: a trace holds a finite log-probability for every sampled token"):
+    with pytest.raises(
+        EpisodeError, match="step 0: a trace must have a finite log-probability for every sampled token"
+    ):
         episode_to_trace(episode)
-    with pytest.raises(EpisodeError, match="a chunk is not a trace; join its chunks"):
+    with pytest.raises(EpisodeError, match="a chunk cannot be converted to a trace; join the chunks"):
         episode_to_trace(random_episode(3)[1:])
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(1, [1], [2])
@@ -167,17 +169,17 @@ def test_episode_without_a_valid_trace_is_rejected() -> None:
     episode.tokens.add_turn(0, [1], [2])
     episode.tokens.ids.append(3)
     episode.tokens.logprobs.append(0.0)
-    with pytest.raises(EpisodeError, match="there are tokens behind the last action of a segment"):
+    with pytest.raises(EpisodeError, match="there are tokens after the last action of a segment"):
         episode_to_trace(episode)
     for wrong in ({}, 3, {"trajectory": []}):
-        with pytest.raises(EpisodeError, match="a trace of verifiers v1 has nodes"):
+        with pytest.raises(EpisodeError, match="a trace of verifiers v1 must have nodes"):
             trace_to_episode(wrong)
 
 
 def test_modified_trace_is_rejected() -> None:
     trace = episode_to_trace(spoken("user", "assistant", "user"))
     trace["nodes"][2]["sampled"] = True
-    with pytest.raises(EpisodeError, match=r"its model messages stand at \[1, 2\], and stood at \[1\]"):
+    with pytest.raises(EpisodeError, match=r"its model messages are at \[1, 2\], but were at \[1\]"):
         trace_to_episode(trace)
 
 
@@ -267,8 +269,8 @@ def test_foreign_stop_condition_is_mapped(more: dict[str, Any], stop: StopReason
 def test_multi_agent_trace_is_rejected() -> None:
     link = {"node": 0, "type": "subagent_return"}
     nodes = [node(None, "user", "u"), {**node(0, "user", "found"), "semantic_parents": [link]}]
-    with pytest.raises(EpisodeError, match="node 1 of the trace is another agent's"):
+    with pytest.raises(EpisodeError, match="node 1 of the trace belongs to another agent"):
         trace_to_episode(foreign(nodes))
     holes = [node(None, "user", "u"), sampled(0, "a", [1, 2, 3], [True, False, True], [-0.1, -0.2])]
-    with pytest.raises(EpisodeError, match="node 1 of the trace: its sampled tokens do not stand together"):
+    with pytest.raises(EpisodeError, match="node 1 of the trace: its sampled tokens are not contiguous"):
         trace_to_episode(foreign(holes))

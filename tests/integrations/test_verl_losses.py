@@ -19,7 +19,7 @@ from reward_kit.rl.losses import (
     gspo_loss,
     kl_estimate,
     kl_loss,
-    penalised_rewards,
+    penalized_rewards,
     ppo_clip_loss,
     token_entropies,
     token_logprobs,
@@ -222,9 +222,9 @@ def test_k3_has_no_upper_bound_and_verls_is_10(verl: Peer) -> None:
 def test_reward_penalty_and_coefficient_equal_verl(verl: Peer, deviations: Deviations) -> None:
     case = random_case(3)
     theirs = verl.ask(
-        "penalised_rewards", scores=case.advantages, logprobs=case.logprobs, reference=case.old, coefficient=0.1
+        "penalized_rewards", scores=case.advantages, logprobs=case.logprobs, reference=case.old, coefficient=0.1
     )
-    ours = penalised_rewards(case.advantages, case.logprobs, case.old, case.mask, coefficient=0.1).rewards_BT
+    ours = penalized_rewards(case.advantages, case.logprobs, case.old, case.mask, coefficient=0.1).rewards_BT
     deviations.hold("verl KL in rewards", ours * case.mask, theirs["rewards"] * case.mask)
     # On masked tokens verl takes the penalty of whatever stands there.
     assert torch.equal(ours[case.mask == 0], case.advantages[case.mask == 0])

@@ -175,7 +175,7 @@ def test_a_scorer_takes_no_options(options: Any, named: str) -> None:
         (graded, {"on_unscored": "zero"}, "on_unscored"),
         (graded, {"level": "warm"}, "level has no effect on a loaded reward; pass a reference such as 'file"),
         (graded, {"folder": "."}, "folder has no effect on a loaded reward"),
-        (together, {}, "scores groups, and verl asks here for one row at a time; use RewardPipeline"),
+        (together, {}, "scores groups, but verl requests one row at a time here; use RewardPipeline"),
         ("nowhere.py:graded", {}, "no such file"),
     ],
 )

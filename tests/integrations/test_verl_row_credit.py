@@ -116,7 +116,7 @@ def test_anchor_observations_serve_where_a_row_is_an_action() -> None:
     one = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     advantages = row_credit("gigpo", REWARDS[:, [3, 0, 1, 2]], one, told, {"omega": 0.5, "epsilon": 0.0})[0]
     assert torch.allclose(advantages, one * torch.tensor([[0.5**0.5], [-(0.5**0.5)], [0.0]]))
-    with pytest.raises(ConfigError, match="row 0 has 2 actions, and anchor_obs is of one; give 'state_keys'"):
+    with pytest.raises(ConfigError, match="row 0 has 2 actions, but anchor_obs has only one state; pass 'state_keys'"):
         row_credit("gigpo", REWARDS, MASK, told)
 
 
@@ -171,11 +171,14 @@ def test_a_penalty_that_verl_puts_into_the_rewards_counts() -> None:
     [
         ({"state_keys": None}, "gigpo needs 'state_keys' of every row"),
         ({"uid": None}, "gigpo needs 'uid' of every row"),
-        ({"uid": ["u", "u"]}, "'uid' has 2 items, and there are 3 rows"),
-        ({"state_keys": [["a"], ["a"], ["a"]]}, r"state_keys\[0\] is a list with one item for each of the row's 2"),
+        ({"uid": ["u", "u"]}, "'uid' has 2 items, but there are 3 rows"),
+        (
+            {"state_keys": [["a"], ["a"], ["a"]]},
+            r"state_keys\[0\] must be a list with one item for each of the row's 2",
+        ),
         ({"step_rewards": ["ab", ["a"], ["a"]]}, r"step_rewards\[0\] is a list"),
-        ({"action_lengths": [[2], [1], [1]]}, r"row 0: action_lengths \[2\] make 2 tokens, and its mask has 3"),
-        ({"steps": [[1, 2], [0], [0]]}, r"has the steps \[1, 2\] in this batch; credit is for whole trajectories"),
+        ({"action_lengths": [[2], [1], [1]]}, r"row 0: action_lengths \[2\] make 2 tokens, but its mask has 3"),
+        ({"steps": [[1, 2], [0], [0]]}, r"has the steps \[1, 2\] in this batch; credit needs whole trajectories"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -96,7 +96,9 @@ def test_rows_are_as_wide_as_verl_is_told_and_nothing_is_cut_off() -> None:
     assert rows.batch["position_ids"][2].tolist() == [0, 0, 0, 1, 2, 3, 3, 3, 3, 3, 3]
     for key in ("responses", "response_mask", "rollout_log_probs", "rm_scores"):
         np.testing.assert_array_equal(rows.batch[key][:, :4], narrow.batch[key])
-    with pytest.raises(ConfigError, match="response_length is 3, and a row has 4 tokens there; nothing is cut off"):
+    with pytest.raises(
+        ConfigError, match="response_length is 3, but a row has 4 tokens there, and tokens are never cut off"
+    ):
         verl_rows([LONG, SHORT], pad_token_id=0, response_length=3)
 
 
@@ -182,10 +184,10 @@ def test_modified_rows_are_rejected() -> None:
     rows = verl_rows([LONG, SHORT], pad_token_id=0)
     changed = rows.batch["input_ids"].copy()
     changed[0, 3] += 1
-    with pytest.raises(ConfigError, match="row 0 has 6 tokens, and they are not the 6 of episode long"):
+    with pytest.raises(ConfigError, match="row 0 has 6 tokens, which differ from the 6 of episode long"):
         from_data_proto(TokenBatch({**rows.batch, "input_ids": changed}, rows.non_tensor_batch))
     logprobs = rows.batch["rollout_log_probs"] + 0.5
-    with pytest.raises(ConfigError, match="row 0: rollout_log_probs are not those"):
+    with pytest.raises(ConfigError, match="row 0: rollout_log_probs differ from those"):
         from_data_proto(TokenBatch({**rows.batch, "rollout_log_probs": logprobs}, rows.non_tensor_batch))
     with pytest.raises(ConfigError, match="non_tensor_batch has no 'reward_kit_episode'"):
         from_data_proto(verl_rows([LONG], pad_token_id=0, with_episodes=False))

@@ -166,7 +166,7 @@ async def test_finish_reason_ends_a_stream_without_done_marker():
     [3, {"content": 3}, {"tool_calls": [None]}, {"tool_calls": 3}, {"tool_calls": [{"function": {"name": 3}}]}],
 )
 async def test_malformed_stream_event_is_a_provider_error(delta):
-    with pytest.raises(ProviderError, match="sent a stream event in no known form"):
+    with pytest.raises(ProviderError, match="sent a stream event in an unknown format"):
         await ask(events({"choices": [{"delta": delta}]}), stream=True)
 
 

@@ -52,7 +52,7 @@ TRANSIENT = {
     "html": (html(), "with an HTML page: <html><body>Please wait"),
     "html by type only": (raw("Please wait", "text/html"), "with an HTML page: Please wait"),
     "html by content only": (raw(" \n<!doctype html>", "application/json"), "with an HTML page: <!doctype"),
-    "not json": (raw("upstream error", "text/plain"), "with something that is not JSON: upstream error"),
+    "not json": (raw("upstream error", "text/plain"), "with text that is not JSON: upstream error"),
     "empty body": (raw(""), "not JSON: (empty)"),
     "hostile json": (raw("[" * 100_000), "not JSON"),
     "routed rate limit": (raw('{"error": {"code": 429, "message": "slow down"}}'), "slow down"),

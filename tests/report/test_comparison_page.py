@@ -113,5 +113,5 @@ def test_single_common_sample_is_drawn_without_an_interval(tmp_path: Path) -> No
 
 def test_missing_target_folder_is_reported(tmp_path: Path) -> None:
     comparison = compared(make_run(tmp_path / "before", BEFORE), make_run(tmp_path / "after", AFTER))
-    with pytest.raises(ConfigError, match=r"folder .*nowhere does not exist; create it first"):
+    with pytest.raises(ConfigError, match=r"directory .*nowhere does not exist; create it first"):
         write_comparison(comparison, tmp_path / "nowhere" / "compare.html")

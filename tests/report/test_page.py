@@ -15,7 +15,7 @@ from reward_kit.report.run_data import read_run
 from reward_kit.report.run_page import write_report
 from reward_kit.report.timeline import MOST_BARS
 from reward_kit.runs.results import index_results
-from reward_kit.runs.summary import summarise, summary_to_json
+from reward_kit.runs.summary import summarize, summary_to_json
 from tests.report.made import Parsed, episode, make_run, page_of, random_run, score
 
 HOSTILE = [
@@ -37,7 +37,7 @@ def texts_of(cells: list) -> list[str]:
 
 def summary_of(run: Path) -> dict:
     facts = read_run(run)
-    return summary_to_json(summarise((one.row for one in facts.episodes), facts.pass_threshold))
+    return summary_to_json(summarize((one.row for one in facts.episodes), facts.pass_threshold))
 
 
 def test_headline_figures_match_the_summary(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_damaged_episode_is_named(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_not_a_run_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not a run folder: it has no run\.json"):
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no run\.json"):
         write_report(tmp_path)
 
 
@@ -209,5 +209,5 @@ def test_training_run_is_rejected(tmp_path: Path) -> None:
 
 def test_target_in_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [])
-    with pytest.raises(ConfigError, match=r"folder .*nowhere does not exist; create it first"):
+    with pytest.raises(ConfigError, match=r"directory .*nowhere does not exist; create it first"):
         write_report(run, tmp_path / "nowhere" / "page.html")

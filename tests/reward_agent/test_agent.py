@@ -64,7 +64,7 @@ async def test_score_all_returns_results_in_order_while_other_batches_wait():
         gate.let(0)
         assert (await scorer.get(1, ticket=older)).rewards == [0.0]
         assert await scorer.score_all([]) == []
-        with pytest.raises(ConfigError, match="cannot be cut into groups of 2"):
+        with pytest.raises(ConfigError, match="cannot be divided into groups of 2"):
             await scorer.score_all(batch(1), 2)
 
 
@@ -174,7 +174,7 @@ class TestRefusals:
     async def test_chunk_that_cuts_a_group_is_rejected_without_losing_results(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1, 2), group_size=3)
-            with pytest.raises(ConfigError, match=r"get\(2\) would cut a group of 3: ask for 3, or allow"):
+            with pytest.raises(ConfigError, match=r"get\(2\) would split a group of 3; request 3, or set"):
                 await scorer.get(2)
             assert (await scorer.get(3)).data_idxs == [0, 1, 2]
 
@@ -194,24 +194,24 @@ class TestRefusals:
     @pytest.mark.parametrize("group_size", [0, 2])
     async def test_batch_must_be_divisible_by_group_size(self, group_size):
         async with agent() as scorer:
-            with pytest.raises(ConfigError, match=f"a batch of 3 cannot be cut into groups of {group_size}"):
+            with pytest.raises(ConfigError, match=f"a batch of 3 cannot be divided into groups of {group_size}"):
                 await scorer.submit(batch(0, 1, 2), group_size)
 
     async def test_arguments_of_wrong_type_are_rejected_without_losing_results(self):
         async with agent() as scorer:
             with pytest.raises(ConfigError, match="item 1 is a str; pass requests"):
                 await scorer.submit([*batch(0), "text"])
-            with pytest.raises(ConfigError, match="group_size must be an integer; got '1'"):
+            with pytest.raises(ConfigError, match="group_size must be an integer, got '1'"):
                 await scorer.submit(batch(0), "1")
             await scorer.submit(batch(0))
-            with pytest.raises(ConfigError, match=r"chunk_size must be an integer; got 1\.5"):
+            with pytest.raises(ConfigError, match=r"chunk_size must be an integer, got 1\.5"):
                 await scorer.get(1.5)
-            with pytest.raises(ConfigError, match="ticket must be the result of submit; got a str"):
+            with pytest.raises(ConfigError, match="ticket must be the result of submit, got a str"):
                 await scorer.get(1, ticket="the first")
             assert (await scorer.get(1)).data_idxs == [0]
 
     def test_max_concurrency_must_be_positive(self):
-        with pytest.raises(ConfigError, match="max_concurrency must be at least 1, not 0"):
+        with pytest.raises(ConfigError, match="max_concurrency must be at least 1, got 0"):
             agent(max_concurrency=0)
 
     async def test_error_in_the_agent_block_releases_waiting_callers(self):

@@ -129,7 +129,7 @@ def test_6_chunk_that_cuts_a_group_is_rejected_unless_allowed():
     async def check():
         async with AsyncRewardAgent(Delays()) as agent:
             await agent.submit(requests(*range(6)), group_size=2)
-            with pytest.raises(ConfigError, match=r"get\(3\) would cut a group of 2: ask for 2 or 4, or allow it"):
+            with pytest.raises(ConfigError, match=r"get\(3\) would split a group of 2; request 2 or 4, or set"):
                 await agent.get(3)
             assert (await agent.get(3, cut_groups=True)).data_idxs == [0, 1, 2]
             assert (await agent.get(3)).data_idxs == [3, 4, 5]  # with the rest of the cut group it fits

@@ -21,7 +21,7 @@ BAD = {
     "class compute_score:\n def __init__(self, url): ...\n def compute_score(self, solution_str): ...": "without arg",
     "class compute_score:\n def compute_score(self, solution): ...": "does not take 'solution_str'",
     "class compute_score:\n def compute_score(self, solution_str): ...\n async def log(self, score): ...": "is async",
-    "compute_score = 3": "a reward is a function",
+    "compute_score = 3": "a reward must be a function",
     "": "has no 'compute_score'",
 }
 

@@ -152,7 +152,7 @@ class TestGroupCall:
         [
             (("a", "drop", "b"), "invalid_result", "2 results for 3 rollouts"),
             (("a", "crash", "b"), "crash", "ValueError: bad row"),
-            (("drop",), "invalid_result", "a batch reward returns a list, not a str"),
+            (("drop",), "invalid_result", "a batch reward must return a list, got a str"),
         ],
     )
     async def test_failed_call_fails_every_rollout_of_the_group(
@@ -320,7 +320,7 @@ class TestAgent:
         async with AsyncRewardAgent(self.sizes([]), max_concurrency=1) as agent:
             await agent.submit(group("a", "b"), group_size=2)
             await agent.submit(group("c", "d", "e"), group_size=3)
-            with pytest.raises(ConfigError, match="would cut a group"):
+            with pytest.raises(ConfigError, match="would split a group"):
                 await agent.get(1)
             assert (await agent.get_group()).data_idxs == [0, 1]
             chunk = await agent.get_group()

@@ -103,7 +103,7 @@ def test_missing_ground_truth_is_reported(tmp_path, level):
     lacks, right = scores(load(tmp_path, "compares", level), None, "4")
     assert right.score == 1.0
     assert lacks.score is None
-    assert "'compares' requires a ground_truth, and the sample has none" in lacks.failure.message
+    assert "'compares' requires a ground_truth, but the sample has none" in lacks.failure.message
     assert scores(load(tmp_path, "does_without", level), None)[0].score == 0.5
     lacks, right = scores(load(tmp_path, "ranks", level), None, "x")
     assert lacks.score is None and "requires a ground_truth" in lacks.failure.message

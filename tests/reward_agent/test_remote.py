@@ -277,15 +277,18 @@ class TestAddress:
     @pytest.mark.parametrize(
         ("url", "why"),
         [
-            ("http://host/v1/reward/x", "is not a reward's address"),
-            ("http://host/v1/rewards/x?a=1", "is not a reward's address"),
-            ("http://host/v1/rewards/x/score", "is not a reward's address"),
-            ("http://host:99999/v1/rewards/x", "is not a reward's address"),
-            ("http:///v1/rewards/x", "is not a reward's address"),
-            ("ftp://host/v1/rewards/x", "is not a reward's address"),
+            ("http://host/v1/reward/x", "is not the address of a reward"),
+            ("http://host/v1/rewards/x?a=1", "is not the address of a reward"),
+            ("http://host/v1/rewards/x/score", "is not the address of a reward"),
+            ("http://host:99999/v1/rewards/x", "is not the address of a reward"),
+            ("http:///v1/rewards/x", "is not the address of a reward"),
+            ("ftp://host/v1/rewards/x", "is not the address of a reward"),
             ("https://me:hunter2@host/v1/rewards/x", "must not contain a user name or password"),
-            ("https://host/v1/rewards/x?api_key=hunter2", "'https://host/v1/rewards/x…' is not a reward's address;"),
-            ("https://host/v1/rewards/x#hunter2", "is not a reward's address; nothing follows its path"),
+            (
+                "https://host/v1/rewards/x?api_key=hunter2",
+                "'https://host/v1/rewards/x…' is not the address of a reward;",
+            ),
+            ("https://host/v1/rewards/x#hunter2", "is not the address of a reward; it must end with its path"),
         ],
     )
     async def test_invalid_reward_address_is_rejected(self, url: str, why: str) -> None:

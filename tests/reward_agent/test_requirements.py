@@ -90,7 +90,7 @@ class TestChecking:
         (tmp_path / "with_extras-1.dist-info" / "METADATA").write_text(told)
         monkeypatch.syspath_prepend(tmp_path)
         check_installed(["with-extras", "with-extras[two]"], "r")
-        with pytest.raises(ConfigError, match="its extra 'one' wants 'no-such-package': no-such-package is not"):
+        with pytest.raises(ConfigError, match="its extra 'one' requires 'no-such-package': no-such-package is not"):
             check_installed(["with-extras[one]"], "r")
         with pytest.raises(ConfigError, match="no-such-package is not"):
             check_installed(["with-extras[all]"], "r")
@@ -112,5 +112,5 @@ class TestChecking:
 
     def test_requirements_must_be_a_list(self, tmp_path):
         write(tmp_path, "'pydantic'", top="x = 1")
-        with pytest.raises(ConfigError, match=r"requirements is a list of strings, .* not 'pydantic'"):
+        with pytest.raises(ConfigError, match=r"requirements must be a list of strings, .* got 'pydantic'"):
             load(tmp_path)

@@ -45,7 +45,7 @@ RUN_CASES = [
     Case("leaves with exit()", ADD + "\nexit()\nprint(1)", SUM, 1.0),
     Case("leaves with os._exit(0), flushed", ADD + "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)", SUM, 1.0),
     Case("prints right and crashes", ADD + "\n1 / 0", SUM, 0.0, "ZeroDivisionError"),
-    Case("prints right and fails", ADD + "\nraise SystemExit(3)", SUM, 0.0, "exit status 3"),
+    Case("prints right and fails", ADD + "\nraise SystemExit(3)", SUM, 0.0, "exited with status 3"),
     Case("blanks at the ends of lines", "a, b = map(int, input().split())\nprint(a + b, '  \\n\\n')", SUM, 1.0),
     Case("exactly", "a, b = map(int, input().split())\nprint(a + b, '')", SUM, 0.0, "", {"stdout": "exact"}),
     Case("Windows' line ends", "print('1\\r\\n2', end='\\r\\n')", runs(("", "1\n2\n")), 1.0, "", {"stdout": "exact"}),

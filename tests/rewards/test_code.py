@@ -116,25 +116,25 @@ async def test_reason_hides_expected_values_on_request() -> None:
     ("truth", "says"),
     [
         (None, "the sample has none"),
-        (3, "not tests"),
+        (3, "must contain tests"),
         ("def f(): pass", "not JSON"),
         ({}, "no tests"),
         ({"tests_": []}, "did you mean 'tests'"),
         ({"function": "f", "tests": []}, "no test"),
         ({"function": "f", "tests": [3]}, "tests[0] is an int"),
         ({"function": "f", "tests": [{"args": [1]}]}, "neither expected nor stdout"),
-        ({"function": "f", "tests": [{"args": 1, "expected": 1}]}, "args is a list"),
+        ({"function": "f", "tests": [{"args": 1, "expected": 1}]}, "args must be a list"),
         ({"function": "f", "tests": [{"arg": [1], "expected": 1}]}, "did you mean 'args'"),
-        ({"function": "f()", "tests": [{"args": [1], "expected": 1}]}, "not the name of a function"),
+        ({"function": "f()", "tests": [{"args": [1], "expected": 1}]}, "must be the name of a function"),
         ({"tests": [{"args": [1], "expected": 1}]}, "names no function"),
         ({"function": "f", "tests": [{"args": [1], "expected": 1}, {"stdout": ""}]}, "calls and runs together"),
-        ({"tests": [{"stdin": 1, "stdout": "1"}]}, "tests[0].stdin is an int"),
+        ({"tests": [{"stdin": 1, "stdout": "1"}]}, "tests[0].stdin must be text, got an int"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "a list of arguments"),
         ({"tests": [{"input": "x", "output": "1", "testtype": "functional"}], "function": "f"}, "JSON on each line"),
         ({"test_list": ["assert 1 == 1"]}, "call no function"),
-        ({"test_list": ["assert f(g(1)) == 2"], "function": "f"}, "g() is not known here"),
-        ({"test_list": ["assert f(1) == open('x').read()"]}, "cannot be asked as a question"),
+        ({"test_list": ["assert f(g(1)) == 2"], "function": "f"}, "g() is unknown"),
+        ({"test_list": ["assert f(1) == open('x').read()"]}, "cannot be split into a call"),
         (
             {"test": "def check(c):\n    try:\n        c(1)\n    except ValueError:\n        pass", "entry_point": "f"},
             "line 2",
@@ -213,7 +213,7 @@ async def test_code_is_not_run_without_a_sandbox() -> None:
 @confined
 def test_nested_sandbox_level_is_rejected() -> None:
     """A sandbox is not put up in a sandbox."""
-    with pytest.raises(ConfigError, match=r"calls out and cannot run isolated: remove sandbox\.level"):
+    with pytest.raises(ConfigError, match=r"calls other services and cannot run isolated; remove sandbox\.level"):
         load_reward("reward_kit.rewards.code:python_code", choice=SandboxChoice(level="isolated"))
 
 
@@ -246,8 +246,8 @@ PROGRAMS = {
 WRONG = {
     "wrong": ("c", '#include <stdio.h>\nint main(void) { puts("3"); return 0; }', 0.5, "printed '3\\n'"),
     "does not compile": ("c", "int main( {", 0.0, "does not compile"),
-    "fails": ("c", '#include <stdio.h>\nint main(void) { puts("3"); return 2; }', 0.0, "exit status 2"),
-    "crashes": ("c", "int main(void) { *(volatile int *)0 = 1; }", 0.0, "exit status -11"),
+    "fails": ("c", '#include <stdio.h>\nint main(void) { puts("3"); return 2; }', 0.0, "exited with status 2"),
+    "crashes": ("c", "int main(void) { *(volatile int *)0 = 1; }", 0.0, "exited with status -11"),
     "loops": ("c", "int main(void) { for (;;); }", 0.0, "too slow"),
     "kills its parent": ("bash", "kill -9 $PPID; echo 3", 0.5, ""),
     "writes into the harness's channel": ("bash", "echo '{\"value\": 1}' >&3; echo 3", 0.5, ""),

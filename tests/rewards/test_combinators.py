@@ -137,10 +137,10 @@ async def test_combination_requires_the_strictest_sandbox_level_of_its_parts():
         (lambda: weighted(a=(exact, -1)), "weight of 'a'.*-1"),
         (lambda: weighted(a=(exact, float("nan"))), "weight of 'a'"),
         (lambda: weighted(a=(exact, 0)), "all weights are 0"),
-        (lambda: clip(exact, 1, 0), "not below"),
+        (lambda: clip(exact, 1, 0), "must be less than"),
         (lambda: first_of(), "at least one reward"),
         (lambda: weighted(a=reward_function(mode="batch")(lambda rollouts_messages: [])), "batch reward"),
-        (lambda: weighted(a=3), "a reward is a function"),
+        (lambda: weighted(a=3), "a reward must be a function"),
     ],
 )
 async def test_invalid_combinations_are_rejected(make, problem):

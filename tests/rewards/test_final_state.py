@@ -197,10 +197,10 @@ def test_states_of_several_resources_are_compared(truth: Any, options: dict[str,
         (StateSnapshot.from_json(WORLD), {**WORLD, "balance": 4}, {}, "at .balance: expected 4, found 3"),
         (StateSnapshot.from_json(WORLD), {"/gone": 1}, {"match": "paths"}, '"/gone": 1 is expected, missing'),
         (FILES, {"report.txt": "total 4\n"}, {"match": "subset"}, '"total 3" in line 1, expected "total 4"'),
-        (FILES, LEFT | {"more": "x"}, {}, '"more": no such file is there'),
+        (FILES, LEFT | {"more": "x"}, {}, '"more": no such file exists'),
         (SHOP, {"orders": ROWS[:2]}, {}, 'the row (2, "open", 3.0) is not expected'),
         (SHOP, {"gone": []}, {}, "no such table"),
-        (BOTH, {"world": {"a": 1}}, {"match": "subset"}, '"world: state": at .a: expected 1, and it is missing'),
+        (BOTH, {"world": {"a": 1}}, {"match": "subset"}, '"world: state": at .a: expected 1, but it is missing'),
     ],
 )
 def test_the_reason_names_the_first_difference(
@@ -227,15 +227,15 @@ def test_each_compared_item_is_a_metric() -> None:
         (FILES, {"report.txt": {"base64": "?"}}, {}, "base64"),
         (SHOP, ["orders"], {}, "{table or query: rows}"),
         (SHOP, {"orders": 3}, {}, "list of lists"),
-        (SHOP, {"orders": [[1], [1, 2]]}, {}, "one length"),
+        (SHOP, {"orders": [[1], [1, 2]]}, {}, "the same length"),
         (SHOP, {"orders": [{"id": 1}, {"amount": 1}]}, {}, "same columns"),
         (SHOP, {"orders": [[True]]}, {}, "a bool"),
         (SHOP, {"SELECT FROM orders": []}, {}, "syntax error"),
         (SHOP, {"SELECT 1; SELECT 2": []}, {}, "final state"),
-        (SHOP, {"orders": ROWS}, {"match": "subset", "tolerance": 0.1}, "neither tolerance"),
+        (SHOP, {"orders": ROWS}, {"match": "subset", "tolerance": 0.1}, "excludes tolerance"),
         (BOTH, {"dbs": {}}, {}, "did you mean 'db'"),
         (BOTH, {"db": {"empty": []}}, {"match": {"flies": "subset"}}, "did you mean 'files'"),
-        (BOTH, [], {}, "by name"),
+        (BOTH, [], {}, "must map resource names"),
     ],
 )
 def test_unsuitable_ground_truth_leaves_the_rollout_unscored(
@@ -316,4 +316,4 @@ def test_too_deeply_nested_state_scores_zero() -> None:
         deep = [deep]
     result = final_state_matches([], deep, {"a": 1})
     assert result.score == 0.0
-    assert "nests deeper" in result.reason
+    assert "nested deeper" in result.reason

@@ -91,9 +91,9 @@ def test_tags_must_occur_once_in_order_and_closed(reply, options, score):
 
 
 def test_the_reason_names_the_fault():
-    assert "<answer> stands 2 times" in ask(tag_format, SHORT + "<answer>5</answer>").reason
-    assert '"Sure!" stands outside' in ask(tag_format, "Sure! " + SHORT).reason
-    assert "inside of <think>" in ask(tag_format, "<think>a<answer>4</answer></think>").reason
+    assert "<answer> occurs 2 times" in ask(tag_format, SHORT + "<answer>5</answer>").reason
+    assert '"Sure!" is outside' in ask(tag_format, "Sure! " + SHORT).reason
+    assert "inside <think>" in ask(tag_format, "<think>a<answer>4</answer></think>").reason
 
 
 def test_turns_option_scores_every_turn_as_a_step_output():
@@ -111,7 +111,7 @@ def test_turns_option_scores_every_turn_as_a_step_output():
 
 @pytest.mark.parametrize("tags", [(), ("a", "a"), ("",), ("<think>",), ("1",), ("a b",)])
 def test_invalid_tag_names_are_rejected(tags):
-    with pytest.raises(ConfigError, match="option 'tags': "):
+    with pytest.raises(ConfigError, match="option 'tags'"):
         ask(tag_format, "x", tags=tags)
 
 
@@ -191,7 +191,7 @@ def test_reply_is_matched_against_the_pattern(reply, options, score):
 
 @pytest.mark.parametrize("pattern", ["", "(", "[a", "*", "x{99999999999}", "(?P<a>x)(?P<a>y)", "\\"])
 def test_invalid_pattern_is_rejected(pattern):
-    with pytest.raises(ConfigError, match="option 'pattern': "):
+    with pytest.raises(ConfigError, match="option 'pattern'"):
         ask(regex_format, "x", pattern=pattern)
 
 

@@ -270,9 +270,9 @@ def asked() -> Iterator[tuple[str, list[str]]]:
 def test_schema_references_are_not_fetched(asked: tuple[str, list[str]]) -> None:
     address, paths = asked
     for schema in ({"$ref": f"{address}/a.json"}, {"$id": f"{address}/b.json", "$ref": "c.json"}):
-        with pytest.raises(RewardError, match="nothing is fetched"):
+        with pytest.raises(RewardError, match="no document is fetched"):
             ask(json_schema_answer, "{}", schema)
-    with pytest.raises(RewardError, match="nothing is fetched"):
+    with pytest.raises(RewardError, match="no document is fetched"):
         ask(json_schema_answer, "{}", {"$ref": "file:///etc/passwd"})
     assert paths == []
 

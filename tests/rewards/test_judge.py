@@ -170,7 +170,7 @@ BAD = {
     "scale upside down": ({"scale": (5, 1)}, "option scale"),
     "scale of one": ({"scale": (1, 1)}, "option scale"),
     "scale without end": ({"scale": (0, 10**9)}, "option scale"),
-    "two rubrics": ({"rubric": QUALITY, "rubric_key": "r"}, "give rubric or rubric_key, not both"),
+    "two rubrics": ({"rubric": QUALITY, "rubric_key": "r"}, "set either rubric or rubric_key, not both"),
     "unknown option of the client": ({"client": {"tempreature": 1}}, "tempreature"),
     "negative temperature": ({"client": {"temperature": -1}}, "temperature"),
     "a key of ours": ({"client": {"extra_body": {"messages": []}}}, "belongs to the judge"),

@@ -95,7 +95,7 @@ async def test_unreadable_verdict_is_not_cached(tmp_path):
 
 async def test_other_file_is_rejected_as_cache(tmp_path):
     (tmp_path / "data.jsonl").write_text('{"messages": []}\n')
-    with pytest.raises(ConfigError, match="is not a cache of a judge"):
+    with pytest.raises(ConfigError, match="is not a judge cache"):
         await judged(llm_judge, [], talk("Paris"), cache=str(tmp_path / "data.jsonl"))
     assert (tmp_path / "data.jsonl").read_text() == '{"messages": []}\n'
     with pytest.raises(ConfigError, match="cannot be written"):

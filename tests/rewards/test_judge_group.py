@@ -121,7 +121,7 @@ async def test_conversation_ends_before_the_first_answer():
 @pytest.mark.parametrize("texts", [["Paris"], ["Paris", "Paris"], ["Paris", ""]])
 async def test_ranks_need_two_different_answers(texts):
     results, server = await judged(group_judge, [], group(*texts), method="rank")
-    assert not results[0].is_score_valid and "no ranks" in results[0].error
+    assert not results[0].is_score_valid and "two different answers" in results[0].error
     assert len(server.requests) == 0
 
 

@@ -146,7 +146,7 @@ async def test_missing_baseline_leaves_the_rollout_unscored():
         await judged(pairwise_judge, [], talk(OURS))
     with pytest.raises(RewardError, match="no field 'old'"):
         await judged(pairwise_judge, [], talk(OURS), baseline_key="old", sample={})
-    with pytest.raises(ConfigError, match="give baseline or baseline_key, not both"):
+    with pytest.raises(ConfigError, match="set either baseline or baseline_key, not both"):
         await judged(pairwise_judge, [], talk(OURS), baseline="x", baseline_key="old")
     with pytest.raises(ConfigError, match="votes"):
         with_options(pairwise_judge, votes=0)

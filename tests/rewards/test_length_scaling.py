@@ -122,7 +122,7 @@ async def test_shorter_is_better_among_the_right_and_worse_among_the_wrong(lengt
         (lambda: shortest_in_group(right, form="kimi", weight=math.inf), "weight"),
         (lambda: shortest_in_group(right, unit="tokens"), "unit"),
         (lambda: shortest_in_group(right, form="best"), "form"),
-        (lambda: shortest_in_group(3), "a reward is a function"),
+        (lambda: shortest_in_group(3), "a reward must be a function"),
     ],
 )
 def test_invalid_length_scaling_options_are_rejected(make, problem):

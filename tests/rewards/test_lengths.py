@@ -77,8 +77,8 @@ def test_length_within_reproduces_the_soft_overlong_punishment(length, punishmen
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({}, "neither at_least nor at_most"),
-        ({"at_least": 2, "at_most": 1}, "above at_most"),
+        ({}, "set at_least, at_most or both"),
+        ({"at_least": 2, "at_most": 1}, "greater than at_most"),
         ({"at_most": -1}, "at_most"),
         ({"at_most": 1, "above": -1}, "above"),
         ({"at_most": 1, "unit": "tokens"}, "unit"),

@@ -18,18 +18,18 @@ REFUSED = [
     ("math_answer", {"absolute_tolerance": -1}, "option 'absolute_tolerance': must be 0 or more"),
     ("math_answer", {"relative_tolerance": float("nan")}, "option 'relative_tolerance'"),
     ("number_answer", {"absolute_tolerance": float("inf")}, "option 'absolute_tolerance': .*finite"),
-    ("choice_answer", {"letters": "abc"}, "option 'letters': write different capitals.*'abc'"),
+    ("choice_answer", {"letters": "abc"}, "option 'letters' must be distinct capital letters.*'abc'"),
     ("choice_answer", {"letters": "AAB"}, "option 'letters'"),
     ("choice_answer", {"letters": ""}, "option 'letters'"),
     ("json_answer", {"tolerance": 1}, "option 'tolerance': must be below 1"),
-    ("json_answer", {"tolerance": 0.1, "arrays": "any_order"}, "option 'tolerance': .*leave out arrays"),
-    ("json_schema_answer", {"schema": {"type": "objct"}}, "option 'schema': it is not a JSON schema: .*objct"),
+    ("json_answer", {"tolerance": 0.1, "arrays": "any_order"}, "option 'tolerance' .*remove arrays"),
+    ("json_schema_answer", {"schema": {"type": "objct"}}, "option 'schema' is not a JSON schema: .*objct"),
     ("tool_calls_match", {"tools": [{"nme": "search"}]}, r"option 'tools': tools\[0\] is not a tool; write"),
     ("tool_calls_match", {"tools": [{"name": "search", "parameters": {1: 2}}]}, r"option 'tools': tools\[0\]"),
     ("python_code", {"time_s": 0}, "option 'time_s': must be above 0"),
     ("python_code", {"wall_s": 0}, "option 'wall_s'"),
     ("python_code", {"memory_mb": 1}, "option 'memory_mb': must be 16 or more"),
-    ("python_code", {"tolerance": 0.1, "unordered": True}, "option 'unordered': tolerance excludes it"),
+    ("python_code", {"tolerance": 0.1, "unordered": True}, "option 'unordered': it excludes tolerance"),
     ("program_code", {"time_s": -1}, "option 'time_s'"),
     ("program_code", {"memory_mb": 1}, "option 'memory_mb'"),
     ("program_code", {"compile_s": 601}, "option 'compile_s'"),
@@ -37,15 +37,15 @@ REFUSED = [
     ("sql_result", {"max_rows": 0}, "option 'max_rows'"),
     ("sql_result", {"tolerance": -1}, "option 'tolerance'"),
     ("final_state_matches", {"tolerance": 1}, "option 'tolerance'"),
-    ("environment_score", {"low": 2}, "option 'low': 2 is not below high, 1"),
+    ("environment_score", {"low": 2}, "option 'low' must be less than high, got 2 and 1"),
     ("environment_score", {"high": float("inf")}, "option 'high': .*finite"),
-    ("few_steps", {"best": 0}, "option 'best': 0 is not at least 1"),
-    ("few_steps", {"best": 50}, "option 'best': 50 is not .*below worst, which is 50"),
-    ("milestones", {}, "option 'reach': it names none"),
+    ("few_steps", {"best": 0}, "option 'best' must be at least 1"),
+    ("few_steps", {"best": 50}, "option 'best' must be .*less than worst, got 50 and 50"),
+    ("milestones", {}, "option 'reach' must have at least one"),
     ("milestones", {"reach": [{"name": "a", "tool": "x"}, {"name": "a", "tool": "y"}]}, "option 'reach': two"),
-    ("length_within", {}, "option 'at_most': neither"),
-    ("length_within", {"at_least": 5, "at_most": 3}, "option 'at_least': 5 is above at_most, 3"),
-    ("tag_format", {"tags": ["<think>"]}, "option 'tags': '<think>' is not a name; write names without brackets"),
+    ("length_within", {}, "option 'at_most': set at_least"),
+    ("length_within", {"at_least": 5, "at_most": 3}, "option 'at_least' must not be greater than at_most, got 5 and 3"),
+    ("tag_format", {"tags": ["<think>"]}, "option 'tags': '<think>' is not a name; write names without angle brackets"),
     ("tag_format", {"tags": ["a", "a"]}, "option 'tags'"),
     ("regex_format", {"pattern": "("}, "option 'pattern': .*not a regular expression"),
     ("contains_all", {"keywords": []}, "option 'keywords'"),
@@ -72,9 +72,9 @@ def test_default_options_are_valid(name):
 
 def test_invalid_options_of_a_task_are_rejected_at_loading():
     choice = SandboxChoice(level="in_process")
-    with pytest.raises(ConfigError, match="option 'at_least': 5 is above at_most, 3"):
+    with pytest.raises(ConfigError, match="option 'at_least' must not be greater than at_most, got 5 and 3"):
         load_reward("reward_kit.rewards:length_within", choice=choice, options={"at_least": 5, "at_most": 3})
-    with pytest.raises(ConfigError, match="option 'reach': it names none"):
+    with pytest.raises(ConfigError, match="option 'reach' must have at least one"):
         load_reward("reward_kit.rewards:milestones", choice=choice)
 
 

@@ -62,7 +62,7 @@ def test_the_score_is_the_share_of_new_n_grams(reply, options, score):
 
 
 def test_reason_counts_repeated_n_grams():
-    assert ask(no_repetition, "a a a a").reason == "1 of 2 3-grams of words stand there already"
+    assert ask(no_repetition, "a a a a").reason == "1 of 2 3-grams of words are repetitions"
 
 
 @pytest.mark.parametrize("options", [{"ngram": 0}, {"ngram": 1001}, {"max_penalty": -0.1}, {"max_penalty": 1.1}])

@@ -412,7 +412,7 @@ def test_invalid_tool_specifications_are_rejected() -> None:
         ask(call("f"), call("f"), sample={"tools": ["f"]})
     with pytest.raises(RewardError, match="'tools' cannot be read"):
         ask(call("f"), call("f"), sample={"tools": "[oops"})
-    with pytest.raises(RewardError, match="nothing is fetched"):
+    with pytest.raises(RewardError, match="no document is fetched"):
         ask(call("f", a=1), call("f", a=1), tools=[tool("f", {"a": {"$ref": "https://example.com/schema.json"}})])
     with pytest.raises(RewardError, match="malformed"):
         ask(call("f", a=1), call("f", a=1), tools=[tool("f", {"a": {"anyOf": 7}})])

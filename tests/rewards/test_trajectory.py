@@ -81,7 +81,7 @@ def test_environment_return_is_scaled_to_its_bounds(gave, options, score):
 def test_missing_environment_reward_leaves_the_episode_unscored():
     with pytest.raises(RewardError, match="gave no reward"):
         environment_score(messages=[], environment_return=None)
-    with pytest.raises(ConfigError, match="not below"):
+    with pytest.raises(ConfigError, match="must be less than"):
         environment_score(messages=[], environment_return=1, low=1.0, high=1.0)
 
 
@@ -238,11 +238,11 @@ def test_milestone_is_credited_to_the_step_that_reaches_it(steps, reach, ordered
 @pytest.mark.parametrize(
     ("reach", "problem"),
     [
-        ([], "names none"),
-        ([MUG, MUG], "one name"),
-        ([{"name": "x"}], "either a tool or"),
-        ([{"name": "x", "tool": "a", "observed": "b"}], "either a tool or"),
-        ([{"name": "x", "observed": "b", "arguments": {"a": 1}}], "those of a tool"),
+        ([], "at least one milestone"),
+        ([MUG, MUG], "the same name"),
+        ([{"name": "x"}], "must have either tool or"),
+        ([{"name": "x", "tool": "a", "observed": "b"}], "must have either tool or"),
+        ([{"name": "x", "observed": "b", "arguments": {"a": 1}}], "arguments requires tool"),
         ([{"name": "x", "observed": ""}], "at least 1 character"),
         ([{"name": "x", "observed": "b", "weight": 0}], "must be above 0"),
         ([{"name": "x", "observe": "b"}], "observe"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reward_kit.rl.losses import Aggregation, Level, penalised_rewards, truncated_importance_weights, within_cap
+from reward_kit.rl.losses import Aggregation, Level, penalized_rewards, truncated_importance_weights, within_cap
 from tests.profiles import examples
 from tests.rl.loss_cases import (
     AGGREGATIONS,
@@ -88,7 +88,7 @@ def test_masked_tokens_have_no_influence_on_weights_and_penalties(seed: int, lev
 
     def made(old: Tensor, behaviour: Tensor) -> list[Tensor]:
         weights = truncated_importance_weights(old, behaviour, mask, level=level)
-        penalised = penalised_rewards(case["advantages"], old, behaviour, mask, coefficient=0.1, estimator="k3")
+        penalised = penalized_rewards(case["advantages"], old, behaviour, mask, coefficient=0.1, estimator="k3")
         described = [*weights.diagnostics.values(), *penalised.diagnostics.values()]
         return [weights.weights_BT, penalised.rewards_BT, within_cap(old, behaviour, mask, CAP), *described]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError
-from reward_kit.rl.losses import AdaptiveKLCoefficient, KLEstimator, kl_estimate, kl_loss, penalised_rewards
+from reward_kit.rl.losses import AdaptiveKLCoefficient, KLEstimator, kl_estimate, kl_loss, penalized_rewards
 from tests.rl.loss_cases import ESTIMATORS, random_case
 
 
@@ -86,7 +86,7 @@ def test_weights_scale_loss_and_gradient_but_not_diagnostics() -> None:
 
 def test_penalty_on_integer_rewards_is_not_truncated() -> None:
     ones = torch.ones(1, 2)
-    found = penalised_rewards(torch.ones(1, 2, dtype=torch.int64), ones, 0.0 * ones, ones, coefficient=0.25)
+    found = penalized_rewards(torch.ones(1, 2, dtype=torch.int64), ones, 0.0 * ones, ones, coefficient=0.25)
     assert found.rewards_BT.tolist() == [[0.75, 0.75]]
 
 
@@ -94,7 +94,7 @@ def test_penalty_applies_only_to_unmasked_tokens() -> None:
     case = random_case(0)
     tensors = (case["trained"].clone().requires_grad_(), case["old"], case["mask"])
     rewards = torch.where(case["mask"], case["advantages"], torch.nan)
-    found = penalised_rewards(rewards, *tensors, coefficient=0.1)
+    found = penalized_rewards(rewards, *tensors, coefficient=0.1)
     expected = case["advantages"] - 0.1 * (case["trained"] - case["old"])
     torch.testing.assert_close(found.rewards_BT[case["mask"]], expected[case["mask"]])
     assert found.rewards_BT[~case["mask"]].isnan().all() and not found.rewards_BT.requires_grad
@@ -104,7 +104,7 @@ def test_penalty_applies_only_to_unmasked_tokens() -> None:
 
 def test_rewards_keep_their_type() -> None:
     rewards = torch.zeros(1, 2, dtype=torch.bfloat16)
-    found = penalised_rewards(rewards, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2), coefficient=1.0)
+    found = penalized_rewards(rewards, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2), coefficient=1.0)
     assert found.rewards_BT.dtype == torch.bfloat16 and found.rewards_BT.tolist() == [[1.0, 1.0]]
 
 
@@ -137,8 +137,8 @@ ONES = torch.ones(1, 1)
     ("call", "message"),
     [
         (lambda: kl_estimate(ONES, ONES, "k2+"), "unknown estimator 'k2\\+'; did you mean 'k"),  # type: ignore[arg-type]
-        (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "for rewards use 'k3'"),
-        (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=-1.0), "coefficient must be at least 0"),
+        (lambda: penalized_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "for rewards use 'k3'"),
+        (lambda: penalized_rewards(ONES, ONES, ONES, ONES, coefficient=-1.0), "coefficient must be at least 0"),
         (lambda: AdaptiveKLCoefficient(0.1, target=0.0, horizon=1), "target must be above 0, got 0"),
         (
             lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).update(2.0, -100),

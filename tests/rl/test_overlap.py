@@ -165,7 +165,7 @@ def test_machine_activities_are_sequential_and_cover_every_second(
         assert result.seconds("log_probs", "publish") == setup.steps * (setup.log_probs_s + setup.publish_s)
         rollouts = result.rollouts if setup.separate_rollouts else [i for i in result.intervals if i.doing == "rollout"]
         assert [item.step for item in rollouts] == list(range(setup.steps))
-        assert result.utilisation == pytest.approx(1 - result.idle_s / result.makespan_s)
+        assert result.utilization == pytest.approx(1 - result.idle_s / result.makespan_s)
         if not setup.separate_rollouts:
             assert result.seconds("waits_for_rollouts") == 0
 

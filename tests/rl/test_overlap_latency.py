@@ -73,7 +73,7 @@ def test_latencies_are_drawn_from_the_calls_of_a_run(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "No such file or directory"),
-        ("", "holds no score to take a duration from"),
+        ("", "has no score with a duration"),
         (score_line(1) + "{}\n", "scores.jsonl:2 has no number at timing.duration_s"),
         (score_line("soon"), "scores.jsonl:1 has no number at timing.duration_s"),
         (score_line(-2), "timing.duration_s is -2, which is not a duration"),

@@ -97,7 +97,7 @@ def test_episodes_without_tokens_are_reported(caplog: pytest.LogCaptureFixture) 
     episode.add_env_reset("o")
     episode.add_env_step("o", {"type": "terminate"}, 1.0)
     PPOLearner(Bigram(), PPOConfig()).update(build_rows([episode], pad_token_id=0), version=0)
-    assert "nothing is learned: the episodes have no tokens; get_action has to return log_probs" in caplog.text
+    assert "nothing is learned: the episodes have no tokens; get_action must return log_probs" in caplog.text
 
 
 def test_module_with_wrong_output_shape_is_named() -> None:
@@ -105,7 +105,7 @@ def test_module_with_wrong_output_shape_is_named() -> None:
         def forward(self, ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
             return super().forward(ids_BT, attention_mask_BT)[:, -1]
 
-    with pytest.raises(ConfigError, match=r"Last has to return logits of shape \(1, \d+, V\); got \(1, \d+\)"):
+    with pytest.raises(ConfigError, match=r"Last must return logits of shape \(1, \d+, V\), got \(1, \d+\)"):
         PPOLearner(Last(), PPOConfig()).update(bigram_rows([1.0]), version=0)
     with pytest.raises(ConfigError, match=r"expected a torch module, such as policy\.module; got a Holder"):
         PPOLearner(type("Holder", (), {})(), PPOConfig())
@@ -149,7 +149,7 @@ def test_non_finite_values_stop_before_the_weights_change(key: str, value: float
 def test_the_error_says_where_the_batch_is_kept(tmp_path: Path) -> None:
     rows = bigram_rows([np.nan])
     learner = PPOLearner(Bigram(), PPOConfig(), on_failure=partial(save_batch_for_study, tmp_path))
-    with pytest.raises(TrainingError, match=f"the batch is kept in {tmp_path}"):
+    with pytest.raises(TrainingError, match=f"the batch is saved in {tmp_path}"):
         learner.update(rows, version=0)
     (folder,) = tmp_path.iterdir()
     study = load_batch_for_study(folder)
@@ -159,7 +159,7 @@ def test_the_error_says_where_the_batch_is_kept(tmp_path: Path) -> None:
 def test_error_while_keeping_the_batch_does_not_hide_the_cause(tmp_path: Path) -> None:
     (tmp_path / "studies").write_text("no folder")
     learner = PPOLearner(Bigram(), PPOConfig(), on_failure=partial(save_batch_for_study, tmp_path / "studies"))
-    with pytest.raises(TrainingError, match=r"the loss is nan.*the batch could not be kept: cannot write"):
+    with pytest.raises(TrainingError, match=r"the loss is nan.*the batch could not be saved: cannot write"):
         learner.update(bigram_rows([np.nan]), version=0)
 
 

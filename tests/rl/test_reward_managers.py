@@ -335,7 +335,7 @@ def test_every_manager_has_a_name() -> None:
         ("episode", {"normalise": True}, "'episode' has no option 'normalise'; known: echo, norm"),
         ("naive", {}, "'naive' needs compute_score"),
         ("prime", {"compute_score": exact, "deadline_s": 0}, "deadline_s must be above 0, got 0"),
-        ("naive", {"compute_score": 3}, "a reward is a function or a class, not an int"),
+        ("naive", {"compute_score": 3}, "a reward must be a function or a class, got an int"),
         (
             "dapo",
             {"compute_score": exact, "max_response_length": 2, "overlong_buffer_len": 3},

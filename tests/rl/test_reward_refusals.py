@@ -134,7 +134,7 @@ def test_batch_without_non_tensor_entries_is_rejected() -> None:
         ({"episode_rewards": [1.0, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, but an earlier row of"),
         ({"episode_rewards": [None, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, .* has nan"),
         ({"episode_rewards": [1.0, 1.0], "traj_uid": ["a", None]}, "traj_uid'] is None in some row"),
-        ({"episode_rewards": [1.0, 1.0], "traj_uid": [["a"], ["b"]]}, "traj_uid'] must hold texts or numbers"),
+        ({"episode_rewards": [1.0, 1.0], "traj_uid": [["a"], ["b"]]}, "traj_uid'] must contain texts or numbers"),
         ({"episode_rewards": [1.0, 1.0], "ends_episode": ["False", "True"]}, "ends_episode'] must be true or false"),
         ({"episode_rewards": [1.0, 1.0], "ends_episode": [None, True]}, "ends_episode'] must be true or false"),
     ],

@@ -95,7 +95,7 @@ async def test_weights_are_published_between_answers(folder: Path) -> None:
 async def test_a_server_that_refuses_the_weights_is_an_error(folder: Path) -> None:
     async with served(folder, "sglang") as (server, policy):
         server.refuses_weights = True
-        with pytest.raises(PolicyError, match=r"did not load the weights of .*: shapes differ"):
+        with pytest.raises(PolicyError, match=r"did not load the weights in .*: shapes differ"):
             await policy.publish(1)
         assert policy.version == 0
         said = (await policy.get_action(HELLO)).log_probs
@@ -143,7 +143,7 @@ async def test_a_server_that_is_down_is_an_error_of_the_provider(folder: Path) -
 
 async def test_server_without_token_ids_is_an_error(folder: Path) -> None:
     async with served(folder, "vllm", says_ids=False) as (_, policy):
-        with pytest.raises(PolicyError, match="no prompt_ids: it does not support `return_token_ids`"):
+        with pytest.raises(PolicyError, match="no prompt_ids: `return_token_ids` is disabled or not supported"):
             await policy.get_action(HELLO)
 
 

@@ -58,7 +58,7 @@ def test_a_call_without_text_has_no_content() -> None:
 def test_messages_after_the_last_assistant_message_are_left_out() -> None:
     chat = make_chat([USER, calling(call()), answer(), {"role": "user", "content": "go on"}])
     assert [message["role"] for message in chat.messages] == ["user", "assistant"]
-    assert chat.dropped == {"messages after the last one of the assistant": 2}
+    assert chat.dropped == {"messages after the assistant's last message": 2}
 
 
 def test_unsupported_message_fields_are_dropped_and_counted() -> None:

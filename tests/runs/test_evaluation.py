@@ -111,8 +111,8 @@ def test_policies_have_separate_summaries(task: Path, tmp_path: Path) -> None:
         ({"overrides": {"name.x": 3}}, r"^overrides=\{'name\.x': …\}: 'name' is not a mapping"),
         ({"policies": "expret"}, "expret"),
         ({"rollouts": "3"}, "rollouts: expected a whole number above 0, got '3'"),
-        ({"policies": [3]}, "policies is a name or a list of names; an int is not one"),
-        ({"overrides": ["name=t"]}, "overrides is a dict of keys and values, not a list"),
+        ({"policies": [3]}, "policies must be a name or a list of names, got an int"),
+        ({"overrides": ["name=t"]}, "overrides must be a dict of keys and values, got a list"),
     ],
 )
 def test_errors_are_raised_before_writing(task: Path, tmp_path: Path, options: dict[str, object], told: str) -> None:
@@ -139,7 +139,7 @@ def test_transcripts_are_scored(task: Path, tmp_path: Path, monkeypatch: pytest.
     Path("said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = score_transcripts("said.jsonl", "reward.py:right")
     assert (run.score, run.path.parent, len(run.rows)) == (0.5, Path("runs"), 2)
-    with pytest.raises(ConfigError, match=r"^overrides policy: .* reward_options and redact apply here"):
+    with pytest.raises(ConfigError, match=r"^overrides policy: .* reward_options and redact can be set here"):
         score_transcripts("said.jsonl", "reward.py:right", overrides={"policy": "x"})
 
 
@@ -147,7 +147,7 @@ def test_misspelt_names_are_reported_at_once(task: Path) -> None:
     with pytest.raises(TypeError, match="got an unexpected keyword argument 'policy'"):
         evaluate(task, policy="expert")
     assert "rollouts" in inspect.signature(evaluate).parameters
-    with pytest.raises(ConfigError, match="task is the path of a file, not a dict"):
+    with pytest.raises(ConfigError, match="task must be the path of a file, got a dict"):
         evaluate({"name": "t"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"reward is 'file\.py:function', not a function"):
         score_transcripts("said.jsonl", evaluate)  # type: ignore[arg-type]

@@ -74,4 +74,4 @@ def test_run_limit_is_shown(tmp_path: Path) -> None:
 
 def test_missing_report_page_shows_the_folder(run: FinishedRun) -> None:
     run.page.unlink()
-    assert f"no report; the run is in {run.path}" in harmless(run._repr_html_()).text
+    assert f"no report was written; the run is in {run.path}" in harmless(run._repr_html_()).text

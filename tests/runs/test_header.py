@@ -57,9 +57,9 @@ def test_folder_without_run_suggests_a_run(tmp_path: Path, monkeypatch: pytest.M
     run = RunFolder.create(Path("runs") / "lake-1", RunHeader(task_name="t")).path
     assert RunHeader.read_folder(run) == RunHeader.read(run)
     for named in ("lake-1", "runs/lake-2", "runs/lake-1/episodes.jsonl"):
-        with pytest.raises(ConfigError, match=r"not a run folder: .* no run\.json; did you mean 'runs/lake-1'"):
+        with pytest.raises(ConfigError, match=r"not a run directory: .* no run\.json; did you mean 'runs/lake-1'"):
             RunHeader.read_folder(Path(named))
-    with pytest.raises(ConfigError, match=r"no run\.json; `reward-kit runs list` names them$"):
+    with pytest.raises(ConfigError, match=r"no run\.json; `reward-kit runs list` lists the runs$"):
         RunHeader.read_folder(Path("elsewhere/something"))
     (run / "run.json").write_text("{")
     with pytest.raises(StoreError, match=r"run\.json"):

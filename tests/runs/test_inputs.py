@@ -58,7 +58,7 @@ def test_a_file_that_changed_while_the_run_began_is_not_kept_as_if_it_had_been_r
     store, inputs = run_with(tmp_path, "x")
     digests = digests_of(inputs)
     inputs["task file"].write_text("y")
-    with pytest.raises(ConfigError, match="changed while the run was starting; start it again"):
+    with pytest.raises(ConfigError, match="changed while the run was starting; start the run again"):
         copy_inputs(store, inputs, digests)
 
 

@@ -183,10 +183,10 @@ def test_the_first_messages_can_be_looked_at() -> None:
     ("keys", "told"),
     [
         ({"polcy": Says}, "Task 'capitals': polcy: unknown key; did you mean 'policy'"),
-        ({"reward": 3}, "a reward is a function or a class, not an int"),
-        ({"reward": careful}, r"sandbox='isolated'\) needs a reward in a file"),
-        ({"sandbox": {"level": "warm"}}, r"sandbox\.level needs a reward in a file.*reward='reward\.py:right'"),
-        ({"sandbox": {"read_paths": ["."]}}, r"sandbox\.read_paths needs a reward in a file"),
+        ({"reward": 3}, "a reward must be a function or a class, got an int"),
+        ({"reward": careful}, r"sandbox='isolated'\) requires a reward in a file"),
+        ({"sandbox": {"level": "warm"}}, r"sandbox\.level requires a reward in a file.*reward='reward\.py:right'"),
+        ({"sandbox": {"read_paths": ["."]}}, r"sandbox\.read_paths requires a reward in a file"),
         ({"reward": right, "reward_function_path": "reward.py:right"}, "reward and reward_function_path set the same"),
         ({"dataset": [1]}, r"dataset\[0\]: expected a dict with string keys, got 1"),
         ({"dataset": []}, "dataset: the list has no rows"),
@@ -194,13 +194,13 @@ def test_the_first_messages_can_be_looked_at() -> None:
         ({"dataset": [{**ROWS[0], "in": _SELF}]}, r"dataset\[0\]: it is nested too deeply, or contains itself"),
         ({"resource": "python_state", "base_resource_config": _SELF}, "Task 'capitals': Circular reference"),
         ({"base_resource_config": {(1, 2): 3}}, "Task 'capitals': keys must be str.*not tuple"),
-        ({"dataset": {"id": 1}}, "dataset: expected a file's path or a list of rows, got a dict"),
+        ({"dataset": {"id": 1}}, "dataset: expected the path of a file or a list of rows, got a dict"),
         ({"dataset": [ROWS[0], ROWS[0]]}, r"dataset\[1\]: sample id 'f' is already used at dataset\[0\]"),
         (
             {"dataset": [{"land": "x", "ground_truth": "y"}]},
             r"'country' is undefined; known: ground_truth, land, observation; in sample 'sample-0' \(dataset\[0\]\)",
         ),
-        ({"tools": [right]}, "tools: expected a ToolRegistry or the file of one, got a list"),
+        ({"tools": [right]}, "tools: expected a ToolRegistry or a file that defines one, got a list"),
         ({"policy": 3}, "policy: expected an AgentPolicy, a name or a dict of keys, got an int"),
         ({"resource": Says}, "resource: expected a name or a subclass of ForkableResource"),
         ({"num_rollouts": 3}, "num_rollouts has no effect: a task with a dataset uses num_rollouts_per_sample"),
@@ -216,11 +216,11 @@ def test_construction_errors_are_raised_in_the_constructor(keys: dict[str, Any],
     [
         ({"policies": NeedsTown}, r"policy 'NeedsTown' needs town; give an instance, NeedsTown\(town=…\)"),
         ({"policies": [Says(), Says()]}, "duplicate policy label 'Says'; give them labels"),
-        ({"policies": {"one": "random"}}, "expected a dict of label to AgentPolicy, got a str"),
+        ({"policies": {"one": "random"}}, "expected a dict from labels to AgentPolicy objects, got a str"),
         ({"overrides": {"reward_function_path": "r.py:f"}}, "reward_function_path has no effect: the task's reward"),
         ({"overrides": {"dataset_path": "r.jsonl"}}, "dataset_path has no effect: the task's dataset"),
         ({"overrides": {"policy.type": "random"}}, r"policy\.type has no effect: the task's policy"),
-        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url is for models, and this run has none"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url is for models, but this run has none"),
     ],
 )
 def test_option_errors_are_raised_before_writing(tmp_path: Path, options: dict[str, Any], told: str) -> None:
@@ -240,7 +240,9 @@ def test_run_options_equal_those_of_evaluate() -> None:
     assert list(inspect.signature(capitals().run).parameters) == options
     with pytest.raises(TypeError, match="'rolouts'"):
         capitals().run(rolouts=3)
-    with pytest.raises(ConfigError, match=r"a task's name is a text, not a PosixPath; Task\.from_file"):
+    with pytest.raises(
+        ConfigError, match=r"name must be a str, got a PosixPath; to read a task file, use Task\.from_file"
+    ):
         Task(Path("task.yaml"))  # type: ignore[arg-type]
 
 

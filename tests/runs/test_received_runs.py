@@ -121,7 +121,7 @@ def test_nothing_is_read_or_written_through_a_link_that_leads_out(
     replaced_by_link(received, name, Path(os.path.relpath(target, received)) if is_relative else target)
     before = contents(outside)
     for use in (RunHeader.read, lambda run: RunFolder(run).__enter__(), lambda run: _trained(run).__enter__()):
-        with pytest.raises(StoreError, match=f"{name} is a symbolic link out of the run's folder"):
+        with pytest.raises(StoreError, match=f"{name} is a symbolic link out of the run's directory"):
             use(received)
     assert contents(outside) == before and (outside / "deadbeef").is_dir()
 
@@ -153,7 +153,7 @@ def test_commands_refuse_a_run_whose_episodes_are_a_link(
     before = lines.read_bytes()
     project = Project(tmp_path)
     done = project.call(*(part.replace("RUN", "runs/run") for part in arguments))
-    assert done.returncode in (1, 2, 3) and "link out of the run's folder" in done.stderr + done.stdout
+    assert done.returncode in (1, 2, 3) and "link out of the run's directory" in done.stderr + done.stdout
     assert lines.read_bytes() == before
     assert {path.name for path in received.iterdir()} <= {"run.json", "episodes.jsonl", *ENTRIES, "states"}
 
@@ -165,7 +165,7 @@ def test_a_pipe_and_a_dangling_link_do_not_hang_a_reader(received: Path, make: C
     if (received / "credit.jsonl").is_symlink():
         RunHeader.read(received)  # it stays in the folder, and there is nothing
     else:
-        with pytest.raises(StoreError, match="neither a file nor a folder"):
+        with pytest.raises(StoreError, match="neither a file nor a directory"):
             RunHeader.read(received)
 
 

@@ -198,13 +198,15 @@ class TestTaskFolder:
     def test_task_file_cannot_set_the_task_folder(self, tmp_path: Path, text: str, line: int) -> None:
         path = tmp_path / "task.yaml"
         path.write_text(f"name: t\ninitial_user_prompt: x\n{text}")
-        with pytest.raises(ConfigError, match=rf"task\.yaml:{line}: task_folder is always the folder of the task file"):
+        with pytest.raises(
+            ConfigError, match=rf"task\.yaml:{line}: task_folder is always the directory of the task file"
+        ):
             load_task(path)
 
     def test_command_line_cannot_set_the_task_folder(self, tmp_path: Path) -> None:
         path = tmp_path / "task.yaml"
         path.write_text("name: t\ninitial_user_prompt: x\nresource_type: filesystem\n")
-        with pytest.raises(ConfigError, match="task_folder is always the folder of the task file"):
+        with pytest.raises(ConfigError, match="task_folder is always the directory of the task file"):
             load_task(path, {"base_resource_config.task_folder": "/"})
 
 
@@ -243,16 +245,16 @@ class TestOwnResources:
         ],
     )
     def test_undeclared_row_keys_are_rejected_with_the_remedy(self, row: dict[Any, Any], key: str) -> None:
-        told = re.escape(f"rows.jsonl:3: resource_config.{key}: a row cannot set this key (a row may set level, ")
+        told = re.escape(f"rows.jsonl:3: resource_config.{key}: a row cannot set this key (rows may set level, ")
         with pytest.raises(ConfigError, match=rf"{told}.*add it to Levels\.per_sample_keys"):
             merged_config(Levels, {}, row, "rows.jsonl:3")
 
     def test_rows_may_set_no_keys_by_default(self) -> None:
-        with pytest.raises(ConfigError, match=r"rows may set none of its keys.*add it to Closed\.per_sample_keys"):
+        with pytest.raises(ConfigError, match=r"rows may not set any of its keys.*add it to Closed\.per_sample_keys"):
             merged_config(Closed, {}, {"level": 1}, "row 1")
 
     def test_a_declaration_that_is_a_text_is_reported(self) -> None:
-        with pytest.raises(ConfigError, match=r"Misdeclared\.per_sample_keys: expected a set of names, got 'level'"):
+        with pytest.raises(ConfigError, match=r"Misdeclared\.per_sample_keys: must be a set of names, got 'level'"):
             merged_config(Misdeclared, {}, {"level": 1}, "row 1")
 
     async def test_parts_of_a_composite_resource_declare_their_own_keys(self) -> None:
@@ -260,7 +262,7 @@ class TestOwnResources:
         merged = merged_config(CompositeResource, base, {"game": {"level": 1}, "sqlite": {"seed_sql": ""}}, "row 1")
         assert read_parts(merged)["game"][1] == {"level": 1}
         for row, key in (({"game": {"command": 1}}, "game.command"), ({"sqlite": {"seed_sql_file": "x"}}, "sqlite.s")):
-            with pytest.raises(ConfigError, match=rf"resource_config\.{key}.*a row may set game\.level, .*sqlite\.now"):
+            with pytest.raises(ConfigError, match=rf"resource_config\.{key}.*rows may set game\.level, .*sqlite\.now"):
                 merged_config(CompositeResource, base, row, "row 1")
 
 
@@ -292,7 +294,7 @@ async def test_a_published_game_lies_below_its_folder(tmp_path: Path, monkeypatc
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "data"))
     for path in ("../game.tw-pddl", str(tmp_path / "game.tw-pddl")):
         settings = AlfworldConfig(game_file=path, task_folder=str(tmp_path / "data"))
-        with pytest.raises(ConfigError, match="outside the task's folder"):
+        with pytest.raises(ConfigError, match="outside the task's directory"):
             game_file(settings)
 
 

@@ -106,7 +106,7 @@ def test_invalid_score_is_reported_before_figures(tmp_path: Path, value: str) ->
     (store.path / "scores.jsonl").write_text("".join(lines[:3]))
     assert [line["score"] for line in read_scores(store.path)] == [0.5, 1, None]
     (store.path / "scores.jsonl").write_text("".join(lines))
-    with pytest.raises(StoreError, match=r"scores\.jsonl:4: the score of r3 must be a finite number or null; got "):
+    with pytest.raises(StoreError, match=r"scores\.jsonl:4: the score of r3 must be a finite number or null, got "):
         list(read_scores(store.path))
 
 

@@ -13,7 +13,7 @@ from reward_kit.runs.summary import (
     EpisodeRow,
     PolicySummary,
     score_interval,
-    summarise,
+    summarize,
     summary_from_json,
     summary_to_json,
 )
@@ -43,7 +43,7 @@ def unscored(sample: str, index: int, kind: str = "timeout") -> EpisodeRow:
 
 
 def summary_of(*rows: EpisodeRow, threshold: float = 1.0) -> PolicySummary:
-    (summary,) = summarise(rows, threshold)
+    (summary,) = summarize(rows, threshold)
     return summary
 
 
@@ -131,10 +131,10 @@ class TestTokensAndCost:
 
 def test_each_policy_has_its_own_summary_in_any_order() -> None:
     rows = [row("a", 0, 1.0, policy="z"), row("a", 1, 0.0, policy="a"), row("b", 0, 0.0, policy="z")]
-    found = summarise(rows, 1.0)
+    found = summarize(rows, 1.0)
     assert [(summary.policy, summary.episodes, summary.failures) for summary in found] == [("a", 1, 1), ("z", 2, 1)]
-    assert summarise(reversed(rows), 1.0) == found
-    assert summarise([], 1.0) == []
+    assert summarize(reversed(rows), 1.0) == found
+    assert summarize([], 1.0) == []
 
 
 def test_first_error_is_of_the_first_rollout_and_has_a_traceback() -> None:
@@ -218,7 +218,7 @@ def test_every_episode_is_counted_once_and_summary_json_round_trips(drawn: list[
         row(sample, index, score) if kind == "scored" else makers[kind](sample, index)
         for index, (sample, score, kind) in enumerate(drawn)
     ]
-    found = summarise(rows, 1.0)
+    found = summarize(rows, 1.0)
     (only,) = found
     assert only.scored + sum(only.errors.values()) == only.episodes == len(rows)
     assert sum(only.stop_reasons.values()) == len(rows)

@@ -261,7 +261,10 @@ class TestSeveralResources:
         ("signature", "message"),
         [
             ("other: SqliteResource, Shop: PythonStateResource", ""),
-            ("files: FilesystemResource", r"tools_module_path: tool 'own': parameter 'files' asks for a Filesystem"),
+            (
+                "files: FilesystemResource",
+                r"tools_module_path: tool 'own': parameter 'files' is annotated with Filesystem",
+            ),
         ],
     )
     def test_tool_requiring_a_missing_resource_is_rejected(self, tmp_path: Path, signature: str, message: str) -> None:

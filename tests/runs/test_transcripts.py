@@ -121,7 +121,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("row", "message"),
         [
-            ({"id": "a", "q": 1}, "needs a list called 'messages'; this row has id, q"),
+            ({"id": "a", "q": 1}, "must have a list 'messages'; this row has id, q"),
             ({"messages": []}, "messages: expected a list of messages, got "),
             ({"messages": {"role": "user"}}, "messages: expected a list of messages"),
             ({"messages": "[not json"}, "messages: not JSON"),
@@ -174,8 +174,8 @@ class TestEpisodesOfARun:
     @pytest.mark.parametrize(
         ("state", "expected"),
         [
-            ({"kind": "json"}, "episode a-0: final_state needs a kind, and a sha256 or a payload of bytes"),
-            ({"kind": "json", "payload": "{}"}, "final_state needs a kind, and a sha256 or a payload of bytes"),
+            ({"kind": "json"}, "episode a-0: final_state must have a kind, and a sha256 or a payload of bytes"),
+            ({"kind": "json", "payload": "{}"}, "final_state must have a kind, and a sha256 or a payload of bytes"),
             ({"kind": "json", "payload": {"__type__": "bytes", "value": "e"}}, r"episodes.jsonl:1: it cannot be read"),
         ],
     )

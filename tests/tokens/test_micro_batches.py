@@ -99,5 +99,5 @@ def test_impossible_budgets_and_multiples_are_rejected() -> None:
 
 @pytest.mark.parametrize("lengths", [[-3, 2], [1.5], [[1, 2]], [True]])
 def test_invalid_lengths_are_rejected(lengths: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="lengths are the tokens of each row, whole numbers"):
+    with pytest.raises(ConfigError, match="lengths must be the number of tokens in each row, whole numbers"):
         micro_batches(lengths, 5)

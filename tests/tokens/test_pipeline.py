@@ -19,7 +19,7 @@ from reward_kit.tokens import (
     pad_rows,
     row_columns,
     segment_rows,
-    standardised_advantages,
+    standardized_advantages,
     step_values,
 )
 from tests.profiles import examples
@@ -99,7 +99,7 @@ def test_select_rows_equals_indexing_the_batch(made: list[Played]) -> None:
 def test_advantages_are_standardized_per_action_before_expansion() -> None:
     """Per token, the two tokens of the first action would count twice: a mean of 3, not 2.5."""
     pipeline = default_pipeline()
-    pipeline.insert_after("step_values", standardised_advantages)
+    pipeline.insert_after("step_values", standardized_advantages)
     advantages = rows_by(pipeline).batch["advantages"][0]
     deviation = np.std([4.0, 1.0], ddof=1) + 1e-6
     np.testing.assert_allclose(advantages, np.array([0, 0, 1.5, 1.5, 0, -1.5]) / deviation, rtol=1e-12)
@@ -109,7 +109,7 @@ def test_advantages_are_standardized_per_action_before_expansion() -> None:
 @pytest.mark.parametrize("advantages", [[0.1, 0.1], [0.1, None], [None, None]])
 def test_equal_advantages_become_zero_and_unknown_advantages_stay_nan(advantages: list[float | None]) -> None:
     steps = [step.model_copy(update={"advantage": a}) for step, a in zip(LONG.steps, advantages, strict=True)]
-    made = standardised_advantages(step_values(Columns.from_episodes([LONG.episode], [steps])))
+    made = standardized_advantages(step_values(Columns.from_episodes([LONG.episode], [steps])))
     expected = [np.nan if a is None else 0.0 for a in advantages]
     np.testing.assert_array_equal(made.steps["advantage"], expected)
 
@@ -129,7 +129,7 @@ def test_unknown_and_duplicate_connector_names_are_rejected() -> None:
         pipeline.insert_before("identitys", turn_numbers)
     with pytest.raises(ConfigError, match="unknown connector 'nothing'"):
         pipeline.remove("nothing")
-    with pytest.raises(ConfigError, match="a connector 'identities' exists already"):
+    with pytest.raises(ConfigError, match="a connector named 'identities' already exists"):
         pipeline.append(identities)
 
 
@@ -147,7 +147,7 @@ def test_connector_errors_name_the_connector() -> None:
 def test_columns_must_have_the_length_of_their_axis() -> None:
     columns = segment_rows(Columns.from_episodes(EPISODES))
     for axis, size in (("tokens", 8), ("rows", 2), ("steps", 3)):
-        with pytest.raises(ConfigError, match=rf"{axis} column 'x' has the shape \(9,\); there are {size} {axis}"):
+        with pytest.raises(ConfigError, match=rf"{axis} column 'x' has the shape \(9,\), but there are {size} {axis}"):
             columns.with_columns(**{axis: {"x": np.zeros(9)}})
 
 
@@ -161,14 +161,14 @@ def test_layout_functions_reject_values_that_are_not_columns() -> None:
     batch = pad_rows(row_columns(EPISODES, STEPS), pad_token_id=PAD)
     for lay_out in (pack_rows, lambda columns: pad_rows(columns, pad_token_id=PAD)):
         for wrong, kind in ((batch, "a TokenBatch"), (EPISODES, "a list")):
-            with pytest.raises(ConfigError, match=f"from Columns, which a RowPipeline makes of episodes; got {kind}"):
+            with pytest.raises(ConfigError, match=f"the Columns that a RowPipeline returns, got {kind}"):
                 lay_out(wrong)  # type: ignore[arg-type]
 
 
 def test_connectors_do_not_modify_their_input() -> None:
     before = copy.deepcopy([episode.get_state() for episode in EPISODES])
     columns = Columns.from_episodes(EPISODES, STEPS, [1.0, None])
-    for connector in (*default_pipeline(), standardised_advantages, turn_numbers):
+    for connector in (*default_pipeline(), standardized_advantages, turn_numbers):
         given_to_it = copy.deepcopy((columns.steps, columns.tokens, columns.rows))
         made = connector(columns)
         for kept, now in zip(given_to_it, (columns.steps, columns.tokens, columns.rows), strict=True):

@@ -179,27 +179,27 @@ def test_action_row_has_all_preceding_tokens_as_prompt() -> None:
 
 
 def test_invalid_options_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="padding is 'right', 'left' or 'outer'; got 'both'"):
+    with pytest.raises(ConfigError, match="padding must be 'right', 'left' or 'outer', got 'both'"):
         build_rows([LONG], pad_token_id=PAD, padding="both")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="per 'segment' or per 'action'; got 'turn'"):
+    with pytest.raises(ConfigError, match="per must be 'segment' or 'action', got 'turn'"):
         build_rows([LONG], pad_token_id=PAD, per="turn")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="1 episodes need 1 scores; got 2"):
+    with pytest.raises(ConfigError, match="1 episodes need 1 scores, got 2"):
         build_rows([LONG], pad_token_id=PAD, scores=[1.0, 2.0])
     with pytest.raises(ConfigError, match=r"pipeline=default_pipeline\(per\)"):
         build_rows([LONG], pad_token_id=PAD, per="action", pipeline=default_pipeline())
 
 
 def test_steps_must_fit_the_episodes() -> None:
-    with pytest.raises(ConfigError, match="2 episodes need 2 step lists; got 1"):
+    with pytest.raises(ConfigError, match="2 episodes need 2 step lists, got 1"):
         build_rows([LONG, SHORT], [episode_steps(LONG)], pad_token_id=PAD)
-    with pytest.raises(EpisodeError, match="episode long: tokens of step 1, but only 1 steps"):
+    with pytest.raises(EpisodeError, match="episode long: it has tokens of step 1, but only 1 steps"):
         build_rows([LONG], [episode_steps(LONG)[:1]], pad_token_id=PAD)
 
 
 @pytest.mark.parametrize("pad_token_id", [None, "0", 0.5, 2**31])
 def test_pad_token_id_must_be_a_token_id(pad_token_id: object) -> None:
     # Many tokenizers have none.
-    with pytest.raises(ConfigError, match=r"pad_token_id is a token id; got .*eos_token_id"):
+    with pytest.raises(ConfigError, match=r"pad_token_id must be a token id, got .*eos_token_id"):
         build_rows([LONG], pad_token_id=pad_token_id)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The built-in policies by their names in task files, and the construction of policies from options."""
+"""The built-in policies by their names in task files, and the creation of policies from options."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def make_policy(
     section: str = "policy",
     of_user: Collection[str] = (),
 ) -> AgentPolicy:
-    """Create the policy with a built-in name or `module:Class` from its options.
+    """Create a policy from its built-in name or `module:Class` and its options.
 
     Args:
         name: the name, as in a task file's `policy.type`.
         options: the other keys; each is a parameter of the policy's constructor.
-        folder: the folder to which a `file.py:Class` is relative.
-        traffic: shared by all requests of a run; passed to a policy whose constructor has this parameter.
-        section: the task file's key of this block, for messages.
-        of_user: the names of options set on the command line or in Python. All others count as set by the file, which
-            may send a key only to its configured origins (`providers/keys.py`).
+        folder: the directory to which a `file.py:Class` is relative.
+        traffic: the session shared by all requests of a run; passed to a policy whose constructor has this parameter.
+        section: the key of this block in the task file, for messages.
+        of_user: the names of options set on the command line or in Python. All others are assumed to come from the task
+            file, which may send a key only to its configured origins (`providers/keys.py`).
 
     Raises:
         ConfigError: the policy or an option is unknown, a required option is missing, or a key is not configured for
@@ -90,11 +90,11 @@ def make_policy(
 
 
 def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path, message: str) -> str:
-    """Return a hint naming the folder in which a name was looked up as a path, and a similar name in it."""
+    """Return a hint with the directory in which a name was looked up as a path, and a similar name in it."""
     for key in kind.maybe_path_options:
         value = options.get(key)
         if not isinstance(value, str) or not (
-            repr(value) in message or message.endswith(f"folder {value} does not exist")
+            repr(value) in message or message.endswith(f"directory {value} does not exist")
         ):
             continue
         if not (folder / value).exists() and folder.is_dir():
@@ -135,7 +135,7 @@ def _option_names(name: str, kind: type[AgentPolicy]) -> set[str] | None:
 
 def _find_class(name: str, folder: Path | None) -> type[AgentPolicy]:
     if name.endswith(".py"):
-        raise ConfigError(f"policy {name!r}: name the class in it, as in {name}:Agent")
+        raise ConfigError(f"policy {name!r}: add the name of the class, as in {name}:Agent")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         try:
@@ -143,7 +143,9 @@ def _find_class(name: str, folder: Path | None) -> type[AgentPolicy]:
         except ImportError as error:
             raise ConfigError(f"policy {name!r}: {error}; {install_hint('train')}") from error
     elif ":" not in name:
-        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} (your own is file.py:Class)")
+        raise ConfigError(
+            f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} (for your own policy, write file.py:Class)"
+        )
     else:
         try:
             kind = load_object(name, folder)

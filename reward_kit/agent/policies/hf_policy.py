@@ -1,4 +1,4 @@
-"""`HFAgentPolicy`: act with any causal language model of `transformers`, using token ids from prompt to answer.
+"""`HFAgentPolicy`: act with any causal language model of `transformers`, on exact token ids throughout an episode.
 
 A session's context is the exact ids of its episode so far plus the text that the chat template adds for new messages.
 Sampled tokens are recorded with their log-probabilities, the version of the weights, and the ids that a constraint
@@ -37,14 +37,14 @@ class HFAgentPolicy(AgentPolicy):
     """A trainable policy that acts with a causal language model.
 
     Args:
-        model: a folder written by `save_pretrained`, a name on the hub, or a model object.
-        tokenizer: a tokenizer, or its folder or name; by default the one saved with the model.
+        model: a directory written by `save_pretrained`, a name on the hub, or a model object.
+        tokenizer: a tokenizer, or its directory or name; by default the one saved with the model.
         action_format: the format of tool calls: hermes, llama, mistral, template, plain, bare; by default the one saved
             with the model, else inferred from its tokenizer and chat template.
-        temperature: the divisor of the logits; 0 takes the most likely token.
+        temperature: the divisor of the logits; 0 selects the most likely token.
         top_p: sample from the smallest set of tokens with this total probability. Episodes sampled this way cannot be
             used for training, since the excluded tokens are not recorded.
-        top_k: sample from this many of the most likely tokens; 0 for all. Not for training either.
+        top_k: sample from this many of the most likely tokens; 0 for all. As for `top_p`, not usable for training.
         max_new_tokens: the maximum number of tokens in one answer.
         constrain: force every answer to be a tool call that is valid for its schema.
         tools_in_prompt: pass the tools to the chat template; by default as in the model's training, else True.
@@ -56,15 +56,15 @@ class HFAgentPolicy(AgentPolicy):
         max_sessions: the maximum number of contexts cached in memory.
         max_context: the maximum number of tokens in a context; by default the model's own limit.
         value_head: add a critic to the model.
-        device: "auto" is the accelerator if one exists. A model object stays on its device. "meta" loads no weights:
-            the policy cannot act, but everything else works.
-        dtype: "auto" is bfloat16 on an accelerator and float32 on the CPU. A model object keeps its dtype.
+        device: "auto" selects the accelerator if one exists. A model object stays on its device. With "meta", no
+            weights are loaded: the policy cannot act, but everything else works.
+        dtype: "auto" selects bfloat16 on an accelerator and float32 on the CPU. A model object keeps its dtype.
         download: fetch missing files from the hub.
 
     Attributes:
         sampling: the sampling options.
         taught: options to save with the model.
-        lockstep: the argument; with it, collectors open all sessions of a batch together.
+        lockstep: the argument of this name; if True, collectors open all sessions of a batch together.
         version: the version of the weights in use.
 
     Raises:
@@ -98,7 +98,7 @@ class HFAgentPolicy(AgentPolicy):
         download: bool = False,
     ) -> None:
         if tool_role not in (None, *_TOOL_ROLES):
-            raise ConfigError(f"tool_role: expected tool or user, got {tool_role!r}")
+            raise ConfigError(f"tool_role must be tool or user, got {tool_role!r}")
         check_number("temperature", temperature, allow_zero=True)
         check_number("top_p", top_p)
         check_number("top_k", top_k, is_integer=True, allow_zero=True)
@@ -109,7 +109,7 @@ class HFAgentPolicy(AgentPolicy):
         switches = {"constrain": constrain, "lockstep": lockstep, "value_head": value_head, "download": download}
         for name, switch in {**switches, "tools_in_prompt": tools_in_prompt}.items():
             if not isinstance(switch, bool) and not (name == "tools_in_prompt" and switch is None):
-                raise ConfigError(f"{name}: expected true or false, got {switch!r}, {type_name(switch)}")
+                raise ConfigError(f"{name} must be true or false, got {switch!r}, {type_name(switch)}")
         self.sampling = Sampling(temperature, top_p, top_k).check()
         self.lockstep = lockstep
         self._max_new_tokens, self._constrains = max_new_tokens, constrain
@@ -132,8 +132,8 @@ class HFAgentPolicy(AgentPolicy):
         language_model = _language_model(acting)
         config = language_model.config.get_text_config(decoder=True)
         if len(self.tokenizer) > int(config.vocab_size):
-            sizes = f"it has {len(self.tokenizer)} tokens and the model {config.vocab_size}"
-            raise ConfigError(f"tokenizer: {sizes}; it is another model's")
+            sizes = f"it has {len(self.tokenizer)} tokens, but the model has {config.vocab_size}"
+            raise ConfigError(f"tokenizer: {sizes}; use the tokenizer of this model")
         template = str(chat_template) if chat_template is not None else None
         if template is not None and (isinstance(chat_template, Path) or "{" not in template):
             try:
@@ -155,7 +155,7 @@ class HFAgentPolicy(AgentPolicy):
             max_context = min(limits)
         if max_new_tokens >= max_context:
             raise ConfigError(
-                f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in a context of {max_context} tokens"
+                f"max_new_tokens: {max_new_tokens} leaves no space for a prompt in a context of {max_context} tokens"
             )
         self._constraints = TurnConstraints(self._layout, self.tokenizer, end_id, max_new_tokens)
         self._started: Engine | None = None
@@ -177,7 +177,7 @@ class HFAgentPolicy(AgentPolicy):
     def module(self) -> nn.Module:
         """The weights being trained: a `transformers` model or a `PolicyWithValue`; the engine uses a copy.
 
-        Weights from a folder are loaded again on first use, since a policy that only acts does not need a second copy.
+        Weights from a directory are loaded again on first use, since a policy that only acts needs no second copy.
         """
         return self._given if self._given is not None else self._load()
 
@@ -196,7 +196,7 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The id that pads rows; it is never attended to."""
+        """The id used to pad rows; it is never attended to."""
         pad = self.tokenizer.pad_token_id
         return int(pad) if isinstance(pad, int) else self._end_id
 
@@ -209,7 +209,7 @@ class HFAgentPolicy(AgentPolicy):
     def untrainable_reason(self) -> str | None:
         """The reason why recorded episodes cannot be used for training; None if they can."""
         if self.sampling.temperature == 0:
-            return "temperature 0 samples nothing: every token has probability one"
+            return "with temperature 0, every token has probability one"
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
             return "top_p and top_k exclude tokens without recording them; set top_p: 1 and top_k: 0"
         return None
@@ -230,9 +230,9 @@ class HFAgentPolicy(AgentPolicy):
             await session.close()
 
     async def publish(self, version: int, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Act with new weights from the next turn on; a PolicyError if they do not fit.
+        """Act with new weights from the next turn on; raise a PolicyError if they do not fit the model.
 
-        Weight names are those of `module`; by default its current weights are used, with trained adapters merged.
+        Weights have the names of `module`; by default its current weights are used, with trained adapters merged.
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
         weights: dict[str, Tensor] = {}
@@ -250,7 +250,8 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        """Return the call format for these tools; a PolicyError if it is unknown or cannot express their calls."""
+        """Return the call format for these tools; raise a PolicyError if it is unknown or cannot express their
+        calls."""
         if isinstance(self._form, PolicyError):
             raise PolicyError(str(self._form))
         self._form.check(tools)
@@ -258,7 +259,7 @@ class HFAgentPolicy(AgentPolicy):
 
 
 class HFSession(AgentPolicy):
-    """An episode of an `HFAgentPolicy`."""
+    """A session of an `HFAgentPolicy` for one episode."""
 
     def __init__(self, policy: HFAgentPolicy, slot: Slot) -> None:
         self._policy, self._slot, self._turn = policy, slot, 0
@@ -317,7 +318,7 @@ def _language_model(model: nn.Module) -> PreTrainedModel:
     """Return the language model without a value head."""
     inner = model.policy if isinstance(model, PolicyWithValue) else model
     if not isinstance(inner, PreTrainedModel):
-        raise ConfigError(f"model: expected a folder, a name or a PreTrainedModel, got {type(inner).__name__}")
+        raise ConfigError(f"model must be a directory, a name or a PreTrainedModel, got {type(inner).__name__}")
     return inner
 
 

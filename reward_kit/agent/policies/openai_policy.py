@@ -129,7 +129,7 @@ class OpenAIAgentPolicy(AgentPolicy):
             own = {"http_client": http_client, "default_headers": default_headers, "base_url": base_url}
             own |= {"api_key": api_key, "api_key_env": api_key_env, "trust_env": trust_env or None}
             if given := [name for name, value in own.items() if value is not None]:
-                raise ConfigError(f"{given[0]}: the client has its own; set it there, or leave client out")
+                raise ConfigError(f"{given[0]}: the client has this setting; set it there, or omit client")
             transport = ClientTransport(
                 openai_sender(client), idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s
             )
@@ -140,7 +140,7 @@ class OpenAIAgentPolicy(AgentPolicy):
             settings = endpoint_for(traffic, base_url, api_key, "" if has_key and not api_key else api_key_env)
             if http_client is not None:
                 if trust_env:
-                    raise ConfigError("trust_env: http_client has its own; set it there")
+                    raise ConfigError("trust_env: http_client has this setting; set it there")
                 send = http_sender(http_client, settings.base_url.partition("?")[2])
                 transport = ClientTransport(send, idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
         self._prices = load_prices(price_file) if price_file is not None else None
@@ -158,7 +158,7 @@ class OpenAIAgentPolicy(AgentPolicy):
             headers=default_headers,
             transport=transport,
         )
-        self._endpoint.queue(model)  # rejects two policies with different rates before the run begins
+        self._endpoint.queue(model)  # reject two policies with different rates before the run
 
     def __repr__(self) -> str:
         return f"OpenAIAgentPolicy({self._request['model']!r}, {self._endpoint!r})"
@@ -232,7 +232,7 @@ class _ChatSession(AgentPolicy):
 def _check_headers(headers: Any) -> None:
     is_text = isinstance(headers, Mapping) and all(isinstance(one, str) for pair in headers.items() for one in pair)
     if headers is not None and not is_text:
-        raise ConfigError(f"default_headers: expected a mapping of names to texts, got {type_name(headers)}")
+        raise ConfigError(f"default_headers must be a mapping of names to strings, got {type_name(headers)}")
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> dict[str, Any]:

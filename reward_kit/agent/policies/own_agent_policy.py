@@ -50,9 +50,9 @@ _MESSAGES = pydantic.TypeAdapter(list[Message])
 _NOT_PASSED_ON = frozenset({"model", "messages", "stream", "stream_options", "n", "seed", "logprobs", "top_logprobs"})
 _NOT_SERVED = {
     **dict.fromkeys(
-        ("logprobs", "top_logprobs"), "log-probabilities go into the record, not to the agent; leave this key out"
+        ("logprobs", "top_logprobs"), "log-probabilities are recorded, but not returned to the agent; remove this key"
     ),
-    **dict.fromkeys(("functions", "function_call"), "this form is not supported; use tools and tool_choice"),
+    **dict.fromkeys(("functions", "function_call"), "this key is not supported; use tools and tool_choice"),
 }
 
 
@@ -70,7 +70,7 @@ class ChatRequest:
 
 
 def _parse_request(data: bytes) -> ChatRequest:
-    """Parse the body of a chat completion request; an invalid body gets the HTTP status 400."""
+    """Parse the body of a chat completion request; an invalid body raises an error with HTTP status 400."""
     try:
         body = parse_json(data)
     except (ValueError, RecursionError) as error:
@@ -78,13 +78,13 @@ def _parse_request(data: bytes) -> ChatRequest:
     if not isinstance(body, dict):
         raise web.HTTPBadRequest(text=f"the body must be a JSON object, got {type_name(body)}")
     if body.get("n") not in (None, 1):
-        raise web.HTTPBadRequest(text=f"n must be 1, got {body['n']!r}; send several requests for several answers")
+        raise web.HTTPBadRequest(text=f"n must be 1, got {body['n']!r}; send one request per answer")
     for key, problem in _NOT_SERVED.items():
         if body.get(key):
             raise web.HTTPBadRequest(text=f"{key}: {problem}")
     messages, stream_options = body.get("messages"), body.get("stream_options")
     if not isinstance(messages, list) or not messages:
-        raise web.HTTPBadRequest(text="messages: expected a list of at least one message")
+        raise web.HTTPBadRequest(text="messages must be a list of at least one message")
     try:
         _MESSAGES.validate_python(messages)
     except pydantic.ValidationError as error:
@@ -165,7 +165,7 @@ class RecordingEndpoint:
         self._url = ""
 
     async def open(self, answerer: Answerer) -> str:
-        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1"; `answerer` answers its requests."""
+        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1", whose requests `answerer` answers."""
         async with self._starting:
             if self._runner is None:
                 app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
@@ -182,7 +182,7 @@ class RecordingEndpoint:
         return f"{self._url}/{token}/v1"
 
     def forget(self, base_url: str) -> None:
-        """Remove this base URL; later requests to it get 404."""
+        """Remove this base URL; later requests to it receive status 404."""
         self._answerers.pop(base_url.split("/")[-2], None)
 
     async def close(self) -> None:
@@ -193,7 +193,7 @@ class RecordingEndpoint:
     def _answerer(self, request: web.Request) -> Answerer:
         answerer = self._answerers.get(request.match_info["token"])
         if answerer is None:
-            raise web.HTTPNotFound(text="no episode has this address; it may be over")
+            raise web.HTTPNotFound(text="no running episode has this address")
         return answerer
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -301,7 +301,7 @@ class OwnAgentPolicy(AgentPolicy):
     def __init__(self, agent: Agent | str, model: str, **options: Any) -> None:
         function = load_object(agent) if isinstance(agent, str) else agent
         if not callable(function):
-            raise ConfigError(f"agent: expected a function of the task and the base URL, got {function!r}")
+            raise ConfigError(f"agent must be a function of the task and the base URL, got {function!r}")
         try:
             inspect.signature(function).bind(None, "")
         except TypeError as error:
@@ -333,7 +333,7 @@ class OwnAgentPolicy(AgentPolicy):
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """Raise a PolicyError: an agent acts only within an episode."""
-        raise PolicyError("own_agent acts in episodes only; open a session first")
+        raise PolicyError("own_agent acts only in episodes; open a session first")
 
     async def close(self) -> None:
         """Stop the recording endpoint and close the connections to the real one."""
@@ -437,7 +437,7 @@ class _AgentSession(AgentPolicy):
             task.cancel()
         _, left = await asyncio.wait(tasks, timeout=_END_SECONDS)
         if left:
-            logger.warning("the agent of %s still runs after the end of its episode", self._context.rollout_id)
+            logger.warning("the agent of %s is still running after the end of its episode", self._context.rollout_id)
         elif not self._running.cancelled() and (error := self._running.exception()) is not None:
             logger.debug("the agent of %s ended with its episode", self._context.rollout_id, exc_info=error)
 
@@ -470,7 +470,7 @@ class _AgentSession(AgentPolicy):
                 read = parse_json(arguments) if arguments.strip() else {}
             except (ValueError, RecursionError):
                 read = None
-            if isinstance(read, dict):  # other text is passed on unchanged, for the tool to refuse
+            if isinstance(read, dict):  # pass other text unchanged, so that the tool rejects it
                 arguments = read
         async with self._environment:
             if self._is_over or self._context.call_tool is None:

@@ -41,7 +41,7 @@ class ReplayPolicy(AgentPolicy):
     """Replays the recorded episode with the same rollout id, else with the same sample and group position.
 
     Args:
-        run: a run's folder or its `episodes.jsonl`. Only an index of the file is kept in memory.
+        run: the directory of a run, or its `episodes.jsonl`. Only an index of the file is kept in memory.
         on_difference: the reaction to the first difference in the conversation: "stop" fails the episode with a
             `PolicyError` that shows the difference; "continue" logs it and continues.
         policy: the label of the policy to replay; required if the run has several.
@@ -57,7 +57,7 @@ class ReplayPolicy(AgentPolicy):
         self, run: str | Path, on_difference: Literal["stop", "continue"] = "stop", policy: str | None = None
     ) -> None:
         if on_difference not in ("stop", "continue"):
-            raise ConfigError(f"on_difference: expected stop or continue, got {on_difference!r}")
+            raise ConfigError(f"on_difference must be stop or continue, got {on_difference!r}")
         self._file, self._stops = episodes_file(Path(run)), on_difference == "stop"
         labels: set[str] = set()
         self._by_id: dict[str, _Line] = {}
@@ -80,7 +80,7 @@ class ReplayPolicy(AgentPolicy):
         """Return a session that replays one recorded episode.
 
         Raises:
-            PolicyError: the run has no matching episode, or a worker did not collect it.
+            PolicyError: the run has no matching episode, or the episode was not collected by a worker.
         """
         position = (context.sample_id, context.rollout_index)
         line = self._by_id.get(context.rollout_id) or self._by_position.get(position)
@@ -102,7 +102,7 @@ class ReplayPolicy(AgentPolicy):
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """Raise a PolicyError: actions belong to an episode; use the session returned by `open`."""
-        raise PolicyError("a replay acts through the session of an episode, which open() returns")
+        raise PolicyError("a replay acts only in episodes; open a session first")
 
 
 class _ReplaySession(AgentPolicy):
@@ -133,7 +133,7 @@ class _ReplaySession(AgentPolicy):
         step, recorded = self._next, self._episode
         if step == len(recorded):
             return self._past_the_end(observation)
-        # Before the first action, compare the conversation as the task passed it to the policy.
+        # Before the first action, compare the conversation that the task passed to the policy.
         given = recorded.get_infos(0).get("given_messages") if step == 0 else None
         if given is not None:
             expected = [Message.model_validate(message) for message in given]
@@ -204,22 +204,26 @@ class _ReplaySession(AgentPolicy):
                 raise PolicyError(f"{self._name}: the policy called {call['name']}, which needs an episode")
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
-                self._report(f"{call['name']} {call['arguments']!r} has another answer than recorded: {answer!r:.200}")
+                self._report(
+                    f"{call['name']} {call['arguments']!r} has a different answer than recorded: {answer!r:.200}"
+                )
         if "results" in own:
             action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
         return action
 
 
 def episodes_file(run: Path) -> Path:
-    """Return the path of a run's `episodes.jsonl` from its folder or that path; a ConfigError if it is missing."""
+    """Return a run's `episodes.jsonl`, given its directory or that file; raise a ConfigError if it is missing."""
     file = run / "episodes.jsonl" if run.is_dir() else run
     if not file.is_file():
-        raise ConfigError(f"run: {run} is not a run to replay; name a folder with an episodes.jsonl, or that file")
+        raise ConfigError(
+            f"run: {run} is not a run to replay; set a directory that contains episodes.jsonl, or that file"
+        )
     return file
 
 
 def recorded_labels(run: Path) -> list[str]:
-    """Return the labels of the policies whose episodes a run contains; a ConfigError if the run is unreadable."""
+    """Return the labels of the policies whose episodes a run contains; raise a ConfigError if it is unreadable."""
     return sorted({identity["policy"] for _, identity in _identities(episodes_file(run))})
 
 
@@ -232,5 +236,5 @@ def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             identity = json.loads(line if end < 0 else line[:end] + b"}")
             known = {key: identity[key] for key in ("rollout_id", "sample_id", "rollout_index", "policy")}
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file}:{number}: no episode: {type(error).__name__}: {error}") from None
+            raise ConfigError(f"{file}:{number}: not an episode: {type(error).__name__}: {error}") from None
         yield offset, {**known, "attempt": get_attempt(identity)}

@@ -25,7 +25,7 @@ _NEXT_LINE = "\n  "  # indented, so that a text cannot look like another message
 
 
 class RandomPolicy(AgentPolicy):
-    """Acts randomly, seeded by the episode's policy seed: a baseline for every agent.
+    """Acts randomly, seeded by the episode's policy seed; a baseline for all agents.
 
     If the resource lists its admissible actions, each is equally likely; otherwise each tool is, with arguments drawn
     from its schema. Without tools, the policy answers with an empty text.
@@ -103,7 +103,7 @@ class ScriptedPolicy(AgentPolicy):
 
 
 class ExpertPolicy(AgentPolicy):
-    """Takes the resource's `expert_action` and terminates when none is left: an upper bound for the task.
+    """Takes the resource's `expert_action`, and terminates when there is none; an upper bound for the task.
 
     Args:
         resource: the episode's resource, set by `open`.
@@ -118,7 +118,7 @@ class ExpertPolicy(AgentPolicy):
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Return a session that uses the episode's resource; raise a PolicyError without a resource."""
         if context.resource is None:
-            raise PolicyError("the expert policy needs a resource, and this task has none")
+            raise PolicyError("the expert policy needs a resource, but this task has none")
         return ExpertPolicy(context.resource)
 
     async def get_action(
@@ -196,7 +196,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     for word in text.split():
         key, separator, value = word.partition("=")
         if not separator:
-            raise ValueError(f"{word!r} is not key=value; write JSON where values have spaces")
+            raise ValueError(f"{word!r} is not key=value; write JSON if a value contains spaces")
         try:
             arguments[key] = json.loads(value)
         except json.JSONDecodeError:

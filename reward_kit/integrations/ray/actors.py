@@ -28,8 +28,11 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.task_parts import RunLimitsModel
 
 Build = Callable[[ProviderSession, RunBudget], Mapping[str, RLRolloutWorker]]
-"""A factory of one process's workers by label. It is pickled and called in the process with its provider session and
-budget; it raises ConfigError if something is missing there."""
+"""A factory of a process's workers by label.
+
+It is pickled, and called in the process with its provider session and budget; it raises ConfigError if the
+process lacks a requirement.
+"""
 Start = Callable[[], Awaitable[Any]]
 """A function that starts an actor and returns its handle; raises ConfigError, or RayError if a retry may succeed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -54,14 +57,14 @@ class Usage(NamedTuple):
 
 
 class RunUsage(NamedTuple):
-    """The state of a run outside one process: the spending of all other processes, and the duration of the run."""
+    """The state of a run outside one process: the usage of all other processes, and the duration of the run."""
 
     spent: Usage
     seconds: float
 
 
 class ActorBudget(RunBudget):
-    """The budget of a run in one process: `own` spending counts at once, that of others when the driver reports it."""
+    """The budget of a run in one process: its `own` usage counts at once, that of others when the driver reports it."""
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
@@ -72,7 +75,7 @@ class ActorBudget(RunBudget):
         self.own = self.own.plus(Usage(used.tokens, used.cost or 0.0, steps))
 
     def hear(self, rest: RunUsage) -> None:
-        """Update the other processes' spending and the duration of the run."""
+        """Update the other processes' usage and the duration of the run."""
         news, self._others = rest.spent.since(self._others), rest.spent
         super().spend(ActionUsage(news.tokens, news.cost), news.steps)
         self._began = time.monotonic() - rest.seconds
@@ -113,7 +116,7 @@ class Reply(NamedTuple):
 
 
 class Process:
-    """An actor's process. Each call runs in its own task; one more task opens and closes shared objects.
+    """The state of an actor's process. Each call runs in a separate task; another task opens and closes shared objects.
 
     Attributes:
         context: the context variables of every call.
@@ -140,7 +143,7 @@ class Process:
             await self._holder  # Raises the error that prevented the opening
 
     async def hold(self) -> None:
-        """Return only when this process ends, so that a caller notices its death at once."""
+        """Return only when this process ends, so that a caller notices its end at once."""
         await self._leave.wait()
 
     async def close(self) -> None:
@@ -151,7 +154,7 @@ class Process:
 
 
 class CollectedLogs(logging.Handler):
-    """Collects the package's log records until they are taken; the cluster's log files do not get them."""
+    """A log handler that keeps the package's records until they are taken, out of the cluster's log files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +191,7 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """An actor of a pool: Ray's handle, the number of its slot, its calls in flight, and whether it is lost."""
+    """An actor of a pool: its Ray handle, the number of its slot, its calls in flight, and whether it is lost."""
 
     handle: Any
     number: int
@@ -207,7 +210,7 @@ class Member:
 
 
 class ActorPool:
-    """Keeps `size` actors alive once opened; `place` fails after `wait_s` without actors, and `tell` reports losses."""
+    """A pool that replaces lost actors, which `tell` reports; `place` fails after `wait_s` without actors."""
 
     def __init__(
         self, what: str, start: Start, size: int, wait_s: float, tell: Callable[[str], None] = logger.warning
@@ -249,15 +252,15 @@ class ActorPool:
                     if self._refusal is not None:
                         raise self._refusal
                     await self._changed.wait()
-                # Until all actors have started, or their time is up.
+                # Until all actors have started, or the time for starting is over.
                 with anyio.move_on_after(self._settled_at - anyio.current_time()):
                     while len(self.members) < self.size and self._refusal is None:
                         await self._changed.wait()
-                if self._alive():  # The first may be lost while waiting for the others
+                if self._alive():  # The first actor may be lost while waiting for the others
                     break
         if not (alive := self._alive()):
             raise ClusterError(
-                f"no {self._what} for {self._wait_s:g} s ({self.size} asked for; the cluster has "
+                f"no {self._what} for {self._wait_s:g} s ({self.size} requested; the cluster has "
                 f"{describe_resources()}){self._trouble}; the run can be resumed"
             )
         return min(alive, key=lambda member: member.load)
@@ -266,7 +269,7 @@ class ActorPool:
         return [member for member in self.members if not member.is_lost]
 
     async def _keep(self, number: int) -> None:
-        """Keep one slot filled as long as the pool is open."""
+        """Replace the actor of one slot while the pool is open."""
         pause_s = _FIRST_PAUSE_S
         while not self._is_closing:
             try:
@@ -283,7 +286,7 @@ class ActorPool:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             pause_s = _FIRST_PAUSE_S
-            if self._settled_at == math.inf:  # The first one should not get all the work
+            if self._settled_at == math.inf:  # The first actor should not get all the work
                 self._settled_at = anyio.current_time() + _SETTLE_S
             member = Member(handle, number)
             self.members.append(member)
@@ -302,7 +305,7 @@ class ActorPool:
 
 
 async def _watch(member: Member) -> None:
-    """Notice an actor's death by a call that ends only with the actor."""
+    """Mark an actor as lost when its `hold` call ends, which happens only with the actor."""
     try:
         await member.handle.hold.remote()
     except ray_module().exceptions.RayError as error:
@@ -312,7 +315,7 @@ async def _watch(member: Member) -> None:
 
 
 async def _end(member: Member) -> None:
-    """Let an actor close its objects, and then end it in any case."""
+    """Let an actor close its objects, then kill it in any case."""
     with anyio.move_on_after(_CLOSE_SECONDS):
         try:
             await member.handle.close.remote()
@@ -340,7 +343,7 @@ async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> A
         if isinstance(error, ray.exceptions.RayTaskError):
             cause = error.cause
             reason = str(cause) if isinstance(cause, RewardKitError) else f"{type(cause).__name__}: {cause}"
-            raise ConfigError(f"cannot make a worker: {reason}") from error
+            raise ConfigError(f"cannot create a worker: {reason}") from error
         raise
     return handle
 

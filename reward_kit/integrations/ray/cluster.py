@@ -1,4 +1,4 @@
-"""The connection to a cluster: made once per run, quiet, and without telemetry."""
+"""The connection to a cluster: opened once per run, without log output and without telemetry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reward_kit.errors import ConfigError, RewardKitError, boundary, install_hin
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.processes import remove_folder, temporary_folder
 
-_LONGEST_HOME = 43  # a socket's path has at most 107 bytes; Ray needs 64 of them
+_LONGEST_HOME = 43  # a socket's path has at most 107 bytes, of which Ray uses 64
 _ANSWER_S = 10.0
 _NOT_SHIPPED = ["runs/", ".git/", ".venv/", "__pycache__/"]
 
@@ -40,20 +40,20 @@ def ray_module() -> ModuleType:
 
 
 class Connection:
-    """The connection of a run to a cluster, for the block; opened for the first user and closed with the last.
+    """The connection of a run to a cluster, as a context manager; opened by the first user and closed by the last.
 
-    A program that is connected already stays connected.
+    If the program is already connected, it stays connected afterwards.
 
     Args:
-        address: None starts a cluster on this machine, which ends with the block.
-        ship: a folder that is copied to the nodes, where it is the working directory of every worker.
+        address: the address of the cluster; None starts a cluster on this machine, which ends with the block.
+        ship: a directory that is copied to the nodes, where it is the working directory of every worker.
 
     Attributes:
-        is_own: the cluster was started here and has only the resources of this machine.
+        is_own: True if the cluster was started here and has only the resources of this machine.
 
     Raises:
         ClusterError: no cluster answers at the address.
-        ConfigError: the address is invalid, or `ship` was given but the program is connected already.
+        ConfigError: the address is invalid, or `ship` is set although the program is already connected.
     """
 
     def __init__(self, address: str | None, ship: Path | None = None) -> None:
@@ -81,18 +81,18 @@ class Connection:
         if ray.is_initialized():
             if self._ship is not None:
                 raise ConfigError(
-                    "ship: this program is connected to a cluster already; set runtime_env in its ray.init"
+                    "ship: this program is already connected to a cluster; set runtime_env in its ray.init"
                 )
             return
         with ExitStack() as opened:
-            # Workers' output is not forwarded: it would mix with the result on standard output.
+            # Workers' output is not forwarded, since it would mix with the result on standard output.
             arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             where = "a cluster on this machine"
             if address is None:
-                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray sends usage statistics
-                # "local" is a cluster of our own, also if RAY_ADDRESS names another.
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default, Ray sends usage statistics
+                # "local" starts a new cluster, even if RAY_ADDRESS names another.
                 arguments |= {"address": "local", "include_dashboard": False}
-                # The cluster's files end with it, unless the path of its sockets would be too long.
+                # The cluster's files are removed with it, unless the path of its sockets would be too long.
                 home = temporary_folder("r")
                 if len(str(home)) <= _LONGEST_HOME:
                     opened.callback(remove_folder, home)
@@ -104,7 +104,7 @@ class Connection:
                 where = arguments["address"] = address
                 if "RAY_AUTH_MODE" not in os.environ:
                     # Ray sends a token only in this mode, and does not report a missing one.
-                    where += " (if it asks for a token, set RAY_AUTH_MODE=token and try again)"
+                    where += " (if it requires a token, set RAY_AUTH_MODE=token and try again)"
             if self._ship is not None:
                 arguments["runtime_env"] = {"working_dir": str(self._ship), "excludes": _NOT_SHIPPED}
             opened.callback(ray.shutdown)
@@ -114,7 +114,7 @@ class Connection:
 
 
 def _check_address(address: str) -> None:
-    """Check that a program answers there; Ray itself would retry for minutes."""
+    """Check that the address accepts connections, since Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -129,7 +129,7 @@ def _check_address(address: str) -> None:
 
 
 def _take_signals_back() -> None:
-    """Restore the handlers of SIGINT and SIGTERM that Ray replaced; possible in the main thread only."""
+    """Restore the handlers of SIGINT and SIGTERM that Ray replaced, which is possible only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -138,7 +138,7 @@ def _take_signals_back() -> None:
 
 
 def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
-    """Return how many processes with these reservations fit on the cluster, beside others that take `taken` CPUs."""
+    """Return the number of processes with these reservations that fit on the cluster, given `taken` CPUs."""
     total: Mapping[str, float] = ray_module().cluster_resources()
     there = {"CPU": total.get("CPU", 0.0) - taken, "GPU": total.get("GPU", 0.0)}
     rooms = [there[name] / amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount]
@@ -155,14 +155,14 @@ def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
         wait = "" if is_own else f", or wait for nodes with {option.format('workers')}"
         raise ConfigError(
             f"no worker with {options.cpus:g} CPUs and {options.gpus:g} GPUs fits on the cluster{beside} "
-            f"({describe_resources()}); ask for less with {option.format('cpus')}"
+            f"({describe_resources()}); request less with {option.format('cpus')}"
             f"{' or ' + option.format('reward_workers') if beside else ''}{wait}"
         )
     return options.workers or workers_that_fit(options.cpus, options.gpus, options.reward_workers)
 
 
 def describe_resources() -> str:
-    """Name the free and total resources of the cluster for messages."""
+    """Describe the free and total resources of the cluster for messages."""
     ray = ray_module()
     total, free = ray.cluster_resources(), ray.available_resources()
     return ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))

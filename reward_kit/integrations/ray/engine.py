@@ -1,7 +1,7 @@
 """`reward-kit run --engine ray`: the episodes of a run in processes of a cluster, everything else in the driver.
 
 A process needs the task's own files, at the same path or shipped with it; they are compared with the driver's. It needs
-neither the dataset nor the reward: samples come with each episode, and rewards are called elsewhere.
+neither the dataset nor the reward, since samples are sent with each episode and rewards are called elsewhere.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RayEngine:
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
-        """Yield the workers by label while the processes start."""
+        """Yield the workers by label; the processes start concurrently."""
         async with self._connection:
             size = workers_to_start(self._options, self._connection.is_own, "-E {}")
             if self._options.workers is None:
@@ -67,7 +67,7 @@ class RayEngine:
                 yield {named.label: pool.worker(named.label) for named in plan.policies}
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return the scorer: in the driver, unless `reward_workers` asks for processes."""
+        """Return the scorer: in the driver, unless `reward_workers` sets a number of processes."""
         reference = self._task.definition.reward_function_path
         if not self._options.reward_workers or reference is None:
             return make_scorer(reward, deadline_s)
@@ -85,9 +85,9 @@ class RayEngine:
 
 @dataclass(frozen=True, slots=True)
 class TaskWorkers:
-    """Makes the workers of a task in a process, one per policy; an `actors.Build`.
+    """A factory (`actors.Build`) of the workers of a task in a process, one per policy.
 
-    With `is_shipped`, the task's folder is this process's working directory instead of its path in the driver.
+    With `is_shipped`, the task's directory is this process's working directory instead of its path in the driver.
     """
 
     task: LoadedTask
@@ -98,20 +98,20 @@ class TaskWorkers:
 
     @classmethod
     def of(cls, task: LoadedTask, request: RunArgs, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
-        """Return those of a request's policies, with one process's share of each limit on rates."""
+        """Return the factory for a run's policies, with one process's share of each rate limit."""
         definition = divide_rates(task.definition, processes)
         plain = replace(task, definition=definition, samples=(), tools=None, reward=None, notes=())
         return cls(plain, tuple(request.models), tuple(request.policies), request.base_url, is_shipped)
 
     def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
-        """Return the workers, by the label of their policy."""
+        """Return the workers by the labels of their policies."""
         task = moved(self.task, Path.cwd()) if self.is_shipped else self.task
         here = os.uname().nodename
         if not task.folder.is_dir():
-            raise ConfigError(f"{task.folder} is not on {here}; put it there, or ship it with -E ship=true")
+            raise ConfigError(f"{task.folder} does not exist on {here}; copy it there, or ship it with -E ship=true")
         for name, path in task.inputs.items():
             if name in _NOT_NEEDED or path.is_dir() or not path.exists():
-                continue  # a file that is missing and needed is reported by its loader
+                continue  # the loader reports a required file that is missing
             if hash_path(path) != task.digests[name]:
                 raise ConfigError(f"the {name} {path} on {here} differs from the driver's")
         location = task.definition.tools_module_path
@@ -132,7 +132,7 @@ class TaskWorkers:
 
 
 def moved(task: LoadedTask, folder: Path) -> LoadedTask:
-    """Return the task with its folder elsewhere; files outside the folder stay where they are."""
+    """Return the task with another directory; files outside the directory keep their paths."""
     old = task.folder
     located = copy.copy(task.located)
     located.path = folder / task.path.name
@@ -170,17 +170,17 @@ def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
 
 
 def max_processes(definition: TaskDefinitionModel) -> int:
-    """Return how many processes can share the task's limits on connections; without limits a huge number."""
+    """Return the number of processes that can share the task's limits on connections; without limits, a huge number."""
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     limits = [block["max_connections"] for block in blocks if isinstance(block.get("max_connections"), int)]
     return min(limits, default=sys.maxsize)
 
 
 def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> dict[str, str]:
-    """Return the environment variables for the processes: of endpoints, named by the task, and asked for.
+    """Return the environment variables for the processes: those of endpoints, those that the task names, and `env`.
 
     Raises:
-        ConfigError: one that is asked for is not set.
+        ConfigError: a requested variable is not set.
     """
     known = {**read_dotenv(Path.cwd()), **{name: value for name, value in os.environ.items() if value}}
     if missing := [name for name in asked if name not in known]:
@@ -192,6 +192,7 @@ def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> di
     known.pop(ORIGINS_VARIABLE, None)  # a `.env` cannot assign keys to origins
     known |= {name: os.environ[name] for name in (ORIGINS_VARIABLE,) if name in os.environ}
     if not os.environ.get(OPENAI_URL) and OPENAI_KEY not in asked:
-        # The workers cannot distinguish a URL of a `.env` from one of the shell: they get the key that belongs to it.
+        # The workers cannot distinguish a URL of a `.env` from one of the shell, so they get the key that belongs to
+        # it.
         known[OPENAI_KEY] = resolve_endpoint(needs_key=False).api_key or ""
     return {name: known[name] for name in names if known.get(name)}

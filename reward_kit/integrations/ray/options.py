@@ -11,20 +11,22 @@ from reward_kit.errors import ConfigError
 from reward_kit.validation import describe_validation_error
 
 RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
-"""Options of policies and rewards that limit requests, which several processes have to share."""
+"""The options of policies and rewards that limit requests, which several processes must share."""
 
 
 class RayOptions(pydantic.BaseModel):
     """Options of the workers of one run.
 
     Attributes:
-        address: of a running cluster, "auto" for the one this machine belongs to; None starts one on this machine.
-        workers: processes that collect episodes; None for one per `cpus` of the cluster, at most one per episode in
+        address: the address of a running cluster, or "auto" for the cluster of this machine; None starts a cluster
+            here.
+        workers: the number of processes that collect episodes; None for as many as fit, at most one per episode in
             flight.
-        cpus: CPUs that each of them reserves; a fraction if it mostly waits for an endpoint.
-        gpus: GPUs that each of them reserves.
-        reward_workers: processes that call the reward, each with its own sandbox; 0 calls it in the driver.
-        ship: copy the task's folder to the nodes; else it must exist there at the same path.
+        cpus: the number of CPUs that each of them reserves; a fraction if it mostly waits for an endpoint.
+        gpus: the number of GPUs that each of them reserves.
+        reward_workers: the number of processes that call the reward, each with its own sandbox; 0 calls it in the
+            driver.
+        ship: copy the task's directory to the nodes; otherwise it must exist there at the same path.
         env: further environment variables of the driver to pass to the workers.
         worker_wait_s: seconds without any worker after which the run fails.
     """
@@ -47,11 +49,11 @@ class RayOptions(pydantic.BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], address: str | None = None, option: str = "-E") -> RayOptions:
-        """Read options of the command line.
+        """Parse options of the command line.
 
         Args:
-            given: by name.
-            address: of the cluster.
+            given: the options by name.
+            address: the address of the cluster.
             option: the command-line option, for messages.
 
         Raises:

@@ -1,9 +1,9 @@
 """`RayAsyncRewardAgent`: the reward agent as an actor, for trainers that call it from several processes.
 
-It has two calls, familiar to users of verl: `compute_reward_pipeline` submits a batch and returns its size; `get` waits
-for a part of it, in whole groups. It uses `AsyncRewardAgent`: batches are scored concurrently and never mixed, an
-exception fails only its own rollout, an impossible request is refused at once, and all columns of a chunk have the
-same order.
+It has two main methods, which users of verl know: `compute_reward_pipeline` submits a batch and returns its size; `get`
+waits for a part of a batch, in whole groups. It uses `AsyncRewardAgent`: batches are scored concurrently and never
+mixed, an exception affects only its own rollout, an impossible request raises at once, and all columns of a chunk have
+the same order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import Order, ScoredChunk
 
 Requests = Callable[[Any], Sequence[ScoringRequest]]
-"""Makes the requests of a trainer's batch, in its order."""
+"""A function that returns the requests of a trainer's batch, in its order."""
 
 
 class _RequestColumns(NamedTuple):
@@ -46,11 +46,11 @@ class RewardChunk(_RequestColumns):
     """A part of one batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
-        data_idxs: indices in the batch, ascending.
-        rewards: None if unscored, which is not zero.
+        data_idxs: the indices in the batch, ascending.
+        rewards: the rewards; None if unscored, which is not zero.
         extra_infos: the full results, including failures.
         batch: the number of the batch, from 1.
-        lengths: tokens of each response, as `ScoredChunk.lengths`.
+        lengths: the number of tokens of each response, as in `ScoredChunk.lengths`.
         incomplete_groups: the groups of the batch with a missing score.
     """
 
@@ -67,10 +67,10 @@ class RewardChunk(_RequestColumns):
         return chunk
 
     def placed(self, width: int) -> npt.NDArray[np.float32]:
-        """Return (B, width) zeros, with each reward at the last token of its response; NaN there if it is unscored.
+        """Return (B, width) zeros with each reward at the last token of its response, NaN for an unscored response.
 
         Args:
-            width: of the batch's responses.
+            width: the width of the batch's responses.
 
         Raises:
             ConfigError: the length of a response is unknown, or outside 1 to `width`.
@@ -87,13 +87,15 @@ class RewardAgentProcess(Process):
     """The actor that `RayAsyncRewardAgent.remote(…)` starts; its methods are called with `.remote(…)` too.
 
     Args:
-        reference: of the reward, `file.py:function` or `package.module:function`.
-        folder: the base of file paths; default: the working directory of the program that starts it.
-        choice: the settings of the sandbox; the level is chosen as by the command line.
+        reference: the reward, as `file.py:function` or `package.module:function`.
+        folder: the base of file paths; by default the working directory of the program that starts the actor.
+        choice: the settings of the sandbox; the level is chosen as on the command line.
         options: keyword parameters of the reward to fix.
-        reward_workers: processes that call the reward; 0 calls it in this one.
-        requests_of: makes the requests of a trainer's batch; by default a batch is requests, or episodes.
-        agent_options: of `AsyncRewardAgent`: max_concurrency, deadline_s, max_pending, rates, retries, cache.
+        reward_workers: the number of processes that call the reward; 0 calls it in this process.
+        requests_of: a function from a trainer's batch to its requests; by default a batch contains requests or
+            episodes.
+        agent_options: the options of `AsyncRewardAgent`: max_concurrency, deadline_s, max_pending, rates, retries,
+            cache.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class RewardAgentProcess(Process):
         An argument of a call goes straight to the process. The cluster keeps the arguments of the constructor.
 
         Raises:
-            ConfigError: the reward is loaded already.
+            ConfigError: the reward is already loaded.
         """
         if self._agent is not None:
             raise ConfigError("call set_environment before the first batch")
@@ -132,17 +134,17 @@ class RewardAgentProcess(Process):
         os.environ.update(variables)
 
     async def compute_reward_pipeline(self, data: Any, group_size: int = 1) -> int:
-        """Begin scoring a batch; returns at once, unless `max_pending` is reached.
+        """Start scoring a batch; return at once, unless `max_pending` is reached.
 
         Args:
             data: requests, episodes, or the input of `requests_of`.
-            group_size: the number of consecutive ones in a group.
+            group_size: the number of consecutive requests in a group.
 
         Returns:
             The number of requests.
 
         Raises:
-            ConfigError: the reward cannot be loaded, or the batch is not a whole number of groups of requests.
+            ConfigError: the reward cannot be loaded, or the batch cannot be divided into groups of requests.
         """
         agent = await self._opened()
         return await CallTurn(agent.compute_reward_pipeline(self._requests_of(data), group_size), self.context)
@@ -156,19 +158,19 @@ class RewardAgentProcess(Process):
         cut_groups: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Wait for exactly `chunk_size` results of the oldest batch with results left.
+        """Wait for exactly `chunk_size` results of the oldest batch with outstanding results.
 
         Args:
             chunk_size: a multiple of the group size, unless `cut_groups`.
-            hook_func: called here with the three columns; its result is returned instead.
-            order, cut_groups: as of `AsyncRewardAgent.get`.
-            **kwargs: for `hook_func`.
+            hook_func: a function called in this process with the three columns; its result is returned instead.
+            order, cut_groups: see `AsyncRewardAgent.get`.
+            **kwargs: keyword arguments for `hook_func`.
 
         Returns:
             A `RewardChunk`.
 
         Raises:
-            ConfigError: the request is impossible; it does not wait, and no result is lost.
+            ConfigError: the request is impossible; raised at once, without losing results.
         """
         agent = await self._opened()
         options: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
@@ -180,7 +182,7 @@ class RewardAgentProcess(Process):
         return self._agent.stats if self._agent is not None else None
 
     async def shutdown(self) -> None:
-        """Score the submitted batches, and close the reward."""
+        """Score the submitted batches, then close the reward."""
         await self.close()
 
     async def _opened(self) -> AsyncRewardAgent:
@@ -203,10 +205,12 @@ class RewardAgentProcess(Process):
 
 
 RayAsyncRewardAgent = ray.remote(max_concurrency=1_000)(RewardAgentProcess)
-"""The reward agent as an actor: `RayAsyncRewardAgent.remote(reference, …)`, as of `RewardAgentProcess`."""
+"""The reward agent as an actor: `RayAsyncRewardAgent.remote(…)` takes the arguments of `RewardAgentProcess`."""
 
 
 def _as_requests(data: Any) -> list[ScoringRequest]:
     if not isinstance(data, Sequence):
-        raise ConfigError(f"a batch must be requests or episodes, got {type_name(data)}; pass requests_of")
+        raise ConfigError(
+            f"a batch must contain requests or episodes, got {type_name(data)}; pass requests_of for other batches"
+        )
     return [ScoringRequest.from_episode(item) if isinstance(item, SingleAgentEpisode) else item for item in data]

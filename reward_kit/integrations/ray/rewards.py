@@ -1,7 +1,7 @@
-"""Rewards in processes of a cluster: `RayScorer` is a `Scorer` whose calls go to actors, each with its own sandbox.
+"""Rewards in processes of a cluster: `RayScorer` is a `Scorer` that calls actors, each with its own sandbox.
 
-The sandbox level is decided in the driver, once, as for any other reward. A confined reward is sent as its program, so
-its files need not be on the nodes; one that runs `in_process` is loaded there again, from the same path.
+The sandbox level is chosen once, in the driver, as for any other reward. A confined reward is sent as its program, so
+its files need not exist on the nodes; a reward that runs `in_process` is loaded again on each node, from the same path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
-_MOST_LOSSES = 3  # A call that kills its process would do so every time
+_MOST_LOSSES = 3  # A call that kills its process would kill every new one
 _CALLS_AT_A_TIME = 1_000
 
 
@@ -60,7 +60,7 @@ class RewardSetup:
 
 
 class RewardActor(Process):
-    """The process. It takes many concurrent calls; a sandbox has its own limit."""
+    """The actor of a reward process. It accepts many concurrent calls; a sandbox has its own limit."""
 
     async def prepare(self, driver: str, packed: bytes) -> str:
         """Open the reward of a pickled `RewardSetup`, and return the name of the machine."""
@@ -84,18 +84,18 @@ class RewardActor(Process):
 class RayScorer:
     """A `Scorer` whose calls are made in processes of the cluster that this program is connected to.
 
-    The calls of a lost process are made again in another one. A class with `post_process_scores` has an object in each
-    process; `finish_group` goes to any of them.
+    The calls of a lost process are repeated in another one. A class with `post_process_scores` has an instance in each
+    process, any of which may execute `finish_group`.
 
     Args:
-        reward: as `load_reward` returned it.
-        reference: of the reward.
+        reward: the reward from `load_reward`.
+        reference: the reference of the reward.
         folder: the base of a reference to a file.
         workers: the number of processes.
-        cpus: CPUs that each of them reserves.
-        deadline_s: for one call outside a sandbox; a confined reward has its own.
-        env: environment variables that they get, such as the key of a judge.
-        wait_s: seconds without any process after which calls fail.
+        cpus: the number of CPUs that each of them reserves.
+        deadline_s: the time limit of one call outside a sandbox; a confined reward has its own.
+        env: environment variables for the processes, such as the key of a judge.
+        wait_s: the seconds without any process after which calls fail.
         connection: the connection to the cluster, opened before the processes; by default the program must be
             connected.
 
@@ -130,7 +130,7 @@ class RayScorer:
             assert isinstance(reward, RewardSpec), "a reward is either confined or a RewardSpec"
             options = dict(reward.options)
             setup = RewardSetup(None, reference, folder, options, reward.weakened_from, deadline_s, env)
-        here = make_scorer(reward, deadline_s)  # never opened; its attributes hold for all processes
+        here = make_scorer(reward, deadline_s)  # never opened, but its attributes apply to all processes
         self.rates, self.retries = getattr(here, "rates", None), getattr(here, "retries", None)
         if hasattr(here, "finish_group"):
             self.finish_group = self._finish_group
@@ -166,9 +166,9 @@ class RayScorer:
     async def _call(
         self, requests: Sequence[ScoringRequest], call: Callable[[Any, list[ScoringRequest]], Any]
     ) -> list[Scored]:
-        """Return the result of one call, made again if its process is lost."""
+        """Return the result of one call, which is repeated if its process is lost."""
         wanted, sent = self._reward.parameters, list(requests)
-        if wanted is not None and "step_data" not in wanted:  # the parameters reveal nothing about the episode
+        if wanted is not None and "step_data" not in wanted:  # without the episode if no parameter uses it
             sent = [replace(request, episode=None) for request in requests]
         for _ in range(_MOST_LOSSES):
             member = await self._pool.place()

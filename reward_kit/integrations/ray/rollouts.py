@@ -50,8 +50,8 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.call_scheduler import CallTurn
 
 _CLOSE_SECONDS = 10.0
-_MOST_LOSSES = 4  # An episode that kills its process would do so every time
-_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # Less often with many processes: each exchange costs the driver a call
+_MOST_LOSSES = 4  # An episode that kills its process would kill every new one
+_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # Less often with many processes, since each exchange costs the driver a call
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
@@ -106,7 +106,7 @@ class RolloutActor(Process):
             await CallTurn(group.close(), self.context)
 
     async def exchange(self, rest: RunUsage) -> Usage:
-        """Update the state of the run, and return the spending of this process."""
+        """Update the state of the run, and return the usage of this process."""
         self._budget.hear(rest)
         return self._budget.own
 
@@ -138,7 +138,7 @@ async def _close(party: Any) -> None:
 class RolloutPool:
     """Rollout workers on a cluster that this program is connected to. Use `open`.
 
-    `budget` is charged as the processes report their spending; `traffic` receives their notices about endpoints.
+    `budget` is charged with the usage that the processes report; `traffic` receives their notices about endpoints.
     """
 
     def __init__(
@@ -190,12 +190,12 @@ class RolloutPool:
                 tasks.start_soon(_ask, member, lambda handle: handle.publish.remote(version, reference))
 
     async def _start(self) -> Any:
-        # In addition to the episodes: the call that ends with the actor, and short calls.
+        # Allow the call that ends with the actor, and short calls, in addition to the episodes.
         calls = self._setup.max_concurrency + 8
         resources = {"num_cpus": self._options.cpus, "num_gpus": self._options.gpus, "max_concurrency": calls}
         handle = await start_actor(RolloutActor, self._setup, resources)
         sent = None
-        while (newest := self._published) is not None and newest is not sent:  # Until no newer weights arrive
+        while (newest := self._published) is not None and newest is not sent:  # Repeat until no newer weights arrive
             await handle.publish.remote(*newest)
             sent = newest
         return handle
@@ -203,7 +203,7 @@ class RolloutPool:
     async def collect(self, group: RayGroup, rollout_index: int) -> SingleAgentEpisode:
         """Collect one episode, with a retry if its process is lost; raise `ClusterError` without processes."""
         for losses in range(_MOST_LOSSES):
-            # The episode that killed a process is unknown, so the last attempt of each suspect runs without the others.
+            # It is unknown which episode killed a process, so the last attempt of each suspect runs alone.
             async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():
                 if (reply := await self._try_to_collect(group, rollout_index)) is not None:
                     return group.received(reply, losses)
@@ -233,7 +233,7 @@ class RolloutPool:
             self.traffic.tell(f"worker {member.number}: {notice}")
         if reply.gave_up is not None:
             self.traffic.give_up(reply.gave_up)
-            await anyio.lowlevel.checkpoint()  # If that ends the run, this episode does not count
+            await anyio.lowlevel.checkpoint()  # If this ends the run, the episode does not count
         return reply
 
     async def close_group(self, group: RayGroup) -> None:
@@ -254,7 +254,7 @@ class RolloutPool:
         return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
-        """Periodically report to every process the spending of the others, so that they stop soon after a limit."""
+        """Periodically report the usage of the others to every process, so that all stop soon after a limit."""
 
         async def exchange_with(member: Member) -> None:
             spent = await _ask(member, lambda handle: handle.exchange.remote(self._rest(member)))

@@ -1,7 +1,7 @@
 """`engine: ray` of a train file: episodes in processes of a cluster, each with a copy of the weights.
 
-`train_loop` runs a train file under Ray Train: `TorchTrainer(train_loop, …)` starts the processes. Weights travel as
-arrays without copies, which the processes of a machine read from one place in memory.
+`train_loop` runs a train file under Ray Train: `TorchTrainer(train_loop, …)` starts the processes. Weights are sent as
+arrays without copies, which the processes of a machine read from shared memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PackedTensor(NamedTuple):
 
 
 def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
-    """Return the weights in a form that Ray sends without pickling their bytes; do not change them before that."""
+    """Return the weights in a form that Ray sends without pickling their bytes; do not modify them before."""
     result = {}
     for name, tensor in weights.items():
         plain = tensor.detach().cpu().contiguous()
@@ -115,7 +115,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
             publishing = ClusterPolicy(policy, pool)
             await publishing.publish(publishing.version)  # Equal seeds do not guarantee equal weights
             held_out = None
-            if plan.held_out is not None:  # The same processes, with the task of the evaluations
+            if plan.held_out is not None:  # The same processes also run the task of the evaluations
                 evaluation_pool = copy.copy(pool)
                 evaluation_pool.definition = plan.held_out.task.definition
                 held_out = ClusterWorker(evaluation_pool, HELD_OUT, publishing)
@@ -139,7 +139,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
 
 @dataclass(frozen=True, slots=True)
 class TrainingWorkers:
-    """Makes the workers of training and of evaluations in a process, with one policy; an `actors.Build`."""
+    """A factory (`actors.Build`) of the workers of training and of evaluations in a process, with one policy."""
 
     tasks: Mapping[str, LoadedTask]
     policy: PolicyModel
@@ -150,7 +150,7 @@ class TrainingWorkers:
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> TrainingWorkers:
-        """Return the workers of a plan."""
+        """Return the factory for a plan."""
         policy, folder = plan.policy_block
         tasks = {TRAINED: plan.task} | ({HELD_OUT: plan.held_out.task} if plan.held_out is not None else {})
         plain = {name: replace(task, samples=(), tools=None, reward=None, notes=()) for name, task in tasks.items()}
@@ -178,7 +178,7 @@ class TrainingWorkers:
 class ActingPolicy(AgentPolicy):
     """A policy in one of the processes, which receives the weights that it acts with.
 
-    `publishes` is False if another policy already passes on the same weights.
+    `publishes` is False if another policy already publishes the same weights.
     """
 
     def __init__(self, policy: Any, *, publishes: bool) -> None:
@@ -212,7 +212,7 @@ class ActingPolicy(AgentPolicy):
 
 
 class ClusterPolicy:
-    """The trained policy, for the trainer: its weights are in this process, and the actors use copies."""
+    """The trained policy, as seen by the trainer: its weights are in this process, and the actors use copies."""
 
     def __init__(self, policy: AgentPolicy, pool: RolloutPool) -> None:
         self._policy, self._pool, self.version = trainable(policy), pool, 0
@@ -238,10 +238,10 @@ class ClusterPolicy:
 
 
 class ClusterWorker(RayRolloutWorker):
-    """Collects the episodes of training, or of evaluations, with the worker `name` of each process."""
+    """A collector of the episodes of training, or of evaluations, with the worker `name` of each process."""
 
     def __init__(self, pool: RolloutPool, name: str, policy: ClusterPolicy) -> None:
-        # The label is a part of ids and seeds, and the same for all workers, as in one process.
+        # The label is part of ids and seeds, and is the same for all workers, as in a single process.
         super().__init__(pool, TRAINED)
         self.agent_policy, self.task_definition, self._name = policy, pool.definition, name
 
@@ -250,14 +250,14 @@ class ClusterWorker(RayRolloutWorker):
 
 
 def train_loop(config: Mapping[str, Any]) -> None:
-    """Run a train file in a worker of Ray Train.
+    """Run a train file in a worker of Ray Train, as the loop of a `TorchTrainer`.
 
     Args:
-        config: the keys of `train_loop_config`: `train_file`, a path that exists on every node; `run`, the folder of
+        config: the keys of `train_loop_config`: `train_file`, a path that exists on every node; `run`, the directory of
             the run, on a disk that the first worker can read after a restart; `overrides`, the keys to override.
 
     Raises:
-        ConfigError: the file is invalid, or the folder contains a run started with other settings.
+        ConfigError: the file is invalid, or the directory contains a run started with other settings.
     """
     if unknown := [key for key in config if key not in _KEYS]:
         raise ConfigError(f"train_loop_config: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")

@@ -24,15 +24,15 @@ VARIABLE = "REWARD_KIT_SERVE_API_KEY"
 _SHORTEST_KEY = 16
 MIB = 2**20
 AT_LEAST = (("max_pending", "max_batch"), ("max_held_mb", "max_body_mb"))
-"""Options of `ServerOptions`, each with the option that must not exceed it."""
+"""Pairs of fields of `ServerOptions`; the second must not exceed the first."""
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "reward-kit"}
 
 
 class Keys:
-    """The keys of a server, any of which lets a request in.
+    """The keys of a server, any of which admits a request.
 
     Raises:
-        ConfigError: no key is given, or a key is too short or cannot be sent in a header.
+        ConfigError: there is no key, or a key is too short or cannot be sent in a header.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -62,19 +62,20 @@ def _digest(text: str) -> bytes:
 
 
 def check_key(key: str, where: str) -> None:
-    """Refuse a key that is too short or invalid in a header; messages never show it."""
+    """Reject a key that is too short or invalid in a header; messages never show the key."""
     if len(key) < _SHORTEST_KEY:
         raise ConfigError(
-            f"{where} has {len(key)} characters; a key needs at least {_SHORTEST_KEY}, better 43 random ones"
+            f"{where} has {len(key)} characters; a key must have at least {_SHORTEST_KEY}, preferably 43 random ones"
         )
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError(f"{where} holds a blank or a character that no HTTP header can carry")
+        raise ConfigError(f"{where} contains a space or a character that is invalid in HTTP headers")
 
 
 def read_keys(file: Path | None) -> tuple[list[str], str]:
     """Return the configured keys, possibly none, and a warning about their file or "".
 
-    A file has one key on each line; lines that begin with # are skipped. None reads the environment, then `.env`.
+    A file has one key per line; lines that begin with # are skipped. Without a file, the key is read from the
+    environment, then from `.env`.
 
     Raises:
         ConfigError: the file cannot be read or has no key.
@@ -93,7 +94,7 @@ def read_keys(file: Path | None) -> tuple[list[str], str]:
     for number, key in keys.items():
         check_key(key, f"--api-key-file {file}:{number}: the key")
     if not keys:
-        raise ConfigError(f"--api-key-file {file} has no key; write one on each line")
+        raise ConfigError(f"--api-key-file {file} has no key; write one key per line")
     is_open = bool(mode & (stat.S_IRGRP | stat.S_IROTH))
     return list(keys.values()), f"{file} can be read by others on this machine: chmod 600 {file}" if is_open else ""
 
@@ -109,18 +110,19 @@ class ServerOptions:
 
     Attributes:
         host: the address to listen on.
-        port: 0 takes a free one.
-        max_concurrency: calls of each reward at a time; of a sandboxed one at most one for each CPU.
-        max_pending: rollouts of each reward that are accepted and not yet answered; beyond it requests are refused.
+        port: the port to listen on; 0 chooses a free one.
+        max_concurrency: the maximum number of concurrent calls of each reward; for a sandboxed reward, at most one per
+            CPU.
+        max_pending: the maximum number of accepted, unanswered rollouts of each reward; further requests are refused.
         max_batch: the maximum number of rollouts in a request.
         max_messages: the maximum number of messages in a rollout.
-        max_body_mb: MiB of a request's body.
-        max_held_mb: MiB of all bodies held at a time, as they are sent; as values they take more.
+        max_body_mb: the maximum size of a request's body in MiB.
+        max_held_mb: the maximum size of all bodies in memory in MiB, as sent; parsed values take more memory.
         max_connections: the maximum number of open connections.
         deadline_s: the time limit of one call of a reward.
-        head_timeout_s: until a new connection has sent the head of its first request.
-        body_timeout_s: until a body has arrived.
-        shutdown_timeout_s: for requests in flight when the server ends.
+        head_timeout_s: the time limit for a new connection to send the head of its first request.
+        body_timeout_s: the time limit for a body to arrive.
+        shutdown_timeout_s: the time limit for requests in flight at shutdown.
 
     Raises:
         ConfigError: a number is out of its range, or a batch can never be accepted.
@@ -146,13 +148,13 @@ class ServerOptions:
                 check_number(field.name, getattr(self, field.name), is_integer=field.type == "int")
         for larger, smaller in AT_LEAST:
             if getattr(self, smaller) > getattr(self, larger):
-                raise ConfigError(f"{smaller} must be at most {larger}, {getattr(self, larger):g}; raise that too")
+                raise ConfigError(f"{smaller} must be at most {larger}, {getattr(self, larger):g}; raise {larger} too")
 
 
 class RefusedError(RewardKitError):
     """A request answered with an error: a code for programs, a message for people.
 
-    With `closes` the connection is closed afterwards, such as when the body was not read.
+    With `closes`, the connection is closed afterwards, for example if the body was not read.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ def busy(message: str, wait_s: float) -> RefusedError:
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return an answer in JSON; lone surrogates, which UTF-8 cannot hold, become question marks."""
+    """Return an answer in JSON; lone surrogates, which UTF-8 cannot encode, become question marks."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return plain_response(text.encode("utf-8", "replace"), "application/json", status, headers)
 
@@ -182,5 +184,5 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 def plain_response(
     body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Return an answer that no cache keeps."""
+    """Return an answer that must not be cached."""
     return web.Response(body=body, status=status, headers={**_HEADERS, "Content-Type": content_type, **(headers or {})})

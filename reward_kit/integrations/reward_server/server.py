@@ -171,7 +171,7 @@ class ServedReward:
         if self.pending + count > self._options.max_pending:
             mean_s = self.call_seconds.sum / max(1, self.call_seconds.count)
             wait_s = min(_LONGEST_WAIT_S, self.pending * mean_s / self._options.max_concurrency)
-            raise busy(f"{self.pending} rollouts wait for reward {self.about.name!r} (max_pending)", wait_s)
+            raise busy(f"{self.pending} rollouts are waiting for reward {self.about.name!r} (max_pending)", wait_s)
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
@@ -313,7 +313,7 @@ _ROUTES = {"/health": "health", "/metrics": "metrics", "/openapi.json": "openapi
 
 
 class Service:
-    """Answers requests; without a key only `/health`."""
+    """The handlers of requests; without a key, only `/health` is answered."""
 
     def __init__(self, named: Sequence[NamedReward], keys: Keys, options: ServerOptions) -> None:
         self.rewards = {one.name: ServedReward(one, options) for one in named}
@@ -342,7 +342,7 @@ class Service:
                 logger.error("%s failed", seen.route, exc_info=error)
                 message = "internal server error; see its log"
                 response = RefusedError(500, "internal", message, closes=True).response()
-            if not seen.key:  # A client without a key gets one answer and cannot reuse the connection
+            if not seen.key:  # A client without a key gets one answer, and cannot reuse the connection
                 response.force_close()
             seen.status = response.status
             return response
@@ -459,7 +459,7 @@ _http_logger = logging.getLogger("reward_kit.integrations.reward_server.http")
 
 
 def _is_server_fault(record: logging.LogRecord) -> bool:
-    """Return True for errors of the server; invalid HTTP from a client gets one log line."""
+    """Return True for errors of the server; invalid HTTP from a client is logged in one line."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         logger.info("no HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
@@ -550,7 +550,7 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
         except (OSError, OverflowError) as error:
             message = getattr(error, "strerror", None) or error
             raise ConfigError(f"--host {host} --port {port}: {message}") from error
-        for each in listener.sockets:  # Connections inherit the option: unread answers do not stay forever
+        for each in listener.sockets:  # Connections inherit the option, which limits the time of unread answers
             with contextlib.suppress(OSError, AttributeError):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         bound, port = listener.sockets[0].getsockname()[:2]
@@ -577,7 +577,7 @@ async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the limit of open files to the number that the connections need, as far as the system allows."""
+    """Raise the limit of open files to the number that the connections need, up to the system's maximum."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit

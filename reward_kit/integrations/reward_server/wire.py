@@ -58,8 +58,10 @@ class RolloutBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 
     messages: list[Message] = Field(fail_fast=True, description="The whole conversation, in OpenAI chat form.")
-    rollout_id: str | None = Field(None, description="Its id in the answer; default: its position in the request.")
-    ground_truth: Any = Field(None, description="The sample's.")
+    rollout_id: str | None = Field(
+        None, description="The rollout's id in the answer; default: its position in the request."
+    )
+    ground_truth: Any = Field(None, description="The sample's ground truth.")
     assistant_turns: list[int] | None = Field(
         None,
         fail_fast=True,
@@ -68,10 +70,11 @@ class RolloutBody(BaseModel):
     sample: dict[str, Any] = Field(default_factory=dict, description="The sample's row.")
     environment_return: float | None = Field(None, description="The sum of the environment's rewards.")
     stop_reason: str | None = Field(None, description="Why the episode ended.")
-    state: StateBody | None = Field(None, description="The final state, for rewards that name it.")
+    state: StateBody | None = Field(None, description="The final state, for rewards with a parameter final_state.")
     episode: dict[str, Any] | None = Field(
         None,
-        description="A line of episodes.jsonl, for rewards that name step_data; unscored where it cannot be read.",
+        description="A line of episodes.jsonl, for rewards with a parameter step_data; if it "
+        "cannot be read, the rollout is unscored.",
     )
     extra: dict[str, Any] = Field(default_factory=dict, description="Further named values, such as goal_description.")
 
@@ -85,7 +88,7 @@ class ScoreBody(RolloutBody):
 
 
 class BatchBody(BaseModel):
-    """A request for several scores; to a batch reward they are one group."""
+    """A request for several scores; for a batch reward, the rollouts are one group."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="BatchRequest")
 
@@ -112,7 +115,7 @@ class ListBody(BaseModel):
 def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
     """Return the answer for a score, see `AnswerBody`.
 
-    A step index with an absurd number of digits leaves its own rollout unscored.
+    A step index with too many digits leaves only its own rollout unscored.
     """
     steps = (scored.result.step_outputs if scored.result is not None else None) or ()
     if any(isinstance(step.step_index, int) and step.step_index.bit_length() > _MOST_BITS for step in steps):
@@ -181,7 +184,7 @@ class BodyReader:
                 message = f"the body did not arrive within {options.body_timeout_s:g} s (body_timeout)"
                 raise RefusedError(408, "too_slow", message, closes=True) from None
             except (web.RequestPayloadError, OSError) as error:
-                raise RefusedError(400, "invalid_request", f"the body is broken: {error}", closes=True) from None
+                raise RefusedError(400, "invalid_request", f"the body is malformed: {error}", closes=True) from None
             yield body
         finally:
             self.bytes -= taken
@@ -218,13 +221,13 @@ def _parse_requests(
         if not isinstance(rollouts, list) or not rollouts:
             raise _invalid("rollouts: expected a list with at least one rollout")
         if len(rollouts) > options.max_batch:
-            raise _invalid(f"rollouts: {len(rollouts)} of them; a request has at most {options.max_batch} (max_batch)")
+            raise _invalid(f"rollouts: the request has {len(rollouts)}; the maximum is {options.max_batch} (max_batch)")
     requests = []
     for index, rollout in enumerate(rollouts):
         prefix = f"rollouts.{index}." if is_batch else ""
         try:
             if codec == "typed" and isinstance(rollout, Mapping):
-                with boundary(EpisodeError, "a value is not encoded as codec: typed requires"):
+                with boundary(EpisodeError, "a value is not encoded as codec 'typed' requires"):
                     # The episode's values are already encoded in its record.
                     rollout = {key: v if key == "episode" else from_json_value(v) for key, v in rollout.items()}
             _check_sizes(rollout, options, prefix)
@@ -270,7 +273,7 @@ def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
         return
     if len(messages) > options.max_messages:
         most = f"a rollout may have at most {options.max_messages} (max_messages)"
-        raise _invalid(f"{prefix}messages: {len(messages)} of them; {most}")
+        raise _invalid(f"{prefix}messages: there are {len(messages)}; {most}")
     for index, message in enumerate(messages):
         for name in ("content", "tool_calls"):
             parts = message.get(name) if isinstance(message, dict) else None
@@ -334,7 +337,7 @@ _decode = strict_decoder(_unique).decode
 
 
 class _Fault(str):
-    """The reason why a value was rejected, in place of the value."""
+    """A placeholder for a rejected value, with the reason."""
 
 
 def _first_fault(text: str) -> str:

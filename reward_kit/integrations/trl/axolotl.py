@@ -1,4 +1,4 @@
-"""Axolotl: a plugin with which its GRPO trainer takes our advantages for each step.
+"""A plugin for Axolotl, with which its GRPO trainer uses our advantages of each step.
 
     rl: grpo
     plugins:
@@ -6,8 +6,8 @@
     trl:
       rollout_func: my_rollouts.rollouts   # made by as_rollout_func, in a module of yours
 
-The plugin names the trainer. The rollouts score, so leave out `trl.reward_funcs`. Axolotl pins TRL: its options are
-those of that version.
+The plugin sets the trainer. The rollouts score the episodes, so do not set `trl.reward_funcs`. Axolotl pins TRL; the
+options are those of the pinned version.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ class AxolotlStepCreditTrainer(StepCreditLoss, AxolotlGRPOTrainer):
 
 
 class StepCreditPlugin(BasePlugin):
-    """Makes Axolotl train with `AxolotlStepCreditTrainer`."""
+    """A plugin that makes Axolotl train with `AxolotlStepCreditTrainer`."""
 
     def register(self, cfg: dict[str, Any]) -> None:
-        """Check the configuration, and name the trainer in it.
+        """Check the configuration, and set the trainer in it.
 
         Raises:
             ConfigError: a key is missing, or one would have no effect.
         """
         trl = cfg.get("trl") or {}
         if cfg.get("rl") != "grpo":
-            raise ConfigError(f"rl: {cfg.get('rl')!r} has other trainers; StepCreditPlugin is for rl: grpo")
+            raise ConfigError(f"rl: {cfg.get('rl')!r} uses other trainers; StepCreditPlugin requires rl: grpo")
         if not trl.get("rollout_func"):
             raise ConfigError(
-                "trl.rollout_func is missing: name what as_rollout_func gives, such as my_rollouts.rollouts"
+                "trl.rollout_func is missing; name the result of as_rollout_func, such as my_rollouts.rollouts"
             )
         if cfg.get("trainer_cls") not in (None, TRAINER):
-            raise ConfigError(f"trainer_cls: {cfg['trainer_cls']!r} and StepCreditPlugin name two trainers; keep one")
+            raise ConfigError(
+                f"trainer_cls: {cfg['trainer_cls']!r} and StepCreditPlugin set different trainers; remove one of them"
+            )
         if any(name != _REWARD for name in trl.get("reward_funcs") or ()):
             raise ConfigError(
-                "trl.reward_funcs would train nothing: the rollouts score; give as_rollout_func the reward"
+                "trl.reward_funcs has no effect, since the rollouts score the "
+                "episodes; pass the reward to as_rollout_func"
             )
         if (cfg.get("context_parallel_size") or 1) > 1:
-            raise ConfigError("context_parallel_size cuts rows of which each step has its own advantage; leave it at 1")
+            raise ConfigError("context_parallel_size splits rows, whose steps have different advantages; set it to 1")
         for name in _ANOTHER_TRAINER:
             if trl.get(name):
-                raise ConfigError(
-                    f"trl.{name} is of Axolotl's asynchronous trainer, and has no effect here; leave it out"
-                )
+                raise ConfigError(f"trl.{name} applies only to Axolotl's asynchronous trainer; remove it")
         if trl.get("use_liger_loss"):
-            raise ConfigError("trl.use_liger_loss takes one advantage for each row; leave it out")
+            raise ConfigError("trl.use_liger_loss supports only one advantage per row; remove it")
         cfg["trainer_cls"] = TRAINER

@@ -1,7 +1,7 @@
-"""Any resource as an environment of TRL, whose own loop then calls the tools: `GRPOTrainer(environment_factory=…)`.
+"""Any resource as an environment of TRL, whose own loop calls the tools: `GRPOTrainer(environment_factory=…)`.
 
 TRL takes an object with `reset(**row)`, a method for each tool, and `get_reward()`. The episodes of one row begin in
-forks of one resource, as in our own rollouts. Step advantages and our rules for the end of an episode are available
+forks of one resource, as in our own rollouts. Step advantages, and our rules for the end of an episode, are available
 only with `rollouts.as_rollout_func`.
 """
 
@@ -56,13 +56,13 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
         call: a function that is called with the method's object, the tool's name and the arguments.
 
     Raises:
-        ConfigError: the tool or a parameter has a name that a method cannot have.
+        ConfigError: the name of the tool or of a parameter is invalid for a method.
     """
     function = spec["function"]
     name, schema = function["name"], function.get("parameters") or {}
     properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
     if not _is_name(name) or name.startswith("_") or name in _RESERVED:
-        raise ConfigError(f"tool {name!r} cannot be a method of an environment of TRL; give it another name")
+        raise ConfigError(f"tool {name!r} cannot become a method of a TRL environment; rename it")
     if wrong := next((each for each in properties if not _is_name(each) or each == "self"), None):
         raise ConfigError(f"tool {name!r}: parameter {wrong!r} cannot be one of a method of an environment of TRL")
 
@@ -130,14 +130,14 @@ def environment_factory(
     """Return an `environment_factory` for `GRPOTrainer`.
 
     A dataset row may have a column `resource_config` that overrides `config`: a mapping, whose None values are ignored,
-    since datasets fill missing values with None; or JSON text, in which all keys count. It may set only the keys that
+    since datasets fill missing values with None; or JSON text, in which all keys apply. It may set only the keys that
     the resource declares in `per_sample_keys`. With a column `seed`, rows with equal configurations may begin
     differently.
 
     Args:
         resource: a built-in resource's name, `module:Class`, `file.py:Class`, or the class.
         config: the configuration, as a task's `base_resource_config`.
-        example: a row with which the resource is set up once, to read its tools; by default an empty row.
+        example: a row for which the resource is set up once, to read its tools; by default an empty row.
         run_seed: the seed of all random choices.
         gives_reward: add the sum of the environment's rewards as a TRL reward, in addition to `reward_funcs`.
         time_limit_s: the time limit of one call of the environment; None for no limit.
@@ -168,7 +168,7 @@ class TrlEpisode:
     async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return its observation."""
         if self.is_over or self.failure is not None:
-            raise ToolError("the episode is over; no tool can be called any more")
+            raise ToolError("the episode is over; no tool can be called")
         try:
             with environment_call(f"step of {type_name(self._world)}", self._limit, self._world, _LIMIT):
                 outcome = await self._world.step(name, arguments)
@@ -231,7 +231,7 @@ class EnvironmentFactory:
         try:
             self.tools = self.thread.run(self._read_tools(example))
             if not self.tools:
-                raise ConfigError(f"{name} has no tools in this configuration, and TRL acts by tools alone")
+                raise ConfigError(f"{name} has no tools in this configuration, but TRL acts only through tools")
             methods: dict[str, Any] = {
                 spec["function"]["name"]: tool_method(spec, Environment._call) for spec in self.tools
             }
@@ -262,8 +262,8 @@ class EnvironmentFactory:
         self.thread.close()
 
     async def world(self, row: Mapping[str, Any]) -> ForkableResource:
-        """Return a private resource for an episode of this row."""
-        where = f"row {row['id']!r}" if row.get("id") is not None else "a row of the data set"
+        """Return a separate resource for an episode of this row."""
+        where = f"row {row['id']!r}" if row.get("id") is not None else "a row of the dataset"
         config = merged_config(self.kind, self._config, _row_config(row), where)
         wanted = canonical_json([config, row.get("seed")])
         seed = row["seed"] if row.get("seed") is not None else derive_seed("environment", self._run_seed, wanted)
@@ -345,7 +345,7 @@ class Environment:
 
 
 def _get_reward(self: Environment) -> float | None:
-    """Return the sum of the resource's rewards; None (unscored) if it gave no reward or failed."""
+    """Return the sum of the resource's rewards; None (unscored) if there was no reward or the resource failed."""
     play = self._play
     return None if play is None or play.failure is not None else play.environment_return
 
@@ -356,7 +356,7 @@ def _row_config(row: Mapping[str, Any]) -> Mapping[str, Any]:
         with boundary(ConfigError, "resource_config is not JSON"):
             config = json.loads(config)
         if not isinstance(config, Mapping):
-            raise ConfigError(f"resource_config is a mapping of keys; got {type_name(config)}")
+            raise ConfigError(f"resource_config must be a mapping of keys, got {type_name(config)}")
         return config
     return _without_none(config or {})
 

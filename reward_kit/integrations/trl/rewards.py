@@ -1,7 +1,7 @@
 """Our reward functions as TRL's: `(prompts, completions, completion_ids, **columns) -> list[float | None]`.
 
-The reward agent calls a reward concurrently, at the sandbox level that the command line would choose. Unscored is None,
-never 0.0: TRL excludes such rows from the baseline.
+The reward agent calls a reward concurrently, at the sandbox level that the command line would choose. An unscored
+completion gets None, never 0.0; TRL excludes it from the baseline.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
         if not isinstance(given, str | list):
-            raise ConfigError(f"a {what} of TRL is a text or a list of messages; got {type_name(given)}")
+            raise ConfigError(f"a {what} of TRL must be a text or a list of messages, got {type_name(given)}")
         parts.append([{"role": role, "content": given}] if isinstance(given, str) else given)
     messages, first = _validated([*parts[0], *parts[1]]), len(parts[0])
     turns = [index for index, message in enumerate(messages) if message.role == "assistant" and index >= first]
@@ -73,7 +73,7 @@ def _validated(given: Sequence[Any]) -> list[Message]:
     messages, count = [], 0
     for message in given:
         if isinstance(message, Mapping):
-            # Datasets fill in every key in every row, with None if missing.
+            # Datasets have every key in every row, with None for missing values.
             message = {key: value for key, value in message.items() if value is not None or key == "content"}
             if message.get("tool_calls"):
                 calls = [_call(call, f"call_{count + i}") for i, call in enumerate(message["tool_calls"])]
@@ -96,7 +96,7 @@ def _validated(given: Sequence[Any]) -> list[Message]:
 
 def _call(call: Any, default_id: str) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        raise ConfigError(f"tool_calls: a call has a function; got {call!r:.80}")
+        raise ConfigError(f"tool_calls: a call must have a function, got {call!r:.80}")
     function = {"name": "", **call["function"]}
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
@@ -121,13 +121,13 @@ def as_trl_reward(
 
     Args:
         reward: a `@reward_function`, a plain function of that form, or a `compute_score` of verl's form, which runs in
-            this process; or the reference of one, `file.py:function`.
+            this process; or a reference, `file.py:function`.
         columns: the reward's names for columns of the dataset: `{"answer": "ground_truth"}`. Other columns keep their
             names. The reward gets the columns that it names as parameters; `sample` has all columns.
         is_async: return a coroutine function, which TRL awaits together with its other asynchronous rewards. The calls
             of a batch run concurrently in both cases.
         name: the name in TRL's logs; by default the reward's id.
-        options: the reward's parameters to fix.
+        options: the keyword parameters of the reward to fix.
         sandbox: the sandbox level of a reference; by default the one that the command line would choose.
         folder: the base of relative file paths; by default the working directory.
         deadline_s: the time limit of one call; a call that takes longer is unscored.
@@ -141,7 +141,10 @@ def as_trl_reward(
     choice = SandboxChoice(level=sandbox, reward_time_s=deadline_s)
     loaded = resolve_reward(reward, folder, choice, options, choice_is="sandbox")
     if group_size is not None and (loaded.mode != "batch" or group_size < 1):
-        raise ConfigError(f"group_size={group_size} is for batch rewards, from 1; {loaded.id!r} is {loaded.mode}")
+        raise ConfigError(
+            f"group_size={group_size} must be at least 1, and applies only to batch "
+            f"rewards; {loaded.id!r} is {loaded.mode}"
+        )
     agent = SyncRewardAgent(make_scorer(loaded, deadline_s), max_concurrency=max_concurrency)
     kind = AsyncTRLReward if is_async else TRLReward
     return kind(loaded, agent, columns=columns, name=name, group_size=group_size)
@@ -173,10 +176,11 @@ class TRLReward:
         self._agent, self._group_size, self._is_open = agent, group_size, False
         self._opening = threading.Lock()  # TRL awaits several batches at once
         if twice := [one for one, count in Counter(self._columns.values()).items() if count > 1]:
-            raise ConfigError(f"columns: two of them would be {twice[0]!r}")
+            raise ConfigError(f"columns: two columns would be renamed to {twice[0]!r}")
         if "step_data" in self._needed:
             raise ConfigError(
-                f"reward {reward.id!r} asks for step_data, which only our own rollouts have; give it to as_rollout_func"
+                f"reward {reward.id!r} requires step_data, which only our own rollouts "
+                "have; pass the reward to as_rollout_func"
             )
 
     def __call__(
@@ -184,7 +188,7 @@ class TRLReward:
     ) -> Any:
         """Return a score for each completion, None if it is unscored.
 
-        `columns` are the dataset's columns and TRL's own arguments.
+        `columns` contains the dataset's columns and TRL's own arguments.
 
         Raises:
             ConfigError: a column that is named in `columns` or required by the reward is missing, or a prompt or
@@ -195,7 +199,7 @@ class TRLReward:
     def scores(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> list[float | None]:
-        """Return the scores of a call, whose other arguments are passed as a mapping."""
+        """Return the scores of a batch; `columns` is the mapping of all other arguments."""
         requests = self._requests(prompts, completions, columns)
         with self._opening:
             if not self._is_open:
@@ -206,7 +210,7 @@ class TRLReward:
             same = [list(run) for _, run in groupby(range(len(prompts)), key=lambda index: prompts[index])]
             batches = [([requests[index] for index in group], len(group)) for group in same]
         elif len(requests) % size:
-            raise ConfigError(f"group_size: {len(requests)} completions cannot be cut into groups of {size}")
+            raise ConfigError(f"group_size: {len(requests)} completions cannot be divided into groups of {size}")
         else:
             batches = [(requests, size)]
         tickets = [self._agent.submit(batch, size) for batch, size in batches]
@@ -217,7 +221,7 @@ class TRLReward:
         return [one.score for one in scored]
 
     def close(self) -> None:
-        """End the reward's workers and its thread; another call starts them again."""
+        """End the reward's workers and its thread; another call of the reward starts new ones."""
         if self._is_open:
             self._is_open = False
             self._agent.__exit__(None, None, None)
@@ -266,30 +270,34 @@ class TRLReward:
         return requests
 
     def _named(self, columns: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """Return the columns keyed by the names that the reward function uses."""
+        """Return the columns under the names that the reward function uses."""
         known = {name: values for name, values in columns.items() if name not in _TRAINER_ARGUMENTS}
         for column, ours in self._columns.items():
             if column not in known:
                 raise ConfigError(f"columns: the dataset has no column {column!r}{did_you_mean(column, known)}")
             if ours != column and ours in known and ours not in self._columns:
-                raise ConfigError(f"columns: {column!r} would be {ours!r}, and the dataset has a column of that name")
+                raise ConfigError(
+                    f"columns: {column!r} would be renamed to {ours!r}, but the dataset "
+                    "already has a column of that name"
+                )
         named = {self._columns.get(column, column): values for column, values in known.items()}
         given = named.keys() | _ALWAYS | (_OF_ENVIRONMENT if columns.get("environments") else set())
         if missing := sorted(self._needed - given):
             raise ConfigError(
-                f"reward {self.reward.id!r} asks for {missing[0]!r}, and the dataset has no such column"
-                f"{did_you_mean(missing[0], known)} (name the column that it is: columns={{'…': {missing[0]!r}}})"
+                f"reward {self.reward.id!r} requires {missing[0]!r}, but the dataset has no such column"
+                f"{did_you_mean(missing[0], known)} (if another column contains it, "
+                f"pass columns={{'…': {missing[0]!r}}})"
             )
         of_rollouts = {"assistant_turns"} if "rollout_id" in named else set()
         if clash := sorted(named.keys() & (_NO_COLUMN - of_rollouts) & (self.reward.parameters or set())):
             raise ConfigError(
-                f"the reward's {clash[0]!r} is not taken from a column of the dataset; give that column another name"
+                f"the reward's {clash[0]!r} is never taken from the dataset; rename the dataset's column of that name"
             )
         return named
 
 
 class AsyncTRLReward(TRLReward):
-    """`TRLReward` as a coroutine function, which does not block the caller's event loop."""
+    """A `TRLReward` that is a coroutine function, which does not block the caller's event loop."""
 
     async def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
@@ -330,7 +338,7 @@ def rollout_scores(
     """
     if score is None:
         raise ConfigError(
-            "the rollouts have no column 'score', because they have no reward; give as_rollout_func reward=…"
+            "the rollouts have no column 'score', because they have no reward; pass reward=… to as_rollout_func"
         )
     reasons = failure or [None] * len(score)
     failures = [(text or "unscored") if one is None else None for one, text in zip(score, reasons, strict=True)]

@@ -1,9 +1,9 @@
 """Our multi-turn rollouts as TRL's `rollout_func`: the trained model acts, in groups that share one initial state.
 
-TRL passes its prompts, each repeated once per generation, and expects one row for each. A prompt names a sample of the
+TRL passes its prompts, each repeated once per generation, and expects a row for each. A prompt names a sample of the
 task; its G episodes begin from one forked state. Before each generation, the policy gets the trainer's weights. If the
-task has a reward, it scores each group while other groups still act, and the rows contain the advantage of each step
-for a `StepCreditTrainer`.
+task has a reward, groups are scored while other groups are still collected, and the rows contain the advantages of the
+steps for a `StepCreditTrainer`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def as_rollout_func(
 
     Args:
         task: the task, or its file; `runs.tasks.load_task` loads everything that a file names.
-        policy: the acting policy: an `HFAgentPolicy` of the same model, or another `TrainablePolicy` over the trainer's
-            module itself. It gets the trainer's weights before each generation.
+        policy: the acting policy: an `HFAgentPolicy` of the same model, or another `TrainablePolicy` whose module is
+            the trainer's. It gets the trainer's weights before each generation.
         reward: the reward to use instead of the task's; None if the trainer's `reward_funcs` score.
         credit: the credit assigner to use instead of the task's `credit`.
         samples: the samples to use instead of the task's.
@@ -85,7 +85,7 @@ def as_rollout_func(
         segments: see `rollout_output`.
 
     Raises:
-        ConfigError: the policy cannot be trained, credit lacks a reward, or an option would have no effect.
+        ConfigError: the policy cannot be trained, there is credit but no reward, or an option would have no effect.
     """
     loaded = load_task(Path(task)) if isinstance(task, str | Path) else task
     definition = loaded.definition if isinstance(loaded, LoadedTask) else loaded
@@ -94,10 +94,12 @@ def as_rollout_func(
     if credit is None and definition.credit is not None:
         credit = make_assigner(definition.credit)
     if credit is not None and scored_by is None:
-        raise ConfigError("credit is made of scores, and the task has no reward; give reward=…")
+        raise ConfigError("credit is computed from scores, but the task has no reward; pass reward=…")
     known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.from_task(definition)]))
     if sample_of is not None and samples is not None:
-        raise ConfigError("samples have no effect where sample_of gives the sample of a prompt; leave one of them out")
+        raise ConfigError(
+            "samples have no effect with sample_of, which returns the sample of a prompt; remove one of them"
+        )
     scoring = None
     if scored_by is not None:
         scoring = AsyncRewardAgent(
@@ -175,7 +177,7 @@ class Rollouts:
         # A rollout's columns override the dataset's in TRL; reject this, so that no column is lost silently.
         known = getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ()
         if clash := sorted(set(known) & output.keys()):
-            raise ConfigError(f"the dataset's column {clash[0]!r} has the name of one of the rollouts; give it another")
+            raise ConfigError(f"the dataset's column {clash[0]!r} has the name of a column of the rollouts; rename it")
         return output
 
     def close(self) -> None:
@@ -189,12 +191,13 @@ class Rollouts:
         name = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
         if not isinstance(name, str):
             raise ConfigError(
-                f"a prompt names a sample by its id; got {type_name(name)}. For other prompts give sample_of"
+                f"a prompt must be the id of a sample, got {type_name(name)}; for other prompts, pass sample_of"
             )
         if name not in self._samples:
             near = did_you_mean(name, self._samples)
             raise ConfigError(
-                f"no sample {name[:80]!r}{near} (the dataset's prompts are those of rows(); for others give sample_of)"
+                f"no sample {name[:80]!r}{near} (the dataset's prompts must be those of "
+                "rows(); for other prompts, pass sample_of)"
             )
         return self._samples[name]
 
@@ -228,7 +231,7 @@ class Rollouts:
         failures = [failure for episode in self.episodes if (failure := get_facts(episode)["failure"]) is not None]
         if failures:
             first = failures[0]["message"]
-            logger.warning("%d of %d episodes broke; the first: %s", len(failures), len(self.episodes), first)
+            logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(self.episodes), first)
         outcome = RowOutcome()
         if agent is not None:
             scored: list[Scored] = []
@@ -239,7 +242,7 @@ class Rollouts:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[None]:
-        """Keep servers and the reward agent open between generations, and close the policy at the end."""
+        """Keep the servers and the reward agent open between generations; close the policy at the end."""
         try:
             async with ServerPool(), self.reward_agent or nullcontext():
                 yield
@@ -248,7 +251,7 @@ class Rollouts:
 
 
 def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
-    """Return one prompt of each group of `size` equal consecutive ones."""
+    """Return one prompt for each group of `size` equal consecutive prompts."""
     cut = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     if any(len(group) != size or any(prompt != group[0] for prompt in group) for group in cut):
         lengths = [len(list(same)) for _, same in groupby(prompts)]
@@ -265,24 +268,26 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
-            raise ConfigError(f"{name}={value!r} has no effect: the policy samples, not TRL; leave it out")
+            raise ConfigError(f"{name}={value!r} has no effect, since the policy samples instead of TRL; remove it")
     sampling = getattr(policy, "sampling", None)
     if sampling is not None and sampling.temperature != trainer.temperature:
         raise ConfigError(
-            f"temperature: the policy samples at {sampling.temperature:g} and GRPOConfig says {trainer.temperature:g}; "
-            "TRL divides logits by its own, so the two must be one"
+            f"temperature: the policy samples at {sampling.temperature:g}, but GRPOConfig has "
+            f"{trainer.temperature:g}, by which TRL divides logits; set both to the same value"
         )
     deepspeed = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
     if getattr(trainer, "is_fsdp_enabled", False) or (deepspeed is not None and deepspeed.zero_stage == 3):
         raise ConfigError(
-            "the trainer's weights are cut into shards, and the policy wants them whole: train without FSDP and ZeRO-3"
+            "the trainer's weights are sharded, but the policy needs them whole; train without FSDP and ZeRO-3"
         )
     if getattr(trainer, "tools", None):
-        raise ConfigError("tools have no effect beside rollouts: TRL would run its own loop on them; leave them out")
+        raise ConfigError(
+            "tools have no effect with these rollouts, since TRL would call them in its own loop; remove them"
+        )
 
 
 async def publish(policy: TrainablePolicy, trainer: Any) -> None:
-    """Make the policy act with the trainer's weights, whose version is the number of optimizer steps."""
+    """Let the policy act with the trainer's weights; their version is the number of optimizer steps."""
     version, module = int(trainer.state.global_step), trainer.accelerator.unwrap_model(trainer.model)
     takes: Any = policy.publish
     if "state_dict" in inspect.signature(takes).parameters:
@@ -291,8 +296,8 @@ async def publish(policy: TrainablePolicy, trainer: Any) -> None:
         await policy.publish(version)
     else:
         raise ConfigError(
-            f"{type(policy).__name__} acts with its own module and the trainer trains another; give the "
-            "trainer model=policy.module"
+            f"{type(policy).__name__} acts with its own module, but the trainer trains another "
+            "one; pass model=policy.module to the trainer"
         )
 
 

@@ -22,11 +22,11 @@ from reward_kit.tokens.pipeline import row_columns
 
 Segments = Literal["refuse", "last"]
 ADVANTAGES = "token_advantages"
-"""The column of advantages: for each row a number per token of the completion, 0.0 off the actions."""
+"""The column of advantages: for each row, a number per token of the completion, 0.0 outside the actions."""
 
 
 class RowOutcome(NamedTuple):
-    """The scores of episodes, and their credit; None if nothing computes them here."""
+    """The scores of episodes, and their credit; None if they are not computed here."""
 
     scored: Sequence[Scored] | None = None
     credited: CreditBatch | None = None
@@ -44,15 +44,15 @@ def rollout_output(
     `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`; and for reward functions `rollout_id`, `sample_id`,
     `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and `num_steps`; with scores `score`,
     None for an unscored episode; with credit `token_advantages`. Unscored episodes, and actions without an advantage,
-    do not train: their `env_mask` is 0. An episode that broke before anything was sampled is a row of two filler tokens
-    that does not train either, because TRL wants a row for each prompt and no empty completion.
+    do not train: their `env_mask` is 0. An episode that failed before any token was sampled becomes a row of two filler
+    tokens that does not train either, since TRL requires a row for each prompt and rejects empty completions.
 
     Args:
-        episodes: collected for TRL's prompts.
-        outcome: their scores and credit.
-        filler_id: the token of rows without any.
-        segments: handling of an episode whose context was rewritten, so that its tokens are several rows: "refuse", or
-            train its "last" one alone.
+        episodes: the episodes collected for TRL's prompts.
+        outcome: the scores and credit of the episodes.
+        filler_id: the token of rows without sampled tokens.
+        segments: the handling of an episode whose context was rewritten, so that its tokens form several segments:
+            "refuse" it, or train only its "last" segment.
 
     Raises:
         ConfigError: an episode has several segments, its log-probabilities are unknown, or it was sampled under a
@@ -67,9 +67,9 @@ def rollout_output(
             tokens = columns.episodes[owner].tokens
             reasons = ", ".join(dict.fromkeys(segment.reason for segment in tokens.segments[1:]))
             raise ConfigError(
-                f"episode {columns.episodes[owner].id_} has {len(tokens.segments)} segments ({reasons}), and TRL takes "
-                "one row for an episode: use a chat template that keeps earlier messages as they were, or "
-                "segments='last', with which only the last segment is trained"
+                f"episode {columns.episodes[owner].id_} has {len(tokens.segments)} segments ({reasons}), but TRL "
+                "supports one row per episode; use a chat template that keeps earlier messages unchanged, or "
+                "set segments='last' to train only the last segment"
             )
         row_of_episode[owner] = row
     filler: dict[str, list[Any]] = {
@@ -107,14 +107,14 @@ def rollout_output(
 
 
 def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, list[Any]]:
-    """Return TRL's columns of tokens; refuse rows that TRL would train wrongly without a warning."""
+    """Return TRL's columns of tokens; reject rows that TRL would silently train in a wrong way."""
     episode = columns.episodes[int(columns.episodes_B[row])]
     start, length = int(columns.starts_B[row]), int(columns.lengths_B[row])
     first = start + int(columns.prompt_lengths_B[row])
     completion = slice(first, start + length)
     if columns.rows["allowed_ids"][row] is not None:
         raise ConfigError(
-            f"episode {episode.id_}: a constraint left the policy a part of the vocabulary to sample from, and TRL "
+            f"episode {episode.id_}: a constraint restricted sampling to a part of the vocabulary, but TRL "
             "computes log-probabilities over all of it; set constrain to False"
         )
     if not np.isfinite(columns.tokens["logprobs"][completion]).all():

@@ -1,7 +1,7 @@
 """`GRPOTrainer` with an advantage for each token, and with the log-probabilities that actions were sampled with.
 
-TRL's loss takes advantages of shape (B,T), but its trainer makes (B,). `StepCreditLoss` fills the gap with the
-advantages of steps that our rollouts carry.
+TRL's loss accepts advantages of shape (B,T), but its trainer computes (B,). `StepCreditLoss` passes the step advantages
+in our rollouts to the loss.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from reward_kit.integrations.trl.rollouts import Rollouts
 from reward_kit.integrations.trl.rows import ADVANTAGES
 
 ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
-"""Losses that are divided by the number of rows."""
+"""The losses that are divided by the number of rows."""
 _ROW_SCALE = "row_scale"
 _UNUSED: Mapping[str, tuple[Any, ...]] = {
     "scale_rewards": ("group", True),
     "reward_weights": (None,),
     "multi_objective_aggregation": ("sum_then_normalize",),
 }
-"""Options of `GRPOConfig` that shape TRL's own advantages, with the values that have no effect."""
+"""Options of `GRPOConfig` for TRL's own advantages, with the values that have no effect."""
 
 
 class StepCreditLoss:
@@ -34,16 +34,17 @@ class StepCreditLoss:
 
     Advantages come from the rollouts' `credit`, one per token of a step. The old log-probabilities come from the
     sampler, so a generation may serve several optimizer steps and be older than the weights. Rows and tokens without an
-    advantage, those of unscored episodes among them, do not train: they are neither in the loss nor counted in its
-    divisor. (Losses that are means of rows are divided by the rows of the generation; so this is exact if an optimizer
-    step takes all of them, as by default.)
+    advantage, such as those of unscored episodes, are neither in the loss nor counted in its divisor. (Losses that are
+    means of rows are divided by the rows of the generation, so this is exact if an optimizer step uses all of them, as
+    by default.)
 
     Args:
         model: the model to train: that of the rollouts' policy, or an identical one.
         reward_funcs: None, or `rewards.rollout_scores`: the rollouts score.
         args: the `GRPOConfig`.
         rollout_func: the result of `as_rollout_func`, with a reward and credit.
-        **options: as `GRPOTrainer`; `train_dataset=Dataset.from_list(rollouts.rows())` are the samples of the rollouts.
+        **options: the other options of `GRPOTrainer`; `train_dataset=Dataset.from_list(rollouts.rows())` has the
+            samples of the rollouts.
 
     Raises:
         ConfigError: the rollouts have no advantages, or an option would have no effect.
@@ -59,17 +60,19 @@ class StepCreditLoss:
         **options: Any,
     ) -> None:
         if not isinstance(rollout_func, Rollouts):
-            raise ConfigError(f"rollout_func is what as_rollout_func gives, with credit; got {type_name(rollout_func)}")
+            raise ConfigError(
+                f"rollout_func must be a result of as_rollout_func with credit, got {type_name(rollout_func)}"
+            )
         if rollout_func.credit is None:
-            raise ConfigError("the rollouts have no advantages: give as_rollout_func credit=CreditAssigner('gigpo', …)")
+            raise ConfigError("the rollouts have no advantages; pass as_rollout_func credit=CreditAssigner('gigpo', …)")
         given = reward_funcs if isinstance(reward_funcs, Sequence) else [reward_funcs]
         if [one for one in given if one not in (None, rollout_scores)]:
             raise ConfigError(
-                "reward_funcs would be logged and have no effect: advantages come from the reward of the rollouts; "
-                "give it to as_rollout_func, and leave reward_funcs out"
+                "reward_funcs would be logged but have no effect, since advantages come from the reward of the "
+                "rollouts; pass the reward to as_rollout_func, and remove reward_funcs"
             )
         if unused := [name for name in ("tools", "environment_factory") if options.get(name) is not None]:
-            raise ConfigError(f"{unused[0]} has no effect beside a rollout_func; leave it out")
+            raise ConfigError(f"{unused[0]} has no effect with a rollout_func; remove it")
         trainer: Any = super()
         trainer.__init__(model, [rollout_scores], args, rollout_func=rollout_func, **options)
         _check_options(self)
@@ -77,7 +80,7 @@ class StepCreditLoss:
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         this: Any = self
         trainer: Any = super()
-        inputs = [dict(row) for row in inputs]  # TRL writes into the rows, and may pass one several times
+        inputs = [dict(row) for row in inputs]  # TRL modifies the rows, and may pass a row several times
         output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
         advantages_BT = _padded([row[ADVANTAGES] for row in inputs], output["completion_ids"])
         mask_BT = output["completion_mask"] * output["tool_mask"]
@@ -87,7 +90,7 @@ class StepCreditLoss:
         output["advantages"] = advantages_BT
         output["old_per_token_logps"] = output["sampling_per_token_logps"]
         output[_ROW_SCALE] = advantages_BT.new_tensor(count / max(used, 1))
-        # TRL's table of completions has its own advantages; show the mean of those that train instead.
+        # TRL's table of completions shows its own advantages; replace them by the mean of those in the loss.
         means_B = (advantages_BT * mask_BT).sum(dim=1) / counts_B.clamp(min=1)
         shown = this.accelerator.gather(means_B).tolist()
         logged = this._logs["advantages"]
@@ -123,23 +126,23 @@ def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tenso
     padded_BT = torch.zeros(completion_ids_BT.shape, dtype=torch.float32)
     for index, row in enumerate(rows):
         if len(row) > padded_BT.shape[1]:
-            raise ConfigError(f"row {index} has {len(row)} advantages and a completion of {padded_BT.shape[1]} tokens")
+            raise ConfigError(f"row {index} has {len(row)} advantages but a completion of {padded_BT.shape[1]} tokens")
         padded_BT[index, : len(row)] = torch.tensor(row, dtype=torch.float32)
     return padded_BT.to(completion_ids_BT.device)
 
 
 def _check_options(trainer: Any) -> None:
-    """Reject options that would have no effect, or distort the advantages of steps."""
+    """Reject options that would have no effect, or that distort the advantages of steps."""
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
             raise ConfigError(
-                f"{name}={value!r} has no effect: advantages are those of the rollouts' credit; set it there"
+                f"{name}={value!r} has no effect, since advantages are those of the rollouts' credit; set it there"
             )
     if trainer.importance_sampling_level != "token":
         raise ConfigError(
-            f"importance_sampling_level={trainer.importance_sampling_level!r} spreads the credit of a step over its "
-            "whole row; leave it at 'token'"
+            f"importance_sampling_level={trainer.importance_sampling_level!r} spreads the credit of "
+            "a step over its whole row; set it to 'token'"
         )
     if getattr(args, "use_liger_kernel", False) and hasattr(trainer, "compute_liger_loss"):
-        raise ConfigError("use_liger_kernel: its fused loss takes one advantage for each row; leave it out")
+        raise ConfigError("use_liger_kernel: its fused loss supports only one advantage per row; remove it")

@@ -1,4 +1,4 @@
-"""verifiers (v1): episodes as traces and back, our tasks as tasksets and its tasksets as samples."""
+"""verifiers (v1): episodes as traces and traces as episodes, our tasks as tasksets, and its tasksets as samples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A taskset of verifiers (v1) as a dataset and a reward function of ours, so that `reward-kit run` takes its tasks.
+"""A taskset of verifiers (v1) as a dataset and a reward function, so that `reward-kit run` can run its tasks.
 
-The rows carry the task's own data, and the reward function scores a rollout with the task's `@vf.reward` methods and
-judges, on a trace made of the conversation. Tasks that need a container (`runtime`), as many code tasks do, are
+The rows contain the tasks' data, and the reward function scores a rollout with the task's `@vf.reward` methods and
+judges, on a trace created from the conversation. Tasks that need a container (`runtime`), as many code tasks do, are
 refused: verifiers itself would skip such a reward without an error.
 """
 
@@ -22,7 +22,7 @@ from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.typed_interface import Function, reward_function
 
 DATA = "verifiers"
-"""The field of a row that holds the task's data."""
+"""The field of a row that contains the task's data."""
 
 
 def dataset_rows(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
@@ -30,7 +30,9 @@ def dataset_rows(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
     for task in taskset:
         data = task.data
         if data.prompt is None:
-            raise ConfigError(f"task {data.idx} has no prompt; its user opens the conversation, in an Env of verifiers")
+            raise ConfigError(
+                f"task {data.idx} has no prompt, since its user starts the conversation; run it in an Env of verifiers"
+            )
         if task.NEEDS_CONTAINER or data.image is not None:
             raise ConfigError(f"task {data.idx} needs a container; run it with verifiers")
         prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt
@@ -44,10 +46,10 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
     """Write the rows as JSONL, for a task's `dataset_path`; return their number.
 
     Raises:
-        ConfigError: as `dataset_rows`, or the tasks never end.
+        ConfigError: see `dataset_rows`, or the taskset is infinite.
     """
     if not taskset.bounded:
-        raise ConfigError(f"{type(taskset).__name__} never ends; take a part of it with taskset.take(n)")
+        raise ConfigError(f"{type(taskset).__name__} is infinite; select a part of it with taskset.take(n)")
     rows = [json.dumps(row, ensure_ascii=False) for row in dataset_rows(taskset)]
     path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     return len(rows)
@@ -56,7 +58,7 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
 def as_reward_function(taskset: vf.Taskset) -> Function:
     """Return the rewards of a taskset as one reward function, for rows of `dataset_rows`.
 
-    The score is the weighted sum, as in verifiers; each reward and metric in [0, 1] is a metric too.
+    The score is the weighted sum, as in verifiers; each reward and metric in [0, 1] is also reported as a metric.
 
     Raises:
         ConfigError: a reward or metric needs a runtime, or the taskset has no reward.
@@ -66,11 +68,13 @@ def as_reward_function(taskset: vf.Taskset) -> Function:
     example = kind(data_kind.model_construct(), config)
     rewards = [*example.hooks("reward"), *(judge.score for judge in example.plugged_judges())]
     if not rewards:
-        raise ConfigError(f"{kind.__name__} has no @vf.reward and no judge; its Env scores it")
+        raise ConfigError(
+            f"{kind.__name__} has no @vf.reward and no judge, since its Env scores it; run it with verifiers"
+        )
     for hook in (*rewards, *example.hooks("metric")):
         parameter = inspect.signature(hook).parameters.get("runtime")
         if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{hook.__qualname__} needs a runtime, which only a rollout of verifiers has")
+            raise ConfigError(f"{hook.__qualname__} needs a runtime, which only rollouts of verifiers have")
 
     @reward_function(id=type(taskset).__name__)
     async def rewards_of_verifiers(

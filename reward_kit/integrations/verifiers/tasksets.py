@@ -47,13 +47,13 @@ from reward_kit.runs.tasks import LoadedTask, load_task
 RewardOfTrace = Callable[[Any, Any], Awaitable[float]]
 _RESOURCE_KEYS = ("resource_type", "base_resource_config", "tools_module_path", "resource_server", "noise")
 _ROLLOUT_KEYS = {
-    "user": "who answers the agent is up to an Env",
+    "user": "in verifiers, an Env answers the agent",
     "terminate_tool": "the harness decides when the agent is done",
     "termination_regex": "write a @vf.stop",
     "stop_phrases": "write a @vf.stop",
     "on_text": "the harness decides when the agent is done",
     "nudge": "the harness decides when the agent is done",
-    "redact": "verifiers stores the conversation as it is",
+    "redact": "verifiers stores the conversation unredacted",
 }
 
 
@@ -61,7 +61,8 @@ def _kept_open(reward: Reward, deadline_s: float | None) -> PersistentAgent:
     """Return an agent that opens once per event loop, since verifiers has no hook at the end of a taskset."""
     if reward.mode != "pointwise":
         raise ConfigError(
-            f"reward {reward.id!r} scores groups; a @vf.reward sees one trace, so score them in an Env's finalize"
+            f"reward {reward.id!r} scores groups, but a @vf.reward receives one trace; "
+            "score groups in the finalize method of an Env"
         )
     check_parameters(reward)
     return PersistentAgent(lambda: AsyncRewardAgent(make_scorer(reward, deadline_s), max_concurrency=16))
@@ -112,14 +113,14 @@ def as_verifiers_reward(
 
 
 class TaskFileConfig(vf.TasksetConfig):
-    """The configuration of a taskset: another task file than its own, and keys laid over it."""
+    """The configuration of a taskset: another task file than its own, and overrides of its keys."""
 
     task_file: Path | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
 
 
 class SampleData(vf.TaskData):
-    """A sample of the task file, and the file, so that a trace can be scored again from its record."""
+    """A sample of the task file, and the file's path, so that a trace can be scored again from its record."""
 
     ground_truth: Any = None
     sample: dict[str, Any] = Field(default_factory=dict)
@@ -143,7 +144,7 @@ def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, Persi
 
 
 class SampleTask(vf.Task[SampleData]):
-    """A sample: its messages are the prompt, its score is the one reward."""
+    """A sample: its messages are the prompt, and its score is the only reward."""
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
@@ -166,10 +167,10 @@ class SampleTask(vf.Task[SampleData]):
 
 
 class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
-    """The samples of a task file without a resource. Subclass it and name the file.
+    """The samples of a task file without a resource. Subclass it and set `task_file`.
 
     Attributes:
-        task_file: the task file, unless the configuration names another.
+        task_file: the path of the task file, unless the configuration sets another one.
     """
 
     task_file: ClassVar[Path | None] = None
@@ -200,7 +201,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         for message in messages:
             if not is_same(message.model_copy(update={"role": "system"} if message.role == "developer" else {})):
                 raise ConfigError(
-                    f"{task.path}: sample {sample.id!r}: verifiers cannot hold the message {message!r:.200}"
+                    f"{task.path}: sample {sample.id!r}: verifiers cannot represent the message {message!r:.200}"
                 )
         return SampleData(
             id=sample.id,
@@ -215,7 +216,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
 
 
 class ResourceState(vf.State):
-    """The results of the calls so far; the final state after the last one is in base64."""
+    """The results of the calls so far; the final state after the last call is encoded in base64."""
 
     rewards: list[float | None] = Field(default_factory=list)
     stop_reason: str | None = None
@@ -225,7 +226,7 @@ class ResourceState(vf.State):
 
 
 class ResourceToolsConfig(vf.ToolsetConfig):
-    """Nothing to configure: the server asks the rollout for its task."""
+    """The empty configuration of the server, which gets the task from the rollout."""
 
 
 class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
@@ -240,7 +241,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
         sample = _sample(loaded_task, task.id or "")
         start = GroupStart(loaded_task.definition, sample, run_seed=0)
         self._exit_stack.push_async_callback(start.close)
-        # Noise differs between rollouts, unless the task shares it.
+        # Random numbers differ between rollouts, unless the task sets shared noise.
         self._world = (await start.episode(secrets.randbits(31))).resource
         if self._world is not None:
             self._exit_stack.push_async_callback(close_quietly, self._world)
@@ -249,7 +250,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
         self._lock = asyncio.Lock()
 
     def register(self, mcp: Any) -> None:
-        """Offer each tool with its original schema; the SDK would derive one from a signature."""
+        """Register each tool with its original schema, since the SDK would derive one from a signature."""
         from mcp.server.mcpserver.tools.base import Tool
         from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 
@@ -272,7 +273,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
 
     def _calling(self, name: str) -> Any:
         async def call(**arguments: Any) -> str:
-            async with self._lock:  # A resource takes one action at a time
+            async with self._lock:  # A resource accepts one action at a time
                 state: ResourceState = self.state
                 if state.stop_reason or state.failure:
                     return "Not executed: the episode is over."
@@ -318,12 +319,12 @@ class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
         """Return the scoring request with the resource's results.
 
-        Without calls, the final state is the sample's initial state. A trace from a record has no resource, and so no
-        final state, unless its messages show that no tool was called.
+        Without calls, the final state is the sample's initial state. A trace from a record has no resource and thus no
+        final state, unless its messages contain no tool call.
         """
         state: ResourceState = trace.state
         if state.failure is not None:
-            raise EnvironmentFailure(f"the world broke: {state.failure}")
+            raise EnvironmentFailure(f"the environment failed: {state.failure}")
         rewards = [reward for reward in state.rewards if reward is not None]
         if state.rewards or any(message.role == "tool" for message in request.messages):
             final = StateSnapshot(state.final_kind, base64.b64decode(state.final_payload)) if state.final_kind else None
@@ -340,12 +341,12 @@ class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
 
     @vf.stop
     async def resource_is_done(self, trace: vf.Trace) -> bool:
-        """Stop once the resource has ended its episode or has failed."""
+        """Stop once the resource has ended the episode or failed."""
         return bool(trace.state.stop_reason or trace.state.failure)
 
 
 class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig]):
-    """The samples of a task file with a resource or tools. Subclass it and name the file, as `TaskFileTaskset`."""
+    """The samples of a task file with a resource or tools. Subclass it and set `task_file`."""
 
     def load(self) -> Iterator[ResourceTask]:
         """Yield a task for each sample; its prompt includes the resource's first observation.
@@ -356,11 +357,11 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
         """
         task = self._task({})
         if task.definition.resource_type is None and task.tools is None:
-            raise ConfigError(f"{task.path}: resource_type: missing; without a world or tools, use TaskFileTaskset")
+            raise ConfigError(f"{task.path}: resource_type: missing; without a resource or tools, use TaskFileTaskset")
 
         async def first_observations() -> list[str]:
             observations = []
-            async with ServerPool():  # One server for all samples, if the task names one
+            async with ServerPool():  # One server for all samples, if the task has one
                 for sample in task.samples:
                     async with _open_resource(task, sample) as world:
                         observations.append("" if world is None else as_text(await world.get_observation()))

@@ -1,6 +1,6 @@
 """Episodes as traces of verifiers (v1), and traces as episodes; traces are plain dicts, so verifiers is not imported.
 
-A trace is a tree of messages, each with the tokens that it adds; a path from the root to a leaf is one context of the
+A trace is a tree of messages, each with the tokens that it adds. A path from the root to a leaf is one context of the
 model, and one training row. An episode's action contains the tokens since the previous action and the sampled tokens.
 If its context was rewritten, a new branch begins, which repeats earlier messages without tokens, so that every sampled
 token occurs once in the trace. `info["reward_kit"]` stores the data for which a trace has no field.
@@ -39,7 +39,7 @@ _CUT_OFF = {
     "agent_timeout": StopReason.WALL_TIME_LIMIT,
     "setup_timeout": StopReason.WALL_TIME_LIMIT,
 }
-# A trace marks a truncated end only by the name of its stop condition.
+# A trace indicates a truncated end only by the name of its stop condition.
 _STOPS = {
     StopReason.MAX_STEPS: "max_turns",
     StopReason.ENVIRONMENT_TRUNCATED: "max_turns",
@@ -122,7 +122,8 @@ def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
         for link in node.get("semantic_parents") or ():
             if str(link["type"]).startswith("subagent"):
                 raise EpisodeError(
-                    f"node {number} of the trace is another agent's ({link['type']}); it is not part of an episode"
+                    f"node {number} of the trace belongs to another agent "
+                    f"({link['type']}) and cannot be part of the episode"
                 )
         message, parent = node["message"], node.get("parent")
         calls = tuple((call["id"], call["name"], call["arguments"]) for call in message.get("tool_calls") or ())
@@ -149,7 +150,7 @@ def _token_turn(nodes: Sequence[Mapping[str, Any]], number: int) -> TokenTurn | 
     own, mask = list(node.get("token_ids") or ()), list(node.get("mask") or ())
     sampled = sum(map(bool, mask))
     if len(mask) != len(own) or any(mask[: len(mask) - sampled]):
-        raise EpisodeError(f"node {number} of the trace: its sampled tokens do not stand together at its end")
+        raise EpisodeError(f"node {number} of the trace: its sampled tokens are not contiguous at its end")
     if not own:
         return None
     logprobs = list(node.get("logprobs") or ()) or None
@@ -178,14 +179,16 @@ def episode_to_trace(
         EpisodeError: the episode is a chunk, tokens belong to no message, or a number cannot be stored in a trace.
     """
     if episode.lookback or episode.t_started:
-        raise EpisodeError(f"episode {episode.id_}: a chunk is not a trace; join its chunks with concat_episode")
+        raise EpisodeError(
+            f"episode {episode.id_}: a chunk cannot be converted to a trace; join the chunks with concat_episode"
+        )
     spans = episode.tokens.spans
     if spans and spans[-1].step >= len(episode.assistant_turns):
         raise EpisodeError(f"episode {episode.id_}: tokens of step {spans[-1].step}, which has no message")
     ends = {span.segment: span.stop for span in spans}
     starts = [segment.start for segment in episode.tokens.segments[1:]] + [len(episode.tokens)]
     if any(ends.get(number) != start for number, start in enumerate(starts[: len(episode.tokens.segments)])):
-        raise EpisodeError(f"episode {episode.id_}: there are tokens behind the last action of a segment")
+        raise EpisodeError(f"episode {episode.id_}: there are tokens after the last action of a segment")
     nodes, calls = _graph(episode, advantages)
     facts = get_facts(episode)
     failure = Failure.from_json(dict(recorded)) if (recorded := facts.get("failure")) else None
@@ -264,8 +267,8 @@ def _graph(
         stored = len(turn.prompt_ids) + len(sampled)
         if turn.logprobs is not None and not np.isfinite(turn.logprobs).all():
             raise EpisodeError(
-                f"episode {episode.id_}, step {step}: a trace holds a finite log-probability for every sampled "
-                "token of an action, or for none"
+                f"episode {episode.id_}, step {step}: a trace must have a finite log-probability for "
+                "every sampled token of an action, or for none"
             )
         credit, size = None if advantages is None else advantages[step], len(sampled)
         values = None
@@ -273,8 +276,8 @@ def _graph(
             values = [float(value) for value in credit] if isinstance(credit, Sequence) else [float(credit)] * size
             if len(values) != size or not np.isfinite(values).all():
                 raise EpisodeError(
-                    f"episode {episode.id_}, step {step}: {size} tokens need one finite advantage or {size}; "
-                    f"got {credit!r:.80}"
+                    f"episode {episode.id_}, step {step}: {size} tokens need one finite "
+                    f"advantage or {size}, got {credit!r:.80}"
                 )
         nodes[-1] |= {
             "token_ids": [*new, *sampled],
@@ -299,8 +302,8 @@ def trace_to_episode(trace: Any) -> SingleAgentEpisode:
     trace's task and end. Messages that several branches repeat occur once in the episode.
 
     Args:
-        trace: a `Trace`, or its record as a dict. verifiers rounds numbers in records by default (unless
-            `to_record(float_decimals=None)`), which rounds the log-probabilities.
+        trace: a `Trace`, or its record as a dict. By default, verifiers rounds the numbers in records, including
+            log-probabilities; `to_record(float_decimals=None)` does not.
 
     Raises:
         EpisodeError: the value is not a trace, was changed too much to be restored, or has several agents.
@@ -316,7 +319,7 @@ def trace_record(trace: Any) -> Mapping[str, Any]:
     """Return a trace as a dict, with unrounded numbers; raise `EpisodeError` if it is not a trace."""
     record = trace.model_dump(mode="python") if hasattr(trace, "model_dump") else trace
     if not isinstance(record, Mapping) or "nodes" not in record:
-        raise EpisodeError(f"a trace of verifiers v1 has nodes; got {trace!r:.80}")
+        raise EpisodeError(f"a trace of verifiers v1 must have nodes, got {trace!r:.80}")
     return record
 
 
@@ -325,8 +328,8 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
     turns = list(state["assistant_turns"])
     if conversation.turns != turns:
         raise EpisodeError(
-            f"trace {state['id_']}: its model messages stand at {conversation.turns}, and stood at {turns} when it was "
-            "made of an episode"
+            f"trace {state['id_']}: its model messages are at {conversation.turns}, but were at "
+            f"{turns} when the trace was created from an episode"
         )
     messages = [to_json_value(message.to_chat()) for message in conversation.messages]
     for index, message in kept["messages"].items():

@@ -1,4 +1,4 @@
-"""verl: episodes as its batches and back, rewards and advantages for its trainer. Names load on first use."""
+"""verl: episodes as its batches and back, and rewards and advantages for its trainer. Names load on first use."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rewards for verl: `compute_score` for any reward, and the persistent reward behind it and behind the reward manager.
+"""Rewards for verl: a `compute_score` for any reward, and the persistent reward that it and the reward manager use.
 
     from reward_kit.integrations.verl.compute_score import as_compute_score
     compute_score = as_compute_score("rewards.py:graded")
 
-verl loads such a file by `reward.custom_reward_function`.
+verl loads such a file as `reward.custom_reward_function`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RewardOptions:
         options: the reward's keyword parameters.
         max_concurrency: the maximum number of concurrent calls in each of verl's processes.
         deadline_s: the time limit of one call; a call that exceeds it is unscored.
-        on_unscored: "raise": the call raises, and verl's trainer continues without the rollout, or without its group;
-            "mask": the score is NaN, and only reward_kit's trainers take the row out of the loss.
+        on_unscored: "raise": the call raises, and verl's trainer continues without the rollout or its group; "mask":
+            the score is NaN, and reward_kit's trainers (but not others) exclude the row from the loss.
         metrics: the names of metrics to report to verl, NaN if a result has no valid value. verl takes a batch's names
             from its first row, so they must be equal for all rows.
 
@@ -68,7 +68,7 @@ class RewardOptions:
 
     @classmethod
     def of(cls, section: Mapping[str, Any], where: str) -> RewardOptions:
-        """Read a section of a configuration, which `where` names in messages.
+        """Parse a section of a configuration; `where` is its name in messages.
 
         Raises:
             ConfigError: a key is unknown.
@@ -96,15 +96,15 @@ class PersistentReward:
         self.name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
         if make().mode == "batch":
             raise ConfigError(
-                f"reward {self.name!r} scores groups, and verl asks here for one row at a time; use RewardPipeline "
-                "of reward_kit.integrations.verl for it"
+                f"reward {self.name!r} scores groups, but verl requests one row at a time here; use "
+                "RewardPipeline of reward_kit.integrations.verl"
             )
         self._agent = PersistentAgent(
             lambda: AsyncRewardAgent(make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s)
         )
 
     async def score(self, request: ScoringRequest) -> dict[str, float]:
-        """Return the score of one rollout under `score`, and the requested metrics; cancelled with the caller.
+        """Return one rollout's score as `score`, with the requested metrics; cancelling the caller cancels the call.
 
         Raises:
             RewardError: the rollout is unscored, and `on_unscored` is "raise"; `recorded` is the failure.
@@ -133,7 +133,7 @@ def scorer_factory(
     if hasattr(reward, "score_group"):
         for name, value in (("level", options.level), ("folder", folder), ("options", options.options or None)):
             if value is not None:
-                raise ConfigError(f"{name} has no effect on {type(reward).__name__}, which scores by itself")
+                raise ConfigError(f"{name} has no effect on a {type(reward).__name__}; remove it")
         scorer: Scorer = reward
         return lambda: scorer
     loaded = resolve_reward(reward, folder, SandboxChoice(level=options.level), options.options, choice_is="level")
@@ -176,7 +176,7 @@ def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode
 _numbers = itertools.count()
 _NAME = "reward-kit compute_score"
 _threads: dict[str, LoopThread] = {}
-os.register_at_fork(after_in_child=_threads.clear)  # A fork does not have its parent's threads
+os.register_at_fork(after_in_child=_threads.clear)  # A forked process does not have its parent's threads
 
 
 def as_compute_score(
@@ -184,13 +184,14 @@ def as_compute_score(
 ) -> Callable[..., Any]:
     """Return a `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
 
-    The reward sees only the assistant's answer as one message, since verl passes no more; with `RewardKitManager` it
-    sees the whole conversation. verl's row is its `sample`. It returns `{"score": …}` with the requested `metrics`. For
-    an unscored answer it raises, or returns NaN with `on_unscored="mask"`; never 0.0.
+    The reward receives only the assistant's answer, as one message, since verl passes no more; with `RewardKitManager`
+    it receives the whole conversation. verl's row is the `sample`. The result is `{"score": …}` with the requested
+    `metrics`. For an unscored answer, the function raises or, with `on_unscored="mask"`, returns NaN; never 0.0.
 
     Args:
         reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
-        asynchronous: return a coroutine function, whose calls verl makes concurrently; else a plain one, for threads.
+        asynchronous: return a coroutine function, which verl calls concurrently; otherwise a plain function, for
+            threads.
         folder: the base of relative file paths, by default the working directory.
         **options: the options of `RewardOptions`.
 
@@ -223,7 +224,7 @@ def as_compute_score(
         if _NAME not in _threads:
             # One thread for all callers of this process that have no loop; it ends with the process.
             made = LoopThread(_NAME)
-            if _threads.setdefault(_NAME, made) is not made:  # Two calls began at once
+            if _threads.setdefault(_NAME, made) is not made:  # Two calls started at the same time
                 made.close()
         return _threads[_NAME].run(compute_score(*args, **kwargs))
 

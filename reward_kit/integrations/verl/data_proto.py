@@ -33,16 +33,16 @@ STEP_COLUMNS = ("steps", "action_lengths", "state_keys", "step_rewards", "valid_
 """The row columns with one item for each action of the row."""
 Unscored = Literal["leave_out", "mask"]
 _STEP_CREDIT = ("base_reward", "advantage", "return_to_go")
-_ALIGNED = ("metrics", "reward_reason")  # Added to a step's info by alignment
+_ALIGNED = ("metrics", "reward_reason")  # Keys that the alignment adds to a step's info
 _NOT_IN_VERL = ("step_rewards", "values", "value_mask", "policy_versions")
-"""Columns of our rows that verl lacks or has in another form: its `values` belong to tokens, ours to actions."""
+"""Columns of our rows that verl lacks or defines differently: its `values` belong to tokens, ours to actions."""
 _ROW_KEYS = ("rollout_id", "segment", "steps")
 _CREDIT = {"advantages": "advantage", "returns": "return_to_go"}
 logger = logging.getLogger("reward_kit.integrations.verl")
 
 
 def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
-    """Add, for each row, lists with one item for each of its actions; usable as a connector.
+    """Add columns with a list for each row, which has one item per action; usable as a connector.
 
     `steps` has the actions' step numbers; `action_lengths` their token counts; `state_keys` the keys of the states
     before them as text; `step_rewards` the base rewards, None if unset; `valid_actions` is False if the environment
@@ -81,8 +81,9 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
         # Credit needs complete trajectories.
         if missing := sorted(set(range(len(steps_E[owner]))) - known):
             raise ConfigError(
-                f"episode {columns.episodes[owner].id_}: step {missing[0]} has no tokens in these rows, and the others "
-                "have; verl knows steps by their tokens. Export episodes of one policy that records all of them"
+                f"episode {columns.episodes[owner].id_}: step {missing[0]} has no tokens in these rows, but other "
+                "steps have; verl identifies steps by their tokens. Export only episodes "
+                "whose policy records the tokens of all steps"
             )
     if rows["steps"] and all(len(numbers) == 1 for numbers in rows["steps"]):
         rows["anchor_obs"] = [keys[0] for keys in rows["state_keys"]]
@@ -133,7 +134,7 @@ def agent_loop_outputs(
 
     columns = step_columns(row_columns([episode], None if steps is None else [steps]))
     if not len(columns.lengths_B):
-        raise ConfigError(f"episode {episode.id_} has no tokens, and verl trains on nothing else")
+        raise ConfigError(f"episode {episode.id_} has no tokens, which verl needs for training")
     outputs = []
     places = zip(columns.starts_B.tolist(), columns.lengths_B.tolist(), columns.prompt_lengths_B.tolist(), strict=True)
     for row, (start, length, prompt) in enumerate(places):
@@ -176,7 +177,7 @@ def to_data_proto(
     try:
         from verl import DataProto
     except ImportError as error:
-        raise ConfigError(f"verl is not installed here: {error}. It has to be, as its own documents say") from error
+        raise ConfigError(f"verl is not installed: {error}; install it as its documentation describes") from error
     return DataProto.from_dict(
         tensors=to_tensors(rows), non_tensors=dict(rows.non_tensor_batch), meta_info=dict(rows.meta_info)
     )
@@ -227,12 +228,14 @@ def verl_rows(
             logger.info("%d of %d episodes are unscored and left out", lost, len(columns.episodes))
         columns = columns.select_rows(is_scored_B)
     if not len(columns.lengths_B):
-        raise ConfigError("no episode has both tokens and a score, so the batch is empty; verl takes at least one row")
+        raise ConfigError(
+            "no episode has both tokens and a score, so the batch is empty, but verl requires at least one row"
+        )
     columns = replace(columns, tokens={key: v for key, v in columns.tokens.items() if key not in _NOT_IN_VERL})
     rows = verl_batch(pad_rows(columns, pad_token_id=pad_token_id, padding="outer"))
     arrays = _widened(rows, prompt_length, response_length)
     others = {key: v for key, v in rows.non_tensor_batch.items() if scores is not None or key != "episode_rewards"}
-    # In verl, this name contains the output of an image processor, which is passed to the model.
+    # In verl, the column of this name has the output of an image processor, which is passed to the model.
     pictures, allowed = others.pop("multi_modal_inputs", None), others.pop("allowed_ids", None)
     if pictures is not None and any(pictures):
         others["message_parts"] = pictures
@@ -252,8 +255,8 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
     ):
         if asked is not None and asked < least:
             raise ConfigError(
-                f"{name} is {asked}, and a row has {least} tokens there; nothing is cut off: give at least {least}, "
-                "or leave such episodes out"
+                f"{name} is {asked}, but a row has {least} tokens there, and tokens are never cut off; "
+                f"set at least {least}, or omit such episodes"
             )
     wanted["both"] = wanted["prompt"] + wanted["completion"]
     # An empty batch, whose width the concatenated batch adopts.
@@ -283,7 +286,7 @@ def _verl_arrays(arrays: dict[str, Array], others: dict[str, Array], *, has_cred
 
 
 class _NoTokenizer:
-    """For a reward manager that shows no answers, and so decodes nothing."""
+    """A tokenizer for a reward manager that shows no answers and thus decodes nothing."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         raise ConfigError("nothing is decoded here")
@@ -319,8 +322,8 @@ def from_data_proto(data: Any) -> RestoredEpisodes:
     columns = data.non_tensor_batch
     if missing := [name for name in (*_ROW_KEYS, EPISODE) if name not in columns]:
         raise ConfigError(
-            f"non_tensor_batch has no {missing[0]!r}{did_you_mean(missing[0], map(str, columns))} (a batch gives back "
-            "the episodes that to_data_proto made it of, with_episodes=True)"
+            f"non_tensor_batch has no {missing[0]!r}{did_you_mean(missing[0], map(str, columns))} (only batches "
+            "from to_data_proto with with_episodes=True contain their episodes)"
         )
     arrays = {key: np.asarray(data.batch[key]) for key in set(data.batch.keys())}
     names = list(map(str, columns["rollout_id"]))
@@ -360,8 +363,8 @@ def _check_tokens(
     recorded, given = np.array(tokens.ids[start:stop]), arrays["input_ids"][row][is_token]
     if not np.array_equal(recorded, given):
         raise ConfigError(
-            f"row {row} has {len(given)} tokens, and they are not the {len(recorded)} of episode {episode.id_}: rows "
-            "that were changed, or answers that verl sampled again, are no longer those episodes"
+            f"row {row} has {len(given)} tokens, which differ from the {len(recorded)} of episode "
+            f"{episode.id_}; rows must not be changed or sampled again"
         )
     if "rollout_log_probs" in arrays:
         width = arrays["responses"].shape[1]
@@ -369,7 +372,7 @@ def _check_tokens(
         # In a row of one action, earlier actions are part of the prompt and have no log-probabilities.
         sampled_with = np.array(tokens.logprobs[start:stop])[stop - start - len(logprobs) :]
         if not np.array_equal(sampled_with.astype(np.float32), logprobs.astype(np.float32)):
-            raise ConfigError(f"row {row}: rollout_log_probs are not those that the episode was sampled with")
+            raise ConfigError(f"row {row}: rollout_log_probs differ from those of the episode")
     return start + int(is_token[: arrays["prompts"].shape[1]].sum())
 
 

@@ -63,8 +63,9 @@ def row_credit(
 
     A trajectory is the rows of one `traj_uid` (without it, each row) of one `uid`, its group; its steps are the actions
     of these rows. Its score is the sum of the `token_level_rewards` of the row that ends it by `ends_episode` (without
-    it, of all), with a penalty for KL if verl has added it; if that is `episode_rewards` in float32, it is that number.
-    A trajectory whose `episode_rewards` are NaN is unscored: it gets zeros and is excluded from its group.
+    it, of all), including the KL penalty if verl has applied one; if the sum equals `episode_rewards` in float32, the
+    exact value is used. A trajectory whose `episode_rewards` are NaN is unscored: it gets zeros and is excluded from
+    its group.
 
     Args:
         estimator: a name of `ROW_ESTIMATORS`.
@@ -74,7 +75,7 @@ def row_credit(
             row), `step_rewards`, `valid_actions`, `action_lengths` and `steps`. Without `action_lengths` an action is
             an unbroken run of sampled tokens. `sampled_mask` (B,T) marks the sampled tokens, if `response_mask` no
             longer does.
-        options: the estimator's own, by name.
+        options: the estimator's options, by name.
 
     Raises:
         ConfigError: the estimator or an option is unknown, or the columns are incomplete or do not fit.
@@ -134,16 +135,16 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
         if values is None:
             known = ", ".join(map(str, columns)) or "nothing"
             raise ConfigError(
-                f"{estimator} needs {name!r} of every row, beside verl's tensors; there is {known}. verl hands no such "
-                "columns to an estimator by itself: use reward_kit's trainers, or compute_advantage of "
+                f"{estimator} needs {name!r} for every row in addition to verl's tensors, got {known}. verl itself "
+                "passes no such columns to an estimator; use reward_kit's trainers, or compute_advantage of "
                 "reward_kit.integrations.verl.estimators"
             )
     for name, values in columns.items():
         if len(values) != size:
-            raise ConfigError(f"{name!r} has {len(values)} items, and there are {size} rows")
+            raise ConfigError(f"{name!r} has {len(values)} items, but there are {size} rows")
     sampled = np.asarray(torch.as_tensor(columns.get("sampled_mask", response_mask)).cpu()) != 0
     order: Sequence[int] = range(size)
-    if "steps" in columns:  # The rows of a trajectory by their steps
+    if "steps" in columns:  # The rows of each trajectory, in the order of their steps
         order = sorted(order, key=lambda row: min(columns["steps"][row], default=-1))
     trajectories: dict[Hashable, _Trajectory] = {}
     for row in order:
@@ -160,14 +161,14 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
         steps = [step for row in trajectory.rows for step in columns["steps"][row]]
         if steps != list(range(len(steps))):
             raise ConfigError(
-                f"trajectory {key!r} has the steps {steps!s:.80} in this batch; credit is for whole trajectories, each "
-                "row of them once. If response_mask leaves whole rows out, give 'sampled_mask' too"
+                f"trajectory {key!r} has the steps {steps!s:.80} in this batch; credit needs whole trajectories, with "
+                "each row once. If response_mask excludes whole rows, pass 'sampled_mask' too"
             )
     return list(trajectories.values())
 
 
 def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Action] | None:
-    """Return the actions of a row; None for a row with which verl fills up a batch."""
+    """Return the actions of a row; None for a row that verl added to fill a batch."""
     places = np.flatnonzero(sampled_T)
     if "action_lengths" in columns:
         lengths = list(columns["action_lengths"][row])
@@ -175,10 +176,10 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
             return None
         if sum(lengths) != len(places):
             raise ConfigError(
-                f"row {row}: action_lengths {lengths} make {sum(lengths)} tokens, and its mask has {len(places)}; "
-                "if response_mask leaves tokens out, give 'sampled_mask' too"
+                f"row {row}: action_lengths {lengths} make {sum(lengths)} tokens, but its mask has {len(places)}; if "
+                "response_mask excludes tokens, pass 'sampled_mask' too"
             )
-        if not lengths:  # Its score counts nevertheless
+        if not lengths:  # Its score still counts
             return []
         ends = np.cumsum(lengths)
     elif len(places):
@@ -189,7 +190,9 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
     keys = _per_action("state_keys", columns, row, count)
     if keys is None and "anchor_obs" in columns:
         if count != 1:
-            raise ConfigError(f"row {row} has {count} actions, and anchor_obs is of one; give 'state_keys', a list")
+            raise ConfigError(
+                f"row {row} has {count} actions, but anchor_obs has only one state; pass 'state_keys', a list"
+            )
         keys = [columns["anchor_obs"][row]]
     rewards = _per_action("step_rewards", columns, row, count) or [None] * count
     valid = _per_action("valid_actions", columns, row, count) or [True] * count
@@ -203,7 +206,7 @@ def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> 
     values = columns[name][row]
     if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
         raise ConfigError(
-            f"{name}[{row}] is a list with one item for each of the row's {count} actions; got {values!r:.80}"
+            f"{name}[{row}] must be a list with one item for each of the row's {count} actions, got {values!r:.80}"
         )
     return list(values)
 
@@ -274,7 +277,7 @@ def estimator_options(name: str, config: Any) -> dict[str, Any]:
     """Return an estimator's options: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`."""
     given = dict((config.get(OPTIONS) if config is not None else None) or {})
     if any(not isinstance(key, str) for key in given):
-        raise ConfigError(f"algorithm.{OPTIONS} names options of {name!r}; got {given!r:.80}")
+        raise ConfigError(f"algorithm.{OPTIONS} must be a mapping of options of {name!r}, got {given!r:.80}")
     gamma = config.get("gamma") if config is not None else None
     if gamma is not None and "gamma" in inspect.signature(ESTIMATORS[name]).parameters:
         given.setdefault("gamma", float(gamma))

@@ -1,4 +1,4 @@
-"""Adds everything of ours to verl's registries when it is imported.
+"""A module that adds our estimators, reward manager and trainers to verl's registries when it is imported.
 
 In each of verl's processes: `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register`.
 """

@@ -36,20 +36,20 @@ def register_manager() -> None:
 
 
 class RewardKitManager:
-    """Scores the rows of verl's reward loop as soon as each is there.
+    """A reward manager that scores the rows of verl's reward loop as soon as they arrive.
 
-    Calls run concurrently in an `AsyncRewardAgent`, with its limits and deadlines. The reward sees the prompt's chat
-    and the answer, or the whole episode if the rollout has it (`reward_kit_episode`, in the row or in the
-    `extra_fields` of its agent loop). An unscored rollout raises, and verl goes on without it; or its score is NaN
-    (`on_unscored: mask`), and reward_kit's trainers leave it out of the loss. It is never 0.0.
+    Calls run concurrently in an `AsyncRewardAgent`, with its limits and deadlines. The reward receives the prompt's
+    chat and the answer, or the whole episode if the rollout has it (`reward_kit_episode`, in the row or in the
+    `extra_fields` of its agent loop). An unscored rollout raises, and verl continues without it; or its score is NaN
+    (`on_unscored: mask`), and reward_kit's trainers exclude it from the loss. The score is never 0.0.
 
     Args:
-        config: verl's. `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`; without `reward`
-            verl's own `reward.custom_reward_function` is used, which runs in this process.
-        tokenizer: decodes prompts and answers.
-        compute_score: the function that verl has loaded.
-        reward_router_address: of verl's reward model, which our rewards do not use.
-        reward_model_tokenizer: likewise.
+        config: verl's configuration. `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`;
+            without `reward` verl's own `reward.custom_reward_function` is used, which runs in this process.
+        tokenizer: the tokenizer that decodes prompts and answers.
+        compute_score: the reward function that verl has loaded.
+        reward_router_address: the address of verl's reward model, which is not used.
+        reward_model_tokenizer: the tokenizer of verl's reward model, which is not used.
 
     Raises:
         ConfigError: no reward is named or it cannot be loaded, or a key of the section is unknown.
@@ -85,7 +85,7 @@ class RewardKitManager:
         Raises:
             RewardError: it is unscored, and `on_unscored` is "raise".
         """
-        # A tokenizer is slow, and this loop serves all the other rollouts meanwhile.
+        # Tokenizers are slow, and this loop serves all other rollouts in the meantime.
         request = (await asyncio.to_thread(self._requests.of, data[-1:]))[0]
         request = replace(request, rollout_id=f"{request.rollout_id}/{next(_numbers)}")
         score = await self.held.score(request)
@@ -94,9 +94,9 @@ class RewardKitManager:
 
     @classmethod
     def assemble_rm_scores(cls, data: Any, scores: Sequence[float]) -> Tensor:
-        """Return (B,T) each score on the last sampled token of its row; a row without one gets nothing.
+        """Return (B,T) with each score on the last sampled token of its row; a row without sampled tokens gets none.
 
-        A NaN stays NaN, so that it is not taken for a zero.
+        A NaN remains NaN, so that it is not treated as zero.
         """
         batch, scores_B = RewardBatch.of(data), np.array(scores, dtype=np.float64)
         rewards = batch.placed(scores_B)

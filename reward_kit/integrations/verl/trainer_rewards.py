@@ -1,4 +1,4 @@
-"""Rewards that verl's trainer itself, instead of its reward loop, requests for whole groups.
+"""Rewards that verl's trainer itself requests for whole groups, instead of its reward loop.
 
 For rewards that score a group in one call, or post-process its scores (`post_process_scores`): verl's reward loop
 passes single rollouts to a reward. Set `+reward.reward_kit.in_trainer=true` with one of reward_kit's trainers.
@@ -37,7 +37,7 @@ class ScoredRows(NamedTuple):
     """Rows with their rewards.
 
     Attributes:
-        rows: their indices in the batch that was submitted, ascending.
+        rows: the indices in the submitted batch, ascending.
         data: the rows, a `DataProto` with `rm_scores` and the same as `token_level_scores`, `response_mask` 0 on
             unscored rows, and `episode_rewards` (NaN there), `failure_class` and `failure` in `non_tensor_batch`.
         chunk: the agent's results for these rollouts.
@@ -127,8 +127,8 @@ class RewardPipeline:
             known = set(uids[firsts[start : start + group_size]].tolist())
             if len(known) > 1:
                 raise ConfigError(
-                    f"rollouts {start} to {start + group_size - 1} are to be a group, and have {len(known)} uids; put "
-                    "the rollouts of one prompt one after another, group_size of them"
+                    f"rollouts {start} to {start + group_size - 1} form a group, but have {len(known)} uids; pass the "
+                    "group_size rollouts of each prompt consecutively"
                 )
         requests = self._requests.of(data.select_idxs(lasts))
         ticket = self.agent.submit(requests, group_size, deadline_s=deadline_s)
@@ -140,12 +140,12 @@ class RewardPipeline:
         return len(self.submit(data, group_size).requests)
 
     def get(self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion") -> ScoredRows:
-        """Wait for the rows of `rollouts` rollouts, in whole groups, to be scored, and return them.
+        """Wait until the next `rollouts` rollouts, in whole groups, are scored; return their rows.
 
         Args:
             rollouts: the number of rollouts.
             ticket: the ticket of the batch; by default the oldest batch with results left.
-            order: "completion": groups that finish first come first; "submission": the order of submission.
+            order: "completion": groups that complete first are returned first; "submission": the order of submission.
 
         Raises:
             RewardError: fewer rollouts are outstanding, or the number would split a group.
@@ -202,7 +202,7 @@ class TrainerRewards:
             raise ConfigError(f"name a reward: +{SECTION}.reward=file.py:function")
         for key in ("on_unscored", "metrics"):
             if key in section:
-                raise ConfigError(f"{SECTION}.{key} has no effect with in_trainer; leave it out")
+                raise ConfigError(f"{SECTION}.{key} has no effect with in_trainer; remove it")
         options = RewardOptions.of(section, SECTION)
         self._tokenizer = tokenizer
         self._pipeline = RewardPipeline(
@@ -217,7 +217,7 @@ class TrainerRewards:
         self._pipeline.__enter__()
 
     def score(self, batch: Any) -> Any:
-        """Write `rm_scores` beside the rows of a `KVBatchMeta` of verl; each score on the last sampled token, once."""
+        """Write `rm_scores` to the rows of verl's `KVBatchMeta`: each score once, on the last sampled token."""
         from tensordict import TensorDict
 
         queue = import_verl_queue()

@@ -2,7 +2,7 @@
 
 They differ from verl's own (`sync`, `colocate_async`, `separate_async`) before advantages are computed: the row columns
 that an agent loop put into `extra_fields` are fetched for our estimators, and unscored rows, whose `rm_scores` are NaN,
-are taken out of the loss.
+are excluded from the loss.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     fetched = _fetch(batch, batch.keys, "extra_fields")
     if "extra_fields" not in set(fetched.keys()):
         raise ConfigError(
-            "the rows in verl's queue have no 'extra_fields'; the agent loop says there, for each output, in which "
-            "state each action was taken ('state_keys'), what it earned ('step_rewards') and its tokens "
-            "('action_lengths')"
+            "the rows in verl's queue have no 'extra_fields'; the agent loop must put there, for each output, "
+            "the state in which each action was taken ('state_keys'), its reward ('step_rewards') "
+            "and its number of tokens ('action_lengths')"
         )
     rows: list[Mapping[str, Any]] = [dict(fields or {}) for fields in fetched["extra_fields"]]
     for name in STEP_COLUMNS:
         if any(fields.get(name) is not None for fields in rows):
             columns[name] = objects([fields.get(name) for fields in rows])
     if "state_keys" in columns and "steps" not in columns:
-        # Steps without numbers count on from row to row of a session.
+        # Steps without numbers are numbered across the rows of a session.
         steps: list[list[int]] = [[] for _ in rows]
         reached: dict[str, int] = {}
         for row in sorted(range(len(rows)), key=lambda row: int(batch.keys[row].rsplit("_", 1)[1])):
@@ -115,8 +115,8 @@ def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
     """Mask unscored rows in verl's queue, where its actor reads them."""
     if not is_ours(estimator):
         raise ConfigError(
-            f"{int(unscored_B.sum())} rows are unscored, and verl's estimator {estimator!r} would count them as 0.0: "
-            "use one of reward_kit's, or let the reward raise (on_unscored: raise), so that they have no rows"
+            f"{int(unscored_B.sum())} rows are unscored, but verl's estimator {estimator!r} would count them as 0.0; "
+            "use an estimator of reward_kit, or set on_unscored: raise, so that such rollouts have no rows"
         )
     from tensordict import TensorDict
 

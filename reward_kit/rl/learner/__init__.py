@@ -1,1 +1,1 @@
-"""The parts of the learner: rows in, forward pass, loss, optimizer; `rl.ppo` puts them together."""
+"""The parts of the learner: token rows, forward pass, sharding and optimizer; `rl.ppo` combines them."""

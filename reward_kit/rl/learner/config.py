@@ -1,4 +1,4 @@
-"""The options of the PPO learner, checked when they are made."""
+"""The options of the PPO learner, checked on construction."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ _CLIPS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAOptions:
-    """The matrices that get a low-rank adapter, and its size.
+    """The options of low-rank adapters: their size, and the layers that get one.
 
     Attributes:
-        rank: of an adapter's two matrices.
+        rank: the rank of an adapter's two matrices.
         alpha: an adapter's output is multiplied by alpha / rank.
-        targets: names of linear layers, by the end of their path; "all-linear" is every one but the head.
+        targets: the names of linear layers, compared with the end of a layer's path; "all-linear" means all but the
+            head.
     """
 
     rank: int = 16
@@ -44,25 +45,26 @@ class LoRAOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 1:
-            raise ConfigError(f"lora.rank is a whole number from 1; got {self.rank!r}")
+            raise ConfigError(f"lora.rank must be a whole number of at least 1, got {self.rank!r}")
         check_number("lora.alpha", self.alpha, 0.0)
         if not self.targets:
-            raise ConfigError("lora.targets names at least one layer")
+            raise ConfigError("lora.targets must name at least one layer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyLimits:
-    """The limits beyond which an alarm is raised; None: never.
+    """The limits beyond which an alarm is raised; None disables an alarm.
 
     Attributes:
-        logprob_gap_mean: of |the module's log-probability before the update - the sampler's|, the mean over tokens.
-            Two implementations in float32 differ by 1e-5, a bfloat16 sampler by 1e-2.
-        approx_kl: the mean estimate of how far the policy has moved.
-        clip_fraction: the share of tokens that the clip leaves without a gradient.
-        ratio_max: the greatest probability ratio.
-        effective_share: the least effective sample size, as a share of the tokens (of sequences with "gspo").
-        lag_max: how many versions older than the policy in training a token's sampler is.
-        grad_norm: before clipping.
+        logprob_gap_mean: the maximum of the mean over tokens of |log-probability before the update - the sampler's|.
+            Two float32 implementations differ by about 1e-5, a bfloat16 sampler by about 1e-2.
+        approx_kl: the maximum of the estimated KL divergence of the update.
+        clip_fraction: the maximum share of tokens without a gradient because their ratio is clipped.
+        ratio_max: the maximum probability ratio.
+        effective_share: the minimum effective sample size, as a share of the tokens (of the sequences with "gspo").
+        lag_max: the maximum number of versions by which the weights that sampled a token are older than those in
+            training.
+        grad_norm: the maximum gradient norm before clipping.
     """
 
     logprob_gap_mean: float | None = 0.1
@@ -79,7 +81,7 @@ class OffPolicyLimits:
                 check_number(f"limits.{one.name}", limit, 0.0)
 
     def alarms(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
-        """Return `alarm/<name>` with the measured value for each limit exceeded by these diagnostics; log each."""
+        """Log each limit that these diagnostics exceed; return the measured values as `alarm/<name>`."""
         beyond = {}
         for one in fields(self):
             limit, measured = getattr(self, one.name), diagnostics.get(one.name)
@@ -96,54 +98,59 @@ class OffPolicyLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
-    """The hyper-parameters of an update.
+    """The hyperparameters of an update.
 
     Attributes:
-        epochs: passes over the batch.
-        minibatch_rows: rows per optimizer step; None: all, or by `minibatches`.
-        minibatches: optimizer steps per epoch, of rows as equal in number as can be; at most one per row.
-        max_tokens_per_micro_batch: of one pass through the module, padding included; None: 1,024 on a CPU, whose caches
-            hold no more, and 16,384 on an accelerator. A longer row goes alone. Changes memory and speed, no gradient.
+        epochs: the number of passes over the batch.
+        minibatch_rows: the number of rows per optimizer step; None uses `minibatches`, or else all rows.
+        minibatches: the number of optimizer steps per epoch, at most one per row; their numbers of rows differ by at
+            most one.
+        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the module, including padding; by
+            default 1,024 on a CPU, for its caches, and 16,384 on an accelerator. A longer row is a separate pass. The
+            value affects memory and speed, but not the gradient.
         loss: the policy loss; see `rl.losses`.
-        clip_low: how far below 1 the probability ratio may be pushed; None: the loss's own default.
-        clip_high: how far above.
-        dual_clip: bounds the loss of tokens with a negative advantage, of "ppo" and "decoupled"; None: no bound.
-        aggregation: how the tokens' losses become one; None: the loss's own default.
+        clip_low: the maximum distance of the probability ratio below 1; by default that of the loss.
+        clip_high: the maximum distance of the probability ratio above 1; by default that of the loss.
+        dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo" and "decoupled"; None means no
+            bound.
+        aggregation: the reduction of the tokens' losses to one number; by default that of the loss.
         norm_length: the divisor of "seq-mean-token-sum-norm".
-        old_logprobs: the denominator of the ratio: the sampler's log-probabilities, or the module's own before the
-            update, which cost a forward pass. "decoupled" and importance weights recompute them in any case.
-        importance: truncated importance weights from the sampler to the recomputed log-probabilities, of each token or
-            of its sequence; None: none.
-        importance_cap: the greatest such weight.
-        decoupled_cap: the greatest weight of "decoupled".
-        beyond_cap: exclude a token beyond it, or truncate its weight.
-        kl_coefficient: of the divergence from the reference, in the loss.
-        kl_kind: its estimator.
-        kl_target: the `kl_sequence` that an adaptive coefficient holds; None: the coefficient is constant.
-        kl_horizon: over how many rows an adaptive coefficient may change by a fifth.
-        entropy_coefficient: of the entropy bonus.
-        value_coefficient: of the critic's loss, if the module has a value head.
-        value_clip: how far a value may be pushed from the old one; None: no limit.
-        old_values: the old value: as the policy recorded it, or as the module computes it before the update.
-        critic_warmup: so many first updates train the value head alone.
+        old_logprobs: the log-probabilities in the ratio's denominator: the sampler's, or the module's before the
+            update, which cost a forward pass. "decoupled" and importance weights always recompute them.
+        importance: the level, token or sequence, of truncated importance weights that correct from the sampler to the
+            recomputed log-probabilities; None disables them.
+        importance_cap: the maximum importance weight.
+        decoupled_cap: the maximum weight of "decoupled".
+        beyond_cap: exclude a token beyond `decoupled_cap`, or truncate its weight.
+        kl_coefficient: the coefficient of the divergence from the reference in the loss.
+        kl_kind: the estimator of this divergence.
+        kl_target: the `kl_sequence` that an adaptive coefficient maintains; None keeps the coefficient constant.
+        kl_horizon: the number of rows over which an adaptive coefficient may change by a fifth.
+        entropy_coefficient: the coefficient of the entropy bonus.
+        value_coefficient: the coefficient of the critic's loss, if the module has a value head.
+        value_clip: the maximum distance of a value from its old value; None means no limit.
+        old_values: the old values: those that the policy recorded, or those that the module computes before the update.
+        critic_warmup: the number of first updates that train only the value head.
         lr: the learning rate.
-        value_lr: that of the value head; None: `lr`.
-        lr_by_name: that of parameters by name, such as {"*norm*": 1e-2}: patterns of `fnmatch` over the names of
-            `named_parameters`; the first that fits counts, before `value_lr` and `lr`. All follow one schedule.
-        betas: of AdamW.
-        adam_epsilon: of AdamW.
-        weight_decay: of AdamW, on matrices; biases, norms and other vectors have none.
-        max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
-        schedule: of the learning rate after the warm-up, by updates.
-        warmup: so many first updates over which it rises.
-        min_lr_share: the share of `lr` that the schedule ends with.
-        temperature: the logits are divided by it, as by the sampler.
+        value_lr: the learning rate of the value head; by default `lr`.
+        lr_by_name: the learning rates of parameters by name, such as {"*norm*": 1e-2}, with `fnmatch` patterns for the
+            names of `named_parameters`. The first matching pattern counts, before `value_lr` and `lr`. All rates follow
+            one schedule.
+        betas: the betas of AdamW.
+        adam_epsilon: the epsilon of AdamW.
+        weight_decay: the weight decay of AdamW, applied to matrices but not to biases, norms and other vectors.
+        max_grad_norm: the 2-norm to which the gradient is clipped; None disables clipping.
+        schedule: the schedule of the learning rate after the warm-up, by updates.
+        warmup: the number of first updates over which the learning rate rises.
+        min_lr_share: the learning rate at the end of the schedule, as a share of `lr`.
+        temperature: the temperature by which logits are divided, equal to the sampler's.
         precision: "bfloat16" runs the module in autocast; trained weights and losses are float32. None: "bfloat16" for
-            a module that is given in it, else "float32".
+            a module in that type, else "float32".
         gradient_checkpointing: recompute activations inside the module's layers instead of keeping them.
-        max_logits: how many logits are held at once, tokens times vocabulary; beyond it the head runs in chunks.
-        lora: train low-rank adapters instead of the module's weights.
-        limits: beyond which an alarm about off-policy data is raised.
+        max_logits: the maximum number of logits in memory, tokens times vocabulary; the head runs in chunks beyond it.
+        lora: the options of low-rank adapters, which are trained instead of the module's weights; None trains the
+            weights.
+        limits: the limits beyond which an alarm about off-policy data is raised.
 
     Raises:
         ConfigError: a value is out of range or unknown, or has no effect with the others.
@@ -207,25 +214,25 @@ class PPOConfig:
         return self.aggregation or ("seq-mean-token-mean" if self.loss == "gspo" else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
-        """Return the options with a definite precision, for a module whose weights are given in this type."""
+        """Return the options with the precision resolved, for a module with weights of this type."""
         if self.precision is not None:
             return self
         return replace(self, precision="bfloat16" if dtype == torch.bfloat16 else "float32")
 
     @property
     def of_critic(self) -> tuple[str, ...]:
-        """The options of a critic that were set."""
+        """The names of the critic's options that were set."""
         names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
         return tuple(name for name in names if _is_set(self, name))
 
     @property
     def uses_sampler(self) -> bool:
-        """The loss uses the sampler's log-probabilities."""
+        """True if the loss uses the sampler's log-probabilities."""
         return self.old_logprobs == "sampler" or self.loss == "decoupled" or self.importance is not None
 
     @property
     def recomputes(self) -> bool:
-        """The loss uses the module's log-probabilities before the update."""
+        """True if the loss uses the module's log-probabilities before the update."""
         return self.old_logprobs == "recomputed" or self.loss == "decoupled" or self.importance is not None
 
 
@@ -250,7 +257,7 @@ _ABOVE_0 = (
 
 
 def schema_bounds() -> dict[str, dict[str, float]]:
-    """The bounds of single numbers as JSON Schema."""
+    """Return the bounds of single numbers as JSON Schema."""
     bounds: dict[str, dict[str, float]] = {name: {"minimum": least} for name, least in _COUNTS.items()}
     bounds |= {name: {"minimum": 0.0} for name in _AT_LEAST_0} | {name: {"exclusiveMinimum": 0.0} for name in _ABOVE_0}
     return bounds | {"min_lr_share": {"minimum": 0.0, "maximum": 1.0}}
@@ -261,25 +268,25 @@ def _check_values(config: PPOConfig) -> None:
         if (choice := getattr(config, name)) is not None:
             check_choice(name, choice, get_args(kind))
     if config.lora is not None and not isinstance(config.lora, LoRAOptions):
-        raise ConfigError(f"lora is LoRAOptions(rank=…); got {config.lora!r}")
+        raise ConfigError(f"lora must be LoRAOptions(rank=…), got {config.lora!r}")
     for name, least in _COUNTS.items():
         count = getattr(config, name)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-            raise ConfigError(f"{name} is a whole number from {least}; got {count!r}")
+            raise ConfigError(f"{name} must be a whole number of at least {least}, got {count!r}")
     for name in (*_AT_LEAST_0, *_ABOVE_0):
         if (number := getattr(config, name)) is not None:
             check_number(name, number, 0.0)
             if number == 0.0 and name in _ABOVE_0:
-                raise ConfigError(f"{name} is above 0; got 0")
+                raise ConfigError(f"{name} must be above 0, got 0")
     for pattern, rate in config.lr_by_name.items():
         check_number(f"lr_by_name {pattern!r}", rate, 0.0)
     check_number("entropy_coefficient", config.entropy_coefficient)
     check_number("min_lr_share", config.min_lr_share, 0.0, 1.0)
     if len(config.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in config.betas):
-        raise ConfigError(f"betas are two numbers in [0, 1); got {config.betas!r}")
+        raise ConfigError(f"betas must be two numbers in [0, 1), got {config.betas!r}")
     clip = config.clip.checked()
     if config.loss in ("ppo", "decoupled") and not (clip.low < 1.0 and clip.high > 0.0):
-        raise ConfigError(f"clip_low is below 1, clip_high above 0; got {clip.low:g} and {clip.high:g}")
+        raise ConfigError(f"clip_low must be below 1 and clip_high above 0, got {clip.low:g} and {clip.high:g}")
 
 
 def _check_together(config: PPOConfig) -> None:
@@ -288,21 +295,22 @@ def _check_together(config: PPOConfig) -> None:
     of_decoupled = [name for name in ("decoupled_cap", "beyond_cap") if _is_set(config, name)]
     is_normed = config.aggregation == "seq-mean-token-sum-norm"
     refusals: dict[str, object] = {
-        "give minibatch_rows or minibatches, not both": config.minibatch_rows and config.minibatches,
-        f"loss {config.loss!r} has no dual_clip; leave it out": config.dual_clip and config.loss in ("gspo", "cispo"),
-        f"{'/'.join(of_decoupled)} is of loss 'decoupled'; got {config.loss!r}": of_decoupled and not is_decoupled,
+        "set either minibatch_rows or minibatches, not both": config.minibatch_rows and config.minibatches,
+        f"loss {config.loss!r} has no dual_clip; remove it": config.dual_clip and config.loss in ("gspo", "cispo"),
+        f"{'/'.join(of_decoupled)} applies only to loss 'decoupled', got {config.loss!r}": of_decoupled
+        and not is_decoupled,
         "loss 'decoupled' has its own importance weights; remove importance": config.importance and is_decoupled,
-        "importance_cap caps importance weights; say importance='token'": not config.importance
+        "importance_cap has no effect without importance; set importance='token'": not config.importance
         and _is_set(config, "importance_cap"),
-        "kl_target adapts kl_coefficient, which is 0": config.kl_target and without_kl,
-        "kl_horizon is how slowly kl_coefficient adapts; say kl_target too": not config.kl_target
+        "kl_target adapts kl_coefficient, which is 0; set a positive coefficient": config.kl_target and without_kl,
+        "kl_horizon has no effect without kl_target; set kl_target": not config.kl_target
         and _is_set(config, "kl_horizon"),
-        "kl_kind is of the divergence in the loss, and kl_coefficient is 0": without_kl and _is_set(config, "kl_kind"),
-        "norm_length is of aggregation 'seq-mean-token-sum-norm'; say both or neither": is_normed
+        "kl_kind has no effect, since kl_coefficient is 0": without_kl and _is_set(config, "kl_kind"),
+        "norm_length and aggregation 'seq-mean-token-sum-norm' require each other; set both or neither": is_normed
         != bool(config.norm_length),
-        "in critic_warmup the value head alone learns, and value_coefficient is 0": config.critic_warmup
+        "critic_warmup trains only the value head, but value_coefficient is 0": config.critic_warmup
         and not config.value_coefficient,
-        "min_lr_share is where a schedule ends; say schedule='linear' or 'cosine'": config.min_lr_share
+        "min_lr_share has no effect with a constant schedule; set schedule='linear' or 'cosine'": config.min_lr_share
         and config.schedule == "constant",
     }
     for message, is_refused in refusals.items():
@@ -316,7 +324,7 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 
 
 def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
-    """Return the factor of the learning rate at an update, from 0, of `total`; later ones have the last one's."""
+    """Return the learning rate's factor at an update (from 0) of `total`; it is constant after the last one."""
     if update < config.warmup:
         return (update + 1) / config.warmup
     if config.schedule == "constant" or total is None:

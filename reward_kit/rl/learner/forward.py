@@ -24,9 +24,9 @@ from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
 
 AfterHead = Callable[[Tensor], Tensor]
 FORBIDDEN = -1e30
-"""The logit of a token that a constraint forbids: probability 0, and unlike -inf it makes no entropy NaN."""
+"""The logit of a token that a constraint forbids; its probability is 0 and, unlike with -inf, no entropy is NaN."""
 _CLOSE = 0.02
-"""The tolerance as a share of the largest number: above the error of bfloat16, far below another token's difference."""
+"""The relative tolerance of comparisons: above the error of bfloat16, far below the difference of two tokens."""
 
 
 class Scores(NamedTuple):
@@ -38,10 +38,10 @@ class Scores(NamedTuple):
 
 
 class LogprobModel:
-    """Scores the tokens of a micro-batch.
+    """A model that scores the tokens of a micro-batch.
 
     Args:
-        module: a causal language model of `transformers`, with or without adapters or a value head; or anything that
+        module: a causal language model of `transformers`, with or without adapters or a value head; or any module that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
         config: the options, of which `temperature`, `precision`, `max_logits` and the use of entropy matter.
     """
@@ -51,9 +51,9 @@ class LogprobModel:
         self._head: nn.Module | None = getattr(module, "get_output_embeddings", lambda: None)()
         self._after_head: AfterHead | None = None
         self._last_layer: LastLayer | None = None
-        # A checkpointed layer runs again in the backward pass, when its hooks are gone.
+        # A checkpointed layer runs again in the backward pass, after its hooks are removed.
         if self._head is not None and not config.gradient_checkpointing:
-            module.eval()  # In scoring mode, since with dropout no two passes agree
+            module.eval()  # In scoring mode, since two passes with dropout differ
             with self._precision(next(module.parameters()).device):
                 self._last_layer = find_last_layer(module, self._head)
 
@@ -63,9 +63,9 @@ class LogprobModel:
         return self._head is not None and hasattr(self.module, "value_head")
 
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
-        """Score a part, with a graph if gradients are enabled.
+        """Score a micro-batch, with a graph if gradients are enabled.
 
-        With `values_only`, only values get a gradient, and it ends at the hidden state. Entropies cost as much as the
+        With `values_only`, only values get a gradient, which stops at the hidden state. Entropies cost as much as
         log-probabilities.
         """
         with self._precision(part.ids_BT.device):
@@ -74,7 +74,7 @@ class LogprobModel:
                 if logits_BTV.shape[:-1] != part.ids_BT.shape:
                     expected = ", ".join(map(str, part.ids_BT.shape))
                     raise ConfigError(
-                        f"{type(self.module).__name__} has to return logits of shape ({expected}, V); got "
+                        f"{type(self.module).__name__} must return logits of shape ({expected}, V), got "
                         f"{tuple(logits_BTV.shape)}"
                     )
                 logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1]).index_select(0, part.before_N)
@@ -120,7 +120,7 @@ class LogprobModel:
             return None
         value_head: Any = self.module.value_head
         hidden_MH = hidden_NH.index_select(0, firsts_M)
-        # The head learns in float32 even if the model itself is frozen in a narrower type.
+        # The head is trained in float32 even if the frozen model has a narrower type.
         first = next(value_head.parameters(), hidden_MH)
         values: Tensor = value_head(hidden_MH.to(first.dtype))
         return _wide(values.flatten())
@@ -137,7 +137,7 @@ class LogprobModel:
         for start in range(0, len(part.targets_N), chunk):
             stop = min(start + chunk, len(part.targets_N))
             args = (hidden_NH[start:stop], part.targets_N[start:stop], _cut(part.restriction, start, stop))
-            # Logits are recomputed for the gradient, so that only one chunk's logits are in memory.
+            # Logits are recomputed for the gradient, so that only one chunk of them is in memory.
             chunks.append(checkpoint(score, *args, use_reentrant=False) if torch.is_grad_enabled() else score(*args))
         made = [one for _, one in chunks if one is not None]
         return torch.cat([one for one, _ in chunks]), torch.cat(made) if made else None
@@ -174,7 +174,7 @@ def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
 
 
 def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction | None:
-    """Return the restriction of tokens in [start, stop), with only their sets, which are as wide as the logits."""
+    """Return the restriction of the tokens in [start, stop), with only their sets, which are as wide as the logits."""
     if restriction is None:
         return None
     first, last = torch.searchsorted(restriction.tokens_K, restriction.tokens_K.new_tensor([start, stop])).tolist()
@@ -191,7 +191,7 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
     """Find the operation between the head and the logits, such as a soft cap, by a trial on one token."""
     config = getattr(module, "config", None)
     known: list[AfterHead] = []
-    # The configuration comes first: a cap has no visible effect on small logits, but matters once they grow.
+    # The configuration is read first: a cap has no visible effect on small logits, but matters once they grow.
     if cap := getattr(config, "final_logit_softcapping", None):
         known.append(lambda logits: cap * torch.tanh(logits / cap))
     if scale := getattr(config, "logit_scale", None):
@@ -212,7 +212,7 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
 
 @dataclass(frozen=True, slots=True)
 class LastLayer:
-    """The parts of a last layer `x + attention(norm(x))`, followed by operations on one token at a time.
+    """The parts of a last layer `x + attention(norm(x))`, followed by operations on single tokens.
 
     Keys and values are computed for all tokens; the attention's output, the feed-forward part and the last norm only
     for the scored tokens. This saves a fifth of the work with two layers, a fiftieth with twenty-four. Hooks do it for
@@ -250,7 +250,7 @@ class LastLayer:
 
 @torch.no_grad()
 def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
-    """Find the last layer of a causal language model; None if a trial on four tokens shows another structure.
+    """Return the last layer of a causal language model; None if a trial on four tokens shows another structure.
 
     The module must be in scoring mode; `head` computes logits from hidden states.
     """
@@ -276,7 +276,7 @@ def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
     try:
         with last.only_at(indices):
             reduced = hidden_BTH()
-    except (RuntimeError, TypeError, ValueError, IndexError):  # Shapes do not fit
+    except (RuntimeError, TypeError, ValueError, IndexError):  # The shapes do not match
         return None
     if reduced.shape != expected.shape:
         return None

@@ -20,10 +20,10 @@ def _in_value_head(name: str) -> bool:
 
 
 def widen(module: nn.Module) -> None:
-    """Make trainable half-precision weights float32, in place.
+    """Convert trainable half-precision weights to float32, in place.
 
-    At 0.02 the next bfloat16 is 1e-4 away, and a step of AdamW is as long as the learning rate, 1e-6 or so: nothing
-    would be learned. Frozen weights beside adapters stay as they are.
+    Near 0.02, neighboring bfloat16 numbers differ by 1e-4, but a step of AdamW is about as long as the learning rate,
+    such as 1e-6, so most steps would be rounded away. Frozen weights are unchanged.
     """
     half = (torch.bfloat16, torch.float16)
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and one.dtype in half]
@@ -35,32 +35,34 @@ def widen(module: nn.Module) -> None:
 
 
 def check_critic(config: PPOConfig, *, has_values: bool) -> None:
-    """Raise `ConfigError` for options of a critic without one."""
+    """Raise `ConfigError` for options of a critic if the module has no value head."""
     if config.of_critic and not has_values:
         raise ConfigError(
-            f"{', '.join(config.of_critic)}: of a module with a value head, a PolicyWithValue; this one has none "
-            "(an hf policy gets one by value_head: true)"
+            f"{', '.join(config.of_critic)}: the module has no value head; train a "
+            "PolicyWithValue (set value_head: true for an hf policy)"
         )
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Make AdamW over the groups of `parameter_groups`."""
+    """Return AdamW over the groups of `parameter_groups`."""
     groups = parameter_groups(module, config)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
 
 def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any]]:
-    """Group trainable parameters: matrices and vectors, of the policy and of the value head, by pattern of name.
+    """Return the trainable parameters in groups: by name pattern, value head or policy, and matrix or vector.
 
     Raises:
-        ConfigError: nothing in the module is trainable, or a pattern of `lr_by_name` gives no parameter its rate.
+        ConfigError: nothing in the module is trainable, or a pattern of `lr_by_name` applies to no parameter.
     """
 
     def pattern_of(name: str) -> str | None:
         return next((pattern for pattern in config.lr_by_name if fnmatchcase(name, pattern)), None)
 
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    groups: dict[tuple[str | None, bool, bool], list[nn.Parameter]] = {}  # by pattern, of the value head, a matrix
+    groups: dict[
+        tuple[str | None, bool, bool], list[nn.Parameter]
+    ] = {}  # the key: name pattern, is it of the value head, is it a matrix
     for name, parameter in trained.items():
         kind = (pattern_of(name), _in_value_head(name), parameter.dim() >= 2)
         groups.setdefault(kind, []).append(parameter)
@@ -70,17 +72,19 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
     for pattern in [one for one in config.lr_by_name if one not in used]:
         if fits := [name for name in trained if fnmatchcase(name, pattern)]:
             raise ConfigError(
-                f"lr_by_name: {pattern!r} has no effect after {pattern_of(fits[0])!r}, which matches the same ones; "
-                "put it first"
+                f"lr_by_name: {pattern!r} has no effect after {pattern_of(fits[0])!r}, which "
+                "matches the same parameters; put it first"
             )
         names = list(trained)
         shown = ", ".join(names if len(names) <= 6 else [*names[:5], names[-1]])
         raise ConfigError(
-            f"lr_by_name: {pattern!r} fits none of the {len(names)} parameters that are trained, such as {shown}"
+            f"lr_by_name: {pattern!r} matches none of the {len(names)} trained parameters, such as {shown}"
         )
     of_value = [pattern for pattern, is_value, _ in groups if is_value]
     if config.value_lr is not None and of_value and None not in of_value:
-        raise ConfigError("value_lr: patterns of lr_by_name fit all of the value head; leave one of them out")
+        raise ConfigError(
+            "value_lr has no effect, since patterns of lr_by_name match the whole value head; remove one of them"
+        )
     made: list[dict[str, Any]] = []
     for (fitting, is_value, is_matrix), parameters in groups.items():
         lr = config.value_lr if is_value and config.value_lr is not None else config.lr
@@ -91,7 +95,7 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
 
 
 def rates(config: PPOConfig, factor: float) -> dict[str, float]:
-    """Return the learning rates at this factor for a log: `lr`, `value_lr` if it is set, and `lr/<pattern>`."""
+    """Return the learning rates at this factor under their log names: `lr`, `value_lr` if set, and `lr/<pattern>`."""
     named = {"lr": config.lr} | {f"lr/{pattern}": rate for pattern, rate in config.lr_by_name.items()}
     if config.value_lr is not None:
         named["value_lr"] = config.value_lr
@@ -99,7 +103,7 @@ def rates(config: PPOConfig, factor: float) -> dict[str, float]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set every group's learning rate to its own times the schedule's factor."""
+    """Set the learning rate of each group to its base rate times the schedule's factor."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
 
@@ -109,38 +113,39 @@ def reorder_optimizer_state(
 ) -> dict[str, Any]:
     """Reorder a saved state over the same parameters in other groups, as `optimizer` would have saved it.
 
-    `names` and `theirs` are the parameters of this optimizer and of the saved one, in order; None: in the same groups.
+    `names` and `theirs` are the parameters of this optimizer and of the saved one, in order; None means that the groups
+    are the same.
     """
     if theirs is None or list(theirs) == list(names):
         return dict(state)
     if sorted(theirs) != sorted(names):
-        raise ValueError("other parameters were trained")
+        raise ValueError("the saved state has other trained parameters")
     index_of = {name: index for index, name in enumerate(names)}
     moments = {index_of[theirs[int(index)]]: moment for index, moment in state["state"].items()}
     return {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale the gradients down to a 2-norm, if one is given; return the norm before, of sharded ones that of all."""
+    """Clip the gradients to a 2-norm, unless it is None; return the norm before clipping, over all shards."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
-    """Add adapters to a model of `transformers` or a `PolicyWithValue`, in place; only they and a value head train.
+    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place; only they and a value head are trained.
 
-    They start without effect: one of an adapter's two matrices is 0, the other random. Raises `ConfigError` if `peft`
-    is not installed, there are adapters already, or no layer has such a name.
+    Initially they have no effect, since one of an adapter's two matrices is 0; the other is random. Raises
+    `ConfigError` if `peft` is not installed, the module already has adapters, or no layer matches a target.
     """
     try:
         import peft
     except ImportError as error:
         raise ConfigError(f"lora needs peft; {install_hint('lora')}") from error
     if has_adapters(module):
-        raise ConfigError("the module has adapters already; leave lora out to train those")
-    base: Any = getattr(module, "policy", module)  # a `PolicyWithValue` holds the model beside its head
+        raise ConfigError("the module already has adapters; remove lora to train those")
+    base: Any = getattr(module, "policy", module)  # a `PolicyWithValue` contains the model and its head
     targets = options.targets if isinstance(options.targets, str) else list(options.targets)
-    make: Any = peft.LoraConfig  # its annotation of lora_alpha is narrower than what it takes
+    make: Any = peft.LoraConfig  # its annotation of lora_alpha is narrower than the accepted types
     config = make(r=options.rank, lora_alpha=options.alpha, target_modules=targets, lora_dropout=0.0)
     try:
         with torch.random.fork_rng():
@@ -159,7 +164,7 @@ def has_adapters(module: nn.Module) -> bool:
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Switch the module's adapters off inside the block."""
+    """Disable the module's adapters inside the block."""
     layers: list[Any] = [layer for layer in module.modules() if _is_adapter(layer)]
     trainable = {parameter: parameter.requires_grad for parameter in module.parameters()}
     for layer in layers:
@@ -175,5 +180,5 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 def _is_adapter(layer: nn.Module) -> bool:
-    # By attributes, so that peft is not imported unless it is used.
+    # Tested by attributes, so that peft is imported only if it is used.
     return hasattr(layer, "lora_A") and hasattr(layer, "enable_adapters")

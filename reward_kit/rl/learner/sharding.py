@@ -5,8 +5,8 @@ processes, not averaged, since the losses of micro-batches are shares of the los
 If `torch.distributed` is not initialized, there is one process, and all functions here do nothing.
 
 The first process sends orders that the others follow (`ShardedLearner`, `follow`). All processes must enter each
-collective, so if one fails, the others would wait forever. Failures are therefore recorded in a store shared by all
-processes (`ProcessGroup`), which a process that waits in a collective checks.
+collective operation; if one fails, the others would wait forever. Failures are therefore recorded in a store shared by
+all processes (`ProcessGroup`), which processes check while they wait in a collective operation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The rank of this process among the processes that train a module; there may be only one."""
+    """The rank of this process among the processes that train a module, and their number."""
 
     rank: int = 0
     size: int = 1
@@ -53,18 +53,18 @@ class Processes:
 
     @classmethod
     def current(cls) -> Processes:
-        """Return the processes of `torch.distributed`, or only this process."""
+        """Return the processes of `torch.distributed`, or this process alone."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), True)
 
     @property
     def is_first(self) -> bool:
-        """True for the process that collects, writes and reports."""
+        """True for the process that collects episodes, writes files and reports progress."""
         return self.rank == 0
 
     def shard(self, module: nn.Module, precision: torch.dtype = torch.float32) -> None:
-        """Shard a module's parameters over the processes, in place, before an optimizer is made.
+        """Shard a module's parameters over the processes, in place, before an optimizer is created.
 
         Each layer that `transformers` does not split is a separate unit, gathered for its forward and backward pass and
         then freed; the remaining layers form another unit. All processes start with the weights of the first.
@@ -101,7 +101,7 @@ class Processes:
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
         """Return this process's share of the micro-batches; all shares have equal size, as collectives require.
 
-        Micro-batches are halved until there are enough; empty ones go through the module like any other.
+        Micro-batches are halved until there are enough; empty ones pass through the module like all others.
         """
         parts = list(parts)
         wanted = -(-len(parts) // self.size) * self.size
@@ -143,7 +143,7 @@ def process_group() -> Iterator[Processes]:
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
-        if _local_rank() < torch.cuda.device_count():  # Otherwise it may still train on the CPU
+        if _local_rank() < torch.cuda.device_count():  # Without an accelerator, it trains on the CPU
             torch.cuda.set_device(_local_rank())
     dist.init_process_group(backend)
     yield Processes.current()
@@ -169,7 +169,7 @@ def shardable_layers(module: nn.Module) -> list[nn.Module]:
 def whole(state: Any, *, keep: bool = True) -> Any:
     """Gather the shards of all processes on the CPU, for a `state_dict` of a module or an optimizer.
 
-    Every process must call it with a tree of the same structure; with `keep=False` tensors become None.
+    Every process must call it with a tree of the same structure; with `keep=False`, tensors become None.
     """
     if isinstance(state, DTensor):
         full: Tensor = state.full_tensor()
@@ -185,7 +185,7 @@ def whole(state: Any, *, keep: bool = True) -> Any:
 
 @torch.no_grad()
 def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
-    """Copy a module's weights, sharded or not, into an unsharded target; every process must call it, some with None."""
+    """Copy a module's weights, sharded or not, into an unsharded target; every process must call it."""
     own = target.state_dict() if target is not None else {}
     for name, tensor in module.state_dict().items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -222,7 +222,7 @@ def _shard_like(value: Any, like: Any) -> Any:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-_ORDERS_WAIT = timedelta(days=365)  # The others wait for orders while the first process collects
+_ORDERS_WAIT = timedelta(days=365)  # The others wait for orders while the first process collects episodes
 _LOOK_S = 0.1
 _GRACE_S = 10.0
 _LEAVING_S = 2.0
@@ -262,7 +262,7 @@ class ProcessGroup:
         except Exception as error:
             self._raise_if_broken(within_s=2.0)  # A lost connection may result from another process's failure
             if isinstance(error, dist.DistError) or "gloo" in str(error):
-                raise TrainingError("another process has ended without a reason; was it killed?") from error
+                raise TrainingError("another process ended without reporting a reason; was it killed?") from error
             raise
 
     def _raise_if_broken(self, within_s: float = 0.0) -> None:
@@ -288,13 +288,13 @@ class ProcessGroup:
 
     @property
     def is_over(self) -> bool:
-        """True if the first process has ended or is about to; it reports the reason itself."""
+        """True if the first process has ended or is about to end; it reports the reason itself."""
         return self._is_noted(_OVER) or self._is_noted(_HEARD)
 
     def _is_noted(self, note: str) -> bool:
         try:
             return bool(self._store.check([note]))
-        except RuntimeError:  # The store is gone, and with it the first process or the launcher
+        except RuntimeError:  # The store is gone, since the first process or the launcher has ended
             return note != _BROKEN
 
     def break_off(self, error: BaseException) -> bool:
@@ -325,7 +325,9 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
             return
         host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
         if not (host and port):
-            raise ConfigError("torch.distributed was set up without MASTER_ADDR and MASTER_PORT; start us by torchrun")
+            raise ConfigError(
+                "torch.distributed was set up without MASTER_ADDR and MASTER_PORT; start the processes with torchrun"
+            )
         stores: Any = dist
         # A separate connection, since a waiting collective may occupy the other one.
         store = stores.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
@@ -342,7 +344,7 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
 
 
 def _in_thread(call: Callable[[], Value]) -> Future[Value]:
-    """Call in a daemon thread, so that the process can end without waiting, on the current accelerator."""
+    """Run a call in a daemon thread, on the current accelerator, so that the process can end without waiting for it."""
     made: Future[Value] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
@@ -422,7 +424,8 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
         make: a function that creates the learner over the same module from the first order.
 
     Returns:
-        True after a last order; if False, a thread may still wait in a collective, so the process should exit.
+        True after a last order; if False, a thread may still wait in a collective operation, so the process should
+        exit.
 
     Raises:
         RewardKitError: this process could not continue, and could not report this to the first.
@@ -448,7 +451,9 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
 
     is_ending = threading.Event()
     try:
-        if threading.current_thread() is threading.main_thread():  # In other threads (Ray Train) they are not ours
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # In other threads (Ray Train), signals are handled elsewhere
             signal.signal(signal.SIGINT, lambda *_: None)
             signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
         work = _in_thread(obey)

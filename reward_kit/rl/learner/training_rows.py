@@ -1,4 +1,4 @@
-"""Rows for the learner: without padding, with the tokens in the loss selected, split into parts for the module.
+"""Rows for the learner: unpadded, with the tokens in the loss selected, and split into parts for the module.
 
 Each part is padded on the right to its longest row. With causal attention, no token then attends to padding, so no mask
 is needed. The axis `_N` has the tokens in the loss.
@@ -19,7 +19,7 @@ from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
-"""The column that is 1 for tokens with a choice; without the column, every token had a choice."""
+"""The column that is 1 for tokens with a choice; without the column, every token has one."""
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 
@@ -27,14 +27,14 @@ class Restriction(NamedTuple):
     """The tokens of a part that were sampled under a constraint, and the allowed ids."""
 
     tokens_K: Tensor  # The tokens' indices on the axis N, ascending
-    sets_K: Tensor  # The index of each token's set of allowed ids; many tokens share a set
-    owners_A: Tensor  # For each id of each set, the index of the set
+    sets_K: Tensor  # The index of each token's set of allowed ids, which several tokens may share
+    owners_A: Tensor  # The index of the set, for each id of each set
     ids_A: Tensor
     sets: int
 
 
 class MicroBatch(NamedTuple):
-    """Rows that go through the module at once."""
+    """Rows that pass through the module together."""
 
     ids_BT: Tensor  # padded on the right
     mask_BT: Tensor  # 1 on tokens
@@ -48,7 +48,7 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """The rows of a batch, one after another."""
+    """The rows of a batch, concatenated."""
 
     ids: Ints  # (L,) of all tokens
     starts_B: Ints  # the index in `ids` at which each row begins
@@ -56,7 +56,7 @@ class TrainingRows:
     counts_B: Ints  # The number of each row's tokens in the loss
     flat_N: Ints  # The index of each token in the loss on the batch's flat axis (B·T)
     positions_N: Ints  # The index of each token within its row
-    is_first_N: Array  # True on the first token of an action
+    is_first_N: Array  # True at the first token of an action
     columns: Mapping[str, Array]  # (N,) arrays of the batch by name
     sets_N: Ints  # The index of the set of ids that a constraint allowed; -1 without a constraint
     sets: tuple[Array, ...]  # The ids of each set
@@ -64,26 +64,26 @@ class TrainingRows:
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
-        """Read the rows of `build_rows`, padded in any way; `mask` is 1 for tokens in the loss.
+        """Read the rows of `build_rows` with any padding; `mask` is 1 for tokens in the loss.
 
         Raises:
             ConfigError: an array is missing.
             TrainingError: a token in the loss is the first of its row, which has no prediction.
         """
         if not isinstance(rows, TokenBatch):
-            raise ConfigError(f"the learner takes rows of build_rows; got {type_name(rows)}")
+            raise ConfigError(f"expected rows from build_rows, got {type_name(rows)}")
         for key in ("input_ids", "attention_mask", mask):
             if key not in rows.batch:
-                raise ConfigError(f"the learner needs {key!r} in the rows; make them with build_rows")
+                raise ConfigError(f"the rows have no {key!r}, which the learner needs; create them with build_rows")
         is_token, takes_part = rows.batch["attention_mask"] != 0, rows.batch[mask] != 0
         lengths = np.count_nonzero(is_token, axis=1).astype(np.int64)
         flat = np.flatnonzero(takes_part & is_token)
         rows_N, columns_N = np.divmod(flat, max(is_token.shape[1], 1))
-        # Real tokens have no gap between them, and in rows without any, none takes part.
+        # Real tokens are contiguous, and rows without any have no token in the loss.
         places = columns_N - (is_token.argmax(axis=1)[rows_N] if len(flat) else 0)
         if len(places) and places.min() == 0:
             raise TrainingError(
-                f"row {rows_N[places.argmin()]}: the first token is a sampled one, which nothing predicts"
+                f"row {rows_N[places.argmin()]}: the first token is a sampled token, for which no prediction exists"
             )
         sets_N, sets = _allowed(rows, rows_N, places)
         if "value_mask" in rows.batch:
@@ -115,11 +115,11 @@ class TrainingRows:
         return self.count if chosen is None else int(np.count_nonzero(chosen))
 
     def without_forced(self, *, keep_firsts: bool) -> TrainingRows:
-        """Remove the tokens at which a constraint left one id, since there was nothing to choose or to learn.
+        """Remove the tokens for which a constraint left only one id, since they involve no choice.
 
-        Their log-probability is 0 whatever the weights; counted, they would shrink means over tokens, entropies and
-        divergences. With `keep_firsts`, the first token of an action, at which the critic gives its value, stays with 0
-        in the column `CHOICE`, so that no other loss counts it.
+        Their log-probability is 0 for any weights, so counting them would reduce the means over tokens of losses,
+        entropies and divergences. With `keep_firsts`, the first token of an action, at which the critic predicts the
+        value, is kept with 0 in the column `CHOICE`, so that no other loss counts it.
         """
         sizes = np.array([*map(len, self.sets), 0])
         is_forced = sizes[self.sets_N] == 1
@@ -148,7 +148,7 @@ class TrainingRows:
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
 
     def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
-        """Lay out these rows for the module, on a device; without rows, one row with one token outside the loss."""
+        """Return these rows as a micro-batch on a device; without rows, one row with one token outside the loss."""
         lengths, counts = self.lengths_B[rows], self.counts_B[rows]
         width = int(lengths.max(initial=1))
         ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
@@ -185,7 +185,7 @@ class TrainingRows:
 
 
 def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
-    """Return for each token in the loss the index of its set of allowed ids, or -1; and the sets."""
+    """Return the index of each loss token's set of allowed ids, -1 without a constraint, and the sets."""
     sets_N = np.full(len(rows_N), -1, dtype=np.int64)
     numbers: dict[bytes, int] = {}
     for row, allowed in enumerate(rows.non_tensor_batch.get("allowed_ids", ())):
@@ -214,18 +214,18 @@ def to_tensors(
 ) -> TensorBatch:
     """Convert arrays of `rows.batch` to tensors of the same shapes: real numbers as `dtype`, ids and masks as int64.
 
-    Packed rows also have `cu_seqlens` in int32, as attention kernels take it. On the CPU a tensor that has the type of
-    its array shares its memory.
+    Packed rows also have `cu_seqlens` in int32, as attention kernels expect. On the CPU, a tensor shares the memory of
+    an array of the same type.
 
     Args:
         rows: the batch, padded or packed.
         keys: the names of the arrays; by default all.
         device: the device of the tensors.
         dtype: the type of the real numbers.
-        pin_memory: copy by way of page-locked memory, from which an accelerator copies by itself; with device "cpu" the
-            tensors stay there.
-        non_blocking: do not wait for the copies; later work on the device waits for them. Useful with `pin_memory`
-        only.
+        pin_memory: copy through page-locked memory, from which an accelerator can copy asynchronously; with device
+            "cpu", the tensors stay in it.
+        non_blocking: do not wait for the copies; later work on the device waits for them. Effective only with
+            `pin_memory`.
 
     Raises:
         ConfigError: the batch has no array of this name, or pinning memory needs an accelerator.
@@ -233,14 +233,14 @@ def to_tensors(
     arrays = rows.batch if isinstance(rows, TokenBatch) else {**rows.batch, "cu_seqlens": rows.cu_seqlens}
     for key in keys or ():
         if key not in arrays:
-            raise ConfigError(f"there is no {key!r} in these rows{did_you_mean(key, arrays)}")
+            raise ConfigError(f"the rows have no {key!r}{did_you_mean(key, arrays)}")
     if pin_memory and not torch.accelerator.is_available():
-        raise ConfigError("pin_memory needs an accelerator; leave it out on this machine")
+        raise ConfigError("pin_memory needs an accelerator, which this machine does not have; remove it")
     tensors = {}
     for key, values in arrays.items():
         if keys is None or key in keys:
             whole = torch.int32 if key == "cu_seqlens" else torch.int64
-            # The type is changed before memory is pinned: a copy that also converts goes through memory that is not.
+            # Convert before pinning, since a copy that also converts uses memory that is not pinned.
             tensor = torch.from_numpy(values).to(dtype if np.issubdtype(values.dtype, np.floating) else whole)
             tensors[key] = tensor.pin_memory() if pin_memory else tensor
     return {key: tensor.to(device, non_blocking=non_blocking) for key, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Small models without a hub: chat templates, domain tokenizers, decoders built from a few sizes, model folders.
+"""Small models without a hub: chat templates, domain tokenizers, decoders of given sizes, and model directories.
 
 The chat template has one token per role and nothing between messages:
 
@@ -9,8 +9,8 @@ The chat template has one token per role and nothing between messages:
 
 A message ends with the mark of the next one; only the assistant's messages end with a separate token, `<|end|>`, the
 end-of-sequence token. A message's text never depends on later messages, so the tokens of an episode so far are always a
-prefix of its next prompt. A mark inside a message is split, so that no text can impersonate another role. Calls are
-written as in the action format "hermes".
+prefix of its next prompt. A mark inside a message is split, so that no text can imitate another role. Calls are written
+as in the action format "hermes".
 
 Decoders have the architecture of Qwen3: a Llama with normalized queries and keys, so that attention cannot saturate at
 the high learning rates of small models. `transformers`, vLLM, SGLang and llama.cpp run it unchanged.
@@ -49,7 +49,7 @@ PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
 SPECIAL_TOKENS = (PAD, UNKNOWN, END, *ROLE_MARKS)
 CALL_MARKS = ("<tool_call>", "</tool_call>")
-"""The marks around a call in JSON, each of which is one token and part of the text."""
+"""The marks around a call in JSON; each is one token and part of the text."""
 CHAT_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- macro words(content) -%}
@@ -78,7 +78,7 @@ CHAT_TEMPLATE = """\
 {%- else -%}{{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""A chat template with system messages, tools and calls, in which each role is one token that no text can produce."""
+"""A chat template with system messages, tools and calls; each role is one token that no message text can contain."""
 TERSE_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- for message in messages -%}
@@ -121,9 +121,9 @@ def build_tokenizer(
 
     Args:
         texts: the texts of the domain, for the vocabulary.
-        words: the words and phrases that may occur but are not in the texts.
+        words: the words and phrases that may occur, but not in `texts`.
         units: the regular expressions (Oniguruma syntax) of several words that become one token; the first match
-            counts. `[a-z]+ \d+` makes "fridge 1" one token, `\{"name": "` the beginning of a call.
+            counts. For example, `[a-z]+ \d+` makes "fridge 1" one token, and `\{"name": "` the beginning of a call.
         level: "word" or "byte".
         spaces: "kept"; "single" replaces every run of white space by one space, and removes it at the ends of a text;
             with "none" white space only separates pieces, so that a word has one form, and tokens are joined by one
@@ -140,9 +140,7 @@ def build_tokenizer(
     check_choice("level", level, get_args(Level))
     check_choice("spaces", spaces, get_args(Spaces))
     if level == "byte" and (units or list(words) or list(texts) or spaces == "none"):
-        raise ConfigError(
-            "a tokenizer of bytes has no vocabulary to build; leave out texts, words, units and spaces='none'"
-        )
+        raise ConfigError("level='byte' has no vocabulary to build; remove texts, words, units and spaces='none'")
     for name, expressions in (("units", units), ("dropped", dropped)):
         for expression in expressions:
             with boundary(ConfigError, f"{name}: {expression!r} is not a regular expression"):
@@ -191,9 +189,9 @@ def _word_level(
         plain = normalizer.normalize_str(text) if normalizer is not None else text
         pieces.update(piece for piece, _ in core.pre_tokenizer.pre_tokenize_str(plain))
     if not pieces:
-        raise ConfigError("a tokenizer of words needs texts or words for its vocabulary; for plain bytes level='byte'")
+        raise ConfigError("level='word' requires texts or words for the vocabulary; for bytes, set level='byte'")
     if spaces != "none" and (words := [piece for piece in pieces if not piece.isspace()]):
-        # The other form of every piece, with or without a space, and white space.
+        # Add the other form of every piece, with or without a space, and white space.
         others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]
         for piece in (*others, " ", "\n"):
             pieces.setdefault(piece, 0)
@@ -256,7 +254,7 @@ def build_decoder(
         dtype: the type of the weights.
 
     Raises:
-        ConfigError: a number is below 1, or the heads do not divide.
+        ConfigError: a number is below 1, or is not divisible as required.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     hidden = _MULTIPLE * math.ceil(8 * width / 3 / _MULTIPLE) if hidden is None else hidden
@@ -267,9 +265,9 @@ def build_decoder(
             raise ConfigError(f"{name} must be at least 1, got {number}")
     if width % heads or (width // heads) % 2:
         # Rotary positions rotate pairs of numbers, so heads need an even width.
-        raise ConfigError(f"width is an even multiple of heads; got width={width} and heads={heads}")
+        raise ConfigError(f"width must be an even multiple of heads, got width={width} and heads={heads}")
     if heads % kv_heads:
-        raise ConfigError(f"heads is a multiple of kv_heads; got heads={heads} and kv_heads={kv_heads}")
+        raise ConfigError(f"heads must be a multiple of kv_heads, got heads={heads} and kv_heads={kv_heads}")
     ids: dict[str, Any] = {"pad_token_id": None, "eos_token_id": None, "bos_token_id": None}
     if not isinstance(tokenizer, int):
         ids |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -288,7 +286,7 @@ def build_decoder(
     )
     with torch.random.fork_rng(devices=[]):
         model: Qwen3ForCausalLM = Qwen3ForCausalLM(config)
-    initialise(model, seed)
+    initialize(model, seed)
     torch.nn.Module.to(model, dtype)
     model.generation_config = GenerationConfig(**ids)  # type: ignore[no-untyped-call]
     logger.info("%s", describe(model))
@@ -296,7 +294,7 @@ def build_decoder(
 
 
 @torch.no_grad()
-def initialise(model: PreTrainedModel, seed: int) -> None:
+def initialize(model: PreTrainedModel, seed: int) -> None:
     """Initialize float32 weights in place, as described in `build_decoder`; layers have Llama's names."""
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
@@ -317,8 +315,8 @@ def compose_embeddings(
     """Initialize a token of several words as the sum of its words, in place: "take mug 1" as "take" + "mug" + half "1".
 
     Tokens that share a word are then similar from the start, as input and, with tied weights, as output, so that a
-    model can copy words instead of learning every pair of a word and a command. The sums are scaled to the norm of one
-    word. Special tokens are unchanged.
+    model can copy words instead of learning every combination of word and command. The sums are scaled to the norm of
+    one word. Special tokens are unchanged.
 
     Args:
         model: the model, whose embeddings have one standard deviation, as from `build_decoder`.
@@ -342,7 +340,7 @@ def compose_embeddings(
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Count the parameters, tied ones once."""
+    """Count the parameters; tied parameters count once."""
     return sum(weights.numel() for weights in model.parameters())
 
 
@@ -362,7 +360,7 @@ def _short(count: int) -> str:
 
 
 class LoadedModel(NamedTuple):
-    """A model, and its tokenizer if the folder contains one."""
+    """A model, and its tokenizer if the directory contains one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
@@ -375,18 +373,18 @@ def save_model(
     *,
     is_private: bool = False,
 ) -> None:
-    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+    """Write a directory that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
 
-    Weights are saved as safetensors. An existing folder is replaced as a whole.
+    Weights are saved as safetensors. An existing directory is replaced as a whole.
 
     Args:
-        folder: the folder of the model; missing parents are created.
+        folder: the directory of the model; missing parents are created.
         model: a causal language model.
         tokenizer: its tokenizer.
-        is_private: let only the owner read the folder; by default the umask applies.
+        is_private: let only the owner read the directory; by default the umask applies.
 
     Raises:
-        StoreError: the folder cannot be written; an earlier folder remains.
+        StoreError: the directory cannot be written; an earlier directory remains.
     """
     with atomic_folder(Path(folder), is_private=is_private) as part:
         write_model(part, model, tokenizer)
@@ -395,18 +393,18 @@ def save_model(
 def load_model(
     folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Read a folder from `save_model`, without network; raise `ConfigError` if it has no readable model.
+    """Load a model from a directory of `save_model`, without network; raise `ConfigError` if it has no readable model.
 
     Args:
-        folder: the folder of the model.
+        folder: the directory of the model.
         dtype: the type of the weights; by default the saved type.
         device: the device of the weights.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json; give a folder that save_model wrote")
+        raise ConfigError(f"{folder} has no config.json; pass a directory that save_model wrote")
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
-        # No code in the folder is executed.
+        # No code in the directory is executed.
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", **options)
         has_tokenizer = (folder / "tokenizer_config.json").is_file()

@@ -1,10 +1,9 @@
-"""Supervised training on the action tokens of episodes, as a warm start of a small model before reinforcement learning.
+"""Supervised training on the action tokens of episodes: a warm start for small models before reinforcement learning.
 
 The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, optionally with label smoothing.
 
-`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. `TokenConversation` builds
-prompts and the action format writes actions, as for `HFAgentPolicy`; so a model sees the same tokens in training as
-when it acts.
+`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. Prompts and actions are built
+as by `HFAgentPolicy`, so a model sees the same tokens in training as when it acts.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 Specs = Sequence[ToolSpec] | None
 ToolsFunction = Callable[[SingleAgentEpisode, int], Specs]
 TaughtFunction = Callable[[SingleAgentEpisode, int], bool]
-_TEXT = Plain()  # Without tools, every action is text
+_TEXT = Plain()  # Without tools, every action is a text
 _ANY_LENGTH = 2**31
 _POOL = 64
 """The number of batches whose rows are sorted by length together: little padding, but varied batches in every epoch."""
 
 
 class Demonstrations:
-    """Writes actions as the tokens of one model. The options are those of the `HFAgentPolicy` that will act.
+    """A writer of actions as the tokens of one model, with the options of the `HFAgentPolicy` that will act.
 
     Args:
         tokenizer: the model's tokenizer, with a chat template.
@@ -70,8 +69,8 @@ class Demonstrations:
         tool_role: the role of messages with tool results, "tool" or "user".
         chat_template: the chat template; by default the tokenizer's.
         template_options: variables of the chat template.
-        max_context: the maximum tokens of a context; the action that exceeds it and later ones are omitted. None: no
-            limit.
+        max_context: the maximum number of tokens of a context; the action that exceeds it and all later ones are
+            omitted. None means no limit.
 
     Raises:
         ConfigError: the tokenizer has no chat template, or the format is unknown.
@@ -94,7 +93,7 @@ class Demonstrations:
         self.form = find_action_format(action_format, tokenizer, self.layout.source)
         end = self.layout.end_id if self.layout.end_id is not None else tokenizer.eos_token_id
         if not isinstance(end, int):
-            raise ConfigError("tokenizer: it has no end-of-answer token, in eos_token or in the chat template")
+            raise ConfigError("the tokenizer has no end-of-answer token, neither as eos_token nor in the chat template")
         self.end, self.max_context = end, max_context
         self.constraints = TurnConstraints(self.layout, tokenizer, end, _ANY_LENGTH) if constrain else None
         self._in_prompt = {"tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
@@ -106,7 +105,7 @@ class Demonstrations:
         *,
         taught: TaughtFunction | None = None,
     ) -> list[SingleAgentEpisode]:
-        """Copy the episodes with the tokens of every action, for `build_rows`.
+        """Return copies of the episodes with the tokens of every action, for `build_rows`.
 
         Log-probabilities are unknown. An action that only ends the episode has no tokens. The number of tokens outside
         the vocabulary is logged.
@@ -119,7 +118,7 @@ class Demonstrations:
                 such as mistakes, only appear in the context of later ones. None: learn every action.
 
         Raises:
-            ConfigError: an action cannot be written in this format so that parsing returns the same action.
+            ConfigError: an action, written in this format, is not parsed as the same action.
         """
         made = []
         for episode in episodes:
@@ -151,7 +150,7 @@ class Demonstrations:
 
 
 class DemonstrationWriter:
-    """Writes the actions of one episode in order; `conversation` is the context so far."""
+    """A writer of the actions of one episode, in order; `conversation` is the context so far."""
 
     def __init__(self, demonstrations: Demonstrations, conversation: TokenConversation) -> None:
         self._options, self._conversation = demonstrations, conversation
@@ -170,8 +169,7 @@ class DemonstrationWriter:
             None for an action that only ends the episode, and once the context is full.
 
         Raises:
-            PolicyError: the action cannot be written so that parsing returns the same action, or the constraint does
-                not allow it.
+            PolicyError: the written action is not parsed as the same action, or the constraint does not allow it.
         """
         if action["type"] == "terminate" or self._is_full:
             return None
@@ -185,8 +183,8 @@ class DemonstrationWriter:
         text = _write_action(action, tools, form)
         if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
-                f"action_format {form.name} reads {text!r} as {read!r}, not as {action!r}; take another action_format"
-                + ("" if tools else ", or give the tools that are called")
+                f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; use another action_format"
+                + ("" if tools else ", or pass the tools that are called")
             )
         prompt = self._conversation.prompt(seen, given)
         answer = [*options.layout.encoded(text), options.end]
@@ -209,7 +207,7 @@ class DemonstrationWriter:
 
 
 class DemonstratingPolicy(AgentPolicy):
-    """Acts like an expert, and records the tokens that a model would have sampled.
+    """A policy that acts like an expert, and records the tokens that a model would have sampled.
 
     Use it for environments whose tools vary, since records of episodes do not store the tools.
 
@@ -258,7 +256,7 @@ class DemonstratingPolicy(AgentPolicy):
 def episode_texts(
     episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
 ) -> list[str]:
-    """Return all texts of episodes, for a tokenizer's vocabulary: messages, and actions in their written form.
+    """Return all texts of episodes for a tokenizer's vocabulary: messages, and actions in their written form.
 
     Args:
         episodes: the episodes, with messages.
@@ -300,14 +298,16 @@ class SFTConfig:
 
     Attributes:
         epochs: the number of passes over the rows.
-        max_tokens_per_batch: the maximum tokens of an optimizer step, with padding; a longer row is a separate batch.
-        max_tokens_per_micro_batch: the maximum tokens of one pass through the model; None: a whole batch.
+        max_tokens_per_batch: the maximum number of tokens of an optimizer step, with padding; a longer row is a
+            separate batch.
+        max_tokens_per_micro_batch: the maximum number of tokens of one pass through the model; None means a whole
+            batch.
         lr: the peak learning rate.
         warmup_share: the share of all steps over which the learning rate rises.
         min_lr_share: the learning rate at the end, as a share of `lr`.
         betas: the betas of AdamW.
         weight_decay: the weight decay of AdamW, applied to matrices.
-        max_grad_norm: the 2-norm to which the gradient is clipped; None: no clipping.
+        max_grad_norm: the 2-norm to which the gradient is clipped; None disables clipping.
         use_allowed_ids: if rows record the ids that a constraint allowed, compute the loss over these ids only; a token
             without an alternative is skipped, since its loss is always 0.
         label_smoothing: the share of the target that is spread evenly over the possible tokens: with `use_allowed_ids`
@@ -339,7 +339,7 @@ class SFTConfig:
             raise ConfigError(f"max_tokens_per_batch must be at least 1, got {self.max_tokens_per_batch}")
         for name in ("warmup_share", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{name} is in [0, 1); got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         self.learner_options(1)
 
     def learner_options(self, steps: int) -> PPOConfig:
@@ -359,7 +359,7 @@ class SFTConfig:
 
 
 class SFTProgress(NamedTuple):
-    """The progress after an optimizer step; steps count from 1 and over all epochs."""
+    """The progress after an optimizer step; steps are counted from 1 over all epochs."""
 
     epoch: int
     step: int
@@ -373,8 +373,8 @@ class Evaluation(NamedTuple):
     """A model's predictions of action tokens, each conditioned on the true preceding tokens."""
 
     loss: float  # the mean negative log-probability of an action token, in nats
-    token_accuracy: float  # The share of action tokens that are the most likely
-    action_accuracy: float  # The share of actions whose tokens are all the most likely
+    token_accuracy: float  # The share of action tokens that have the highest probability
+    action_accuracy: float  # The share of actions whose tokens all have the highest probability
     tokens: int  # The number of action tokens
     actions: int  # The number of actions
 
@@ -401,7 +401,8 @@ def fit(
     """Train a model on the actions of episodes, in place and without dropout; the same seed gives the same weights.
 
     Weights in half precision become float32, as in `PPOLearner`. On the CPU, denormal numbers count as 0 during
-    training, since they can slow a badly initialized model fortyfold, and the process keeps the memory that it frees.
+    training, since they can make a badly initialized model 40 times slower, and the process keeps freed memory for
+    reuse.
 
     Args:
         model: a causal language model of `transformers`.
@@ -441,7 +442,7 @@ def fit(
                     optimizer.zero_grad(set_to_none=True)
                     facts = {"loss": loss, "grad_norm": norm, "optimizer_step": step}
                     kept = on_failure(rows[chosen], facts) if on_failure is not None else None
-                    where = f"; the batch is kept in {kept}" if kept is not None else ""
+                    where = f"; the batch is saved in {kept}" if kept is not None else ""
                     raise TrainingError(f"step {step}: the loss is {loss:g}, the gradient's norm {norm:g}{where}")
                 optimizer.step()
                 step += 1
@@ -483,7 +484,7 @@ def _gradient(
 
 def _check_any(flat: TrainingRows) -> None:
     if not flat.count:
-        raise ConfigError("no row has an action token; make rows of episodes whose tokens are recorded")
+        raise ConfigError("no row has an action token; build the rows from episodes with recorded tokens")
 
 
 def _flat(rows: TokenBatch, config: SFTConfig) -> TrainingRows:
@@ -502,7 +503,7 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
         rows = order[first : first + pool]
         rows = rows[np.argsort(lengths_B[rows], kind="stable")]
         start = 0
-        for stop in range(1, len(rows) + 1):  # As many rows as fit when padded to the longest
+        for stop in range(1, len(rows) + 1):  # As many rows as fit after padding to the longest
             if stop == len(rows) or (stop + 1 - start) * lengths_B[rows[stop]] > budget:
                 batches.append(rows[start:stop])
                 start = stop
@@ -585,10 +586,10 @@ def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenB
     two groups; at least one is held out. `seed` determines the choice.
     """
     if not 0.0 < share < 1.0:
-        raise ConfigError(f"share is in (0, 1); got {share}")
+        raise ConfigError(f"share must be in (0, 1), got {share}")
     names, group_B = np.unique(rows.non_tensor_batch["uid"].astype(str), return_inverse=True)
     if len(names) < 2:
-        raise ConfigError("there is one group, and nothing could be held out; give rows of two or more")
+        raise ConfigError("the rows have only one group, so none can be held out; pass rows of at least two groups")
     count = min(max(round(share * len(names)), 1), len(names) - 1)
     chosen = np.random.default_rng(seed).permutation(len(names))[:count]
     is_held_out: Array = np.isin(group_B, chosen)

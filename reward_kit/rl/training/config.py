@@ -32,7 +32,7 @@ _STRICT_OR_NAME = ConfigDict(extra="forbid", json_schema_extra=BY_NAME)
 
 
 def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
-    """Reject unknown keys of a dataclass, which Pydantic ignores, and translate our errors."""
+    """Reject unknown keys of a dataclass, which Pydantic ignores, and convert our errors."""
     for key, known in unknown_keys(data, PPOConfig):
         raise ValueError(f"{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}")
     try:
@@ -74,12 +74,12 @@ SELECTION_METRICS = (
     *("held_out/score", "held_out/passed_share", "held_out/min", "held_out/max", "held_out/return_mean"),
     *("score/mean", "score/passed_share", "score/min", "score/max", "episode/return_mean"),
 )
-"""The figures that can decide the best checkpoint and the early stop; more is better."""
+"""The figures that can select the best checkpoint and stop training early; higher is better."""
 
 
 def _known_metric(name: str) -> str:
     if name not in SELECTION_METRICS:
-        raise ValueError(f"not a figure that can decide{did_you_mean(name, SELECTION_METRICS)}")
+        raise ValueError(f"not one of the figures that can be selected{did_you_mean(name, SELECTION_METRICS)}")
     return name
 
 
@@ -93,12 +93,18 @@ class RolloutModel(BaseModel):
 
     model_config = _STRICT
 
-    samples_per_update: int = Field(default=8, ge=1, description="groups in a batch")
-    group_size: int = Field(default=8, ge=1, description="episodes of each sample, all from one start")
-    samples_per_minibatch: int | None = Field(
-        default=None, ge=1, description="groups that are trained on as soon as they are scored (minibatch, both)"
+    samples_per_update: int = Field(default=8, ge=1, description="number of groups in a batch")
+    group_size: int = Field(
+        default=8, ge=1, description="number of episodes per sample, all from the same initial state"
     )
-    max_concurrency: int | None = Field(default=None, ge=1, description="episodes in flight; default: all of a batch")
+    samples_per_minibatch: int | None = Field(
+        default=None,
+        ge=1,
+        description="number of groups that are trained on as soon as they are scored (minibatch, both)",
+    )
+    max_concurrency: int | None = Field(
+        default=None, ge=1, description="maximum number of concurrent episodes; default: all of a batch"
+    )
 
 
 class EngineModel(BaseModel):
@@ -107,13 +113,19 @@ class EngineModel(BaseModel):
     model_config = _STRICT_OR_NAME
 
     type: Literal["local", "ray"] = Field(default="local", description="this process, or a cluster of Ray")
-    address: str | None = Field(default=None, description="of a running cluster, or auto; default: one of this machine")
+    address: str | None = Field(
+        default=None, description="address of a running cluster, or auto; default: start one on this machine"
+    )
     workers: int | None = Field(
-        default=None, ge=1, description="processes that collect, each with the policy; default: as many as fit"
+        default=None,
+        ge=1,
+        description="number of processes that collect episodes, each with the policy; default: as many as fit",
     )
     cpus: float = Field(default=1.0, gt=0, description="CPUs that each of these processes reserves")
     gpus: float = Field(default=0.0, ge=0, description="GPUs that each of these processes reserves")
-    reward_workers: int = Field(default=0, ge=0, description="processes that call the reward; 0: in this process")
+    reward_workers: int = Field(
+        default=0, ge=0, description="number of processes that call the reward; 0 calls it in this process"
+    )
     env: list[str] = Field(default_factory=list, description="environment variables passed to all processes")
     worker_wait_s: float = Field(default=300.0, gt=0, description="seconds without any process before training fails")
 
@@ -134,19 +146,23 @@ class RewardModel(BaseModel):
 
     model_config = _STRICT
 
-    max_concurrency: int = Field(default=16, ge=1, description="calls in flight")
-    max_attempts: int = Field(default=1, ge=1, description="of a call that fails with provider_error")
-    cache: bool = Field(default=False, description="equal requests are scored once")
+    max_concurrency: int = Field(default=16, ge=1, description="maximum number of concurrent calls")
+    max_attempts: int = Field(default=1, ge=1, description="retries of a call that fails with provider_error")
+    cache: bool = Field(default=False, description="score equal requests only once")
 
 
 class RewardManagerModel(BaseModel):
-    """The way from scores of episodes to rewards on tokens."""
+    """The conversion of the scores of episodes to rewards on tokens."""
 
     model_config = _STRICT_OR_NAME
 
-    name: Literal["episode"] = Field(default="episode", description="each episode has one score, on its last token")
+    name: Literal["episode"] = Field(
+        default="episode", description="the reward manager: each episode has one score, on its last token"
+    )
     normalization_type: NormalizationType = Field(
-        default="none", description="of scores: by the episode's length, or by mean and spread of all so far"
+        default="none",
+        description="normalization of scores: by the episode's length, or by the mean and "
+        "standard deviation of all scores so far",
     )
 
     @model_validator(mode="before")
@@ -156,9 +172,9 @@ class RewardManagerModel(BaseModel):
             data = {"name": data}
         if isinstance(data, dict) and data.get("name", "episode") in ("naive", "batch", "prime", "dapo"):
             raise ValueError(
-                f"the reward manager {data['name']!r} scores single answers by itself, a whole batch at a time, for "
-                "loops of one's own; `train` has the task's reward score each episode: name the reward by the task's "
-                "reward_function_path, and leave reward_manager out"
+                f"the reward manager {data['name']!r} scores single answers, for custom training loops, but in "
+                "`train` the task's reward scores episodes; set the task's "
+                "reward_function_path and remove reward_manager"
             )
         return data
 
@@ -168,10 +184,18 @@ class DynamicSamplingModel(BaseModel):
 
     model_config = _STRICT
 
-    max_collections: int = Field(default=4, ge=1, description="for one update; then the batch is smaller")
-    band: tuple[float, float] | None = Field(default=None, description="keep groups whose mean score is within it")
-    keep_step_signal: bool = Field(default=False, description="keep tied groups whose steps differ (GiGPO)")
-    unscored: Unscored = Field(default="ignore", description="ignore unscored members of a group, or drop the group")
+    max_collections: int = Field(
+        default=4, ge=1, description="maximum number of collections for one update; after them, the batch is smaller"
+    )
+    band: tuple[float, float] | None = Field(
+        default=None, description="keep groups whose mean score is within these bounds"
+    )
+    keep_step_signal: bool = Field(
+        default=False, description="also keep groups with equal scores whose steps differ (GiGPO)"
+    )
+    unscored: Unscored = Field(
+        default="ignore", description="ignore the unscored episodes of a group, or drop the group"
+    )
 
 
 class EvaluationModel(BaseModel):
@@ -179,21 +203,30 @@ class EvaluationModel(BaseModel):
 
     model_config = _STRICT
 
-    every: int = Field(default=10, ge=1, description="updates; also before the first and after the last")
-    rollouts: int = Field(default=1, ge=1, description="episodes of each sample")
+    every: int = Field(
+        default=10,
+        ge=1,
+        description="number of updates between evaluations; there is also one before the "
+        "first and one after the last update",
+    )
+    rollouts: int = Field(default=1, ge=1, description="number of episodes per sample")
     task: str | None = Field(default=None, description="another task file, relative to this one")
     dataset_path: str | None = Field(default=None, description="other samples of the same task")
-    hold_out: int | None = Field(default=None, ge=1, description="so many samples of the task, drawn by the seed")
-    limit: int | None = Field(default=None, ge=1, description="the first so many samples")
-    temperature: float | None = Field(default=None, ge=0, description="default: that of training; 0 is greedy")
-    examples: int = Field(default=0, ge=0, description="episodes shown of each evaluation, at most")
+    hold_out: int | None = Field(
+        default=None, ge=1, description="number of samples of the task to hold out, drawn by the seed"
+    )
+    limit: int | None = Field(default=None, ge=1, description="use only this number of first samples")
+    temperature: float | None = Field(
+        default=None, ge=0, description="the sampling temperature; default: that of training; 0 is greedy"
+    )
+    examples: int = Field(default=0, ge=0, description="maximum number of episodes to show of each evaluation")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [key for key in ("task", "dataset_path", "hold_out") if getattr(self, key) is not None]
         if len(given) != 1:
             names = " and ".join(given) or "none"
-            raise ValueError(f"give exactly one of task, dataset_path and hold_out; got {names}")
+            raise ValueError(f"set exactly one of task, dataset_path and hold_out, got {names}")
         return self
 
 
@@ -203,8 +236,11 @@ class CheckpointsModel(BaseModel):
     model_config = _STRICT
 
     every: int = Field(default=10, ge=1, description="updates")
-    keep: int = Field(default=2, ge=1, description="the latest so many, and the best")
-    best_by: Metric | None = Field(default=None, description="default: held_out/score, else score/mean")
+    keep: int = Field(default=2, ge=1, description="number of latest checkpoints to keep, besides the best one")
+    best_by: Metric | None = Field(
+        default=None,
+        description="the figure that selects the best checkpoint; default: held_out/score, else score/mean",
+    )
 
 
 class EarlyStopModel(BaseModel):
@@ -212,9 +248,9 @@ class EarlyStopModel(BaseModel):
 
     model_config = _STRICT
 
-    metric: Metric = Field(default="held_out/score", description="the figure that decides")
-    at_least: float = Field(description="its value from which on training is over")
-    times: int = Field(default=1, ge=1, description="in a row")
+    metric: Metric = Field(default="held_out/score", description="the figure that is compared")
+    at_least: float = Field(description="the value at which training ends")
+    times: int = Field(default=1, ge=1, description="number of consecutive times that the value must be reached")
 
 
 class WandbModel(BaseModel):
@@ -223,8 +259,8 @@ class WandbModel(BaseModel):
     model_config = _STRICT
 
     project: str = Field(min_length=1, description="the project, created if missing")
-    entity: str | None = Field(default=None, description="owner of the project; default: the account")
-    mode: Literal["online", "offline"] = Field(default="online", description="`offline` keeps figures on disk")
+    entity: str | None = Field(default=None, description="owner of the project; default: your account")
+    mode: Literal["online", "offline"] = Field(default="online", description="`offline` stores figures only on disk")
 
 
 class LogsModel(BaseModel):
@@ -232,9 +268,11 @@ class LogsModel(BaseModel):
 
     model_config = _STRICT
 
-    tensorboard: bool = Field(default=False, description="write the figures for TensorBoard, in the run's folder")
+    tensorboard: bool = Field(default=False, description="write the figures for TensorBoard, in the run's directory")
     wandb: WandbModel | None = None
-    episodes_every: int | None = Field(default=None, ge=1, description="updates; keep the episodes of those batches")
+    episodes_every: int | None = Field(
+        default=None, ge=1, description="number of updates between batches whose episodes are kept"
+    )
 
 
 class TrainModel(BaseModel):
@@ -242,18 +280,22 @@ class TrainModel(BaseModel):
 
     model_config = _STRICT
 
-    name: str | None = Field(default=None, min_length=1, description="of the run; default: the task's")
+    name: str | None = Field(default=None, min_length=1, description="name of the run; default: the task's")
     task: str | dict[str, Any] = Field(description="a task file, relative to this one, or its keys")
     policy: PolicyModel | None = Field(default=None, description="the policy in training; default: the task's")
-    updates: int = Field(ge=1, description="updates of the weights, each from a new batch")
-    seed: int = Field(default=0, description="seed of everything random")
-    threads: int | None = Field(default=None, ge=1, description="of torch; a resume is bit-equal for the same number")
+    updates: int = Field(ge=1, description="number of updates of the weights, each from a new batch")
+    seed: int = Field(default=0, description="seed of all random choices")
+    threads: int | None = Field(
+        default=None, ge=1, description="number of threads of torch; a resume is bit-equal only for the same number"
+    )
     pipeline: Schedule = Field(default=Schedule.SYNC, description="the order of rollouts, scoring and updates")
     engine: EngineModel = Field(default_factory=EngineModel)
     rollout: RolloutModel = Field(default_factory=RolloutModel)
     reward: RewardModel = Field(default_factory=RewardModel)
     reward_manager: RewardManagerModel = Field(default_factory=RewardManagerModel)
-    credit: CreditModel | None = Field(default=None, description="default: the task's, else gigpo")
+    credit: CreditModel | None = Field(
+        default=None, description="the credit estimator; default: the task's, else gigpo"
+    )
     dynamic_sampling: DynamicSamplingModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)
     evaluation: EvaluationModel | None = None
@@ -263,5 +305,5 @@ class TrainModel(BaseModel):
 
     @property
     def best_by(self) -> str:
-        """The metric by which a checkpoint is the best."""
+        """The figure that selects the best checkpoint."""
         return self.checkpoints.best_by or ("held_out/score" if self.evaluation else "score/mean")

@@ -32,12 +32,13 @@ _OVER_THE_BATCH: Mapping[str, str] = {
     "reinforce_plus_plus": "its mean and its scale over the batch",
 }
 _PIPELINES: Mapping[Schedule, str] = {
-    Schedule.SYNC: "in sequence: roll out, score, learn; no token is older than the weights that learn",
-    Schedule.MINIBATCH: "a part of the batch is learned from as soon as its groups are scored, slow ones last",
-    Schedule.ONE_STEP_OFF: "the next batch is rolled out while this one is scored and learned from; its tokens are one "
-    "version older than the weights that learn from them",
-    Schedule.BOTH: "the next batch is rolled out while this one is learned from part by part, as groups are scored; "
-    "its tokens are one version older than the weights that learn from them",
+    Schedule.SYNC: "in sequence: roll out, score, learn; every token is sampled by the current weights",
+    Schedule.MINIBATCH: "a part of the batch is trained on as soon as its groups are scored, slow groups last",
+    Schedule.ONE_STEP_OFF: "the next batch is rolled out while the current one is scored "
+    "and trained on; its tokens are one "
+    "version older than the weights that train on them",
+    Schedule.BOTH: "the next batch is rolled out while the current one is trained on part by part, as groups are "
+    "scored; its tokens are one version older than the weights that train on them",
 }
 _LOSSES: Mapping[str, tuple[str, ...]] = {
     "ppo": ("L_t = max(-A r, -A clip(r, {low:g}, {high:g}))", "r   = π(token) / π_old(token)"),
@@ -53,15 +54,15 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _NORMALIZATIONS: Mapping[str, str] = {
-    "none": "as they are",
+    "none": "unchanged",
     "length": "divided by the episode's number of steps",
     "variance": "(score - mean) / (std + 1e-8), running over all episodes so far",
 }
 _AGGREGATIONS: Mapping[str, str] = {
-    "token-mean": "the mean over all tokens that take part",
-    "seq-mean-token-sum": "the mean over sequences of each one's sum",
-    "seq-mean-token-mean": "the mean over sequences of each one's mean",
-    "seq-mean-token-sum-norm": "the mean over sequences of each one's sum / {norm:g}",
+    "token-mean": "the mean over all tokens in the loss",
+    "seq-mean-token-sum": "the mean over sequences of each sequence's sum",
+    "seq-mean-token-mean": "the mean over sequences of each sequence's mean",
+    "seq-mean-token-sum-norm": "the mean over sequences of each sequence's sum / {norm:g}",
 }
 
 
@@ -101,14 +102,14 @@ def describe_plan(plan: TrainingPlan) -> str:
 
 
 def plan_notes(plan: TrainingPlan) -> list[str]:
-    """Note what is allowed but may not be intended."""
+    """Yield notes about settings that are allowed but may not be intended."""
     estimator, groups = plan.credit.estimator, plan.samples_per_minibatch
     if estimator not in _OVER_THE_BATCH or groups == plan.config.rollout.samples_per_update:
         return []
     return [
-        f"note: {estimator} measures {_OVER_THE_BATCH[estimator]}, and pipeline {plan.config.pipeline.value} gives it "
-        f"{groups} of {plan.config.rollout.samples_per_update} groups at a time: raise rollout.samples_per_minibatch, "
-        "or take an estimator that compares within groups"
+        f"note: {estimator} measures {_OVER_THE_BATCH[estimator]}, and pipeline {plan.config.pipeline.value} "
+        f"passes it {groups} of {plan.config.rollout.samples_per_update} groups at a time; raise "
+        "rollout.samples_per_minibatch, or use an estimator that compares within groups"
     ]
 
 
@@ -128,8 +129,8 @@ def _training(plan: TrainingPlan) -> list[str]:
         band = f" and whose mean score is in [{dynamic.band[0]:g}, {dynamic.band[1]:g}]" if dynamic.band else ""
         dropped = "; groups with an unscored member are dropped" if dynamic.unscored == "drop" else ""
         lines.append(
-            f"only groups {kept}{band} count; others are collected instead, {dynamic.max_collections} "
-            f"collections at most{dropped}"
+            f"only groups {kept}{band} are kept; others are replaced, with at most "
+            f"{dynamic.max_collections} collections{dropped}"
         )
     return lines
 
@@ -138,7 +139,7 @@ def _engine(config: TrainModel) -> list[str]:
     if (engine := config.engine).type == "local":
         return []
     count = engine.workers or "as many as fit"
-    where = f"the cluster {engine.address}" if engine.address else "a cluster on this machine alone"
+    where = f"the cluster {engine.address}" if engine.address else "a cluster on this machine"
     rewards = f"in {engine.reward_workers} processes there" if engine.reward_workers else "in this process"
     return [
         f"ray: rollouts in {count} processes of {where}, each with {engine.cpus:g} CPUs, {engine.gpus:g} GPUs and a "
@@ -238,5 +239,5 @@ def _evaluation(plan: TrainingPlan) -> list[str]:
     ]
     if (stop := plan.config.early_stop) is not None:
         often = f" {stop.times} times in a row" if stop.times > 1 else ""
-        lines.append(f"training is over once {stop.metric} is at least {stop.at_least:g}{often}")
+        lines.append(f"training ends once {stop.metric} is at least {stop.at_least:g}{often}")
     return lines

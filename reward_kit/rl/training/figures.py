@@ -25,7 +25,7 @@ from reward_kit.tokens.columns import Array
 
 Figures = dict[str, float]
 WAIT = "wait_for_scores"
-"""The stage in which nothing can be learned because scores are missing."""
+"""The stage in which training waits for scores."""
 SCORING = "scoring"
 """The stage from the first reward call of a batch to its last."""
 _UPDATE_SUMS = ("tokens", "optimizer_steps", "effective_sample_size")
@@ -33,12 +33,12 @@ _CREDIT_SUMS = ("credit/trajectories", "credit/unscored", "credit/steps", "credi
 
 
 def sampled_tokens(episode: SingleAgentEpisode) -> int:
-    """Count the tokens that the policy sampled; 0 if tokens were not recorded."""
+    """Return the number of tokens that the policy sampled; 0 if tokens were not recorded."""
     return sum(span.stop - span.start for span in episode.tokens.spans)
 
 
 def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], pass_threshold: float) -> Figures:
-    """Mean, extremes and passes of the scored episodes, if any, and the number of unscored ones by failure class."""
+    """Return mean, extremes and passes of the scored episodes, if any, and the unscored episodes by failure class."""
     known = [score for score in scores if score is not None]
     figures: Figures = {"unscored": float(len(scores) - len(known))}
     if known:
@@ -51,7 +51,7 @@ def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], p
 
 
 def episode_figures(episodes: Sequence[SingleAgentEpisode]) -> Figures:
-    """Lengths of episodes, environment returns, the share of invalid actions, and stop reasons."""
+    """Return figures of episode lengths, environment returns, invalid actions and stop reasons."""
     count = len(episodes)
     figures: Figures = {"count": float(count)}
     if not count:
@@ -62,7 +62,7 @@ def episode_figures(episodes: Sequence[SingleAgentEpisode]) -> Figures:
     if returns:
         figures["return_mean"] = sum(returns) / len(returns)
     if steps:
-        # The info that follows an action says whether it was valid.
+        # The info after an action reports whether the action was valid.
         invalid = sum(
             episode.get_infos(t + 1).get("is_action_valid") is False
             for episode in episodes
@@ -75,7 +75,7 @@ def episode_figures(episodes: Sequence[SingleAgentEpisode]) -> Figures:
 
 
 def prefixed(prefix: str, figures: Mapping[str, float]) -> Figures:
-    """Put the figures under `prefix/`."""
+    """Return the figures with `prefix/` before their names."""
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 
@@ -85,7 +85,7 @@ def merge_updates(updates: Sequence[Figures]) -> Figures:
 
 
 def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[str]) -> Figures:
-    """Add counts, keep extremes, and take the weighted mean of everything else."""
+    """Sum counts, keep extremes, and average all other figures with weights."""
     if len(parts) == 1:
         return dict(parts[0])
     merged: Figures = {}
@@ -107,7 +107,7 @@ def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[s
 class Meter:
     """Collects the figures of one update after the other.
 
-    `totals` has `episodes`, `env_steps` and `sampled_tokens` since training began, `episodes` those that were scored
+    `totals` has `episodes`, `env_steps` and `sampled_tokens` since training began, and `episodes` the episodes scored
     since the last `take`.
     """
 
@@ -125,7 +125,7 @@ class Meter:
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
-        """Count the seconds of the block; concurrent blocks each count."""
+        """Count the seconds of the block; concurrent blocks each count in full."""
         began = time.perf_counter()
         try:
             yield
@@ -141,13 +141,13 @@ class Meter:
         self._counts[name] += number
 
     def add_collected(self, episodes: Sequence[SingleAgentEpisode]) -> None:
-        """Count episodes that are over."""
+        """Count finished episodes."""
         self.totals["episodes"] += len(episodes)
         self.totals["env_steps"] += sum(map(len, episodes))
         self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
 
     def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:
-        """Add scored episodes of this update's batch, those of dropped groups included."""
+        """Add scored episodes of this update's batch, including those of dropped groups."""
         self.episodes += episodes
         self._scores += aligned.scores
         self._failures += aligned.failures.values()
@@ -180,11 +180,11 @@ class SupportsLogprobs(Protocol):
     """A learner that computes log-probabilities under its weights; `PPOLearner` does."""
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """(B,T) log-probabilities on the axis of `input_ids`, 0 off the actions."""
+        """Return (B,T) log-probabilities aligned with `input_ids`, 0 outside the actions."""
 
 
 class UpdateRecorder:
-    """Collects scores, credit and probability ratios of one update's episodes, for the records that are kept."""
+    """A collector of scores, credit and probability ratios of one update's episodes, for the kept records."""
 
     def __init__(self) -> None:
         self._made: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -199,7 +199,7 @@ class UpdateRecorder:
             self._made[row["rollout_id"]]["credit"].append(row)
 
     def add_update(self, rows: TokenBatch, learner: object) -> None:
-        """Add the rows of a finished update, with the learner after it.
+        """Add the rows of a finished update, and the learner after it.
 
         A token's ratio is exp(its log-probability now - the one recorded when it was sampled).
         """
@@ -216,10 +216,10 @@ class UpdateRecorder:
             self._advantages[rollout_id] += advantages.tolist()
 
     def line(self, episode: SingleAgentEpisode, redaction: Redaction) -> bytes:
-        """The `record` of an episode as a line, without secrets and after the task's redaction hook."""
+        """Return the `record` of an episode as a line, without secrets and after the task's redaction hook."""
         record = self.record(episode)
         if state := episode.custom_data.get("final_state"):
-            # Redacted before it becomes Base64.
+            # Redacted before it is encoded as Base64.
             clean = redacted_state(state, redaction)
             record["final_state"] = to_json_value({"kind": clean.kind, "payload": clean.payload})
         hooked = dict(redaction.redact_record({key: value for key, value in record.items() if key != TRAINING}))
@@ -229,10 +229,10 @@ class UpdateRecorder:
         return redaction.redact_line(json.dumps(hooked).encode("ascii")) + b"\n"
 
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
-        """The record of an episode as in `episodes.jsonl`, with the update's part under `training`.
+        """Return the record of an episode as in `episodes.jsonl`, with the results of the update under `training`.
 
         That part has its `score`, its `credit` as lines of `credit.jsonl`, and for each action with recorded tokens, in
-        order, its `advantages` (one number, null if it does not take part) and `ratios` (one per token, null if a
+        order, its `advantages` (one number, null if it is not in the loss) and `ratios` (one per token, null if a
         log-probability is unknown). Unknown parts are left out.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]
@@ -241,7 +241,7 @@ class UpdateRecorder:
         if sum(lengths) and sum(lengths) == len(ratios):
 
             def known(value: float) -> float | None:
-                return float(value) if np.isfinite(value) else None  # JSON has no other numbers
+                return float(value) if np.isfinite(value) else None  # JSON has only finite numbers
 
             ends = np.cumsum(lengths).tolist()
             spans = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]

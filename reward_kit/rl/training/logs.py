@@ -52,7 +52,7 @@ class MetricsFile:
             os.ftruncate(self._descriptor, min(size, self.size))
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """Add a line; `StoreError` if it cannot be written."""
+        """Append a line; raise `StoreError` if it cannot be written."""
         known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"update": update, "at": at, **known}, allow_nan=False).encode("ascii") + b"\n"
@@ -68,10 +68,11 @@ class Logs:
     """All outputs of a run's figures. Use it as a context manager.
 
     Args:
-        run: the folder of the run; its name is the id at Weights & Biases, so that a resume continues there.
+        run: the directory of the run; its name is the id at Weights & Biases, so that a resume continues there.
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
-        first: the first update that will be written; TensorBoard hides later ones of an earlier process.
+        first: the first update that will be written; TensorBoard then hides this and later updates of earlier
+            processes.
         metrics_size: the size in bytes to which `metrics.jsonl` is cut.
 
     Raises:
@@ -91,7 +92,7 @@ class Logs:
             self._tensorboard = make(str(run / "tensorboard"), purge_step=first)
         if (wandb := options.wandb) is not None:
             if find_spec("wandb") is None:
-                raise ConfigError("logs.wandb: wandb is not installed; pip install wandb, or leave the block out")
+                raise ConfigError("logs.wandb: wandb is not installed; pip install wandb, or remove the block")
             module: Any = import_module("wandb")
             self._wandb = module.init(
                 project=wandb.project,
@@ -143,8 +144,8 @@ _SHOWN = (
 class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
-    "plain" prints a line per update, "rich" draws a bar too, "none" is silent. `evaluated_every` are the updates
-    between evaluations, for the time that is left; None: no evaluation.
+    "plain" prints a line per update, "rich" draws a bar too, "none" is silent. `evaluated_every` is the number of
+    updates between evaluations, for the estimate of the remaining time; None without evaluations.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class TrainingDisplay:
             self._console.print(note, style="yellow", soft_wrap=True)
 
     def updated(self, update: int, figures: Mapping[str, float], progress: Progress) -> None:
-        """Show an update."""
+        """Show the figures of an update."""
         self._done = update
         if (seconds := figures.get("time/total_s")) is not None:
             self._seconds.append(seconds)
@@ -211,7 +212,7 @@ class TrainingDisplay:
         known = list(self._seconds)[1:] if len(self._seconds) < _RECENT else list(self._seconds)
         if left <= 0 or not known:
             return ""
-        # Evaluations come every so many updates, and after the last.
+        # Evaluations follow every n-th update, and the last one.
         evaluations = 0 if self._every is None else -(-self._updates // self._every) - self._done // self._every
         seconds = left * sum(known) / len(known) + evaluations * self._evaluation_s
         minutes, rest = divmod(round(seconds), 60)

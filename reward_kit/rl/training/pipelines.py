@@ -1,12 +1,12 @@
 """The orders of the trainer's calls: sequential, or with rollouts and scoring during updates.
 
     sync          collect, score, learn; nothing overlaps
-    minibatch     train on a part of the batch as soon as its groups are scored, on slower groups later
+    minibatch     train on a part of the batch as soon as its groups are scored
     one_step_off  roll out the next batch while this one is scored and trained on, with weights that are one
                   version older than those that will learn from it
     both          minibatch and one_step_off combined
 
-In every order each token records the version of the weights that sampled it; weights change only between versions.
+In every order, each token records the version of the weights that sampled it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PipelineOptions:
 
 
 class Pipeline:
-    """Processes batches one by one. Use it as an async context manager inside that of the reward agent."""
+    """The training loop over batches. Use it as an async context manager inside that of the reward agent."""
 
     def __init__(self, trainer: Trainer, stream: SampleStream, options: PipelineOptions) -> None:
         self.trainer, self.stream, self.options = trainer, stream, options
@@ -128,7 +128,7 @@ class Pipeline:
         return self.trainer.requests(self.stream.take(count))
 
     async def _kept_groups(self, batch: _PendingBatch) -> AsyncIterator[_Group]:
-        """Yield the groups worth training on as their scores arrive; replace dropped ones by newly collected ones."""
+        """Yield the groups worth training on as their scores arrive; replace dropped groups with new ones."""
         dynamic, kept, collections, meter = self.options.dynamic_sampling, 0, 1, self.trainer.meter
         while True:
             while batch.outstanding:
@@ -196,7 +196,7 @@ class _Group(NamedTuple):
 
 
 class _PendingBatch:
-    """Groups between rollout and scoring: each is scored as soon as its episodes are over.
+    """Groups between rollout and scoring; each is scored as soon as its episodes are finished.
 
     `tasks` stay open until all scores arrive; `episodes` are the groups rolled out but not yet returned, by index.
     """
@@ -256,7 +256,7 @@ class _PendingBatch:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a run. The metric determines the best checkpoint."""
+    """The progress of a run. The metric selects the best checkpoint."""
 
     updates: int = 0  # finished
     metrics_size: int = 0  # The bytes of `metrics.jsonl` that belong to these updates
@@ -271,7 +271,7 @@ class Progress:
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
     """Write a checkpoint from which a run resumes exactly; keep the latest `keep` and the best.
 
-    `score` is the value of the metric that determines the best checkpoint, if known.
+    `score` is the value of the metric that selects the best checkpoint, if known.
     """
     trainer = pipeline.trainer
     manager = trainer.reward_manager

@@ -1,4 +1,4 @@
-"""The plan of a training run: parse the train file, load the objects that it names, check that they fit together."""
+"""The plan of a training run: parse the train file, load the objects that it names, and check their combination."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class HeldOut:
 
     task: LoadedTask
     samples: tuple[Sample, ...]
-    is_own_task: bool  # True if the evaluation has a separate task, and so a separate reward
+    is_own_task: bool  # True if the evaluation has a separate task, and thus a separate reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """The folder of the train file, the base of its relative paths."""
+        """The directory of the train file, the base of its relative paths."""
         return self.path.resolve().parent
 
     @property
@@ -95,11 +95,11 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The trained policy, and the base folder of its paths; raises `ConfigError` without a policy."""
+        """The trained policy's block, and the base directory of its paths; raises `ConfigError` without a policy."""
         if (block := self.config.policy) is not None:
             return block, self.folder
         if (block := self.task.definition.policy) is None:
-            raise ConfigError(f"{self.path}: no policy; name the one that is trained, such as {{type: hf, model: …}}")
+            raise ConfigError(f"{self.path}: no policy; set the policy to train, such as {{type: hf, model: …}}")
         return block, self.task.folder
 
     @property
@@ -146,10 +146,10 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     data = located.data if isinstance(located.data, dict) else {}
     if data and "task" not in data and _OF_TASKS & data.keys():
         raise ConfigError(
-            f"{path} is a task file, for `reward-kit run`; a train file names it, by `task: {path.name}`, and says how "
-            "many updates"
+            f"{path} is a task file, for `reward-kit run`; a train file names it with `task: "
+            f"{path.name}` and sets the number of updates"
         )
-    # `ppo` is a dataclass; Pydantic ignores unknown keys of one.
+    # `ppo` is a dataclass, and Pydantic ignores unknown keys of dataclasses.
     unknown = unknown_keys(apply_overrides(data, own).get("ppo"), PPOConfig) if data else ()
     if lines := [
         f"{error_location(located, ('ppo', *key), own)}: ppo.{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}"
@@ -163,7 +163,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     if isinstance(config.task, str):
         task = load_task(folder / config.task, of_task, stored=stored_of_task)
     elif "task" in own:
-        raise ConfigError("-T task=… names a task file; set single keys of it with -T task.KEY=…")
+        raise ConfigError("-T task=… names a task file; set its keys with -T task.KEY=…")
     else:
         task = resolve_task(located.part("task"), of_task, stored=stored_of_task)
     own_credit = config.credit and locate_credit(config.credit, folder)
@@ -172,8 +172,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     if (evaluation := config.evaluation) is not None and evaluation.hold_out is not None:
         if evaluation.hold_out >= len(samples):
             raise ConfigError(
-                f"evaluation.hold_out is {evaluation.hold_out}, and {task.path} has {len(samples)} samples; some must "
-                "be left to train on"
+                f"evaluation.hold_out is {evaluation.hold_out}, but {task.path} has only "
+                f"{len(samples)} samples; some must remain for training"
             )
         order = np.random.default_rng(derive_seed("hold_out", config.seed)).permutation(len(samples))
         chosen = set(order[: evaluation.hold_out].tolist())
@@ -214,17 +214,21 @@ def _check(
     """Reject inputs that training cannot use, and keys of the file or of `own` without effect in this combination."""
     definition, rollout = task.definition, config.rollout
     if task.reward is None:
-        raise ConfigError(f"{task.path}: training needs scores; name a reward_function_path")
+        raise ConfigError(f"{task.path}: training needs scores; set reward_function_path")
     if held_out is not None and held_out.task.reward is None:
-        raise ConfigError(f"{held_out.task.path}: an evaluation needs scores; name a reward_function_path")
+        raise ConfigError(f"{held_out.task.path}: an evaluation needs scores; set reward_function_path")
     if definition.run_limits.model_dump(exclude_none=True):
-        raise ConfigError(f"{task.path}: run_limits bound a run, and training is bounded by updates; leave them out")
+        raise ConfigError(
+            f"{task.path}: run_limits have no effect in training, which is limited by updates; remove them"
+        )
     if isinstance(config.task, dict):
         unused = {"num_rollouts": "rollout.group_size", "num_rollouts_per_sample": "rollout.group_size"}
         unused |= {"policy": "policy"} if config.policy else {}
         unused |= {"credit": "credit"} if config.credit else {}
         for key in [key for key in unused if key in config.task]:
-            raise ConfigError(f"{located.where(('task', key))}: task.{key} has no effect: {unused[key]} counts")
+            raise ConfigError(
+                f"{located.where(('task', key))}: task.{key} has no effect, since {unused[key]} is used instead"
+            )
     check_costs(task, [], None)
 
     refusals: dict[tuple[str, str], str] = {}
@@ -238,7 +242,7 @@ def _check(
         if (config.checkpoints.best_by or "").startswith(HELD_OUT):
             refusals["checkpoints", "best_by"] = "needs an evaluation: block"
     if credit.estimator not in _WITHOUT_GROUPS and rollout.group_size < 2:
-        refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, and there is one"
+        refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, but group_size is 1"
     if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):
         refusals["engine", "workers"] = f"an update has {episodes} episodes"
     for location, why in refusals.items():
@@ -248,8 +252,8 @@ def _check(
     if config.engine.type == "ray" and policy is not None and policy.options().get("lockstep"):
         where = error_location(located, ("policy", "lockstep"), own) if config.policy else task.path
         raise ConfigError(
-            f"{where}: policy.lockstep: with engine: ray episodes are grouped by timing, so lockstep cannot "
-            "make results reproducible; leave it out"
+            f"{where}: policy.lockstep: with engine: ray episodes are grouped by timing, so "
+            "lockstep cannot make results reproducible; remove it"
         )
 
 
@@ -264,8 +268,8 @@ def check_policy(plan: TrainingPlan) -> None:
     publish = getattr(kind, "publish", None)
     if publish is None:
         raise ConfigError(
-            f"{plan.path}: {kind.__name__} is not a TrainablePolicy and cannot be trained; give policy: {{type: hf, …}}"
-            ", or your own policy with `module`, `pad_token_id` and `publish`"
+            f"{plan.path}: {kind.__name__} is not a TrainablePolicy and cannot be trained; set policy: {{type: hf, …}}"
+            ", or use your own policy with `module`, `pad_token_id` and `publish`"
         )
     if plan.config.engine.type == "ray":
         try:
@@ -290,7 +294,7 @@ def check_policy(plan: TrainingPlan) -> None:
         parameter_groups(module, ppo)
         check_critic(ppo, has_values=hasattr(module, "value_head"))
     except ConfigError as error:
-        # The line of the option with which the message begins, or else the file.
+        # The line of the option that begins the message, or else the file.
         option = re.match(r"(?:ppo\.)?(\w+)", str(error))
         is_known = option is not None and option[1] in _PPO_OPTIONS
         where = error_location(plan.located, ("ppo", option[1]), plan.overrides) if option and is_known else plan.path
@@ -304,7 +308,7 @@ def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
         return ppo
     if ppo.temperature != 1.0:
         raise ConfigError(
-            f"ppo.temperature is {ppo.temperature:g}, and the policy samples at {temperature:g}; leave it out"
+            f"ppo.temperature is {ppo.temperature:g}, but the policy samples at {temperature:g}; remove it"
         )
     if temperature == 0.0:
         raise ConfigError("the policy samples greedily (temperature 0), so there is nothing to learn from its choices")

@@ -15,11 +15,11 @@ from reward_kit.runs.redaction import without_secrets
 from reward_kit.runs.run_folder import RunHeader, TrainingHeader
 
 CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine")
-"""Keys of the train file that a resume may change: how long, where, and what is kept and logged."""
+"""The keys of the train file that a resume may change: duration, devices, and what is kept and logged."""
 
 
 def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
-    """Make the `run.json` of a new run."""
+    """Return the `run.json` of a new run."""
     training = TrainingHeader(
         train_path=str(plan.path.resolve()),
         overrides=without_secrets(dict(plan.overrides)),
@@ -36,17 +36,17 @@ def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
 
 
 def stored_config(plan: TrainingPlan) -> dict[str, Any]:
-    """The resolved train file as plain JSON without secrets, the same at every resume."""
+    """Return the resolved train file as plain JSON without secrets, which is the same at every resume."""
     line = json.dumps(without_secrets(plan.resolved()), default=to_jsonable_python).encode("ascii")
     config: dict[str, Any] = json.loads(plan.redaction.redact_line(line))
     return config
 
 
 class Changes(NamedTuple):
-    """The differences between a run's files and the files now.
+    """The differences between the stored inputs of a run and the current ones.
 
     Attributes:
-        refused: changed inputs of the earlier updates, as texts.
+        refused: changed inputs on which the earlier updates depend, as texts.
         allowed: changed keys of the train file that a resume may change, as texts.
     """
 
@@ -55,7 +55,7 @@ class Changes(NamedTuple):
 
 
 def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
-    """Compare the inputs of the run in a folder with the present files, as a plan with the same overrides has them."""
+    """Compare the inputs stored in a run's directory with the current files, read with the same overrides."""
     changed = sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest)
     if isinstance(plan.config.task, dict):  # an inline task is compared key by key, with the train file
         has_own = plan.held_out is not None and plan.held_out.is_own_task
@@ -79,7 +79,7 @@ _ABSENT = object()
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each key whose value differs, with both values; `_ABSENT` where the key is missing."""
+    """Yield each key whose value differs, with both values; `_ABSENT` stands for a missing key."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         if before != now:
             yield path, before, now

@@ -28,7 +28,7 @@ from reward_kit.tokens import build_rows
 
 
 class SampleStream:
-    """All samples, over and over, shuffled in each epoch by the seed; `position`, the number taken, is the state."""
+    """An endless stream of samples, shuffled in each epoch by the seed; its state is `position`, the number taken."""
 
     def __init__(self, samples: Sequence[Sample], seed: int) -> None:
         if not samples:
@@ -56,7 +56,7 @@ class SampleStream:
 
 
 class LockstepBarrier(AgentPolicy):
-    """A trainable policy whose sessions start together: each `open` waits until all expected sessions are open.
+    """A trainable policy whose sessions start together: each `open` waits until all expected sessions are opened.
 
     An engine that computes every open session at once would otherwise start with the environment that was ready first,
     so that its batches, and with them the last bits of its results, would depend on timing.
@@ -75,7 +75,7 @@ class LockstepBarrier(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The id that fills up rows."""
+        """The padding id of rows."""
         pad: int = self._policy.pad_token_id
         return pad
 
@@ -87,7 +87,7 @@ class LockstepBarrier(AgentPolicy):
         self._expected, self._arrived, self._complete = sessions, 0, anyio.Event()
 
     def give_up(self) -> None:
-        """Expect one session less, since it will never be opened."""
+        """Expect one session less, because it will never be opened."""
         self._expected -= 1
         self._release_if_complete()
 
@@ -96,7 +96,7 @@ class LockstepBarrier(AgentPolicy):
             self._complete.set()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open a session, and wait for the others."""
+        """Open a session after all expected ones are ready."""
         session: AgentPolicy = await self._policy.open(context)
         self._arrived += 1
         self._release_if_complete()
@@ -111,7 +111,7 @@ class LockstepBarrier(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Act outside of any session."""
+        """Return an action outside of any session."""
         output: PolicyOutput = await self._policy.get_action(observation, available_tools_specs)
         return output
 
@@ -125,9 +125,9 @@ class LockstepBarrier(AgentPolicy):
 
 
 class TrainingWorker(RolloutWorker, Protocol):
-    """Collects the episodes that are trained on; `RLRolloutWorker` is the one in this process."""
+    """A collector of the episodes that are trained on, such as `RLRolloutWorker` in this process."""
 
-    agent_policy: Any  # acts, or publishes weights to the policies that act
+    agent_policy: Any  # the acting policy, or a publisher of weights to the acting policies
     task_definition: TaskDefinitionModel
 
 
@@ -137,10 +137,10 @@ Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
 
 
 class Collector:
-    """Collects groups of episodes per sample; `max_concurrency` are in flight, None: all of a call.
+    """A collector of groups of episodes per sample, with `max_concurrency` episodes in flight; None: all of a call.
 
-    Behind a `LockstepBarrier` they come in waves whose episodes start together, so that the episodes that act at the
-    same time do not depend on timing.
+    With a `LockstepBarrier`, episodes are collected in waves that start together, so that timing does not affect which
+    episodes act at the same time.
     """
 
     def __init__(self, group_size: int, max_concurrency: int | None = None) -> None:
@@ -150,9 +150,9 @@ class Collector:
     async def collect(
         self, worker: TrainingWorker, requests: Sequence[GroupRequest], finished: Finished | None = None
     ) -> list[list[SingleAgentEpisode]]:
-        """Collect a group for each sample, in their order; a failed episode carries its failure.
+        """Collect a group for each sample, in the samples' order; a failed episode contains its failure.
 
-        `finished` is called with the index and the episodes of each group as soon as they are over.
+        `finished` is called with the index and the episodes of each group as soon as they are finished.
         """
         groups: list[list[SingleAgentEpisode]] = [[] for _ in requests]
         most = len(requests) * self._group_size
@@ -176,7 +176,7 @@ class Collector:
         if barrier is None:
             await gather(collect_group, indices)
             return groups
-        # Whole groups, and at least one: the episodes in flight at a time must be the same in every run.
+        # Whole groups, at least one, since the same episodes must be in flight together in every run.
         width = max(1, (self._limit or most) // self._group_size)
         limiter.total_tokens = width * self._group_size
         async with self._wave_lock:
@@ -191,17 +191,17 @@ class Collector:
 class HeldOutEvaluation:
     """Evaluates the acting weights on held-out samples, with the same draws each time."""
 
-    worker: TrainingWorker  # its policy acts as in evaluations
+    worker: TrainingWorker  # a worker whose policy acts as in evaluations
     reward_agent: AsyncRewardAgent
     samples: Sequence[Sample]
-    rollouts: int  # episodes of each sample
+    rollouts: int  # the number of episodes per sample
     run_seed: int
-    collector: Collector  # of groups of `rollouts`
-    examples: RewardManager | None = None  # shows some of the episodes
+    collector: Collector  # a collector of groups of `rollouts` episodes
+    examples: RewardManager | None = None  # a reward manager that shows some of the episodes
     pad_token_id: int = 0
 
     async def measure(self) -> Figures:
-        """Collect, score, and return the figures, each under `held_out/`."""
+        """Collect and score episodes; return the figures, each under `held_out/`."""
         seed, task = derive_seed("evaluate", self.run_seed), self.worker.task_definition
         groups = await self.collector.collect(self.worker, [(sample, seed) for sample in self.samples])
         episodes = [episode for group in groups for episode in group]
@@ -225,13 +225,13 @@ class HeldOutEvaluation:
 
 
 def evaluation_policy(policy: Any, temperature: float | None) -> Any:
-    """Return the policy that acts in evaluations: the same weights at another temperature; None keeps the policy."""
+    """Return the policy that acts in evaluations, with the same weights at this temperature; None keeps the policy."""
     if temperature is None:
         return policy
     sampling = getattr(policy, "sampling", None)
     if sampling is None or not hasattr(sampling, "temperature"):
         raise ConfigError(f"evaluation.temperature: {type(policy).__name__} has no sampling temperature")
-    # It shares the engine: sessions close what they open, and the owner closes the policy itself.
+    # It shares the engine: sessions close what they open, and the original policy's owner closes the engine.
     acting = copy.copy(policy)
     acting.sampling = sampling._replace(temperature=temperature)
     return acting

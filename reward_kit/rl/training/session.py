@@ -38,7 +38,7 @@ Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """The outcome of a run: its folder, its status ("complete" or "interrupted"), and its `summary.json`."""
+    """The outcome of a run: its directory, its status ("complete" or "interrupted"), and its `summary.json`."""
 
     path: Path
     status: str
@@ -52,11 +52,11 @@ async def run_training(
     interruptible: Interruptible,
     factories: Factories | None = None,
 ) -> TrainingOutcome:
-    """Train; if the folder has checkpoints, continue from the latest.
+    """Train a policy; if the directory has checkpoints, continue from the latest.
 
     Args:
         plan: the training plan.
-        folder: the open folder of the run.
+        folder: the open directory of the run.
         display: the progress display.
         interruptible: a context manager in which the user can stop the run.
         factories: the factories of components in other processes; by default all components are in this one.
@@ -65,14 +65,14 @@ async def run_training(
         RewardKitError: training cannot continue; the state of the last checkpoint is preserved.
     """
     use_threads(plan.config.threads)
-    # Each episode and each reward may wait in a thread, in environments and tools.
+    # Each episode may wait in a thread, in its environment or a tool, and so may each reward.
     rollout = plan.config.rollout
     threads = anyio.to_thread.current_default_thread_limiter()
     threads.total_tokens = max(threads.total_tokens, 3 * rollout.samples_per_update * rollout.group_size + 64)
     control = Control()
 
     def note_end(status: str) -> int:
-        """Note the status; return the updates that a resume would not repeat."""
+        """Record the status; return the number of updates that a resume would not repeat."""
         updates = int((folder.header.training or {}).get("updates", 0))
         folder.update_status(status=status, updates=updates, worked_s=folder.header.timing.worked_s)
         return updates
@@ -87,7 +87,9 @@ async def run_training(
                         progress = await restore_state(checkpoint, components.pipeline)
                         display.begin_at(progress.updates)
                         if difference := why_not_reproducible(checkpoint):
-                            display.say(f"resuming, but not bit-equal to an unbroken run: {difference}")
+                            display.say(
+                                f"resuming, but results will not be bit-equal to an uninterrupted run: {difference}"
+                            )
                     config, first, size = stored_config(plan), progress.updates + 1, progress.metrics_size
                     with Logs(folder.path, plan.config.logs, config, first=first, metrics_size=size) as logs:
                         session = _Session(plan, components, folder, logs, control, display, progress)
@@ -102,7 +104,7 @@ async def run_training(
 
 
 class _Session:
-    """The loop over updates."""
+    """The loop over the updates of a run."""
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class _Session:
             write_atomically(file, [trainer.kept.line(episode, redaction) for episode in trainer.meter.episodes])
         figures = prefixed("learner", diagnostics) | trainer.meter.take()
         if figures.get("episode/count") and "score/mean" not in figures:
-            # Nothing can be learned from this batch, and the next ones would be no better.
+            # Nothing can be learned from this batch, and the cause probably affects the next batches too.
             failed = {name: count for name, count in figures.items() if "score/failed/" in name}
             reasons = ", ".join(f"{count:.0f} {name.rpartition('/')[2]}" for name, count in failed.items())
             raise TrainingError(f"update {number}: no episode of its batch is scored ({reasons or 'no reason given'})")
@@ -218,7 +220,7 @@ class _Session:
         value = self._measured = figures.get(self._config.best_by)
         if value is not None:
             progress.last = value
-            # On a tie the first one wins, except for the untrained policy.
+            # On a tie, the earlier update counts as the best, unless it is the untrained policy.
             is_tie_with_start = progress.best_update == 0 and value == progress.best
             if progress.best is None or value > progress.best or is_tie_with_start:
                 progress.best, progress.best_update = value, progress.updates
@@ -263,7 +265,7 @@ class _Session:
 
 
 def save_weights(folder: Path, policy: AgentPolicy) -> bool:
-    """Write a policy's model and tokenizer for others to load, adapters merged into the weights; replace the folder.
+    """Write a policy's model, with adapters merged, and its tokenizer in a format that others can load.
 
     Returns:
         True if the policy is a model of `transformers`; for other policies nothing is written.
@@ -271,14 +273,14 @@ def save_weights(folder: Path, policy: AgentPolicy) -> bool:
     Raises:
         StoreError: the model cannot be written.
     """
-    if "transformers" not in sys.modules:  # a model of transformers would have imported it
+    if "transformers" not in sys.modules:  # without transformers imported, the policy is not one of its models
         return False
     from transformers import PreTrainedModel
 
     from reward_kit.rl.model_kit.models import save_model
 
     module: Any = getattr(policy, "module", None)
-    model = getattr(module, "policy", module)  # a `PolicyWithValue` holds the model beside its head
+    model = getattr(module, "policy", module)  # a `PolicyWithValue` contains the model and its head
     if not isinstance(model, PreTrainedModel):
         return False
     tokenizer: Any = getattr(policy, "tokenizer", None)

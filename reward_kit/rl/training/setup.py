@@ -55,21 +55,21 @@ class Components:
 
 
 class Workers(NamedTuple):
-    """The workers that collect episodes of training and, if there are any, of evaluations."""
+    """The workers that collect the episodes of training and, if any, of evaluations."""
 
     worker: TrainingWorker
     held_out: TrainingWorker | None
 
 
 class _NoTokenizer:
-    """Shows token ids, for a policy without a tokenizer."""
+    """A replacement tokenizer, for policies without one, that shows token ids."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return " ".join(map(str, token_ids))
 
 
 def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
-    """Make the learner over a policy's weights; a copy of them as they are now is the reference."""
+    """Return the learner of a policy's weights; a copy of the current weights is the reference."""
 
     def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> None:
         save_batch_for_study(folder / "studies", rows, facts)
@@ -99,8 +99,8 @@ async def _local_workers(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterat
 
 
 def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession | None = None) -> RLRolloutWorker:
-    """Make the worker that collects episodes of a task, on any machine; its endpoints share `traffic`."""
-    # The label is a part of ids and seeds: a policy that is wrapped draws as one that is not.
+    """Return the worker that collects episodes of a task, on any machine; its endpoints share `traffic`."""
+    # The label is part of ids and seeds, so a wrapped policy must keep its label.
     user = make_user(task, traffic)
     return RLRolloutWorker(task.definition, policy, tools=task.tools, user=user, policy_label="policy")
 
@@ -125,7 +125,8 @@ async def open_components(
 ) -> AsyncIterator[Components]:
     """Open all components of a plan; close them at the end of the block.
 
-    Batches for study go to `folder`, the run's; `echo` takes each line of an example that an evaluation shows.
+    Batches for debugging are written to `folder`, the run's directory; `echo` is called with each line of an example
+    that an evaluation shows.
     """
     config, rollout = plan.config, plan.config.rollout
 
@@ -189,7 +190,7 @@ async def open_components(
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of threads that torch uses; None leaves it."""
+    """Set the number of threads that torch uses; None leaves it unchanged."""
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -215,7 +216,7 @@ def follow_training(group: ProcessGroup) -> bool:
         policy = plan.make_policy()
         module, ppo = trainable(policy).module, with_temperature(plan.config.ppo, policy)
         anyio.run(policy.close)
-        del policy  # and with it the copy of the weights that it would act with
+        del policy  # without the copy of the weights that it would act with
         return make_learner(module, ppo, plan, plan.folder)
 
     return follow(group, make)

@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 def train(
     config: str | Path, *, overrides: Mapping[str, Any] | None = None, log_dir: str | Path = "runs"
 ) -> TrainingOutcome:
-    """Train a policy as a train file describes, and return the new run. Blocks, also inside a running event loop.
+    """Train a policy as a train file describes, and return the new run. Blocks, even inside a running event loop.
 
     The run has the same files as one of `reward-kit train`; continue it with `reward-kit train --resume RUN`. Code that
-    the file names runs without a question.
+    the file names is run without a trust prompt.
 
     Args:
         config: the train file.
-        overrides: its keys, dotted for inner ones (`{"ppo.lr": 1e-4}`), with `task.KEY` for those of the task.
+        overrides: the keys to override, dotted for nested ones (`{"ppo.lr": 1e-4}`), with `task.KEY` for keys of the
+            task.
         log_dir: the directory in which the run's directory is created.
 
     Raises:
@@ -83,20 +84,20 @@ def train_into(
 ) -> TrainingOutcome:
     """Train in the directory of a run.
 
-    A new run that is refused by what only weights or resources show leaves no directory.
+    If a new run is rejected once weights or resources are loaded, its directory is removed.
 
     Args:
-        path: of the run, from `create_run` or to be resumed.
-        plan: the plan.
-        display: shows progress.
-        interruptible: lets the user stop the run while its block is open.
-        factories: of components in other processes.
-        is_new: whether the run was just created.
-        on_end: called with the path if there are metrics, also after a failure.
+        path: the directory of the run, from `create_run` or of a run to resume.
+        plan: the plan of the run.
+        display: the progress display.
+        interruptible: a context manager in which the user can stop the run.
+        factories: the factories of components in other processes.
+        is_new: True if the run was just created.
+        on_end: a function called with the path if there are metrics, even after a failure.
     """
     from reward_kit.rl.training.session import run_training
 
-    # Libraries that load and write weights would draw their bars over ours.
+    # Libraries that load and write weights would draw their progress bars over ours.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
     async def run(folder: RunFolder) -> TrainingOutcome:

@@ -296,28 +296,34 @@ async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "./smal"}, r"model: folder .*/smal does not exist; did you mean 'small'\?"),
-        ({"model": "/nowhere/model"}, "model: folder /nowhere/model does not exist"),
+        ({"model": "./smal"}, r"model: directory .*/smal does not exist; did you mean 'small'\?"),
+        ({"model": "/nowhere/model"}, "model: directory /nowhere/model does not exist"),
         ({"model": "."}, "has no config.json"),
-        ({"model": "nobody/no-such-model"}, "neither a folder nor a model of this name exists in the local cache"),
-        ({"model": "smal"}, r"model 'smal': neither a folder.* Looked for in .*; did you mean 'small'\?"),
-        ({"model": "runs/mine/model"}, r"model: folder runs/mine/model does not exist\. Looked for in /"),
+        ({"model": "nobody/no-such-model"}, "neither a directory nor a model in the local cache"),
+        ({"model": "smal"}, r"model 'smal': it is neither a directory.* Looked for in .*; did you mean 'small'\?"),
+        ({"model": "runs/mine/model"}, r"model: directory runs/mine/model does not exist\. Looked for in /"),
         ({"model": "small", "tokenizer": "nobody/none"}, "tokenizer 'nobody/none'"),
         ({"model": "small", "temperature": -1}, "temperature: .*, got -1"),
-        ({"model": "small", "dtype": "float31"}, "dtype: 'float31'; did you mean 'float32'"),
-        ({"model": "small", "device": "abacus"}, "device: 'abacus' cannot be used; on this machine torch has cpu"),
-        ({"model": "small", "tool_role": "robot"}, "tool_role: expected tool or user"),
+        ({"model": "small", "dtype": "float31"}, "dtype: unknown type 'float31'; did you mean 'float32'"),
+        (
+            {"model": "small", "device": "abacus"},
+            "device: 'abacus' cannot be used; on this machine, torch supports only cpu",
+        ),
+        ({"model": "small", "tool_role": "robot"}, "tool_role must be tool or user"),
         ({"model": "small", "max_new_tokens": 0}, "max_new_tokens: expected a whole number above 0, got 0"),
         ({"model": "small", "max_new_tokens": "6"}, "max_new_tokens: expected a whole number above 0, got '6'"),
         ({"model": "small", "max_new_tokens": True}, "max_new_tokens: expected a whole number above 0, got True"),
         ({"model": "small", "max_sessions": 0}, "max_sessions: expected a whole number above 0, got 0"),
         ({"model": "small", "max_context": 0}, "max_context: expected a whole number above 0, got 0"),
-        ({"model": "small", "max_context": 5000}, "max_context: 5000 is above the 4096 positions"),
+        ({"model": "small", "max_context": 5000}, "max_context: 5000 is more than the 4096 positions"),
         ({"model": "small", "temperature": "hot"}, "temperature: expected a number of at least 0, got 'hot'"),
-        ({"model": "small", "lockstep": "yes"}, "lockstep: expected true or false, got 'yes'"),
-        ({"model": "small", "max_new_tokens": 4096}, "max_new_tokens: 4096 leaves no room for a prompt in a context"),
-        ({"model": "small", "tokenizer": "."}, r"tokenizer: .* has none; write it there with save_pretrained"),
-        ({"model": "small", "action_format": "hermess"}, "action_format: 'hermess'; did you mean 'hermes'"),
+        ({"model": "small", "lockstep": "yes"}, "lockstep must be true or false, got 'yes'"),
+        ({"model": "small", "max_new_tokens": 4096}, "max_new_tokens: 4096 leaves no space for a prompt in a context"),
+        ({"model": "small", "tokenizer": "."}, r"tokenizer: .* has no tokenizer; save it there with save_pretrained"),
+        (
+            {"model": "small", "action_format": "hermess"},
+            "action_format: unknown format 'hermess'; did you mean 'hermes'",
+        ),
         ({"model": "small", "chat_template": "./none.jinja"}, "chat_template: cannot read"),
         ({"model": "small", "chat_template": "{{ 1 +" + " " * 300}, "chat_template: "),
         (
@@ -338,7 +344,7 @@ def test_model_object_without_tokenizer_is_rejected():
 
 
 def test_tokenizer_larger_than_the_model_is_rejected():
-    with pytest.raises(ConfigError, match=r"tokenizer: it has \d+ tokens and the model 10"):
+    with pytest.raises(ConfigError, match=r"tokenizer: it has \d+ tokens, but the model has 10"):
         HFAgentPolicy(small_llama(10), BYTES)
 
 
@@ -351,7 +357,7 @@ async def test_weights_of_another_model_are_rejected():
 def test_unavailable_device_is_reported_with_available_devices(folder):
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    message = r"^device: 'cuda' cannot be used; on this machine torch has cpu alone \("
+    message = r"^device: 'cuda' cannot be used; on this machine, torch supports only cpu \("
     with pytest.raises(ConfigError, match=message) as told:
         make_policy("hf", {"model": "small", "device": "cuda"}, folder.parent)
     assert "AssertionError" not in str(told.value)
@@ -378,8 +384,8 @@ class TestStoredOptions:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ({"action_format": "plain"}, "action_format: the model was trained with bare, .* here it is plain; leave"),
-            ({"tools_in_prompt": True}, "tools_in_prompt: the model was trained with false, .* here it is true"),
+            ({"action_format": "plain"}, "action_format: the model was trained with bare .* here it is plain; remove"),
+            ({"tools_in_prompt": True}, "tools_in_prompt: the model was trained with false .* here it is true"),
         ],
     )
     def test_contradicting_options_are_rejected(self, tmp_path, options, told):
@@ -392,7 +398,7 @@ class TestStoredOptions:
 
     def test_unknown_stored_options_are_ignored_and_cannot_be_saved(self):
         tokenizer = byte_tokenizer()
-        with pytest.raises(ConfigError, match="a model does not remember temperature"):
+        with pytest.raises(ConfigError, match="unknown option temperature"):
             remember(tokenizer, temperature=1.0)
         tokenizer.init_kwargs["reward_kit"] = {"of_a_later_release": 1, "tool_role": "user"}
         assert remembered(tokenizer) == {"tool_role": "user"}

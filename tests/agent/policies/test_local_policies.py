@@ -167,5 +167,5 @@ class TestHuman:
 
     def test_values_with_spaces_need_json(self):
         assert parse_arguments("") == {}
-        with pytest.raises(ValueError, match="write JSON where values have spaces"):
+        with pytest.raises(ValueError, match="write JSON if a value contains spaces"):
             parse_arguments("a=b c")

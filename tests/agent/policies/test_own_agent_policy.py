@@ -188,8 +188,8 @@ def test_task_file_names_the_agent_by_path(tmp_path) -> None:
     for wrong, words in (
         ({"agent": "mine.py:agnet"}, "did you mean 'agent'"),
         ({"agent": "mine.py:short"}, "cannot be called with the task and the base URL"),
-        ({"agent": "mine.py:number"}, "agent: expected a function"),
-        ({"agent": 3}, "agent: expected a function"),
+        ({"agent": "mine.py:number"}, "agent must be a function"),
+        ({"agent": 3}, "agent must be a function"),
         ({"temprature": 1}, "policy.temprature: unknown key for policy 'own_agent'; did you mean 'temperature'"),
         ({"temperature": -1}, "temperature"),
     ):

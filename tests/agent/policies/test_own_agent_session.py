@@ -52,7 +52,7 @@ async def test_end_of_the_environment_ends_the_agent() -> None:
     episode, server = await collect(script, agent, tools=None, resource_type=WORLD)
     assert shown(episode)[-2:] == [("tool", "won"), ("tool", "Not executed: the episode is over.")]
     assert (reason(episode), list(episode.get_rewards()), len(server.requests)) == ("environment_terminated", [5.0], 1)
-    assert heard == ["won", "no episode has this address; it may be over"]
+    assert heard == ["won", "no running episode has this address"]
 
 
 async def test_thread_of_a_finished_episode_gets_an_error() -> None:
@@ -122,7 +122,7 @@ async def test_agent_that_ignores_the_end_is_abandoned_with_a_warning(monkeypatc
 
     episode, _ = await collect([answer("3")], agent, limits={"wall_time_s": 0.5})
     assert reason(episode) == "wall_time_limit"
-    assert f"the agent of {episode.id_} still runs after the end of its episode" in caplog.messages
+    assert f"the agent of {episode.id_} is still running after the end of its episode" in caplog.messages
     allowed.set()
     await ended.wait()
 

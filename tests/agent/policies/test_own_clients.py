@@ -132,10 +132,10 @@ async def test_failure_of_the_given_client_is_a_provider_error(behaviour: Any, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"client": "own", "base_url": "http://127.0.0.1:1/v1"}, "base_url: the client has its own"),
+        ({"client": "own", "base_url": "http://127.0.0.1:1/v1"}, "base_url: the client has this setting"),
         ({"client": "sync"}, "client: expected an AsyncOpenAI or AsyncAzureOpenAI, got an OpenAI"),
         ({"http_client": 3, "api_key": "k"}, r"http_client: expected an httpx\.AsyncClient, got an int"),
-        ({"default_headers": {"a": 1}, "api_key": "k"}, "default_headers: expected a mapping of names to texts"),
+        ({"default_headers": {"a": 1}, "api_key": "k"}, "default_headers must be a mapping of names to strings"),
         ({"base_url": "http://127.0.0.1:1/v1?api_key=secret", "api_key": "k"}, "contains a credential, 'api_key'"),
     ],
 )
@@ -185,7 +185,7 @@ async def test_completion_converts_to_policy_output() -> None:
             "usage": {"prompt_tokens": 2, "completion_tokens": 1},
             "finish_reason": "tool_calls",
         }
-    with pytest.raises(PolicyError, match="takes a ChatCompletion or a mapping, got a str"):
+    with pytest.raises(PolicyError, match="must be a ChatCompletion or a mapping, got a str"):
         PolicyOutput.from_chat_completion("42")
     with pytest.raises(ProviderError, match="without choices"):
         PolicyOutput.from_chat_completion({"choices": []})

@@ -116,9 +116,9 @@ async def test_request_options_are_forwarded_except_reserved_keys() -> None:
 
 REFUSED = {
     "several answers": ({"messages": HELLO, "n": 2}, "n must be 1, got 2"),
-    "log-probabilities": ({"messages": HELLO, "logprobs": True}, "logprobs: log-probabilities go into the record"),
+    "log-probabilities": ({"messages": HELLO, "logprobs": True}, "logprobs: log-probabilities are recorded"),
     "the older form of tools": ({"messages": HELLO, "functions": [{"name": "add"}]}, "use tools and tool_choice"),
-    "no messages": ({"model": "m"}, "messages: expected a list of at least one message"),
+    "no messages": ({"model": "m"}, "messages must be a list of at least one message"),
     "an unknown role": ({"messages": [{"role": "robot", "content": ""}]}, "messages: 0.role"),
     "no JSON": (b'{"messages": [', "the body is not JSON"),
     "a number that is none": (b'{"messages": [], "temperature": NaN}', "NaN is not JSON"),
@@ -144,7 +144,7 @@ async def test_finished_episode_returns_an_error() -> None:
         assert (status, reply["error"]["message"]) == (400, "the episode is over")
         served.endpoint.forget(served.url)
         status, reply = await served.post({"messages": HELLO})
-        assert status == 404 and "no episode has this address" in reply["error"]["message"] and not served.asked
+        assert status == 404 and "no running episode has this address" in reply["error"]["message"] and not served.asked
 
 
 async def test_unknown_token_returns_404() -> None:

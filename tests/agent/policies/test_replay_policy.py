@@ -225,7 +225,7 @@ class TestOwnCalls:
     async def test_changed_answer_to_an_own_call_is_reported(self, tmp_path, caplog):
         other = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(tmp_path, Own(*self.STEPS), before={"on_text": "continue"}, now=other)
-        assert "add {'by': 2} has another answer than recorded: 'THE COUNT IS 2'" in failure(again)["message"]
+        assert "add {'by': 2} has a different answer than recorded: 'THE COUNT IS 2'" in failure(again)["message"]
         twice, fields = Own(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
         caplog.clear()
         _, again = await replayed(tmp_path, twice, before=fields, now=other, on_difference="continue")
@@ -343,12 +343,12 @@ class TestRecordedRun:
             with pytest.raises(ConfigError, match=problem):
                 ReplayPolicy(path)
         (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n')
-        with pytest.raises(ConfigError, match=r"episodes.jsonl:1: no episode: KeyError: 'rollout_id'"):
+        with pytest.raises(ConfigError, match=r"episodes.jsonl:1: not an episode: KeyError: 'rollout_id'"):
             ReplayPolicy(tmp_path)
         (tmp_path / "episodes.jsonl").write_text("")
         with pytest.raises(ConfigError, match="no finished episode"):
             ReplayPolicy(tmp_path)
-        with pytest.raises(ConfigError, match="on_difference: expected stop or continue, got 'halt'"):
+        with pytest.raises(ConfigError, match="on_difference must be stop or continue, got 'halt'"):
             make_policy("replay", {"run": ".", "on_difference": "halt"}, tmp_path)
 
 

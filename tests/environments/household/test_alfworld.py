@@ -228,7 +228,7 @@ async def test_checkpoint_restores_state_milestones_and_count() -> None:
         ({"split": "held-out"}, "split"),
         ({"task_types": []}, "task_types"),
         ({"index": -1}, "index"),
-        ({"index": 1, "problem": SMALL.to_json()}, "index and problem each name the problem"),
+        ({"index": 1, "problem": SMALL.to_json()}, "index and problem exclude each other"),
         ({"problem": {**SMALL.to_json(), "things": [{"name": "mug 1", "type": "mug", "at": "shelf 9"}]}}, "shelf 9"),
         ({"problem": {**SMALL.to_json(), "things": [{"name": "mug", "type": "mug", "at": "cabinet 1"}]}}, "number"),
         ({"action_from": "text"}, "did you mean 'action_form'"),
@@ -309,7 +309,7 @@ async def test_published_game_is_played_by_its_texts(
         assert "milestones" not in outcome.info
     assert outcome.terminated
     monkeypatch.delenv("ALFWORLD_DATA")
-    with pytest.raises(ConfigError, match="outside the task's folder"):
+    with pytest.raises(ConfigError, match="outside the task's directory"):
         await made(RealAlfworldResource, game_file="../game.tw-pddl", task_folder=str(tmp_path / "task"))
 
 
@@ -317,7 +317,7 @@ async def test_published_games_are_selected_by_split_type_and_index(
     stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(ConfigError, match="ALFWORLD_DATA names no valid_unseen game"):
+    with pytest.raises(ConfigError, match="ALFWORLD_DATA has no valid_unseen game"):
         await made(RealAlfworldResource, published=True, split="held_out")
     for name in ("train/look_at_obj_in_light-a", "valid_unseen/look_at_obj_in_light-b", "valid_unseen/pick_heat-x"):
         (tmp_path / name / "trial").mkdir(parents=True)
@@ -328,7 +328,7 @@ async def test_published_games_are_selected_by_split_type_and_index(
         resource = await made(RealAlfworldResource, **config, index=index)
         assert json.loads((await resource.final_state()).payload)["game_file"].startswith("look_at_obj_in_light-b")
         await resource.close()
-    with pytest.raises(ConfigError, match="published and game_file each name the problem"):
+    with pytest.raises(ConfigError, match="published and game_file exclude each other"):
         await made(RealAlfworldResource, **config, game_file="x")
     with pytest.raises(ConfigError, match="use alfworld_real"):
         await made(AlfworldResource, **config)

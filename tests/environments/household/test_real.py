@@ -75,7 +75,7 @@ async def test_invalid_game_file_is_rejected_and_the_engine_continues(engine, tm
     (tmp_path / "game.tw-pddl").write_text('{"grammar": ""}')
     with pytest.raises(ConfigError, match="pddl_domain, pddl_problem missing"):
         await engine.load(tmp_path / "game.tw-pddl")
-    with pytest.raises(ConfigError, match="no game file"):
+    with pytest.raises(ConfigError, match="no such game file"):
         await engine.load(tmp_path / "none")
     assert "sidetable" in (await engine.load(generate_problem("train", 0))).observation
 
@@ -94,7 +94,7 @@ def test_game_files_unsupported_by_the_text_domain_are_skipped(tmp_path, monkeyp
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     assert [str(path.parent.relative_to(tmp_path)) for path in game_files()] == ["a/trial_2", "b/trial_1"]
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="ALFWORLD_DATA: no folder"):
+    with pytest.raises(ConfigError, match="ALFWORLD_DATA: no such directory"):
         game_files()
     monkeypatch.delenv("ALFWORLD_DATA")
     assert game_files() == []

@@ -8,7 +8,7 @@ import pytest
 
 from reward_kit.checks import check_resource
 from reward_kit.environments import WebshopResource, open_snapshot
-from reward_kit.environments.webshop import Purchase, ShoppingGoal, catalogue, draw_goal, match_purchase
+from reward_kit.environments.webshop import Purchase, ShoppingGoal, catalog, draw_goal, match_purchase
 from reward_kit.errors import ConfigError, ToolError
 
 SIZE = 200
@@ -237,7 +237,7 @@ async def test_invalid_call_is_rejected_and_changes_nothing(tool, arguments, mes
     ],
 )
 async def test_invalid_product_choice_lists_the_options(tool, arguments, message) -> None:
-    resource = await made(index=next(i for i in range(99) if "color" in draw_goal(catalogue(SIZE, 0), i).options))
+    resource = await made(index=next(i for i in range(99) if "color" in draw_goal(catalog(SIZE, 0), i).options))
     await open_first_product(resource)
     with pytest.raises(ToolError, match=message):
         await resource.step(tool, arguments)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reward_kit.environments.webshop import (
     Purchase,
     ShoppingGoal,
-    catalogue,
+    catalog,
     draw_goal,
     match_purchase,
     satisfies,
@@ -110,7 +110,7 @@ def test_token_set_ratio_matches_the_published_examples(one, other, matches) -> 
 
 @given(st.data())
 def test_reward_is_a_fraction_and_full_only_if_the_goal_is_met(data) -> None:
-    shop = catalogue(SIZE, 0)
+    shop = catalog(SIZE, 0)
     goal = draw_goal(shop, data.draw(st.integers(0, 10_000)))
     product = shop.products[data.draw(st.integers(0, SIZE - 1))]
     chosen = {name: data.draw(st.sampled_from(values)) for name, values in product.options.items()}

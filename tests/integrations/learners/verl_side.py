@@ -76,7 +76,7 @@ def importance_weights(log_ratio: Tensor, mask: Tensor, level: str, cap: float) 
     return {"weights": weights}
 
 
-def penalised_rewards(scores: Tensor, logprobs: Tensor, reference: Tensor, coefficient: float) -> dict[str, Any]:
+def penalized_rewards(scores: Tensor, logprobs: Tensor, reference: Tensor, coefficient: float) -> dict[str, Any]:
     """The penalty in the reward."""
     return {"rewards": core_algos.compute_rewards(scores, logprobs, reference, coefficient)}
 
@@ -106,5 +106,5 @@ def logprobs(logits: Tensor, ids: Tensor) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    named = (policy_loss, kl_loss, value_loss, advantages, importance_weights, penalised_rewards, coefficients)
+    named = (policy_loss, kl_loss, value_loss, advantages, importance_weights, penalized_rewards, coefficients)
     answer_all({function.__name__: function for function in (*named, entropy_loss, logprobs)})

@@ -69,5 +69,5 @@ async def test_lost_first_actor_is_replaced_while_others_start(cluster: Any, mon
 
 async def test_pool_reports_that_no_actor_started_in_time(cluster: Any) -> None:
     async with ActorPool("worker", anyio.sleep_forever, 2, wait_s=0.2).open() as pool:
-        with pytest.raises(ClusterError, match=r"no worker for 0.2 s \(2 asked for; the cluster has"):
+        with pytest.raises(ClusterError, match=r"no worker for 0.2 s \(2 requested; the cluster has"):
             await pool.place()

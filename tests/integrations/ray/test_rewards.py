@@ -192,12 +192,12 @@ class TestAgent:
     def test_impossible_requests_are_rejected_at_once(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(started, rewards, "digits")
         ray.get(agent.compute_reward_pipeline.remote(requests(1, 2, 3, 4), group_size=2))
-        with pytest.raises(ConfigError, match="would cut a group of 2: ask for 2 or 4"):
+        with pytest.raises(ConfigError, match="would split a group of 2; request 2 or 4"):
             ray.get(agent.get.remote(3))
         with pytest.raises(ConfigError, match=r"get\(6\) cannot return: 4 results are outstanding"):
             ray.get(agent.get.remote(6))
         assert ray.get(agent.get.remote(4)).rewards == [0.1] * 4
-        with pytest.raises(ConfigError, match="a batch must be requests or episodes, got a dict"):
+        with pytest.raises(ConfigError, match="a batch must contain requests or episodes, got a dict"):
             ray.get(agent.compute_reward_pipeline.remote({"prompts": []}))
 
     def test_instant_rewards_come_back_at_once(self, started: list[Any], rewards: Path) -> None:

@@ -170,7 +170,7 @@ async def test_worker_setup_error_is_reported(folder: Path, cluster: Any) -> Non
     with pytest.raises(ExceptionGroup) as failed:
         await train(plan, folder / "cluster", factories=replace(factories, actors=without_a_model))
     (told,) = {str(error) for error in leaves_of(failed.value)}
-    assert "model" in told and "neither a folder nor a model" in told
+    assert "model" in told and "neither a directory nor a model" in told
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:

@@ -97,7 +97,7 @@ def test_lowered_limit_lowers_dependent_limits(tmp_path: Path) -> None:
 
         most, batch, large, said = asyncio.run(ask())
     assert (most, said) == (2, b"")
-    assert batch == "rollouts: 3 of them; a request has at most 2 (max_batch)"
+    assert batch == "rollouts: the request has 3; the maximum is 2 (max_batch)"
     assert large == "a body may have at most 0.5 MiB (max_body_mb)"
 
 

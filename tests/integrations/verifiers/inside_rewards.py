@@ -100,17 +100,17 @@ def test_what_could_only_be_scored_in_a_rollout_of_theirs_is_refused() -> None:
 
         return Some(vf.TasksetConfig())
 
-    with pytest.raises(ConfigError, match=r"Boxed.passes needs a runtime, which only a rollout of verifiers has"):
+    with pytest.raises(ConfigError, match=r"Boxed.passes needs a runtime, which only rollouts of verifiers have"):
         as_reward_function(of(Boxed))
     with pytest.raises(ConfigError, match="Unrewarded has no @vf"):
         as_reward_function(of(Unrewarded))
-    with pytest.raises(ConfigError, match="task 0 has no prompt; its user opens the conversation"):
+    with pytest.raises(ConfigError, match="task 0 has no prompt, since its user starts the conversation"):
         list(dataset_rows(of(SumTask)))
     with pytest.raises(ConfigError, match="task 0 needs a container"):
         list(dataset_rows(of(SumTask, prompt="?", image="python:3")))
     endless = of(SumTask, prompt="?")
     type(endless).INFINITE = True
-    with pytest.raises(ConfigError, match=r"never ends; take a part of it with taskset.take\(n\)"):
+    with pytest.raises(ConfigError, match=r"is infinite; select a part of it with taskset.take\(n\)"):
         write_samples(endless, Path("unused"))
 
 

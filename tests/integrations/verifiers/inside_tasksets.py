@@ -160,7 +160,7 @@ def test_walls_end_with_the_loop_that_scored_behind_them(task_file: Path) -> Non
 REFUSED = {
     "stop": ({"stop_phrases": ["bye"]}, "stop_phrases has no effect in verifiers: write a @vf.stop"),
     "world": ({"resource_type": "python_state"}, "resource_type has no effect in verifiers: use ResourceTaskset"),
-    "batch": ({"reward_function_path": "rewards.py:groups"}, "scores groups; a @vf.reward sees one trace"),
+    "batch": ({"reward_function_path": "rewards.py:groups"}, "scores groups, but a @vf.reward receives one trace"),
     "none": ({"reward_function_path": None}, "reward_function_path: missing"),
 }
 

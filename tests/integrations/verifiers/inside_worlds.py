@@ -163,7 +163,7 @@ def test_without_a_world_there_is_nothing_to_serve(task_file: Path) -> None:
         task_of(task_file, terminate_tool="finish")
     bare = "name: bare\nreward_function_path: rewards.py:solved\ninitial_user_prompt: hello\n"
     task_file.with_name("bare.yaml").write_text(bare)
-    with pytest.raises(ConfigError, match="resource_type: missing; without a world or tools, use TaskFileTaskset"):
+    with pytest.raises(ConfigError, match="resource_type: missing; without a resource or tools, use TaskFileTaskset"):
         task_of(task_file.with_name("bare.yaml"))
 
 

@@ -111,6 +111,6 @@ def test_a_reward_for_groups_is_called_once_for_each(tokenizer: Any) -> None:
 
 
 def test_rollouts_that_are_no_group_are_refused(tokenizer: Any) -> None:
-    refused = pytest.raises(ConfigError, match="rollouts 3 to 5 are to be a group, and have 2 uids")
+    refused = pytest.raises(ConfigError, match="rollouts 3 to 5 form a group, but have 2 uids")
     with RewardPipeline(by_length, tokenizer) as rewards, refused:
         rewards.submit(batch_of(collected(1, groups=3)), 3)

@@ -199,7 +199,7 @@ def test_an_agent_loop_that_says_nothing_of_its_steps_is_told_what_to_say(
         for key, row in rollouts(0, unscored=False).items()
     }
     trainer = trainer_with_credit(PPOTrainerSync, "sync")(configured(*GIGPO))
-    with pytest.raises(ConfigError, match="have no 'extra_fields'; the agent loop says there"):
+    with pytest.raises(ConfigError, match="have no 'extra_fields'; the agent loop must put there"):
         trainer._compute_advantage(put(queue, rows), {})
 
 

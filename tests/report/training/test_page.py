@@ -114,7 +114,7 @@ def test_page_of_ten_thousand_updates_is_small(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_not_a_run_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a run folder"):
+    with pytest.raises(ConfigError, match="is not a run directory"):
         write_report(tmp_path)
     run = make_training(tmp_path, [])
     with pytest.raises(ConfigError, match="does not exist; create it first"):

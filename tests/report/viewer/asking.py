@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from reward_kit.report.viewer_runs import RunCatalogue
+from reward_kit.report.viewer_runs import RunCatalog
 from reward_kit.report.viewer_server import serving
 
 
@@ -93,5 +93,5 @@ class Visitor:
 @asynccontextmanager
 async def visiting(folder: Path, only: str | None = None) -> AsyncIterator[Visitor]:
     """Somebody who has opened the address of a viewer of this folder."""
-    async with serving(RunCatalogue(folder, only)) as address:
+    async with serving(RunCatalog(folder, only)) as address:
         yield await Visitor(address).enter()

@@ -9,7 +9,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.report.viewer_access import Access
-from reward_kit.report.viewer_runs import RunCatalogue
+from reward_kit.report.viewer_runs import RunCatalog
 from reward_kit.report.viewer_server import serving
 from tests.report.made import episode, make_run, score
 from tests.report.viewer.asking import Visitor, visiting
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_token_in_the_url_is_exchanged_for_a_cookie(folder: Path) -> None:
-    async with serving(RunCatalogue(folder)) as address:
+    async with serving(RunCatalog(folder)) as address:
         visitor = Visitor(address)
         assert address.startswith("http://127.0.0.1:") and len(visitor.token) >= 43
         answer = await visitor.get(f"/?token={visitor.token}")
@@ -47,7 +47,7 @@ async def entered_by_code(access: Access, address: str) -> tuple[Visitor, str]:
 
 
 async def test_access_code_works_only_once(folder: Path) -> None:
-    async with serving(RunCatalogue(folder), access=(access := Access())) as address:
+    async with serving(RunCatalog(folder), access=(access := Access())) as address:
         visitor, path = await entered_by_code(access, address)
         assert access.token not in visitor.cookie and path.partition("=")[2] not in visitor.cookie
         assert [(await visitor.get(each)).status for each in ("/", "/run/")] == [200, 200]
@@ -56,7 +56,7 @@ async def test_access_code_works_only_once(folder: Path) -> None:
 
 
 async def test_second_use_of_an_access_code_revokes_the_first_session(folder: Path) -> None:
-    async with serving(RunCatalogue(folder), access=(access := Access())) as address:
+    async with serving(RunCatalog(folder), access=(access := Access())) as address:
         thief, path = await entered_by_code(access, address)
         reader, writer = await thief.sent("GET", "/events?since=0")
         await reader.readuntil(b"\r\n\r\n")
@@ -68,7 +68,7 @@ async def test_second_use_of_an_access_code_revokes_the_first_session(folder: Pa
 
 
 async def test_unknown_expired_and_ambiguous_access_codes_are_rejected(folder: Path) -> None:
-    async with serving(RunCatalogue(folder), access=(access := Access())) as address:
+    async with serving(RunCatalog(folder), access=(access := Access())) as address:
         visitor = Visitor(address)
         late, good = access.one_time_code(lasts_s=0), access.one_time_code()
         for query in ("code=", "code=x", f"code={late}", f"code={good}&code=x", f"code={Access().one_time_code()}"):
@@ -229,5 +229,5 @@ async def test_symlink_within_the_folder_is_listed_as_a_run(folder: Path) -> Non
 async def test_occupied_port_is_reported(folder: Path) -> None:
     async with visiting(folder) as visitor:
         with pytest.raises(ConfigError, match=rf"--port {visitor.port}: .*; choose another"):
-            async with serving(RunCatalogue(folder), visitor.port):
+            async with serving(RunCatalog(folder), visitor.port):
                 pass

@@ -19,7 +19,7 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs is a whole number from 1"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1"),
         ({"minibatch_rows": 0}, "minibatch_rows"),
         ({"minibatches": 1.5}, "minibatches"),
         ({"epochs": True}, "epochs"),
@@ -45,7 +45,7 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows
         ({"kl_horizon": 5.0, "kl_coefficient": 0.1}, "say kl_target too"),
         ({"kl_kind": "k2"}, "kl_coefficient is 0"),
         ({"norm_length": 10.0}, "seq-mean-token-sum-norm"),
-        ({"aggregation": "seq-mean-token-sum-norm"}, "say both or neither"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, "set both or neither"),
         ({"min_lr_share": 0.1}, "say schedule='linear'"),
         ({"critic_warmup": 1, "value_coefficient": 0.0}, "critic_warmup"),
     ],
@@ -153,5 +153,5 @@ def test_dropout_is_disabled() -> None:
 
 @pytest.mark.parametrize("options", [{"value_lr": 0.1}, {"old_values": "recomputed"}, {"critic_warmup": 2}])
 def test_critic_options_are_rejected_without_a_value_head(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(options))}: of a module with a value head"):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}: the module has no value head"):
         PPOLearner(a_model(), PPOConfig(**options))

@@ -107,9 +107,9 @@ def test_mlps_are_eight_thirds_wide_by_default() -> None:
     ("wrong", "message"),
     [
         ({"layers": 0}, "layers must be at least 1, got 0"),
-        ({"width": 30}, "width is an even multiple of heads"),
-        ({"width": 36}, "width is an even multiple of heads"),
-        ({"kv_heads": 3}, "heads is a multiple of kv_heads"),
+        ({"width": 30}, "width must be an even multiple of heads"),
+        ({"width": 36}, "width must be an even multiple of heads"),
+        ({"kv_heads": 3}, "heads must be a multiple of kv_heads"),
         ({"context": 0}, "context must be at least 1"),
     ],
 )

@@ -151,7 +151,7 @@ def test_the_same_texts_give_the_same_ids() -> None:
 
 
 def test_invalid_arguments_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="needs texts or words"):
+    with pytest.raises(ConfigError, match="requires texts or words"):
         build_tokenizer()
     with pytest.raises(ConfigError, match="no vocabulary to build"):
         build_tokenizer(HOUSE, level="byte")

@@ -45,8 +45,8 @@ def test_omitted_sections_have_defaults(tmp_path: Path) -> None:
         ({"ppo": {"lr": -1}}, "ppo", "lr must be at least 0"),
         ({"pipeline": "asynchronous"}, "pipeline", "'sync', 'minibatch', 'one_step_off' or 'both'"),
         ({"credit": {"estimator": "gigpo", "omegga": 0.5}}, "omegga", "gigpo has no option 'omegga'"),
-        ({"reward_manager": "dapo"}, "reward_manager", "'dapo' scores single answers by itself"),
-        ({"rollout": {"group_size": 1}}, "group_size", "gigpo compares the episodes of a group, and there is one"),
+        ({"reward_manager": "dapo"}, "reward_manager", "'dapo' scores single answers, for custom"),
+        ({"rollout": {"group_size": 1}}, "group_size", "gigpo compares the episodes of a group, but group_size is 1"),
         ({"rollout": {"samples_per_minibatch": 1}}, "samples_per_minibatch", "pipeline sync trains on whole batches"),
         (
             {"pipeline": "both", "rollout": {"samples_per_update": 2, "samples_per_minibatch": 3}},
@@ -60,8 +60,8 @@ def test_omitted_sections_have_defaults(tmp_path: Path) -> None:
             "needs an evaluation: block",
         ),
         ({"early_stop": {"at_least": 1, "metric": "held_out/scor"}}, "metric", "did you mean 'held_out/score'?"),
-        ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "not a figure that can decide"),
-        ({"evaluation": {"every": 1}}, "evaluation", "exactly one of task, dataset_path and hold_out; got none"),
+        ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "not one of the figures that can be selected"),
+        ({"evaluation": {"every": 1}}, "evaluation", "exactly one of task, dataset_path and hold_out, got none"),
         ({"engine": "rya"}, "engine", "'local' or 'ray'"),
         ({"engine": {"type": "ray", "nodes": 2}}, "nodes", "engine.nodes: unknown key"),
         ({"engine": {"workers": 2}}, "engine", "workers has no effect without type: ray"),
@@ -89,7 +89,7 @@ def test_unknown_and_ineffective_keys_are_rejected(
         ({"max_episode_stepps": 3}, "max_episode_stepps: unknown key; did you mean 'max_episode_steps'?"),
         ({"num_rollouts_per_sample": 3}, "task.num_rollouts_per_sample has no effect: rollout.group_size counts"),
         ({"policy": "random"}, "task.policy has no effect: policy counts"),
-        ({"run_limits": {"steps": 3}}, "training is bounded by updates"),
+        ({"run_limits": {"steps": 3}}, "in training, which is limited by updates"),
     ],
 )
 def test_inline_task_is_validated(tmp_path: Path, task: dict[str, Any], told: str) -> None:
@@ -138,7 +138,7 @@ class TestHeldOut:
         assert len(drawn) > 1
 
     def test_holding_out_every_sample_is_rejected(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="some must be left to train on"):
+        with pytest.raises(ConfigError, match="some must remain for training"):
             load_plan(lake_folder(tmp_path, evaluation={"hold_out": 4}))
 
     def test_evaluation_can_use_another_dataset_or_task(self, tmp_path: Path) -> None:

@@ -40,20 +40,20 @@ def hf(model: Path, options: dict[str, Any]) -> dict[str, Any]:
         (
             {"temperature": 0.7},
             {"temperature": 0.5},
-            r"train.yaml:\d+: ppo.temperature is 0.5, and the policy samples at 0.7",
+            r"train.yaml:\d+: ppo.temperature is 0.5, but the policy samples at 0.7",
         ),
-        ({}, {"value_clip": 0.2}, r"train.yaml:\d+: value_clip: of a module with a value head.* by value_head: true"),
+        ({}, {"value_clip": 0.2}, r"train.yaml:\d+: value_clip: the module has no value head.* value_head: true"),
         (
             {},
             {"lr_by_name": {"*nrom*": 1.0}},
-            r"train.yaml:\d+: lr_by_name: '\*nrom\*' fits none of the \d+ parameters",
+            r"train.yaml:\d+: lr_by_name: '\*nrom\*' matches none of the \d+ trained parameters",
         ),
         ({}, {"lora": {"targets": ["nowhere"]}}, r"train.yaml:\d+: lora.targets"),
         ({"device": "abacus"}, {}, "device: 'abacus' cannot be used"),
-        ({"model": "walker"}, {}, "model 'walker': neither a folder.*Looked for in"),
+        ({"model": "walker"}, {}, "model 'walker': it is neither a directory.*Looked for in"),
         ({"model": "train.yml"}, {}, r"Looked for in .*; did you mean 'train.yaml'"),
         ({"temprature": 1}, {}, "policy.temprature: unknown key"),
-        ({"max_new_tokens": 512}, {}, "leaves no room for a prompt"),
+        ({"max_new_tokens": 512}, {}, "leaves no space for a prompt"),
     ],
 )
 def test_unsuitable_policy_options_are_rejected(

@@ -189,7 +189,7 @@ class TestMismatches:
         (found,) = compared(before, after).differences
         (starts,) = found.mismatches
         assert (starts.what, starts.baseline, starts.run) == ("starts", {"b": ["two"]}, {"b": ["other"]})
-        assert starts.message.startswith("1 of 2 samples started in another state than in the baseline, such as b")
+        assert starts.message.startswith("1 of 2 samples started in a different state than in the baseline, such as b")
 
     def test_different_reward_is_a_mismatch(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / name, {"a": [1.0]}) for name in ("b", "a")]

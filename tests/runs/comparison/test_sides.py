@@ -85,7 +85,7 @@ class TestPolicies:
             read_sides([both, make_run(tmp_path / "other", ONE)])
 
     def test_misspelled_policy_suggests_the_nearest(self, both: Path) -> None:
-        with pytest.raises(ConfigError, match="--policy zebre: no run has it; did you mean 'zebra'"):
+        with pytest.raises(ConfigError, match="--policy zebre: no run has this policy; did you mean 'zebra'"):
             read_sides([both], ["zebre"])
 
     def test_single_policy_of_a_single_run_is_rejected(self, both: Path, tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ class TestPolicies:
 class TestRefused:
     def test_folder_without_run_suggests_the_nearest(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "clock-1", ONE)
-        with pytest.raises(ConfigError, match=r"clok-1 is not a run folder.*did you mean '.*clock-1'"):
+        with pytest.raises(ConfigError, match=r"clok-1 is not a run directory.*did you mean '.*clock-1'"):
             read_sides([run, tmp_path / "clok-1"])
-        with pytest.raises(ConfigError, match="`reward-kit runs list` names them"):
+        with pytest.raises(ConfigError, match="`reward-kit runs list` lists the runs"):
             read_sides([run, tmp_path / "nowhere" / "x"])
 
     def test_run_named_twice_is_rejected(self, tmp_path: Path) -> None:

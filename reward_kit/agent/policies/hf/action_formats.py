@@ -1,7 +1,7 @@
 """Action formats: how a model writes tool calls, for parsing and for constraining them.
 
-The model's text becomes an assistant message and then an action, as for endpoint answers: arguments that are not a
-JSON object are stored verbatim as `arguments_text`, and the worker responds with a tool error.
+A model's text becomes an assistant message and then an action, in the same way as an endpoint's answer: arguments that
+are not a JSON object are stored verbatim as `arguments_text`, and the worker answers with a tool error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool that can be called now, with the JSON schema of its arguments, which is an object schema."""
+    """A tool that can be called now, with the JSON schema of its arguments, which describes an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -119,7 +119,7 @@ class ActionFormat(ABC):
 
     @abstractmethod
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a turn with only this call; a PolicyError if the format cannot express it."""
+        """Return the text of a turn with only this call; raise a PolicyError if the format cannot express it."""
 
     @abstractmethod
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
@@ -148,7 +148,7 @@ class ActionFormat(ABC):
         calls = [call._replace(id=call.id or self.call_id(turn, i)) for i, call in enumerate(calls)]
         action = action_from_parts(content, calls, reasoning)
         for each in (action, *action.get("calls", ())):
-            if each.get("id") == "":  # the conversation assigns one
+            if each.get("id") == "":  # the conversation assigns an id
                 del each["id"]
         return action
 
@@ -247,15 +247,15 @@ class Mistral(ActionFormat):
 
 
 class Plain(ActionFormat):
-    """`tool_name {json}`; `tool_name value` if its only parameter is a text; `tool_name` without parameters."""
+    """`tool_name {json}`; `tool_name value` if the only parameter is a string; `tool_name` without parameters."""
 
     name = "plain"
 
     def check(self, tools: Sequence[ToolSchema]) -> None:
         for tool in tools:
             if tool.name.split() != [tool.name]:
-                problem = f"action_format plain cannot call {tool.name!r}: a tool's name ends where a blank is"
-                raise PolicyError(f"{problem}. Take action_format: hermes")
+                problem = f"action_format plain cannot call {tool.name!r}: the name of a tool must not contain a space"
+                raise PolicyError(f"{problem}; set action_format: hermes")
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         name, *rest = text.strip().split(maxsplit=1)[:2] or [""]
@@ -293,9 +293,9 @@ class Bare(ActionFormat):
 
     def check(self, tools: Sequence[ToolSchema]) -> None:
         if len(tools) != 1 or tools[0].text_parameter is None:
-            problem = "action_format bare is for one tool with one parameter, a text"
+            problem = "action_format bare needs exactly one tool with one text parameter"
             names = ", ".join(tool.name for tool in tools)
-            raise PolicyError(f"{problem}; here the tools are {names}. Take action_format: plain")
+            raise PolicyError(f"{problem}, got {names}; set action_format: plain")
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         if not tools:
@@ -306,13 +306,13 @@ class Bare(ActionFormat):
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         value = arguments.get(tool.text_parameter or "")
         if not isinstance(value, str) or not value or value != value.strip():
-            raise PolicyError(f"action_format bare cannot say {tool.name}({json_text(arguments)})")
+            raise PolicyError(f"action_format bare cannot express {tool.name}({json_text(arguments)})")
         return value
 
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         if tool.takes_any_text:
             return r"/\S[^\n]*/"
-        raise PolicyError(f"constrain: {tool.name} has too many values to list; take another action_format")
+        raise PolicyError(f"constrain: {tool.name} has too many values to list; choose another action_format")
 
 
 class ResponseTemplate(ActionFormat):
@@ -331,7 +331,7 @@ class ResponseTemplate(ActionFormat):
             with boundary(PolicyError, "response_template"):
                 parsed = self._tokenizer.parse_response(text, prefix=self._opening)
         except PolicyError:
-            # It raises on a call whose JSON is broken.
+            # The tokenizer raises on a call with broken JSON.
             return Written("", [_read_call(text)]) if _NAME.search(text) else Written(text)
         functions = [call.get("function") or call for call in parsed.get("tool_calls") or ()]
         calls = [RawToolCall(str(each.get("name") or ""), _as_text(each.get("arguments"))) for each in functions]
@@ -342,7 +342,9 @@ class ResponseTemplate(ActionFormat):
         return super().action(text, tools, turn, may_reason=False)  # the template parses the reasoning
 
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
-        raise PolicyError("constrain: a response_template only reads; set action_format to how the model writes calls")
+        raise PolicyError(
+            "constrain: a response_template can only parse calls; set action_format to the format of the model's calls"
+        )
 
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         return self.write(tool, {})
@@ -367,7 +369,7 @@ def _split_json(text: str) -> tuple[str, str]:
 
 
 def _read_call(block: str) -> RawToolCall:
-    """Parse the call in a JSON text; keep the recognizable parts of a broken one verbatim."""
+    """Parse the call in a JSON text; if the JSON is broken, keep the recognizable parts verbatim."""
     try:
         value = _DECODER.decode(block)
     except (ValueError, RecursionError):
@@ -405,7 +407,7 @@ def find_action_format(
     if name in FORMATS:
         return FORMATS[name]()
     if name not in ("auto", "template"):
-        raise ConfigError(f"action_format: {name!r}{did_you_mean(name, [*FORMATS, 'auto', 'template'])}")
+        raise ConfigError(f"action_format: unknown format {name!r}{did_you_mean(name, [*FORMATS, 'auto', 'template'])}")
     if getattr(tokenizer, "response_template", None) is not None:
         return ResponseTemplate(tokenizer, opening)
     if name == "template":
@@ -413,11 +415,11 @@ def find_action_format(
     template = template or ""
     if "<tool_call>" in template:
         if "<function=" in template or "<arg_key>" in template:
-            reason = "this model writes its tool calls as XML, which is not read"
+            reason = "this model writes tool calls as XML, which is not supported"
             return PolicyError(f"action_format auto: {reason}; {_CHOOSE}")
         return Hermes()
     if "[TOOL_CALLS]" in template:
         return Mistral()
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and '"parameters"' in template):
         return Llama()
-    return PolicyError(f"action_format auto: the chat template does not say how tools are called; {_CHOOSE}")
+    return PolicyError(f"action_format auto: the chat template does not define a known format of tool calls; {_CHOOSE}")

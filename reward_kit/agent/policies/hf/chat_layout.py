@@ -1,9 +1,9 @@
-"""Convert messages to token ids: the chat template's text for new messages, with no text tokenized twice.
+"""Conversion of messages to token ids by a chat template, without tokenizing any text twice.
 
-A turn's context is the exact ids of the episode so far, followed by the ids of the text that the template adds after
-an answer: the remainder after the answer's end token, the new messages and the generation prompt. That text is
-rendered from a short conversation of placeholders, tokenized once and cached. This is valid only if the template
-leaves earlier text unchanged, which is tested first with the real messages.
+The context of a turn is the exact ids of the episode so far, followed by the ids of the text that the template adds
+after an answer: the remainder after the answer's end token, the new messages and the generation prompt. That text is
+rendered from a short conversation with placeholders, tokenized once and cached. This is valid only if the template
+leaves earlier text unchanged, which is first tested with the real messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reward_kit.models import Message
 
 logger = logging.getLogger("reward_kit.agent")
 
-# Reasons for which a context is rewritten.
+# Reasons why a context is rewritten.
 TOOLS_CHANGED = "tools changed"
 CONVERSATION_CHANGED = "conversation changed"
 REASONING_LEFT_OUT = "chat template leaves out earlier reasoning"
@@ -80,7 +80,7 @@ class ChatLayout:
         self._tokenizer, self._options = tokenizer, dict(options or {})
         self._cache = RecentResults(_CACHED_RESULTS)
         self._key_names: tuple[str, ...] = _NAMES
-        with boundary(ConfigError, "chat_template: the tokenizer has none that can be used; give one"):
+        with boundary(ConfigError, "chat_template: the tokenizer has no usable template; set chat_template"):
             self.source: str = tokenizer.get_chat_template(template)
         self.shows_tools = "tools" in self.source
         added = tokenizer.added_tokens_decoder.values()
@@ -104,7 +104,7 @@ class ChatLayout:
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if _MARKER in text:
-            with boundary(PolicyError, "a message holds a control token, and it cannot be written as plain text"):
+            with boundary(PolicyError, "a message contains a control token that cannot be encoded as plain text"):
                 marked: list[int] = encode_marked_chat(self._tokenizer, text)
             return marked
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -115,16 +115,17 @@ class ChatLayout:
         return self._cache.get(("text", text), lambda: tuple(self.encode(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
+        """Return the text of ids, including special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def whole(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render a conversation from its beginning up to the next answer; a PolicyError if the template rejects it."""
+        """Render a conversation from its beginning up to the next answer; raise a PolicyError if the template rejects
+        it."""
         return self._cache.get(("whole", self._key(chat), tools.key), lambda: self.whole_uncached(chat, tools))
 
     def whole_uncached(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render like `whole` but without caching, for a conversation that will not occur again."""
+        """Render like `whole`, but without caching, for a conversation that will not occur again."""
         text = self._render(chat, tools)
         return Delta(tuple(self.encode(text)), text)
 
@@ -138,7 +139,7 @@ class ChatLayout:
             begin = [{"role": "user", "content": "x"}, {"role": "assistant", "content": answer}]
             text = self._render([*begin, *new], tools)
             if text.count(answer) != 1:
-                raise PolicyError("the chat template leaves out the last answer, or writes it twice")
+                raise PolicyError("the chat template omits or repeats the last answer")
             head, _, tail = text.partition(answer)
             before, ids = self.encoded(head + answer), self.encode(text)
             # Some tokenizers encode a text differently at the beginning of a string.
@@ -150,9 +151,9 @@ class ChatLayout:
     def keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, *, reasons: bool) -> bool:
         """Return whether new messages of these roles leave the text before them unchanged.
 
-        Tested once per sequence of roles, with two answers, since an earlier answer may be rendered differently from
-        the last. `first` are the messages before the first answer; with `reasons`, the answers contain reasoning. A
-        template that rejects or omits messages raises a PolicyError.
+        This is tested once per sequence of roles, with two answers, since an earlier answer may be rendered differently
+        from the last. `first` are the messages before the first answer; `reasons` is True if answers contain reasoning.
+        A template that rejects or omits messages raises a PolicyError.
         """
 
         def test() -> bool:
@@ -161,15 +162,15 @@ class ChatLayout:
             head, tail = self.whole(first, tools), self.delta(marked, tools)
             if tail.text.count(_MARK) < len(marked):
                 raise PolicyError(
-                    f"the chat template leaves out messages of role {' or '.join(sorted(set(roles)))}; "
-                    "give another chat_template, or for results of tools set tool_role: user"
+                    f"the chat template omits messages of role {' or '.join(sorted(set(roles)))}; "
+                    "set another chat_template or, for tool results, tool_role: user"
                 )
             whole = self._render([*first, answer, *marked, answer, *marked], tools)
             if whole != head.text + (text + tail.text) * 2:
                 return False
             ids = tuple(self.encode(whole))
             if ids[: len(head.ids)] != head.ids or ids[len(ids) - len(tail.ids) :] != tail.ids:
-                logger.info("text between answers has other token ids by itself than in context; it is given by itself")
+                logger.info("text between answers has different token ids alone than in context; it is tokenized alone")
             return True
 
         roles, first_roles = (tuple(message["role"] for message in chat) for chat in (new, first))
@@ -187,7 +188,7 @@ class ChatLayout:
         if self._control.search(tools.key):
             specs = self._mark_nested(specs)
         roles = ", ".join(message["role"] for message in chat)
-        with boundary(PolicyError, f"the chat template refuses this conversation ({roles})"):
+        with boundary(PolicyError, f"the chat template rejects this conversation ({roles})"):
             text: str = self._tokenizer.apply_chat_template(
                 safe,
                 tools=specs or None,
@@ -278,7 +279,7 @@ class PromptTokens(NamedTuple):
 
 
 class TokenConversation:
-    """The context of one episode: its exact ids, extended with every turn, or rewritten for a stated reason."""
+    """The context of one episode: its exact ids, extended in every turn, or rewritten for a recorded reason."""
 
     def __init__(self, layout: ChatLayout, stop_ids: Collection[int], *, tools_in_prompt: bool, tool_role: str) -> None:
         self._layout, self._stop_ids, self._tool_role = layout, stop_ids, tool_role
@@ -288,7 +289,7 @@ class TokenConversation:
         self._chat: list[Chat] = []
         self._tools = NO_TOOLS
         self._has_ended = self._awaits_answer = False
-        self._reasoned: set[bool] = set()  # whether the answers that the context contains as sampled have reasoning
+        self._reasoned: set[bool] = set()  # for the sampled answers in the context: do they have reasoning
 
     def prompt(self, observation: Sequence[Message], tools: Tools) -> PromptTokens:
         """Return the context of the next turn; messages after the last answer are new.
@@ -316,7 +317,7 @@ class TokenConversation:
         if reason is not None:
             return self._begin(self._layout.whole_uncached(self._chat, tools), tools, reason)
         added = self._layout.delta(new, tools).ids
-        # The end token was sampled; if the answer was cut off, use the template's.
+        # The end token was sampled; if the answer was truncated, use the template's end token.
         self._ids += added[1:] if self._has_ended and added and added[0] in self._stop_ids else added
         self._awaits_answer = True
         return PromptTokens(list(self._ids), None)

@@ -1,8 +1,8 @@
 """Constraints on the tokens of a turn, which guarantee valid tool calls.
 
-A constraint belongs to one turn. The engine asks which ids are allowed, samples one of them, and reports it; if only
-one token is allowed, no forward pass is needed. If all calls can be listed, the constraint is a trie (`Choices`),
-otherwise a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
+A constraint belongs to one turn. The engine requests the allowed ids, samples one of them, and reports it to the
+constraint; if only one token is allowed, no forward pass is needed. If all calls can be listed, the constraint is a
+trie (`Choices`), otherwise a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TurnConstraints:
                 return trie
             lines = [f"start: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
             for number, tool in enumerate(tools):
-                # Schemas that do not specify it allow no additional arguments.
+                # Schemas without `additionalProperties` allow no additional arguments.
                 closed = ToolSchema(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
                 lines.append(f"call_{number}: {form.rule(closed, self._grammars.literal, self._grammars.schema)}")
             return "\n".join(lines)
@@ -116,7 +116,7 @@ class ChoiceTrie:
 
     def __init__(self, choices: Mapping[str, Sequence[int]], stop_id: int) -> None:
         if not choices:
-            raise PolicyError("a constraint needs at least one choice; the tool's schema leaves none")
+            raise PolicyError("a constraint needs at least one choice; the tool's schema allows none")
         by_ids: dict[tuple[int, ...], str] = {}
         for text, ids in choices.items():
             key = (*map(int, ids), stop_id)
@@ -124,8 +124,8 @@ class ChoiceTrie:
                 raise PolicyError(f"the choice {text!r} contains the token {stop_id}, which ends a turn")
             if key in by_ids:
                 raise PolicyError(
-                    f"the choices {by_ids[key]!r} and {text!r} have the same token ids; the tokenizer does not tell "
-                    "them apart (are their words in its vocabulary?)"
+                    f"the choices {by_ids[key]!r} and {text!r} have the same token ids; the tokenizer cannot "
+                    "distinguish them (are their words in its vocabulary?)"
                 )
             by_ids[key] = text
         self.longest = max(map(len, by_ids))
@@ -148,7 +148,7 @@ class Choices:
 
     @property
     def chosen(self) -> str | None:
-        """The completed choice; None before its end."""
+        """The completed choice, or None before its end."""
         return self._node.text
 
     def allowed(self) -> TokenIds:
@@ -156,7 +156,7 @@ class Choices:
         return self._node.allowed
 
     def advance(self, token_id: int) -> None:
-        """Record the sampled token; a PolicyError if it continues no choice."""
+        """Record the sampled token; raise a PolicyError if it does not continue a choice."""
         node = self._node.child(token_id)
         if node is None:
             raise PolicyError(f"token {token_id} is not among the allowed {self._node.allowed.tolist()}")
@@ -174,7 +174,7 @@ class GrammarCompiler:
             from llguidance.hf import from_tokenizer
         except ImportError:
             raise ConfigError(
-                f"constrain: JSON needs a package that is not here; {install_hint('constrained')}"
+                f"constrain: JSON needs llguidance, which is not installed; {install_hint('constrained')}"
             ) from None
         with boundary(ConfigError, "constrain: llguidance cannot read this tokenizer"):
             self._tokenizer: LLTokenizer = from_tokenizer(tokenizer, eos_token=stop_id)
@@ -193,7 +193,8 @@ class GrammarCompiler:
         return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
 
     def start(self, grammar: str) -> JsonGrammar:
-        """Return a constraint to `grammar`, a Lark grammar with a rule `start`; a PolicyError if it is invalid."""
+        """Return a constraint for `grammar`, a Lark grammar with a rule `start`; raise a PolicyError if it is
+        invalid."""
         return JsonGrammar(self, self._matcher(grammar).deep_copy())
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -201,7 +202,7 @@ class GrammarCompiler:
 
         matcher = LLMatcher(self._tokenizer, "%llguidance {}\n" + grammar, log_level=0)
         if matcher.is_error():
-            raise PolicyError(f"constrain: the tools' schemas cannot be followed token by token: {_error_of(matcher)}")
+            raise PolicyError(f"constrain: the tools' schemas cannot be enforced token by token: {_error_of(matcher)}")
         return matcher
 
 
@@ -219,7 +220,7 @@ class JsonGrammar:
         self.is_done = False
 
     def allowed(self) -> TokenIds:
-        """Return the ids that continue the turn; a PolicyError if the grammar is too complex for llguidance."""
+        """Return the ids that continue the turn; raise a PolicyError if the grammar is too complex for llguidance."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return self._compiler.stop_ids
         ids = self._compiler.ids_of(self._matcher.compute_bitmask())
@@ -227,7 +228,7 @@ class JsonGrammar:
         return ids
 
     def advance(self, token_id: int) -> None:
-        """Record the sampled token; a PolicyError if it does not match the grammar."""
+        """Record the sampled token; raise a PolicyError if it does not match the grammar."""
         if token_id == self._compiler.stop_ids[0] and self._matcher.is_accepting():
             self.is_done = True
             return

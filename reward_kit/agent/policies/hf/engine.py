@@ -1,4 +1,4 @@
-"""`Engine`: sample from a `transformers` causal LM for many sessions at the same time.
+"""`Engine`: sampling from a `transformers` causal LM for many sessions at the same time.
 
 Each session requests turns. A single task owns the model and computes waiting and running turns together in a worker
 thread, in bursts of forward passes; new turns join between two forward passes. A session's keys and values are cached
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from reward_kit.agent.policies.hf.constraints import TokenConstraint
 
 QUIET_PASSES = 8
-"""The number of event loop passes without a new turn after which a burst begins without the sessions still idle."""
+"""The number of event loop passes without a new turn after which a burst begins without the idle sessions."""
 WORTH_SHARING = 16
 """The number of additional cached tokens that another row must offer before they are copied."""
 MASK_CELLS = 2**25
@@ -93,7 +93,7 @@ class GeneratedTurn:
             self.finish_reason = "stop"
 
     def ask(self, vocabulary: int) -> int | None:
-        """Ask the constraint for the allowed ids; return the id if exactly one is allowed."""
+        """Request the allowed ids from the constraint; return the id if exactly one is allowed."""
         assert self.constraint is not None
         if self.constraint.is_done:
             self.finish_reason = self.finish_reason or "stop"
@@ -104,9 +104,9 @@ class GeneratedTurn:
             return None
         ids = np.asarray(allowed, dtype=np.int64)
         if not len(ids):
-            raise PolicyError("the constraint allows no token and is not done")
+            raise PolicyError("the constraint allows no token, but is not done")
         if ids.view(np.uint64).max() >= vocabulary:  # a negative id wraps to a very large one
-            raise PolicyError(f"the constraint allows a token outside of the {vocabulary} of the model")
+            raise PolicyError(f"the constraint allows a token id outside the model's vocabulary of {vocabulary}")
         self.allowed = ids
         return None if len(ids) > 1 else int(ids[0])
 
@@ -151,7 +151,7 @@ class Engine:
     ) -> None:
         for name, number in {"max_context": max_context, "max_slots": max_slots}.items():
             if number < 1:
-                raise ConfigError(f"{name}: {number} is below 1")
+                raise ConfigError(f"{name} must be at least 1, got {number}")
         self._model = RowModel(model, max_slots, max_context)
         self._running = _Running(self._model, stop_ids, value_head, tokens_per_forward)
         self._running.version = version
@@ -205,9 +205,11 @@ class Engine:
             raise PolicyError(f"the session of {slot.rank!r} is {state}")
         prompt = np.array(prompt_ids, dtype=np.int64)
         if not len(prompt) or max_new_tokens < 1:
-            raise PolicyError(f"{len(prompt)} prompt tokens and {max_new_tokens} new ones: at least one of each")
+            raise PolicyError(
+                f"prompt and max_new_tokens must be at least 1 token, got {len(prompt)} and {max_new_tokens}"
+            )
         if prompt.view(np.uint64).max() >= self._model.vocabulary:  # a negative id wraps to a very large one
-            raise PolicyError(f"a prompt token lies outside of the {self._model.vocabulary} of the model")
+            raise PolicyError(f"a prompt token is outside the model's vocabulary of {self._model.vocabulary}")
         capacity = self._model.slots.capacity
         if len(prompt) + max_new_tokens > capacity:
             raise LimitError(f"{len(prompt)} tokens and {max_new_tokens} new ones do not fit a context of {capacity}")
@@ -233,7 +235,7 @@ class Engine:
         return turn.generated
 
     async def close_slot(self, slot: Slot) -> None:
-        """Close a session and drop its running turn, if any."""
+        """Close a session and cancel its running turn, if any."""
         if slot.is_closed:
             return
         slot.is_closed = True
@@ -534,7 +536,7 @@ class _Running:
             turn = self.turns[int(rows_B[index])]
             turn.finish_reason = "stop" if is_stop_B[index] else "length"
             if not is_number_B[index]:
-                turn.error = PolicyError("the model's logits are not finite: nothing can be sampled")
+                turn.error = PolicyError("the model's logits are not finite, so no token can be sampled")
         for row, token in zip(rows_B.tolist(), ids_B.tolist(), strict=True):
             if self.turns[row].constraint is not None:
                 self._follow(row, token)
@@ -595,6 +597,6 @@ class _Running:
 
     def publish(self, version: int) -> None:
         """Set the version of the weights and discard everything computed with older ones."""
-        assert not self.turns, "a turn has one version"
+        assert not self.turns, "weights must not change during a turn"
         self._slots.forget()
         self.version = version

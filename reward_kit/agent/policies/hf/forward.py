@@ -45,7 +45,7 @@ class SlotLayer(CacheLayerMixin):
         self.stores: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the reserved memory and zero it: masked values must be finite too."""
+        """Allocate the reserved memory and zero it, since masked values must be finite too."""
         shape = self._slots.reserved
         keys, values = (states.new_zeros(*shape, *states.shape[1::2]) for states in (key_states, value_states))
         self.keys, self.values, self.stores = keys, values, (keys, values)
@@ -348,7 +348,7 @@ def attend_to_rows(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
     window = others.pop("sliding_window", None)
     if unknown := [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]:
-        raise NotImplementedError(f"attention over rows knows no {', '.join(unknown)}")
+        raise NotImplementedError(f"attention over rows does not support {', '.join(unknown)}")
     return chunk.attend(query[0].transpose(0, 1), key, value, scaling, window)[None], None
 
 
@@ -380,11 +380,13 @@ class RowModel:
     def __init__(self, model: PreTrainedModel, rows: int, capacity: int) -> None:
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if not isinstance(head, nn.Module):
-            raise ConfigError(f"{type(model).__name__} has no output embedding: give a causal language model")
+            raise ConfigError(f"{type(model).__name__} has no output embedding; pass a causal language model")
         text = model.config.get_text_config(decoder=True)
         positions = getattr(text, "max_position_embeddings", None) or capacity
         if capacity > positions:
-            raise ConfigError(f"max_context: {capacity} is above the {positions} positions of {type(model).__name__}")
+            raise ConfigError(
+                f"max_context: {capacity} is more than the {positions} positions of {type(model).__name__}"
+            )
         self._model = model.train(mode=False)
         # transformers 5.24 renamed past_key_values; a model's own code may keep the old name.
         has_new_name = "cache" in inspect.signature(model.forward).parameters
@@ -493,9 +495,11 @@ class RowModel:
             reach = min((limit for limit in limits if limit is not None), default=slots.capacity)
             if difference < _TOLERANCE.get(self._like.dtype, 0.2) and reach >= slots.capacity:
                 return
-            problem = problem if reach >= slots.capacity else f"set max_context to {reach}, how far it looks back"
+            problem = problem if reach >= slots.capacity else f"set max_context to {reach}, the range of its attention"
         self.close()
-        raise ConfigError(f"{type(self._model).__name__} does not compute the same with a cache in rows: {problem}")
+        raise ConfigError(
+            f"{type(self._model).__name__} does not give the same results with a cache in rows: {problem}"
+        )
 
     def _attend_with(self, implementation: str) -> None:
         if self._model.config._attn_implementation != implementation and self._model._can_set_attn_implementation():

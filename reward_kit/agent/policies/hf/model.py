@@ -31,7 +31,7 @@ _hook_lock = threading.RLock()  # the progress hook is process-wide and is resto
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Load and save models without progress bars; downloads, which may take minutes, still show theirs."""
+    """Load and save models without progress bars; downloads, which may take minutes, still show their own."""
     from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
     with _hook_lock:
@@ -54,10 +54,10 @@ def remember(tokenizer: Any, **options: Any) -> None:
         **options: keys of `OPTIONS`; options stored earlier remain.
 
     Raises:
-        ConfigError: unknown option.
+        ConfigError: an option is unknown.
     """
     if unknown := sorted(options.keys() - OPTIONS.keys()):
-        raise ConfigError(f"a model does not remember {', '.join(unknown)}; it does {', '.join(OPTIONS)}")
+        raise ConfigError(f"unknown option {', '.join(unknown)}; options saved with a model: {', '.join(OPTIONS)}")
     if options:
         tokenizer.init_kwargs[_KEY] = {**remembered(tokenizer), **options}
 
@@ -69,7 +69,7 @@ def remembered(tokenizer: Any) -> dict[str, Any]:
 
 
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Combine the given `OPTIONS` with those stored with the tokenizer; None takes the stored value, if any.
+    """Combine the given `OPTIONS` with those stored with the tokenizer; None means the stored value, if any.
 
     Raises:
         ConfigError: a given option contradicts the stored one.
@@ -83,14 +83,14 @@ def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
     for key, value in chosen.items():
         if key in kept and kept[key] != value:
             raise ConfigError(
-                f"{key}: the model was trained with {as_yaml(kept[key])}, as its tokenizer_config.json says, and here "
-                f"it is {as_yaml(value)}; leave {key} out"
+                f"{key}: the model was trained with {as_yaml(kept[key])} (see its tokenizer_config.json), but here "
+                f"it is {as_yaml(value)}; remove {key}"
             )
     return {**kept, **chosen}
 
 
 class ModelSource(NamedTuple):
-    """A model's folder or hub name, and the device ("meta" loads no weights) and dtype of its weights."""
+    """A model's directory or hub name, and the device ("meta" loads no weights) and dtype of its weights."""
 
     name: str
     may_download: bool
@@ -99,28 +99,28 @@ class ModelSource(NamedTuple):
 
     @classmethod
     def parse(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> ModelSource:
-        """Parse the options of a policy; an unknown folder, device or type is a ConfigError.
+        """Parse the options of a policy; an unknown directory, device or dtype raises a ConfigError.
 
         A path starts with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
         """
         target = parse_device(device)
         if dtype != "auto" and dtype not in DTYPES:
-            raise ConfigError(f"dtype: {dtype!r}{did_you_mean(dtype, [*DTYPES, 'auto'])}")
+            raise ConfigError(f"dtype: unknown type {dtype!r}{did_you_mean(dtype, [*DTYPES, 'auto'])}")
         automatic = torch.float32 if target.type == "cpu" else torch.bfloat16
         name, path = str(model), Path(model).expanduser()
         is_name = not isinstance(model, Path) and not name.startswith((".", "~", os.sep)) and name.count("/") < 2
         if path.is_dir():
             if not (path / "config.json").is_file():
-                raise ConfigError(f"model: {path} has no config.json; give a folder that save_pretrained wrote")
+                raise ConfigError(f"model: {path} has no config.json; set it to a directory written by save_pretrained")
             name = str(path)
         elif not is_name or not name:
             siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
             near = did_you_mean(path.name, siblings)
-            raise ConfigError(f"model: folder {path} does not exist{near if near.endswith('?') else ''}")
+            raise ConfigError(f"model: directory {path} does not exist{near if near.endswith('?') else ''}")
         return cls(name, may_download, target, DTYPES.get(dtype, automatic))
 
     def load_model(self) -> PreTrainedModel:
-        """Load the model; a ConfigError if it is missing or not a causal language model."""
+        """Load the model; raise a ConfigError if it is missing or not a causal language model."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self._check_present("model", self.name)
@@ -137,19 +137,21 @@ class ModelSource(NamedTuple):
         return loaded
 
     def load_tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
-        """Load the tokenizer, from `name` if the model has none; a ConfigError if it is missing."""
+        """Load the tokenizer, from `name` if the model has none; raise a ConfigError if it is missing."""
         from transformers import AutoTokenizer
 
         source = name or self.name
         if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in _TOKENIZER_FILES):
-            raise ConfigError(f"tokenizer: {source} has none; write it there with save_pretrained, or say where it is")
+            raise ConfigError(
+                f"tokenizer: {source} has no tokenizer; save it there with save_pretrained, or set tokenizer"
+            )
         self._check_present("tokenizer" if name else "model", source)
         with boundary(ConfigError, f"tokenizer {source!r}"):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **self._loader_options())
         return tokenizer
 
     def _loader_options(self) -> dict[str, Any]:
-        """Return the options for every loader: no code from the model's folder, network access only on request."""
+        """Return the options for every loader: no code from the model's directory, network access only on request."""
         return {"local_files_only": not self.may_download, "trust_remote_code": False}
 
     def _check_present(self, what: str, place: str) -> None:
@@ -164,13 +166,13 @@ class ModelSource(NamedTuple):
             is_cached = False
         if not is_cached:
             raise ConfigError(
-                f"{what} {place!r}: neither a folder nor a {what} of this name exists in the local cache of the hub; "
-                "with download: true it is fetched from there"
+                f"{what} {place!r}: it is neither a directory nor a {what} in the local cache of the hub; "
+                "set download: true to fetch it"
             )
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device for this name; "auto" is the accelerator, if any. A ConfigError if it is unusable."""
+    """Return the device with this name; "auto" is the accelerator, if any. An unusable device raises a ConfigError."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return accelerator or torch.device("cpu")
@@ -179,8 +181,10 @@ def parse_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        here = f"cpu and {accelerator.type}" if accelerator is not None else "cpu alone"
-        raise ConfigError(f"device: {name!r} cannot be used; on this machine torch has {here} ({reason})") from None
+        here = f"cpu and {accelerator.type}" if accelerator is not None else "only cpu"
+        raise ConfigError(
+            f"device: {name!r} cannot be used; on this machine, torch supports {here} ({reason})"
+        ) from None
     return device
 
 
@@ -228,7 +232,9 @@ class PolicyWithValue(nn.Module):
         super().__init__()
         embeddings: Any = getattr(policy, "get_output_embeddings", lambda: None)()
         if embeddings is None:
-            raise ConfigError(f"a value head needs a causal language model with a head; got {type_name(policy)}")
+            raise ConfigError(
+                f"a value head needs a causal language model with output embeddings, got {type_name(policy)}"
+            )
         self.policy = policy
         if value_head is None:
             weight = embeddings.weight

@@ -1,4 +1,4 @@
-"""Draw the next token: temperature, filters, constraints, and one uniform number per token.
+"""Sampling of the next token: temperature, filters, constraints, and one uniform number per token.
 
 A token is drawn by the inverse CDF: it is the first token at which the cumulative distribution, in float64, exceeds a
 uniform number from the session's own generator. A session's samples therefore depend only on its seed and logits, not
@@ -22,7 +22,7 @@ class Sampling(NamedTuple):
     """The sampling options, in the order in which they are applied.
 
     Attributes:
-        temperature: the divisor of the logits; 0 takes the most likely token.
+        temperature: the divisor of the logits; 0 selects the most likely token.
         top_k: keep this many of the most likely tokens, plus any tied with the last of them; 0 keeps all.
         top_p: keep the smallest number of most likely tokens with at least this total probability; 1.0 keeps all.
     """
@@ -34,11 +34,13 @@ class Sampling(NamedTuple):
     def check(self) -> Sampling:
         """Return `self`; raise a ConfigError if a value is out of range."""
         if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature: {self.temperature} is not a number from 0; 0 takes the likeliest token")
+            raise ConfigError(
+                f"temperature must be at least 0, got {self.temperature}; 0 selects the most likely token"
+            )
         if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p: {self.top_p} is not in (0, 1]; 1 keeps every token")
+            raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps all tokens")
         if self.top_k < 0:
-            raise ConfigError(f"top_k: {self.top_k} is below 0; 0 keeps every token")
+            raise ConfigError(f"top_k must be at least 0, got {self.top_k}; 0 keeps all tokens")
         return self
 
 
@@ -58,7 +60,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
     if allowed_BV is not None:
         logits_BV = logits_BV.masked_fill(~allowed_BV, -torch.inf)
     if sampling.temperature == 0:
-        # A point mass: the token had probability one, whatever the logits. Keep NaN, so that it is noticed.
+        # All probability is on one token, whatever the logits. Keep NaN, so that it is noticed.
         best_B = logits_BV.max(dim=-1)
         return Drawn(best_B.indices, best_B.values.double() * 0)
     logits_BV = logits_BV / sampling.temperature
@@ -75,7 +77,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
     logprobs_BV = logits_BV.log_softmax(dim=-1)
     cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
     total_B1 = cumulative_BV[:, -1:]
-    # Strictly below the total, or rounding could select an index after the last token with a probability above 0.
+    # Stay strictly below the total; otherwise rounding could select an index after the last possible token.
     targets_B1 = torch.minimum(uniforms_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
     ids_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
     return Drawn(ids_B1[:, 0], logprobs_BV.gather(-1, ids_B1)[:, 0].double())
@@ -117,7 +119,7 @@ class Draws:
         """Return (B,) the next number of each row in `rows`."""
         for row in rows[self._next_R[rows] == self.AHEAD]:
             generator = self._generators[row]
-            assert generator is not None, f"row {row} was never begun"
+            assert generator is not None, f"begin() was not called for row {row}"
             self.begin(int(row), generator)
         taken_B = self._uniforms_RN[rows, self._next_R[rows]]
         self._next_R[rows] += 1

@@ -148,7 +148,7 @@ def test_reasoning_is_separated_from_the_action():
 
 def test_bare_format_needs_one_tool_with_one_string_argument():
     assert Bare().action(" go to bed\n", [SAY]) == call("say", text="go to bed")
-    with pytest.raises(PolicyError, match=r"here the tools are say, look.*action_format: plain"):
+    with pytest.raises(PolicyError, match=r"got say, look.*action_format: plain"):
         Bare().check([SAY, LOOK])
     with pytest.raises(PolicyError, match="bare"):
         Bare().check([ADD])

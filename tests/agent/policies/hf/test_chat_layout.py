@@ -172,12 +172,12 @@ def test_rewritten_conversation_is_rendered_again():
 
 
 def test_rejected_or_dropped_role_is_named():
-    with pytest.raises(PolicyError, match=r"refuses this conversation \(system, user\): .*no system role"):
+    with pytest.raises(PolicyError, match=r"rejects this conversation \(system, user\): .*no system role"):
         Talk(REFUSES_SYSTEM).prompt()
     talk = Talk(REFUSES_SYSTEM, messages=[QUESTION])
     talk.prompt()
     talk.say("look", result("a room"))
-    with pytest.raises(PolicyError, match=r"leaves out messages of role tool; .* set tool_role: user"):
+    with pytest.raises(PolicyError, match=r"omits messages of role tool; .* tool_role: user"):
         talk.prompt()
 
 
@@ -273,9 +273,9 @@ def test_repeated_turn_is_not_rendered_again(monkeypatch):
 
 
 def test_missing_template_and_template_without_answers_are_rejected():
-    with pytest.raises(ConfigError, match="chat_template: the tokenizer has none that can be used"):
+    with pytest.raises(ConfigError, match="chat_template: the tokenizer has no usable template"):
         ChatLayout(byte_tokenizer(None))
-    with pytest.raises(ConfigError, match="leaves out the last answer"):
+    with pytest.raises(ConfigError, match="omits or repeats the last answer"):
         ChatLayout(byte_tokenizer("{{ messages[0].content }}"))
 
 

@@ -307,7 +307,12 @@ async def test_context_overflow_raises_a_limit_error() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "count", "reason"),
-    [([], 1, "at least one of each"), ([1], 0, "at least one of each"), ([64], 1, "outside"), ([-1], 1, "outside")],
+    [
+        ([], 1, "must be at least 1 token"),
+        ([1], 0, "must be at least 1 token"),
+        ([64], 1, "outside"),
+        ([-1], 1, "outside"),
+    ],
 )
 async def test_invalid_prompt_is_rejected(prompt: list[int], count: int, reason: str) -> None:
     async with running(tiny_model()) as engine:
@@ -316,11 +321,11 @@ async def test_invalid_prompt_is_rejected(prompt: list[int], count: int, reason:
 
 
 def test_context_beyond_the_model_positions_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="max_context: 257 is above the 256 positions of GPT2LMHeadModel"):
+    with pytest.raises(ConfigError, match="max_context: 257 is more than the 256 positions of GPT2LMHeadModel"):
         Engine(tiny_model("gpt2"), stop_ids=[], max_context=257)
 
 
 @pytest.mark.parametrize("options", [{"max_context": 0}, {"max_slots": 0}])
 def test_invalid_sizes_are_rejected(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(options))}: 0 is below 1"):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} must be at least 1, got 0"):
         Engine(tiny_model(), **{"stop_ids": [], "max_context": 9, **options})

@@ -133,9 +133,9 @@ class Broken(Pattern):
     ("constraint", "reason"),
     [
         (Broken(ANY, ANY, ANY), "ZeroDivisionError: a fault of its own"),
-        (Pattern(ANY, []), "allows no token and is not done"),
-        (Pattern([3, 64]), "outside of the 64"),
-        (Pattern([-1, 3]), "outside of the 64"),
+        (Pattern(ANY, []), "allows no token, but is not done"),
+        (Pattern([3, 64]), "outside the model's vocabulary of 64"),
+        (Pattern([-1, 3]), "outside the model's vocabulary of 64"),
     ],
 )
 async def test_failing_constraint_fails_only_its_own_turn(constraint: Pattern, reason: str) -> None:

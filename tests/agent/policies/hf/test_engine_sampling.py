@@ -110,5 +110,5 @@ def test_uniforms_of_a_row_do_not_depend_on_other_rows() -> None:
     ],
 )
 def test_invalid_sampling_settings_are_rejected(sampling: Sampling, key: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{key}:"):
+    with pytest.raises(ConfigError, match=f"^{key} must be"):
         sampling.check()

@@ -120,5 +120,5 @@ def test_choices_that_encode_to_unknown_tokens_are_rejected():
 
 def test_unsupported_schema_is_rejected_with_the_reason():
     strange = ToolSchema("odd", {"properties": {"x": {"type": "array", "uniqueItems": True}}, "required": ["x"]})
-    with pytest.raises(PolicyError, match=r"cannot be followed token by token: .*uniqueItems"):
+    with pytest.raises(PolicyError, match=r"cannot be enforced token by token: .*uniqueItems"):
         constraints().start("tools", [strange], Hermes())

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from reward_kit.environments.webshop import (
     KINDS,
     MAX_RESULTS,
-    Catalogue,
-    catalogue,
+    Catalog,
+    catalog,
     draw_goal,
     satisfies,
     token_set_ratio,
@@ -25,15 +25,15 @@ SIZE = 200
 
 
 def test_catalog_follows_its_seed_and_smaller_catalogs_are_prefixes() -> None:
-    products = catalogue(SIZE, 0).products
-    assert Catalogue(50, 0).products == products[:50]
-    assert Catalogue(50, 1).products[0] != products[0]
+    products = catalog(SIZE, 0).products
+    assert Catalog(50, 0).products == products[:50]
+    assert Catalog(50, 1).products[0] != products[0]
     assert len({product.product_id for product in products}) == SIZE
     assert {product.query for product in products} == {kind.name for kind in KINDS}
 
 
 def test_product_texts_contain_its_attributes() -> None:
-    for product in catalogue(SIZE, 0).products:
+    for product in catalog(SIZE, 0).products:
         text = f"{product.title} {' '.join(product.features)} {product.description}".lower()
         assert all(attribute in text for attribute in product.attributes)
         assert set(product.nouns) <= set(product.title.lower().replace(",", "").split())
@@ -52,7 +52,7 @@ def test_attributes_and_values_of_a_kind_never_match_each_other() -> None:
 
 def test_resources_of_a_process_share_one_catalog() -> None:
     found = []
-    threads = [threading.Thread(target=lambda: found.append(catalogue(20, 99))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(catalog(20, 99))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -62,11 +62,11 @@ def test_resources_of_a_process_share_one_catalog() -> None:
 
 def test_shared_database_is_read_only() -> None:
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        catalogue(SIZE, 0)._database.execute("DELETE FROM products")
+        catalog(SIZE, 0)._database.execute("DELETE FROM products")
 
 
 def test_search_ranks_the_best_matches_first() -> None:
-    shop = catalogue(1000, 0)
+    shop = catalog(1000, 0)
     found = [shop.products[number] for number in shop.search("waterproof hiking boots")]
     assert len(shop.search("machine washable in color black")) == MAX_RESULTS
     assert found[0].query == "hiking boots" and "waterproof" in found[0].attributes
@@ -93,7 +93,7 @@ def test_search_ranks_the_best_matches_first() -> None:
     ],
 )
 def test_query_syntax_is_ignored(query) -> None:
-    shop = catalogue(SIZE, 0)
+    shop = catalog(SIZE, 0)
     shop.search(query)
     assert shop.search("rain")
 
@@ -101,7 +101,7 @@ def test_query_syntax_is_ignored(query) -> None:
 @given(st.text(st.characters(), max_size=300))
 def test_search_accepts_any_text(query) -> None:
     try:
-        found = catalogue(20, 0).search(query)
+        found = catalog(20, 0).search(query)
     except ToolError:
         return
     assert len(found) <= 20
@@ -113,11 +113,11 @@ def test_search_accepts_any_text(query) -> None:
 )
 def test_query_without_words_or_with_too_many_is_rejected(query, message) -> None:
     with pytest.raises(ToolError, match=message):
-        catalogue(SIZE, 0).search(query)
+        catalog(SIZE, 0).search(query)
 
 
 def test_goal_is_reproducible_and_met_by_its_product() -> None:
-    shop = catalogue(SIZE, 0)
+    shop = catalog(SIZE, 0)
     goals = [draw_goal(shop, index) for index in range(100)]
     assert goals == [draw_goal(shop, index) for index in range(100)]
     assert len({goal.instruction for goal in goals}) > 95
