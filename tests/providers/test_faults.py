@@ -103,8 +103,8 @@ PERMANENT = {
     "null choices": (raw('{"choices": null}'), "without choices"),
     "no message": (raw('{"choices": [{"text": "old"}]}'), "whose choice has no message"),
     "no object": (raw("[1, 2]"), "without choices: [1, 2]"),
-    "content of no kind": (raw('{"choices": [{"message": {"content": 5}}]}'), "in no known form"),
-    "call without function": (raw('{"choices": [{"message": {"tool_calls": [{}]}}]}'), "in no known form"),
+    "content of no kind": (raw('{"choices": [{"message": {"content": 5}}]}'), "in an unknown format"),
+    "call without function": (raw('{"choices": [{"message": {"tool_calls": [{}]}}]}'), "in an unknown format"),
     "error in success": (raw('{"error": {"message": "context too long", "code": 400}}'), "context too long"),
 }
 
