@@ -135,7 +135,7 @@ class LimitsModel(BaseModel):
 
 
 class SandboxLimitsModel(BaseModel):
-    """Limits of one call of a sandboxed reward, in addition to `limits.reward_time_s`; None is the default of the sandbox."""
+    """Limits of one call of a confined reward, next to `limits.reward_time_s`. None means the sandbox's default."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

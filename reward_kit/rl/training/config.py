@@ -236,7 +236,7 @@ class CheckpointsModel(BaseModel):
     model_config = _STRICT
 
     every: int = Field(default=10, ge=1, description="updates")
-    keep: int = Field(default=2, ge=1, description="number of latest checkpoints to keep in addition to the best one")
+    keep: int = Field(default=2, ge=1, description="number of latest checkpoints to keep, in addition to the best one")
     best_by: Metric | None = Field(
         default=None,
         description="the figure that selects the best checkpoint; default: held_out/score, else score/mean",
