@@ -457,7 +457,7 @@ FAULTS = [
     (FinalStateIsNoSnapshot, "final_state() returned dict; return a StateSnapshot or None", ""),
     (OffersWhatItRefuses, "move(by=2) comes from admissible_actions() or expert_action() but was refused", "too far"),
     (OffersAnotherForm, "admissible_actions():", "of one of the tools"),
-    (StrangeExpert, "expert_action() returned {'move': 1}", "not a policy action"),
+    (StrangeExpert, "expert_action() returned {'move': 1}", "not an action"),
     (ClosesOnlyAfterSetup, "error: close: RuntimeError: nothing to close", "close() must not fail"),
     (LeavesAFolder, "temporary files were not removed (left-", "remove them in close()"),
     (LeavesFiles, "temporary files were not removed", "remove them in close()"),
