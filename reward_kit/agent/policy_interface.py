@@ -206,7 +206,13 @@ async def next_action(
         with client_errors(f"the endpoint of {label}"):
             return check_output(await _await_result(session.get_action(conversation, specs), "get_action"))
 
-    failures: list[ProviderError] = []
+    try:
+        return await act()
+    except (TransientError, AccessError) as error:
+        if error.__cause__ is None or isinstance(error.__cause__, RewardKitError):
+            raise  # the package's own endpoints have already retried
+        first = error
+    failures: list[ProviderError] = [first]
 
     async def attempt() -> PolicyOutput:
         if isinstance(first, TransientError) and has_acted():
@@ -218,24 +224,13 @@ async def next_action(
     traffic = CURRENT_PROVIDER_SESSION.get()
     permit = traffic.queue(label, "policy").permit(0) if traffic is not None else None
     try:
-        # In the queue from the start, so that refusals of requests that were in flight together count as one burst.
-        if permit is not None:
-            await permit.enter()
-        try:
-            output = await act()
-        except (TransientError, AccessError) as error:
-            if error.__cause__ is None or isinstance(error.__cause__, RewardKitError):
-                raise  # the package's own endpoints have already retried
-            first = error
-            failures.append(first)
-            try:
-                output, _ = await with_retries(attempt, RetryPolicy(), _JITTER, permit)
-            except AccessError as refused:
-                await asyncio.sleep(0)  # let a run that stops for this reason stop before it counts a failure
-                raise ProviderError(str(refused)) from refused
+        output, _ = await with_retries(attempt, RetryPolicy(), _JITTER, permit)
         if permit is not None:
             permit.answered()
         return output
+    except AccessError as error:
+        await asyncio.sleep(0)  # let a run that stops for this reason stop before it counts a failure
+        raise ProviderError(str(error)) from error
     finally:
         if permit is not None:
             permit.leave()

@@ -309,9 +309,8 @@ class Permit:
     is_probe: bool = False
 
     async def enter(self) -> None:
-        """Wait until an attempt may be made, unless one is; a ProviderError if the endpoint has been given up."""
-        if not self.is_in:
-            await self.queue.enter(self)
+        """Wait until the next attempt may be made; a ProviderError if the endpoint has been given up."""
+        await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
         """Report an answer to the attempt, with its usage if known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,11 +16,9 @@ from openai.types.chat import ChatCompletion
 
 from reward_kit import AgentPolicy, PolicyOutput, RLRolloutWorker, TaskDefinitionModel
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
-from reward_kit.agent.policy_interface import next_action
 from reward_kit.episodes.record import get_facts
 from reward_kit.errors import ConfigError, PolicyError, ProviderError
 from reward_kit.models import Message
-from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from tests.chat_server import ChatServer, answer, dropped, status
 
 TASK = TaskDefinitionModel(name="t", messages=[Message(role="user", content="6 * 7?")], on_text="end")
@@ -206,26 +203,6 @@ async def test_temporary_client_failures_are_retried() -> None:
         episode = await worker.collect_episode()
     assert get_facts(episode)["failure"] is None and episode.messages[-1].text == "42"
     assert len(server.requests) == 4
-
-
-async def test_refusals_of_requests_in_flight_together_count_as_one() -> None:
-    async def all_at_once(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        refused.append(body)
-        await together.wait() if len(refused) < 16 else together.set()
-        return await status(429)(request, body)
-
-    refused: list[Any] = []
-    together, session = asyncio.Event(), ProviderSession()
-    token = CURRENT_PROVIDER_SESSION.set(session)
-    try:
-        async with ChatServer(lambda _: all_at_once if len(refused) < 16 else answer("42")) as server:
-            policy = Asking(server.base_url)
-            async with asyncio.timeout(20):  # each refusal counted alone would pause for up to 30 s
-                outputs = await asyncio.gather(*(next_action(policy, ASK, None, label="Asking") for _ in range(16)))
-            await policy.close()
-    finally:
-        CURRENT_PROVIDER_SESSION.reset(token)
-    assert {output.raw_policy_output for output in outputs} == {"42"} and len(server.requests) == 32
 
 
 async def test_a_long_wait_for_a_retry_is_logged(caplog: pytest.LogCaptureFixture) -> None:
