@@ -148,6 +148,6 @@ def test_invalid_gold_field_is_rejected_with_its_line(tmp_path: Path, row: dict[
 
 
 def test_task_without_a_reward_cannot_be_proved(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no reward to prove"):
+    with pytest.raises(ConfigError, match="has no reward to check"):
         task = load_task(task_file(tmp_path, [{"id": "one"}], reward_function_path=None))
         anyio.run(prove, task, task.samples)

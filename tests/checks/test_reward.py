@@ -192,7 +192,7 @@ def test_ground_truths_are_generated_from_the_annotation(annotation: str, kinds:
 def test_gold_answer_without_a_ground_truth_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--ground-truth"):
         checked(written(tmp_path, EXACT), Given(golds=("Paris",)))
-    with pytest.raises(ConfigError, match="1 ground truths and 2 right answers"):
+    with pytest.raises(ConfigError, match="1 ground truths but 2 right answers"):
         Given(("a",), ("b", "c"))
 
 

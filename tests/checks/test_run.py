@@ -190,7 +190,7 @@ def test_credit_of_a_missing_episode_is_reported(recorded: Path, tmp_path: Path)
     (copy / "credit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     done = invoke("check", str(copy))
     assert done.exit_code == 1
-    assert "credit.jsonl: it credits gone, but episodes.jsonl has no line for it" in done.stdout
+    assert "credit.jsonl: it has credit for gone, but episodes.jsonl has no line for it" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(": 1 error, 0 warnings in 3 episodes")
     # With a line that cannot be read nobody knows whose it is.
     with (copy / "episodes.jsonl").open("a", encoding="utf-8") as episodes:

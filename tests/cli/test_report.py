@@ -40,7 +40,7 @@ def test_run_writes_its_page_and_reports_the_path(project: Project) -> None:
     assert_as_summary(path)
     shown = page(path)
     assert shown.counts["stop"] == {"answered": 6}
-    assert "scores have no times" not in shown.text
+    assert "have no request and arrival times" not in shown.text
     assert {"episode", "call"} <= {given.get("class") for tag, given in shown.tags if tag == "rect"}
 
 

@@ -191,7 +191,7 @@ def test_parameters_unavailable_in_a_dataset_are_rejected() -> None:
 
     with pytest.raises(ConfigError, match="requires step_data, which only our own rollouts have"):
         as_trl_reward(steps)
-    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="asks for 'state'"):
+    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="requires 'state'"):
         reward(PROMPTS, COMPLETIONS)
     with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' is never taken from the dataset"):
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)

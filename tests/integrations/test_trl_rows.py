@@ -226,7 +226,7 @@ async def test_policy_with_only_its_own_module_is_trained_by_it() -> None:
     tiny = TinyPolicy()
     await publish(tiny, trainer_of(tiny.module, step=4))
     assert tiny.version == 4
-    with pytest.raises(ConfigError, match=r"give the trainer model=policy\.module"):
+    with pytest.raises(ConfigError, match=r"pass model=policy\.module to the trainer"):
         await publish(tiny, trainer_of(torch.nn.Linear(1, 1)))
 
 

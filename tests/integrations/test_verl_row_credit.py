@@ -169,14 +169,14 @@ def test_a_penalty_that_verl_puts_into_the_rewards_counts() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"state_keys": None}, "gigpo needs 'state_keys' of every row"),
-        ({"uid": None}, "gigpo needs 'uid' of every row"),
+        ({"state_keys": None}, "gigpo needs 'state_keys' for every row"),
+        ({"uid": None}, "gigpo needs 'uid' for every row"),
         ({"uid": ["u", "u"]}, "'uid' has 2 items, but there are 3 rows"),
         (
             {"state_keys": [["a"], ["a"], ["a"]]},
             r"state_keys\[0\] must be a list with one item for each of the row's 2",
         ),
-        ({"step_rewards": ["ab", ["a"], ["a"]]}, r"step_rewards\[0\] is a list"),
+        ({"step_rewards": ["ab", ["a"], ["a"]]}, r"step_rewards\[0\] must be a list"),
         ({"action_lengths": [[2], [1], [1]]}, r"row 0: action_lengths \[2\] make 2 tokens, but its mask has 3"),
         ({"steps": [[1, 2], [0], [0]]}, r"has the steps \[1, 2\] in this batch; credit needs whole trajectories"),
     ],

@@ -195,5 +195,5 @@ def test_modified_rows_are_rejected() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed")
 def test_missing_verl_is_reported() -> None:
-    with pytest.raises(ConfigError, match="verl is not installed here"):
+    with pytest.raises(ConfigError, match="verl is not installed"):
         to_data_proto([SHORT], pad_token_id=0)

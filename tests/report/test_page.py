@@ -143,7 +143,7 @@ def test_page_of_a_run_without_score_times_reports_missing_times(tmp_path: Path)
     page = page_of(
         make_run(tmp_path, [episode("r", 0.0, 2.0), episode("s", 1.0, 2.0)], [score("r", 1.0), score("s", 0.0)])
     )
-    assert "2 scores have no times" in page.text
+    assert "2 scores have no request and arrival times" in page.text
     assert [given["class"] for tag, given in page.tags if tag == "rect" and given.get("class") == "episode"] != []
     assert page.figures["p"]["mean"] == 0.5
 

@@ -185,7 +185,7 @@ class TestRefusals:
             await scorer.get(1, cut_groups=True)
             with pytest.raises(ConfigError, match="3 results are outstanding of batch 1, of 4"):
                 await scorer.get(4)
-            with pytest.raises(ConfigError, match=r"ask for 1 or 3, .*; 3 results are outstanding of batch 1, of 4"):
+            with pytest.raises(ConfigError, match=r"request 1 or 3, .*; 3 results are outstanding of batch 1, of 4"):
                 await scorer.get(2)
             await scorer.get(3)
             with pytest.raises(ConfigError, match="4 results are outstanding of batch 2, of 4"):

@@ -94,7 +94,7 @@ def test_sandbox_errors_hint_at_the_missing_permission(tmp_path, monkeypatch):
 @pytest.mark.parametrize("level", ["warm", "isolated"])
 @pytest.mark.parametrize("name", ["judged", "coded"])
 def test_combination_with_network_access_is_rejected_at_loading(tmp_path, name, level):
-    with pytest.raises(ConfigError, match=rf"at the level {level}: run it with --sandbox in_process"):
+    with pytest.raises(ConfigError, match=rf"at the level {level}; run it with --sandbox in_process"):
         load(tmp_path, name, level)
 
 

@@ -111,7 +111,7 @@ class TestNetworkRewards:
 
     @pytest.mark.parametrize("choice", ELSEWHERE)
     def test_network_reward_rejects_sandbox_levels(self, choice):
-        with pytest.raises(ConfigError, match="calls out"):
+        with pytest.raises(ConfigError, match="calls other services"):
             load_reward("reward_kit.rewards:python_code", choice=choice)
 
     def test_missing_judge_key_is_reported_at_loading(self, monkeypatch):

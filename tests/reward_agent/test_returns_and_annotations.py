@@ -129,8 +129,8 @@ class TestReturns:
     @pytest.mark.parametrize(
         "name, truth, problem",
         [
-            ("number", "nan", "score: a score is finite"),
-            ("number", "inf", "score: a score is finite"),
+            ("number", "nan", "score: a score must be finite"),
+            ("number", "inf", "score: a score must be finite"),
             ("number", "text", "returned a str; return a number, (score, reason) or an EvaluateResult"),
             ("pair", {"a": 1}, "reason: expected a string"),
         ],
@@ -151,7 +151,7 @@ def test_decorated_function_returns_a_result_for_a_number() -> None:
 
     assert length(CHAT) == EvaluateResult(score=1.0)
     assert reward_function(lambda messages: (np.float32(0.5), None))(CHAT) == EvaluateResult(score=0.5)
-    with pytest.raises(InvalidResultError, match="score: a score is finite"):
+    with pytest.raises(InvalidResultError, match="score: a score must be finite"):
         reward_function(lambda messages: float("nan"))(CHAT)
 
 

@@ -40,7 +40,7 @@ def test_the_spread_of_a_lognormal_latency_is_that_of_its_logarithm() -> None:
     [
         ("unifrom:1:40", "unknown kind 'unifrom'; did you mean 'uniform'?"),
         ("empirical:1", "unknown kind 'empirical'"),
-        ("uniform:1", "latency uniform is written uniform:LOW:HIGH, with 2 numbers"),
+        ("uniform:1", "latency uniform must be written uniform:LOW:HIGH, with 2 numbers"),
         ("uniform:1:x", "write uniform:LOW:HIGH, with numbers"),
         ("uniform:40:1", "LOW must be at most HIGH, got 40 and 1"),
         ("constant:-1", "-1 is not a finite number of at least 0"),

@@ -202,7 +202,7 @@ def test_autocast_approximates_and_keeps_weights_in_float32() -> None:
 
 def test_sampled_first_token_is_rejected() -> None:
     rows = bigram_rows([1.0], loss_mask=np.ones((1, 2)))
-    with pytest.raises(TrainingError, match="row 0: the first token is a sampled one"):
+    with pytest.raises(TrainingError, match="row 0: the first token is a sampled token"):
         updated(rows)
 
 
@@ -226,5 +226,5 @@ def test_gradients_of_a_fully_masked_batch_are_rejected() -> None:
 def test_an_array_that_is_missing_is_named(key: str) -> None:
     rows = bigram_rows([1.0])
     del rows.batch[key]
-    with pytest.raises(ConfigError, match=f"'{key}' in the rows"):
+    with pytest.raises(ConfigError, match=f"the rows have no '{key}'"):
         updated(rows)

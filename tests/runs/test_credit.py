@@ -186,7 +186,7 @@ def test_headline_summarizes_the_credit(run: Path) -> None:
     # Of the five scored steps the two in s0 have a peer.
     assert headline(assign_credit(run, GIGPO).section) == (
         "Credit by gigpo (omega 0.5, gamma 0.5): 6 steps of 4 episodes, "
-        "40.0% of the scored ones share their state with another"
+        "40.0% of the scored ones share their state with another step"
     )
     assert headline(assign_credit(run, CreditModel(estimator="rloo")).section) == (
         "Credit by rloo (gamma 1): 6 steps of 4 episodes"

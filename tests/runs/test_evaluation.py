@@ -149,7 +149,7 @@ def test_misspelt_names_are_reported_at_once(task: Path) -> None:
     assert "rollouts" in inspect.signature(evaluate).parameters
     with pytest.raises(ConfigError, match="task must be the path of a file, got a dict"):
         evaluate({"name": "t"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"reward is 'file\.py:function', not a function"):
+    with pytest.raises(ConfigError, match=r"reward must be 'file\.py:function', got a function"):
         score_transcripts("said.jsonl", evaluate)  # type: ignore[arg-type]
 
 

@@ -131,7 +131,7 @@ def test_run_of_a_task_from_python_cannot_be_resumed(tmp_path: Path) -> None:
     run = capitals().run(log_dir=tmp_path)
     with pytest.raises(
         ConfigError,
-        match=r"was started from Python with objects .* \(task capitals, .*again from Python",
+        match=r"was started from Python with objects .* \(task capitals, .*a new run from Python",
     ):
         read_resumable_header(run.path)
     with pytest.raises(ConfigError, match="no run in"):  # the latest that can go on is not this one
@@ -214,8 +214,8 @@ def test_construction_errors_are_raised_in_the_constructor(keys: dict[str, Any],
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"policies": NeedsTown}, r"policy 'NeedsTown' needs town; give an instance, NeedsTown\(town=…\)"),
-        ({"policies": [Says(), Says()]}, "duplicate policy label 'Says'; give them labels"),
+        ({"policies": NeedsTown}, r"policy 'NeedsTown' needs town; pass an instance, NeedsTown\(town=…\)"),
+        ({"policies": [Says(), Says()]}, "duplicate policy label 'Says'; pass labels"),
         ({"policies": {"one": "random"}}, "expected a dict from labels to AgentPolicy objects, got a str"),
         ({"overrides": {"reward_function_path": "r.py:f"}}, "reward_function_path has no effect: the task's reward"),
         ({"overrides": {"dataset_path": "r.jsonl"}}, "dataset_path has no effect: the task's dataset"),

@@ -194,7 +194,7 @@ def test_non_finite_batch_is_kept_and_not_applied(tmp_path: Path) -> None:
     def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
         return save_batch_for_study(tmp_path, rows, facts)
 
-    with pytest.raises(TrainingError, match=r"step 0: the loss is nan.*kept in .*study-000"):
+    with pytest.raises(TrainingError, match=r"step 0: the loss is nan.*saved in .*study-000"):
         fit(model, ROWS, SFTConfig(), on_failure=keep)
     study = load_batch_for_study(tmp_path / "study-000")
     assert math.isnan(study.facts["loss"])

@@ -87,8 +87,11 @@ def test_unknown_and_ineffective_keys_are_rejected(
     ("task", "told"),
     [
         ({"max_episode_stepps": 3}, "max_episode_stepps: unknown key; did you mean 'max_episode_steps'?"),
-        ({"num_rollouts_per_sample": 3}, "task.num_rollouts_per_sample has no effect: rollout.group_size counts"),
-        ({"policy": "random"}, "task.policy has no effect: policy counts"),
+        (
+            {"num_rollouts_per_sample": 3},
+            "task.num_rollouts_per_sample has no effect, since rollout.group_size is used instead",
+        ),
+        ({"policy": "random"}, "task.policy has no effect, since policy is used instead"),
         ({"run_limits": {"steps": 3}}, "in training, which is limited by updates"),
     ],
 )

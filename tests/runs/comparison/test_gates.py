@@ -58,4 +58,4 @@ class TestUnder:
         side = compared(before, after).sides[-1]
         assert not under_gate(side, 0.9).failed
         assert under_gate(side, -5.0, by_lower_bound=True).failed
-        assert "not known" in under_gate(side, -5.0, by_lower_bound=True).message
+        assert "is unknown" in under_gate(side, -5.0, by_lower_bound=True).message
