@@ -317,7 +317,7 @@ class PPOLearner:
         """
         config, recorded = self.config, flat.columns
         if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
-            raise ConfigError(f"PPO needs {missing[0]!r} in the rows; create them with build_rows")
+            raise ConfigError(f"the rows have no {missing[0]!r}, which PPO needs; create them with build_rows")
         if config.uses_sampler and not np.isfinite(recorded["logprobs"]).all():
             raise TrainingError(
                 "a sampled token has no log-probability; PPO needs a policy that records `logprobs`, or "

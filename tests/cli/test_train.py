@@ -146,7 +146,7 @@ def test_dry_run_notes_batch_estimators_on_minibatches(tmp_path: Path) -> None:
     done = command_line.call("train", "train.yaml", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0
     assert "note: reinforce_plus_plus measures its mean and its scale over the batch, and pipeline both" in done.stderr
-    assert "gives it 1 of 2 groups at a time" in done.stderr
+    assert "passes it 1 of 2 groups at a time" in done.stderr
     for fine in ("rollout.samples_per_minibatch=2", "credit=gigpo", "pipeline=one_step_off"):
         done = command_line.call("train", "train.yaml", "--dry-run", "-T", fine, cwd=tmp_path)
         assert "note:" not in done.stderr
