@@ -363,7 +363,7 @@ class TestTaskFile:
             ),
             ({"type": "scripted", "xyz": 1}, "known: instructions, opens, replies, stop_phrase, type"),
             ({"type": "openai", "model": "m", "instuctions": "x"}, "unknown key.*did you mean 'instructions'"),
-            ({"type": "openai", "model": "m"}, r"task.yaml:6: user: .*give user.instructions"),
+            ({"type": "openai", "model": "m"}, r"task.yaml:6: user: .*set user.instructions"),
             ({"type": "scripted", "reply": ["a"]}, "user.reply: unknown key"),
             ({"type": "scripted"}, "sample 't' has no 'replies'"),
             ({"type": "scripted", "replies": ["a"], "instructions": "{{ nope }}"}, "'nope' is undefined"),

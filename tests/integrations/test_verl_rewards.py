@@ -164,7 +164,7 @@ def _exit_with_score(compute_score: Any) -> None:
 
 @pytest.mark.parametrize(("options", "named"), [({"level": "warm"}, "level"), ({"options": {"bonus": 1}}, "options")])
 def test_a_scorer_takes_no_options(options: Any, named: str) -> None:
-    with pytest.raises(ConfigError, match=f"{named} has no effect on CountedScorer"):
+    with pytest.raises(ConfigError, match=f"{named} has no effect on a CountedScorer"):
         as_compute_score(CountedScorer(), **options)
 
 

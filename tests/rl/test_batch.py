@@ -52,7 +52,7 @@ async def test_packed_rows_have_cu_seqlens_for_attention_kernels() -> None:
 def test_only_requested_keys_are_converted() -> None:
     rows = TokenBatch({"input_ids": np.zeros((1, 2), dtype=np.int64), "returns": np.zeros((1, 2))})
     assert to_tensors(rows, keys=["input_ids"]).keys() == {"input_ids"}
-    with pytest.raises(ConfigError, match="no 'input_id' in these rows; did you mean 'input_ids'"):
+    with pytest.raises(ConfigError, match="the rows have no 'input_id'; did you mean 'input_ids'"):
         to_tensors(rows, keys=["input_id"])
 
 

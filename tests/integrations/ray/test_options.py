@@ -140,7 +140,7 @@ class TestWorkerPayload:
     def test_a_missing_folder_is_reported_with_the_fix(self, tmp_path: Path) -> None:
         counting = Counting(tmp_path / "here")
         build = TaskWorkers.of(moved(counting.loaded(), tmp_path / "nowhere"), counting.request(), 1)
-        with pytest.raises(ConfigError, match=r"nowhere is not on .*ship it with -E ship=true"):
+        with pytest.raises(ConfigError, match=r"nowhere does not exist on .*ship it with -E ship=true"):
             build(None, None)  # type: ignore[arg-type]
 
     def test_worker_environment_contains_endpoint_task_and_requested_variables(
