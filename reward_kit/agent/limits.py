@@ -94,7 +94,7 @@ class EpisodeClock:
 
     @property
     def left_s(self) -> float | None:
-        """The remaining seconds, at least 0; None if there is no limit."""
+        """The remaining seconds, at least 0; None if unlimited."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     @contextmanager

@@ -461,7 +461,7 @@ def list_answer(
 
 
 def read_list(text: str) -> list[Any] | None:
-    """Parse the items of a list in a text; None if there is no list or it is too long."""
+    """Parse the items of a list in a text; None if the text has no list or the list is too long."""
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None

@@ -67,7 +67,7 @@ def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] |
 
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
-    """Return a part of the agent's last message; "" if there is no message."""
+    """Return a part of the agent's last message; "" without messages."""
     own = agent_messages(messages, assistant_turns)
     return message_part(own[-1], part) if own else ""
 

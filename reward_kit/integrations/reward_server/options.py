@@ -32,7 +32,7 @@ class Keys:
     """The keys of a server, any of which admits a request.
 
     Raises:
-        ConfigError: there is no key, or a key is too short or cannot be sent in a header.
+        ConfigError: no key is set, or a key is too short or cannot be sent in a header.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
