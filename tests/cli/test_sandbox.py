@@ -17,7 +17,7 @@ HOSTILE = {
     "raises": ("1 / 0", "crash", "ZeroDivisionError"),
     "loops": ("\n    while True: pass", "timeout", "raise limits.reward_time_s"),
     "nan": ("return {'score': float('nan')}", "invalid_result", "finite"),
-    "text": ("return {'score': '1'}", "invalid_result", "not a str"),
+    "text": ("return {'score': '1'}", "invalid_result", "got a str"),
     "memory": ("return {'score': float(len(bytearray(1 << 30)))}", "limit", "raise sandbox.limits.memory_mb"),
     "reads_itself": ("open(__file__)", "crash", "it exists but is hidden in the sandbox"),
     "writes": ("open(__file__ + '.marker', 'w')", "crash", "No such file"),
