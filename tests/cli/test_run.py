@@ -105,7 +105,11 @@ BAD_INPUT = {
     "a reward that is not in the file": ({"reward_function_path": "reward.py:rigth"}, [], ["rigth", "right"]),
     "no policy": ({"policy": None}, [], ["no policy", "--model openai/NAME"]),
     "an unknown policy": ({"policy": {"type": "randm"}}, [], ["randm", "random"]),
-    "a policy's file without its class": ({"policy": {"type": "clerk.py"}}, [], ["add the name of the class", "clerk.py:Agent"]),
+    "a policy's file without its class": (
+        {"policy": {"type": "clerk.py"}},
+        [],
+        ["name of the class", "clerk.py:Agent"],
+    ),
     "an unknown key of a policy": ({"policy": {"type": "scripted", "action": []}}, [], ["policy.action", "actions"]),
     "a provider nobody knows": ({}, ["--model", "opnai/x"], ["opnai/x", "openai"]),
     "a tool module that is not there": ({"tools_module_path": "tool.py"}, [], ["no such file", "tool.py"]),
