@@ -68,6 +68,8 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
             (f"pass@{k}", [_share(summary.pass_at_k if summary.k == k else None) for summary in summaries]),
             (f"pass^{k}", [_share(summary.pass_hat_k if summary.k == k else None) for summary in summaries]),
         ]
+    if any(summary.pass_excluded for summary in summaries):
+        lines.append(("samples not in pass@", [str(summary.pass_excluded) for summary in summaries]))
     lines += [
         ("episodes (scored)", [f"{summary.episodes} ({summary.scored})" for summary in summaries]),
         ("failures (scored, not passed)", [str(summary.failures) for summary in summaries]),

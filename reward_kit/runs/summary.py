@@ -99,7 +99,11 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """The column of a policy in the summary table; its figures exclude unscored episodes."""
+    """The column of a policy in the summary table; figures exclude unscored episodes.
+
+    `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples with `k` scored episodes, the largest number of
+    any sample; `pass_excluded` samples have fewer, because of errors.
+    """
 
     policy: str
     episodes: int
@@ -121,6 +125,7 @@ class PolicySummary:
     first_error: str | None
     first_traceback: str | None
     imputed: int = 0
+    pass_excluded: int = 0
 
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
@@ -159,8 +164,9 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
     attempts = Counter(row.sample_id for row in scored)
     passed = Counter(row.sample_id for row in scored if row.score is not None and row.score >= threshold)
     passes = [(count, passed[sample]) for sample, count in attempts.items()]
-    # A sample with fewer scored attempts, because of errors, is excluded from pass@k.
+    # All pass figures are over the same samples: those with k scored attempts, which errors may reduce.
     k = max(attempts.values(), default=0)
+    complete = [(count, passed) for count, passed in passes if count == k]
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
     costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # no cost without a known price
@@ -170,10 +176,10 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         episodes=len(rows),
         scored=len(scored),
         score=score_interval([row.score for row in rows], [row.sample_id for row in rows]) if scores else None,
-        pass_at_1=mean_pass_at_k(passes, 1).mean if passes else None,
+        pass_at_1=mean_pass_at_k(complete, 1).mean if complete else None,
         k=k,
-        pass_at_k=mean_pass_at_k(passes, k).mean if k > 1 else None,
-        pass_hat_k=mean_pass_hat_k(passes, k).mean if k > 1 else None,
+        pass_at_k=mean_pass_at_k(complete, k).mean if k > 1 else None,
+        pass_hat_k=mean_pass_hat_k(complete, k).mean if k > 1 else None,
         errors=dict(sorted(broken.items())),
         failures=sum(score < threshold for score in scores),
         limits=sum(StopReason(row.stop_reason).is_limit for row in rows),
@@ -186,6 +192,7 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         first_error=first.error_message if first else None,
         first_traceback=first.error_traceback if first else None,
         imputed=sum(row.is_imputed for row in rows),
+        pass_excluded=len(passes) - len(complete),
     )
 
 

@@ -65,10 +65,9 @@ def test_summary_matches_values_by_hand() -> None:
     assert (found.episodes, found.scored) == (9, 6)
     assert found.score is not None and found.score.mean == pytest.approx(3.5 / 6)
     assert (found.score.n, found.score.n_clusters) == (6, 3)
-    # pass@1 is the mean over samples: 2/3, 1/2, 0.
-    assert found.pass_at_1 == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
-    # Only sample a has all three attempts: at least one of 3 passes, not all of them do.
-    assert (found.k, found.pass_at_k, found.pass_hat_k) == (3, 1.0, 0.0)
+    # Only sample a has all three attempts: 2 of 3 pass, so at least one does, and not all of them do.
+    assert found.pass_at_1 == pytest.approx(2 / 3)
+    assert (found.k, found.pass_at_k, found.pass_hat_k, found.pass_excluded) == (3, 1.0, 0.0, 2)
     assert found.errors == {"crash": 1, "provider_error": 1, "timeout": 1}
     assert found.failures == 3
     assert found.limits == 2
