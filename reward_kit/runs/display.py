@@ -68,6 +68,8 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
             (f"pass@{k}", [_share(summary.pass_at_k if summary.k == k else None) for summary in summaries]),
             (f"pass^{k}", [_share(summary.pass_hat_k if summary.k == k else None) for summary in summaries]),
         ]
+    if any(summary.pass_excluded for summary in summaries):
+        lines.append(("samples not in pass@", [str(summary.pass_excluded) for summary in summaries]))
     lines += [
         ("episodes (scored)", [f"{summary.episodes} ({summary.scored})" for summary in summaries]),
         ("failures (scored, not passed)", [str(summary.failures) for summary in summaries]),
@@ -82,6 +84,8 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     if any(summary.tokens for summary in summaries):
         lines.append(("tokens", [f"{summary.tokens:,}" for summary in summaries]))
         lines.append(("cost", [_cost(summary.cost) for summary in summaries]))
+    if any(summary.judge_cost is not None for summary in summaries):
+        lines.append(("judge cost", [_cost(summary.judge_cost) for summary in summaries]))
     return lines
 
 

@@ -50,7 +50,7 @@ from reward_kit.runs import events
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
-from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarize, summary_to_json
+from reward_kit.runs.summary import EpisodeRow, JudgeCall, PolicySummary, summarize, summary_to_json
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import EvaluationMode
 
@@ -383,6 +383,7 @@ class Run:
         self._next_attempt: dict[str, int] = {}
         self._failed: set[str] = set()
         self._errors = 0
+        self._judge_calls: set[JudgeCall] = set()
         self._mode: EvaluationMode = plan.reward.mode if plan.reward else "pointwise"
         # Without policies, no episode can be added to the stored groups.
         self._units = ScoringUnits(self._mode, plan.rollouts if plan.policies else None)
@@ -586,6 +587,9 @@ class Run:
 
     def _add_score(self, row: EpisodeRow, record: Mapping[str, Any]) -> None:
         row.add_score(record)
+        if row.judge_call is not None and row.judge_call not in self._judge_calls:
+            self._judge_calls.add(row.judge_call)
+            self._budget.spend(ActionUsage(0, row.judge_call.cost))
         if self._listener is not None:
             self._listener.episode_scored(row)
         self._count_error(row.score_error)
@@ -597,6 +601,7 @@ class Run:
         record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash, group)}
         self._store.append_score({**record, "timing": {**record["timing"], **times}})
         self._add_score(row, record)
+        self._check_budget()
         events.episode_scored(row, scored.duration_s)
 
     def _check_budget(self) -> None:

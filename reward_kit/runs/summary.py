@@ -6,16 +6,37 @@ threshold. A *limit* is an episode that was cut off; it may still be scored.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from reward_kit.agent.models import StopReason
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.episodes.record import environment_return, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.runs.statistics import Interval, mean_interval, mean_pass_at_k, mean_pass_hat_k, safe_mean
+from reward_kit.reward_agent.stats import usage_cost
+from reward_kit.rewards.judge_prompts import METRIC
+from reward_kit.runs.statistics import (
+    Interval,
+    mean_interval,
+    mean_pass_at_k,
+    mean_pass_hat_k,
+    safe_mean,
+)
+
+
+class JudgeCall(NamedTuple):
+    """The judge's usage for one score. Episodes that were judged together share a call."""
+
+    scored_id: str  # of the group, or of the only episode
+    usage: str
+
+    @property
+    def cost(self) -> float | None:
+        """The cost in US dollars; None if the price is unknown."""
+        return usage_cost(self.usage)
 
 
 @dataclass(slots=True)
@@ -37,6 +58,7 @@ class EpisodeRow:
     score: float | None = None
     score_error: str | None = None
     is_imputed: bool = False
+    judge_call: JudgeCall | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
@@ -83,6 +105,9 @@ class EpisodeRow:
         self.score = record.get("score")
         self.score_error = failure.get("class")
         self.is_imputed = bool((record.get("result") or {}).get("is_imputed")) and self.score is not None
+        metric = ((record.get("result") or {}).get("metrics") or {}).get(METRIC)
+        if metric is not None:
+            self.judge_call = JudgeCall(record.get("scored_group") or self.rollout_id, metric.get("reason") or "")
         self.error_message = self.error_message or failure.get("message")
         self.error_traceback = self.error_traceback or failure.get("traceback")
 
@@ -99,7 +124,12 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """The column of a policy in the summary table; its figures exclude unscored episodes."""
+    """The column of a policy in the summary table; figures exclude unscored episodes.
+
+    `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples with `k` scored episodes, the largest number of
+    any sample; `pass_excluded` samples have fewer, because of errors. `judge_cost` is in US dollars, None without a
+    judge or a known price; `cost` does not include it.
+    """
 
     policy: str
     episodes: int
@@ -121,6 +151,8 @@ class PolicySummary:
     first_error: str | None
     first_traceback: str | None
     imputed: int = 0
+    pass_excluded: int = 0
+    judge_cost: float | None = None
 
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
@@ -159,21 +191,23 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
     attempts = Counter(row.sample_id for row in scored)
     passed = Counter(row.sample_id for row in scored if row.score is not None and row.score >= threshold)
     passes = [(count, passed[sample]) for sample, count in attempts.items()]
-    # A sample with fewer scored attempts, because of errors, is excluded from pass@k.
+    # All pass figures are over the same samples: those with k scored attempts, which errors may reduce.
     k = max(attempts.values(), default=0)
+    complete = [(count, passed) for count, passed in passes if count == k]
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
     costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # no cost without a known price
+    judge_costs = [cost for call in {row.judge_call for row in rows} if call and (cost := call.cost) is not None]
     first = next((row for row in rows if row.is_error), None)
     return PolicySummary(
         policy=policy,
         episodes=len(rows),
         scored=len(scored),
         score=score_interval([row.score for row in rows], [row.sample_id for row in rows]) if scores else None,
-        pass_at_1=mean_pass_at_k(passes, 1).mean if passes else None,
+        pass_at_1=mean_pass_at_k(complete, 1).mean if complete else None,
         k=k,
-        pass_at_k=mean_pass_at_k(passes, k).mean if k > 1 else None,
-        pass_hat_k=mean_pass_hat_k(passes, k).mean if k > 1 else None,
+        pass_at_k=mean_pass_at_k(complete, k).mean if k > 1 else None,
+        pass_hat_k=mean_pass_hat_k(complete, k).mean if k > 1 else None,
         errors=dict(sorted(broken.items())),
         failures=sum(score < threshold for score in scores),
         limits=sum(StopReason(row.stop_reason).is_limit for row in rows),
@@ -186,6 +220,8 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         first_error=first.error_message if first else None,
         first_traceback=first.error_traceback if first else None,
         imputed=sum(row.is_imputed for row in rows),
+        judge_cost=math.fsum(judge_costs) if judge_costs else None,
+        pass_excluded=len(passes) - len(complete),
     )
 
 

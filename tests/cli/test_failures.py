@@ -286,9 +286,10 @@ def test_broken_attempt_excludes_its_sample_from_pass_hat_k(project: Project) ->
     done = project.call("run", "task.yaml")
     figures = summary(project.run_path())
     assert (figures["k"], figures["scored"], figures["errors"]) == (4, 7, {"crash": 1})
-    assert (figures["pass_at_1"], figures["pass_at_k"], figures["pass_hat_k"]) == (0.5, 1.0, 1.0)
+    assert (figures["pass_at_1"], figures["pass_at_k"], figures["pass_hat_k"]) == (1.0, 1.0, 1.0)
+    assert figures["pass_excluded"] == 1
     shares = dict(line.split() for line in done.stdout.splitlines() if "pass" in line[:7])
-    assert shares == {"pass@1": "50.0%", "pass@4": "100.0%", "pass^4": "100.0%"}
+    assert shares == {"pass@1": "100.0%", "pass@4": "100.0%", "pass^4": "100.0%"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.chat_server import ChatServer
 from tests.cli.project import Project, lines
 from tests.rewards.judges import data_block, fair, grades
@@ -62,3 +64,29 @@ def scores(folder: Path) -> list[dict[str, object]]:
     found = lines(run / "scores.jsonl")
     assert len(found) == 6
     return found
+
+
+async def test_judge_cost_is_in_the_totals_and_counts_towards_max_cost(tmp_path: Path) -> None:
+    criteria = {"rubric": {"manners": {"description": "It is polite.", "weight": 2}}}
+    # Slower than the judge, so that its calls are paid for before the last episode starts.
+    wait = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": 500}}
+    policy = {"type": "scripted", "actions": [wait, {"type": "text", "content": "done"}]}
+    task = {"reward_function_path": "judge.py:judge", "evaluation_criteria": criteria, "policy": policy}
+    project = Project(tmp_path, rows=4, **task)
+    (tmp_path / "prices.yaml").write_text("judge: {input: 100000, output: 100000}\n")
+    dear = 'model="judge", client={"price_file": "prices.yaml"}, '
+    options = {"REWARD_KIT_RUN_SANDBOX": "in_process"}
+    async with ChatServer(fair(grades(4))) as server:
+        (tmp_path / "judge.py").write_text(REWARD.format(url=server.base_url).replace('model="judge", ', dear))
+        limits = ["--max-cost", "1.5", "--max-concurrency", "1"]
+        stopped = await asyncio.to_thread(project.call, "run", "task.yaml", *limits, **options)
+        assert stopped.returncode == 1 and "of 1.5 US dollars" in stopped.stderr
+        (path,) = (tmp_path / "runs").iterdir()
+        assert len(lines(path / "episodes.jsonl")) < 8
+        done = await asyncio.to_thread(project.call, "run", "--resume", "--max-cost", "100", **options)
+    assert done.returncode == 0, done.stderr
+    (policy,) = json.loads((path / "summary.json").read_text())["policies"]
+    usages = [line["result"]["metrics"]["judge_usage"]["reason"] for line in lines(path / "scores.jsonl")]
+    paid = sum(float(usage.rpartition("cost_usd=")[2]) for usage in usages)
+    assert policy["judge_cost"] == pytest.approx(paid) and paid > 1.5
+    assert f"${paid:.4f}" in done.stdout

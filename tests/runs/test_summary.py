@@ -65,10 +65,9 @@ def test_summary_matches_values_by_hand() -> None:
     assert (found.episodes, found.scored) == (9, 6)
     assert found.score is not None and found.score.mean == pytest.approx(3.5 / 6)
     assert (found.score.n, found.score.n_clusters) == (6, 3)
-    # pass@1 is the mean over samples: 2/3, 1/2, 0.
-    assert found.pass_at_1 == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
-    # Only sample a has all three attempts: at least one of 3 passes, not all of them do.
-    assert (found.k, found.pass_at_k, found.pass_hat_k) == (3, 1.0, 0.0)
+    # Only sample a has all three attempts: 2 of 3 pass, so at least one does, and not all of them do.
+    assert found.pass_at_1 == pytest.approx(2 / 3)
+    assert (found.k, found.pass_at_k, found.pass_hat_k, found.pass_excluded) == (3, 1.0, 0.0, 2)
     assert found.errors == {"crash": 1, "provider_error": 1, "timeout": 1}
     assert found.failures == 3
     assert found.limits == 2
@@ -226,3 +225,15 @@ def test_every_episode_is_counted_once_and_summary_json_round_trips(drawn: list[
     if only.pass_hat_k is not None and only.pass_at_k is not None:
         assert 0.0 <= only.pass_hat_k <= only.pass_at_k <= 1.0
     assert summary_from_json(json.loads(json.dumps(summary_to_json(found), allow_nan=False))) == found
+
+
+def test_the_cost_of_a_judge_counts_once_for_episodes_judged_together() -> None:
+    def judged(row: EpisodeRow, group: str | None, cost: str) -> EpisodeRow:
+        metric = {"judge_usage": {"score": 0.0, "reason": f"calls=1 cost_usd={cost}"}}
+        row.add_score({"score": 1.0, "result": {"score": 1.0, "metrics": metric}, "scored_group": group})
+        return row
+
+    alone = [judged(row("a", index, 1.0), None, "0.250000") for index in range(2)]
+    together = [judged(row("b", index, 1.0), "group", "0.100000") for index in range(2)]
+    assert summary_of(*alone, *together).judge_cost == pytest.approx(0.6)
+    assert summary_of(judged(row("a", 0, 1.0), None, "unknown"), row("b", 0, 1.0)).judge_cost is None
