@@ -140,6 +140,7 @@ class TokenEstimate:
 
 
 _CUT = 0.7
+_TOLERATED_SHARE = 0.1
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -149,13 +150,15 @@ class Concurrency:
 
     The rule is TCP's (RFC 5681): a cut after a rejection, doubling per round trip up to the size that last caused one,
     and growth by one per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to the number of
-    requests that the endpoint did not reject, whichever is less.
+    requests that the endpoint did not reject, whichever is less. As in BBRv2, rejections that are rare and do not
+    depend on the load cause no cut: once a request was answered, the share of rejections, averaged over about two round
+    trips, must exceed 10 %.
 
     Attributes:
         limit: the current limit; infinite until the first rejection unless `most` is set.
     """
 
-    __slots__ = ("_cut_at", "_cuts_in_a_row", "_most", "_threshold", "_unrefused", "limit")
+    __slots__ = ("_cut_at", "_cuts_in_a_row", "_has_answers", "_most", "_share", "_threshold", "_unrefused", "limit")
 
     def __init__(self, most: int | None = None) -> None:
         self._most = math.inf if most is None else float(most)
@@ -164,10 +167,14 @@ class Concurrency:
         self._cut_at = -1
         self._cuts_in_a_row = 0
         self._unrefused = 0
+        self._share = 0.0  # running average of the share of rejections since the last cut
+        self._has_answers = False  # since the last cut
 
-    def answered(self, is_scarce: bool) -> None:
+    def answered(self, is_scarce: bool, in_flight: int = 1) -> None:
         """Record an answer; the limit grows if requests are waiting for it (`is_scarce`)."""
         self._cuts_in_a_row = 0
+        self._has_answers = True
+        self._share -= self._weight(in_flight) * self._share
         if is_scarce and self.limit < self._most:
             step = 1.0 if self.limit < self._threshold else 1.0 / self.limit
             self.limit = min(self.limit + step, self._most)
@@ -179,6 +186,10 @@ class Concurrency:
         """
         is_news = number > self._cut_at
         if is_news:
+            self._share += self._weight(in_flight) * (1.0 - self._share)
+            if self._share <= _TOLERATED_SHARE and self._has_answers:
+                return False
+            self._share, self._has_answers = 0.0, False
             self._cut_at, self._unrefused = latest, in_flight
             self._cuts_in_a_row += 1
             self._threshold = max(1.0, _CUT * in_flight)
@@ -186,6 +197,11 @@ class Concurrency:
         self._unrefused -= 1
         self.limit = max(1.0, min(self.limit, float(self._unrefused)))
         return is_news
+
+    @staticmethod
+    def _weight(in_flight: int) -> float:
+        """Return the weight of one answer in the share of rejections; the average spans about two round trips."""
+        return min(0.2, 0.5 / max(in_flight, 1))
 
     def pause_s(self) -> float:
         """Return the seconds to pause after a rejection without a stated time; longer with each consecutive cut."""
@@ -456,7 +472,7 @@ class RequestQueue:
         if self._tokens is not None and prompt_tokens is not None:
             self._tokens.take(prompt_tokens + completion_tokens - permit.tokens)
             self._estimate.learn(permit.size, prompt_tokens, completion_tokens)
-        self._concurrency.answered(bool(self._waiting))
+        self._concurrency.answered(bool(self._waiting), self.in_flight + 1)
         if self._waiting:
             self._admit_waiting()
 
