@@ -277,6 +277,7 @@ async def run(
     tool_errors, log = ToolErrors(), folder.path / "run.log"
     if traffic is not None:
         traffic.gave_up = control.give_up
+        traffic.outage_time_s = plan.definition.run_limits.outage_time_s or traffic.outage_time_s
         if traffic.cassette is not None:
             traffic.cassette.redact = folder.redaction.redact_line
     with ExitStack() as stack:
