@@ -243,7 +243,8 @@ class ChatEndpoint:
                 is_maybe_passing = isinstance(error, HtmlError) and self._traffic is None
                 if facts.model in self._answering or is_maybe_passing:
                     raise
-                raise WrongEndpointError(f"{str(error).rstrip('.')}{await self._ask_for_advice(facts.model)}") from error
+                advice = await self._ask_for_advice(facts.model)
+                raise WrongEndpointError(f"{str(error).rstrip('.')}{advice}") from error
             if stream is not None and data is None:  # a server may ignore `stream` and answer in one piece
                 data = stream.result()
             if isinstance(data, Mapping) and data.get("error") and not data.get("choices"):
