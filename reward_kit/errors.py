@@ -84,19 +84,22 @@ class PolicyError(RewardKitError):
 
 
 class EnvironmentFailure(RewardKitError):
-    """A `ForkableResource` raised, or broke its contract.
+    """A `ForkableResource` or a tool raised, or broke its contract. The episode is unscored, which is not 0.
 
-    Likely cause: a `resource_config` that the environment rejects, a server that exited, or a method that returns
-    the wrong type.
+    Likely cause: a bug in a tool; a `resource_config` that the environment rejects, a server that exited, or a method
+    that returns the wrong type.
 
-    What to do: test the resource alone with `reward-kit check`, which names the broken contract.
+    What to do: read the traceback, whose first frame is in the tool; raise a `ToolError` for a mistake of the agent.
+    Test a resource alone with `reward-kit check`, which names the broken contract.
     """
 
 
 class ToolError(RewardKitError):
-    """A tool refused its arguments or raised. The agent sees the message and can try again.
+    """A tool refused a call. The agent sees the message and can try again.
 
-    Likely cause: the model called the tool with wrong arguments, which is normal in an episode, or the tool has a bug.
+    Raise it in your own tools for mistakes of the agent; any other exception ends the episode with an error.
+
+    Likely cause: the model called the tool with wrong arguments, which is normal in an episode.
 
     What to do: nothing if the agent recovers. If every agent fails on it, fix the tool or its description.
     """

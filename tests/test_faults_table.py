@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TABLE = (ROOT / "development" / "faults.md").read_text(encoding="utf-8")
-ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and not line.startswith("| fault |")]
+ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and not line.startswith("| Fault |")]
 NAMED = sorted({name for row in ROWS for name in re.findall(r"`(tests/[^`]+)`", row)})
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from reward_kit import ToolRegistry
+from reward_kit import ToolError, ToolRegistry
 from reward_kit.environments import PythonStateResource
 
 DATA: dict[str, Any] = json.loads((Path(__file__).parent / "shop.json").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def find_customer_by_name(shop: Shop, name: str, zip_code: str) -> str:
 def get_customer(shop: Shop, customer_id: str) -> dict[str, Any]:
     """Show a customer with the ids of their orders."""
     if customer_id not in shop.state["customers"]:
-        raise ValueError(f"no customer {customer_id}")
+        raise ToolError(f"no customer {customer_id}")
     orders = [id_ for id_, order in shop.state["orders"].items() if order["customer"] == customer_id]
     return {**shop.state["customers"][customer_id], "orders": orders}
 
@@ -93,23 +93,23 @@ def refund_order(shop: Shop, order_id: str, to: Literal["original payment", "sto
 
 
 def first_id(ids: Any) -> str:
-    """Return the first id, or raise an error for the agent."""
+    """Return the first id, or raise a `ToolError`, which the agent reads."""
     for id_ in ids:
         return str(id_)
-    raise ValueError("no such customer")
+    raise ToolError("no such customer")
 
 
 def existing_order(shop: Shop, order_id: str) -> dict[str, Any]:
-    """Return an order, or raise an error for the agent."""
+    """Return an order, or raise a `ToolError`, which the agent reads."""
     if order_id not in shop.state["orders"]:
-        raise ValueError(f"no order {order_id}")
+        raise ToolError(f"no order {order_id}")
     order: dict[str, Any] = shop.state["orders"][order_id]
     return order
 
 
 def order_with_status(shop: Shop, order_id: str, status: str) -> dict[str, Any]:
-    """Return an order with this status, or raise an error for the agent."""
+    """Return an order with this status, or raise a `ToolError`, which the agent reads."""
     order = existing_order(shop, order_id)
     if order["status"] != status:
-        raise ValueError(f"{order_id} is {order['status']}, not {status}")
+        raise ToolError(f"{order_id} is {order['status']}, not {status}")
     return order

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import anyio
 
-from reward_kit import errors
 from reward_kit.agent.actions import as_text, call_ids, to_plain_data
 from reward_kit.agent.policy_interface import Action, get_tool_calls
 from reward_kit.display_text import escape_text, pluralize
@@ -30,9 +27,7 @@ from reward_kit.errors import (
     ToolError,
     boundary,
     did_you_mean,
-    safe_str,
     type_name,
-    user_traceback,
 )
 from reward_kit.models import Message, TaskDefinitionModel
 
@@ -96,8 +91,9 @@ class Toolbox:
     ) -> Execution:
         """Execute the calls of an action in order.
 
-        A failed call returns its error to the agent. A resource that fails or times out ends the episode, because its
-        state is unknown. The results are added to `done`.
+        A call that raises a `ToolError` returns its message to the agent. Any other exception of a tool or a resource
+        ends the episode with a failure, because it is not the agent's mistake; so does a resource that times out,
+        because its state is unknown. The results are added to `done`.
         """
         done = Execution() if done is None else done
         calls, limit = get_tool_calls(action), self._output_chars
@@ -149,16 +145,6 @@ class Toolbox:
                 f"tool {name!r} did not answer within {limit:g} s (limits.tool_time_s)"
             )
         except ToolError as error:
-            if error.__cause__ is not None:
-                if (tool_errors := CURRENT_TOOL_ERRORS.get()) is not None:
-                    tool_errors.add(name, error)
-                # Find the original error; later ones in the chain repeat its message. `raise e from e` creates a cycle.
-                root: BaseException = error
-                seen = {id(root)}
-                while root.__cause__ is not None and id(root.__cause__) not in seen:
-                    root = root.__cause__
-                    seen.add(id(root))
-                logger.info("tool %s failed: %s", name, user_traceback(root) or error)
             return f"Error: {error}", {"error": str(error), "is_valid": False}
         except RewardKitError as error:
             logger.info("%s failed", name, exc_info=error)
@@ -167,13 +153,8 @@ class Toolbox:
 
     async def _call_own(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         assert self._registry is not None
-        try:
-            with boundary(ToolError, f"tool {name!r}"):
-                return as_text(await self._registry.get_tool(name).call(arguments, self._resource)), {}
-        except EnvironmentFailure:
-            raise
-        except RewardKitError as error:
-            raise ToolError(str(error)) from error
+        with boundary(EnvironmentFailure, f"tool {name!r}"):
+            return as_text(await self._registry.get_tool(name).call(arguments, self._resource)), {}
 
     async def _call_resource(
         self, name: str, arguments: Mapping[str, Any], done: Execution
@@ -201,83 +182,39 @@ class Toolbox:
         return text, facts
 
 
-_PACKAGE = f"{Path(errors.__file__).parent}{os.sep}"
-_BUGS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    NotImplementedError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-)
-"""Exceptions that Python raises for bugs, unlike ValueError, OSError and RuntimeError, which tools raise on purpose."""
-_MAX_KINDS = 200  # a model may invent any number of names
-_SHOWN_NAMES, _SHOWN_TOOLS, _SHOWN_CHARS = 3, 8, 200
+_MAX_NAMES = 200  # a model may invent any number of names
+_SHOWN_NAMES, _SHOWN_TOOLS = 3, 8
 
 
 class ToolErrors:
-    """Counts tool bugs and calls to unknown tools in a run, for its final report.
+    """Counts calls to unknown tools in a run, for its final report.
 
-    Since both only produce an answer to the agent and the episode continues, they would otherwise appear only in the
-    logs. An error that a tool raises on purpose is part of the episode and is not counted.
+    They only produce an answer to the agent, so they would otherwise appear nowhere but in the episodes.
     """
 
     def __init__(self) -> None:
-        self._bugs: Counter[tuple[str, str, str]] = Counter()  # by tool, exception and location
-        self._messages: dict[tuple[str, str, str], str] = {}
         self._unknown: Counter[str] = Counter()
         self._unknown_calls = 0
         self._offered: Sequence[str] = ()
-
-    def add(self, tool: str, error: RewardKitError) -> None:
-        """Count a call that failed with `error`, if a bug in the tool's own code caused it."""
-        cause: BaseException | None = error
-        while isinstance(cause, RewardKitError):
-            trace = cause.__traceback__
-            while trace is not None and trace.tb_next is not None:
-                trace = trace.tb_next
-            if trace is None or not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-                return  # raised by the tool's own code, hence on purpose
-            cause = cause.__cause__
-        # A subclass defined elsewhere is also raised on purpose.
-        if not isinstance(cause, _BUGS) or type(cause).__module__ != "builtins":
-            return
-        lines = user_traceback(cause, max_lines=2).splitlines()  # the innermost line of the tool's own code
-        place = Path(lines[1].strip().rpartition(" in ")[0]).name if len(lines) > 1 else ""
-        key = (tool, type(cause).__name__, place)
-        if key in self._messages or len(self._messages) < _MAX_KINDS:
-            self._messages.setdefault(key, safe_str(cause))
-            self._bugs[key] += 1
 
     def add_unknown(self, name: str, offered: Sequence[str]) -> None:
         """Count a call to a tool that is not among the `offered` ones."""
         self._unknown_calls += 1
         self._offered = offered
-        if name in self._unknown or len(self._unknown) < _MAX_KINDS:
+        if name in self._unknown or len(self._unknown) < _MAX_NAMES:
             self._unknown[name] += 1
 
-    def lines(self, log: Path, most: int = 3) -> list[str]:
-        """Return one line for each of the `most` frequent bugs, with tracebacks in `log`, and one for unknown tools."""
-        lines = []
-        for (tool, kind, place), times in self._bugs.most_common(most):
-            message = " ".join(self._messages[tool, kind, place].split())
-            detail = f": {escape_text(message, _SHOWN_CHARS)}" if message else ""
-            what = f"{escape_text(tool, _SHOWN_CHARS)} raised {kind}{detail}"
-            lines.append(f"tool {what}{f' ({place})' if place else ''}, {pluralize(times, 'call')}; more in {log}")
-        if self._unknown_calls:
-            names = [repr(escape_text(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]
-            more = len(self._unknown) - len(names)
-            named = f"{', '.join(names)}{f' and {more:,} more' if more else ''}"
-            ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
-            offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
-            calls = pluralize(self._unknown_calls, "call")
-            there = f"known: {offered}" if offered else "the episode has no tools"
-            lines.append(f"{calls} named an unknown tool: {named} ({there})")
-        return lines
+    def lines(self) -> list[str]:
+        """Return one line with the most frequent unknown names, or none."""
+        if not self._unknown_calls:
+            return []
+        names = [repr(escape_text(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]
+        more = len(self._unknown) - len(names)
+        named = f"{', '.join(names)}{f' and {more:,} more' if more else ''}"
+        ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
+        offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
+        there = f"known: {offered}" if offered else "the episode has no tools"
+        return [f"{pluralize(self._unknown_calls, 'call')} named an unknown tool: {named} ({there})"]
 
 
 CURRENT_TOOL_ERRORS: ContextVar[ToolErrors | None] = ContextVar("CURRENT_TOOL_ERRORS", default=None)

@@ -4,6 +4,9 @@ The JSON schema comes from the signature and the docstring through pydantic; a p
 default. Arguments are validated before the function runs, so a function always receives the annotated types. A
 parameter annotated with `ForkableResource` or a subclass receives the episode's resource (the matching one if the task
 has several) and is hidden from the agent.
+
+A tool raises a `ToolError` to tell the agent of its mistake. Any other exception is a bug of the tool and ends the
+episode with an error.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
-from reward_kit.errors import ConfigError, ToolError, boundary, did_you_mean, type_name
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, did_you_mean, type_name
 from reward_kit.validation import describe_validation_error
 
 ToolFunction = Callable[..., Any]
@@ -49,12 +52,13 @@ class Tool:
         """Validate `arguments` and run the function; a synchronous one runs in a thread.
 
         Raises:
-            ToolError: the arguments do not fit the schema, or the function raised.
+            ToolError: the arguments do not fit the schema, or the function raised one. The agent sees its message.
+            EnvironmentFailure: the function raised any other exception, which ends the episode.
         """
-        values = self.parse(arguments)
-        for name, kind in self.resource_parameters.items():
-            values[name] = resource.seen_by_tool(kind, name) if resource is not None else None
-        with boundary(ToolError, f"tool {self.name!r}"):
+        with boundary(EnvironmentFailure, f"tool {self.name!r}"):
+            values = self.parse(arguments)
+            for name, kind in self.resource_parameters.items():
+                values[name] = resource.seen_by_tool(kind, name) if resource is not None else None
             if inspect.iscoroutinefunction(self.function):
                 return await self.function(**values)
             result = await anyio.to_thread.run_sync(lambda: self.function(**values), abandon_on_cancel=True)

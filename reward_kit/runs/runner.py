@@ -274,7 +274,7 @@ async def run(
         further: a function from the rows to additional keys of `summary.json`.
     """
     control = control or Control()
-    tool_errors, log = ToolErrors(), folder.path / "run.log"
+    tool_errors = ToolErrors()
     if traffic is not None:
         traffic.gave_up = control.give_up
         traffic.outage_time_s = plan.definition.run_limits.outage_time_s or traffic.outage_time_s
@@ -282,7 +282,7 @@ async def run(
             traffic.cassette.redact = folder.redaction.redact_line
     with ExitStack() as stack:
         stack.enter_context(folder)
-        stack.enter_context(events.log_to_file(log, folder.redaction))
+        stack.enter_context(events.log_to_file(folder.path / "run.log", folder.redaction))
         stack.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
         session = CURRENT_PROVIDER_SESSION.set(traffic)  # For rewards that call a model
         stack.callback(CURRENT_PROVIDER_SESSION.reset, session)
@@ -329,7 +329,7 @@ async def run(
         credit_error=credit_error,
         page=page,
         page_error=page_error,
-        tool_errors=tool_errors.lines(log),
+        tool_errors=tool_errors.lines(),
     )
 
 

@@ -5,9 +5,39 @@ import asyncio
 import pytest
 
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import EnvironmentFailure, ProviderError
+from reward_kit.environments.python_state import PythonStateResource
+from reward_kit.environments.tools import ToolRegistry, tool
+from reward_kit.errors import EnvironmentFailure, ProviderError, ToolError
 from tests.agent.worlds import WORLD, Counter, call, calls, collected, failure, reason, text, tool_answers, worker_of
+
+
+class MethodShop(ForkableResource):
+    async def reset(self, seed=None):
+        pass
+
+    async def state_key(self):
+        return "open"
+
+    @tool
+    def buy(self, item: str) -> str:
+        """Buy an item."""
+        return sell(item)
+
+
+class RegistryShop(PythonStateResource):
+    registry = ToolRegistry("shop")
+
+
+@RegistryShop.registry.tool
+def buy(item: str) -> str:
+    """Buy an item."""
+    return sell(item)
+
+
+def sell(item: str) -> str:
+    if item == "wine":
+        raise ToolError("no wine here")
+    return str(1 / 0)
 
 
 class TestToolCalls:
@@ -31,21 +61,16 @@ class TestToolCalls:
         assert [c.id for c in episode.messages[1].tool_calls] == ids
         assert [m.tool_call_id for m in episode.messages[2:]] == ids
 
-    async def test_huge_output_is_cut_and_invalid_bytes_are_a_tool_error(self):
+    async def test_huge_output_is_cut(self):
         registry = ToolRegistry("loud")
 
         @registry.tool
         def shout() -> str:
             return "a" * 50_000_000
 
-        @registry.tool
-        def garble() -> bytes:
-            return b"\xff\xfe"
-
-        episode = await collected([call("shout"), call("garble"), text("on we go")], tools=registry, on_text="end")
-        long, garbled = tool_answers(episode)
-        assert len(long) < 17_000 and "characters left out" in long
-        assert garbled.startswith("Error: tool 'garble': ") and reason(episode) == "answered"
+        episode = await collected([call("shout"), text("on we go")], tools=registry, on_text="end")
+        (long,) = tool_answers(episode)
+        assert len(long) < 17_000 and "characters left out" in long and reason(episode) == "answered"
 
     async def test_malformed_arguments_are_a_tool_error_counted_invalid(self):
         broken = {"type": "tool_call", "name": "add", "arguments_text": '{"by": '}
@@ -87,24 +112,73 @@ class TestToolCalls:
         assert episode.custom_data["start"] == {"fork": None, "state_key": None, "verified": None}
 
     @pytest.mark.parametrize(
-        "raised", [ValueError("nope"), TimeoutError("nope"), ProviderError("nope"), SystemExit("nope")]
+        ("raised", "failure_class", "where"),
+        [
+            (ValueError("nope"), "crash", "EnvironmentFailure"),
+            (KeyError("nope"), "crash", "EnvironmentFailure"),
+            (SystemExit("nope"), "crash", "EnvironmentFailure"),
+            (TimeoutError("nope"), "timeout", "DeadlineError"),
+            (ProviderError("nope"), "provider_error", "ProviderError"),
+        ],
     )
-    async def test_exception_in_a_tool_is_a_tool_error_and_the_episode_continues(self, raised, caplog):
-        caplog.set_level("INFO", "reward_kit.agent")
+    @pytest.mark.parametrize("is_async", [False, True])
+    async def test_exception_in_a_tool_ends_the_episode_with_its_traceback(
+        self, raised, failure_class, where, is_async
+    ):
         registry = ToolRegistry("own")
 
-        @registry.tool
         def fail() -> str:
             """Fail."""
             raise raised
 
-        episode = await collected([call("fail"), call("fail"), text("ok")], tools=registry, on_text="end")
-        assert (reason(episode), failure(episode)) == ("answered", None)
-        assert len(tool_answers(episode)) == 2
-        assert all(answer.startswith("Error: ") and "nope" in answer for answer in tool_answers(episode))
-        assert caplog.text.count("tool fail failed") == 2 and "raise raised" in caplog.text
+        async def fail_later() -> str:
+            """Fail."""
+            raise raised
 
-    async def test_error_raised_from_itself_does_not_end_the_episode(self):
+        registry.tool(name="fail")(fail_later if is_async else fail)
+        episode = await collected([call("fail"), text("ok")], tools=registry, on_text="end")
+        assert (reason(episode), len(episode)) == ("error", 1)
+        found = failure(episode)
+        assert (found["class"], found["where"]) == (failure_class, where)
+        assert "nope" in found["message"] and "raise raised" in found["traceback"]
+        assert f"{__file__}:" in found["traceback"]
+
+    @pytest.mark.parametrize("is_caused", [False, True])
+    async def test_declared_tool_error_goes_to_the_agent_and_the_episode_continues(self, is_caused):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        def cancel(order: str) -> str:
+            """Cancel an order."""
+            try:
+                return {"1": "cancelled"}[order]
+            except KeyError as error:
+                raise ToolError(f"no order {order}") from (error if is_caused else None)
+
+        episode = await collected(
+            [call("cancel", order="2"), call("cancel", order="1"), text("ok")], tools=registry, on_text="end"
+        )
+        assert (reason(episode), failure(episode)) == ("answered", None)
+        assert tool_answers(episode) == ["Error: no order 2", "cancelled"]
+
+    async def test_wrong_arguments_go_to_the_agent(self):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        def double(x: int) -> int:
+            """Double a number."""
+            return 2 * x
+
+        episode = await collected(
+            [call("double", x="many"), call("double"), call("double", x=1, y=2), call("double", x=2)],
+            tools=registry,
+            max_episode_steps=4,
+        )
+        assert failure(episode) is None
+        *refused, answer = tool_answers(episode)
+        assert all(each.startswith("Error: tool 'double': ") for each in refused) and answer == "4"
+
+    async def test_error_raised_from_itself_is_recorded(self):
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -114,19 +188,46 @@ class TestToolCalls:
             raise error from error
 
         episode = await collected([call("fail"), text("ok")], tools=registry, on_text="end")
-        assert (reason(episode), tool_answers(episode)) == ("answered", ["Error: tool 'fail': ValueError: nope"])
+        assert (reason(episode), failure(episode)["message"]) == ("error", "tool 'fail': ValueError: nope")
 
-    async def test_result_without_json_form_is_a_tool_error(self):
+    @pytest.mark.parametrize("value", [{(1, 2): 3}, b"\xff\xfe", object()])
+    async def test_result_without_json_form_ends_the_episode(self, value):
         registry = ToolRegistry("own")
 
         @registry.tool
         def odd() -> dict:
-            """Return a dict that JSON cannot write."""
-            return {(1, 2): 3}
+            """Return a value that JSON cannot write."""
+            return value
 
         episode = await collected([call("odd"), text("ok")], tools=registry, on_text="end")
-        assert (reason(episode), failure(episode)) == ("answered", None)
-        assert tool_answers(episode)[0].startswith("Error: tool 'odd'")
+        assert (reason(episode), failure(episode)["class"]) == ("error", "crash")
+        assert failure(episode)["message"].startswith("tool 'odd': TypeError: ")
+
+    @pytest.mark.parametrize("kind", ["MethodShop", "RegistryShop"])
+    async def test_tools_of_a_resource_follow_the_same_rule(self, kind):
+        actions = [call("buy", item="wine"), call("buy", item="bug"), text("ok")]
+        episode = await collected(actions, resource_type=f"{__name__}:{kind}", on_text="end")
+        assert tool_answers(episode)[0] == "Error: no wine here" and len(episode) == 2
+        assert (reason(episode), failure(episode)["class"]) == ("error", "crash")
+        assert "'buy'" in failure(episode)["message"] and "1 / 0" in failure(episode)["traceback"]
+
+    async def test_calls_after_a_broken_tool_are_not_executed(self):
+        registry = ToolRegistry("own")
+        called = []
+
+        @registry.tool
+        def fail() -> str:
+            """Fail."""
+            raise ValueError("nope")
+
+        @registry.tool
+        def note() -> str:
+            """Note the call."""
+            called.append(1)
+            return "noted"
+
+        episode = await collected([calls(("fail", {}), ("note", {}))], tools=registry)
+        assert tool_answers(episode)[1] == "Not executed: the episode is over." and not called
 
     async def test_slow_tool_is_a_tool_error(self):
         registry = ToolRegistry("own")

@@ -1,11 +1,12 @@
-"""Test that bugs in tools and calls of unknown tools are reported at the end of a run."""
+"""Test that a bug in a tool is an error of the episode, and that calls of unknown tools are reported."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from tests.cli.project import Project
+from tests.cli.project import Project, lines
 
 TOOLS = """
 from reward_kit import ToolRegistry
@@ -36,13 +37,35 @@ def project_calling(folder: Path, *names: str) -> Project:
     return project
 
 
-def test_tool_errors_are_reported_at_the_end(tmp_path: Path) -> None:
-    done = project_calling(tmp_path, "cancel_order").call("run", "task.yaml")
+def test_bug_in_a_tool_is_an_error_and_not_a_score(tmp_path: Path) -> None:
+    project = project_calling(tmp_path, "cancel_order")
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 3, done.stderr
+    message = "tool 'cancel_order': NameError: name 'ordr' is not defined"
+    assert message in done.stdout and "crash 2" in done.stdout
+    run = project.run_path()
+    assert f"2 episodes ended with an error; tracebacks are in runs/{run.name}/run.log\n" in done.stderr
+    (figures,) = json.loads((run / "summary.json").read_text())["policies"]
+    assert (figures["episodes"], figures["scored"], figures["score"], figures["errors"]) == (2, 0, None, {"crash": 2})
+    assert figures["stop_reasons"] == {"error": 2}
+    assert not [score for score in lines(run / "scores.jsonl") if score["score"] is not None]
+    for episode in lines(run / "episodes.jsonl"):
+        failure = episode["failure"]
+        assert (episode["stop_reason"], failure["class"], failure["message"]) == ("error", "crash", message)
+        assert f"{tmp_path}/tools.py:10 in cancel_order" in failure["traceback"]
+    assert f"{tmp_path}/tools.py" in (run / "run.log").read_text()
+    assert "tools.py:10 in cancel_order" in (run / "report.html").read_text()
+
+
+def test_fixed_tool_runs_again_with_only_failed(tmp_path: Path) -> None:
+    project = project_calling(tmp_path, "cancel_order")
+    assert project.call("run", "task.yaml").returncode == 3
+    (tmp_path / "tools.py").write_text(TOOLS.replace("ordr", "order"))
+    run = project.run_path()
+    done = project.call("run", "--resume", str(run), "--only-failed", "--force")
     assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "runs").iterdir()
-    told = "tool cancel_order raised NameError: name 'ordr' is not defined (tools.py:10), 2 calls"
-    assert f"{told}; more in runs/{run.name}/run.log\n" in done.stderr
-    assert "tools.py" in (run / "run.log").read_text()
+    (figures,) = json.loads((run / "summary.json").read_text())["policies"]
+    assert (figures["scored"], figures["errors"]) == (2, {})
 
 
 def test_calls_of_unknown_tools_are_reported(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from reward_kit.environments import PythonStateResource, ToolRegistry, open_snapshot
-from reward_kit.errors import ConfigError, ToolError
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 
 SHOP = {"orders": [{"id": 1, "total": 5}], "user": {"name": "Ada"}, "note": "x"}
 
@@ -192,7 +192,9 @@ def buy(shop: Shop, item: str, count: int = 1) -> str:
     """Buy an item."""
     shop.state["bought"] = shop.state.get("bought", 0) + count
     if item == "nothing":
-        raise ValueError("sold out")
+        raise ToolError("sold out")
+    if item == "bug":
+        raise ValueError("a bug")
     return f"{count} {item}"
 
 
@@ -211,4 +213,7 @@ async def test_subclass_tool_that_raises_leaves_the_state_unchanged() -> None:
     await shop.setup({"initial_state": {"bought": 1}})
     with pytest.raises(ToolError, match="sold out"):
         await call(shop, "buy", item="nothing")
+    assert await state_of(shop) == {"bought": 1}
+    with pytest.raises(EnvironmentFailure, match="tool 'buy': ValueError: a bug"):
+        await call(shop, "buy", item="bug")
     assert await state_of(shop) == {"bought": 1}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from reward_kit.environments import PythonStateResource, ToolRegistry
 from reward_kit.environments.tools import parse_docstring
-from reward_kit.errors import ConfigError, ToolError
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 
 
 class Address(BaseModel):
@@ -77,14 +77,14 @@ async def test_invalid_arguments_never_reach_the_function(registry, tool, argume
         await registry.get_tool(tool).call(arguments)
 
 
-async def test_exception_in_a_tool_is_a_tool_error_with_its_cause() -> None:
+async def test_exception_in_a_tool_is_an_environment_failure_with_its_cause() -> None:
     tools = ToolRegistry("broken")
 
     @tools.tool
     def divide(x: int) -> float:
         return 1 / x
 
-    with pytest.raises(ToolError, match="tool 'divide': ZeroDivisionError: division by zero") as caught:
+    with pytest.raises(EnvironmentFailure, match="tool 'divide': ZeroDivisionError: division by zero") as caught:
         await tools.get_tool("divide").call({"x": 0})
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
