@@ -170,6 +170,11 @@ class RunLimitsModel(BaseModel):
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens")
     steps: int | None = Field(default=None, gt=0, description="actions of policies")
     wall_time_s: float | None = Field(default=None, gt=0, description="seconds, including time before a resume")
+    outage_time_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="seconds to wait for a model endpoint that is down; default: 600, less before its first answer",
+    )
 
 
 class PolicyModel(BaseModel):

@@ -34,8 +34,9 @@ class Received:
 class ChatServer:
     """A server of `/v1/chat/completions` on 127.0.0.1 in the running loop, by default on a free port."""
 
-    def __init__(self, script: Script, port: int = 0) -> None:
+    def __init__(self, script: Script, port: int = 0, models: Sequence[str] = ()) -> None:
         self._script = script
+        self._models = models
         self.port = port
         self._runner: web.AppRunner | None = None
         self.requests: list[Received] = []
@@ -44,6 +45,8 @@ class ChatServer:
     async def __aenter__(self) -> ChatServer:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._handle)
+        if self._models:
+            app.router.add_get("/v1/models", self._list_models)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
@@ -61,6 +64,9 @@ class ChatServer:
     def bodies(self) -> list[dict[str, Any]]:
         """Return the bodies of the requests in order."""
         return [request.body for request in self.requests]
+
+    async def _list_models(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({"object": "list", "data": [{"id": name} for name in self._models]})
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -188,11 +188,11 @@ def main() -> None:
     try:
         code = program(auto_envvar_prefix=_PREFIX, complete_var=COMPLETE_VARIABLE, standalone_mode=False)
     except RewardKitError as error:
-        echo(f"error: {error}", err=True)
+        _show_error(error, error)
         _leave(error.exit_code)
     except ExceptionGroup as group:
         ours = _find_own_error(group)
-        echo(f"error: {ours}", err=True)
+        _show_error(ours, group)
         _leave(ours.exit_code)
     except click.ClickException as error:
         error.show(shown := io.StringIO())  # it may quote arguments, such as names of files
@@ -203,6 +203,13 @@ def main() -> None:
     except SystemExit as leaving:
         _leave(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
     _leave(code if isinstance(code, int) else 0)
+
+
+def _show_error(error: RewardKitError, noted: Exception) -> None:
+    """Show an error in one line, and then the notes added to it or to its group."""
+    echo(f"error: {error}", err=True)
+    for note in getattr(noted, "__notes__", ()):
+        echo(note, err=True)
 
 
 def _find_own_error(group: ExceptionGroup[Exception]) -> RewardKitError:

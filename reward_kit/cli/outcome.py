@@ -9,8 +9,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo_json
 from reward_kit.console import SafeConsole
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs import runner
 from reward_kit.runs.display import Display, DisplayKind, summary_table
 from reward_kit.runs.events import log_handler
@@ -39,6 +39,7 @@ INTERRUPTED = "interrupted"
 GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
 """The environment variable for the seconds that an interrupted run may take to finish running episodes."""
 _STOP_GRACE_S = 60.0
+_SCORING_GRACE_S = 5.0  # unscored episodes are scored on resume, so a judge that does not answer is not waited for
 _OPEN_FILES = 65_536
 logger = logging.getLogger("reward_kit.cli")
 
@@ -52,7 +53,11 @@ def display_kind(asked: str | None) -> DisplayKind:
 
 @asynccontextmanager
 async def interruptible(
-    control: Control, say: Callable[[str], None], traffic: ProviderSession | None, grace_s: float | None = None
+    control: Control,
+    say: Callable[[str], None],
+    traffic: ProviderSession | None,
+    grace_s: float | None = None,
+    collected: anyio.Event | None = None,
 ) -> AsyncIterator[None]:
     """Finish running episodes on the first Ctrl-C or SIGTERM, and stop at once on the second.
 
@@ -63,6 +68,7 @@ async def interruptible(
         say: a function that shows a note.
         traffic: the provider session of the run's endpoints, if any.
         grace_s: the seconds allowed to finish running episodes; None for no limit.
+        collected: set once no episode is running; the scores that are still missing get a few seconds from then on.
     """
 
     def stop_now() -> None:
@@ -73,6 +79,10 @@ async def interruptible(
     async def stop_later(seconds: float) -> None:
         await anyio.sleep(seconds)
         stop_now()
+
+    async def stop_after_collecting(collected: anyio.Event, seconds: float) -> None:
+        await collected.wait()
+        await stop_later(seconds)
 
     async def watch_signals() -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -85,6 +95,8 @@ async def interruptible(
                 say(f"finishing episodes in flight{most}; Ctrl-C again stops now")
                 if grace_s is not None:
                     tasks.start_soon(stop_later, grace_s)
+                if collected is not None:
+                    tasks.start_soon(stop_after_collecting, collected, _SCORING_GRACE_S)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_signals)
@@ -166,7 +178,7 @@ def run_into(
         @asynccontextmanager
         async def watched(execution: Run) -> AsyncIterator[None]:
             shown.scoring = lambda: execution.scoring
-            async with interruptible(control, shown.notify, traffic, grace_s):
+            async with interruptible(control, shown.notify, traffic, grace_s, execution.collected):
                 with shown, contextlib.redirect_stdout(sys.stderr):
                     yield
 
@@ -195,7 +207,8 @@ def run_into(
     operator_log.add_redaction(folder.redaction)
     logging.getLogger("reward_kit").propagate = False
     try:
-        outcome, control = anyio.run(run)
+        with noting_resume(ending.resume_command):
+            outcome, control = anyio.run(run)
     finally:
         if traffic is not None:
             traffic.close()
@@ -231,7 +244,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
             note.print(f"warning: {warning}", style="yellow")
     if missing and resume:
         more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
-        note.print(f"Resume with:  {shlex.join(resume)}{more}")
+        note.print(f"{resume_line(resume)}{more}")
     elif resume and any(summary.scored for summary in policies):
         note.print(f"Read the episodes:  {shlex.join(['reward-kit', 'view', str(outcome.path), '--open'])}")
         again = ["reward-kit", "score", str(outcome.path), "--reward", "FILE.py:FUNCTION"]
@@ -267,6 +280,22 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         note.print(f"Gate failed: mean score below {least:g} for {', '.join(below)}", style="red")
         return 1
     return outcome.credit_error.exit_code if outcome.credit_error is not None else 0
+
+
+def resume_line(command: Sequence[str]) -> str:
+    """Return the line that names the command to continue with."""
+    return f"Resume with:  {shlex.join(command)}"
+
+
+@contextmanager
+def noting_resume(command: Sequence[str] | None) -> Iterator[None]:
+    """Add the command that continues a run to an error that ends it, such as a full disk."""
+    try:
+        yield
+    except (RewardKitError, ExceptionGroup) as error:
+        if command and not isinstance(error, ConfigError):
+            error.add_note(resume_line(command))
+        raise
 
 
 def note_console() -> Console:

@@ -20,6 +20,8 @@ from reward_kit.cli.outcome import (
     interruptible,
     log_to,
     note_page,
+    noting_resume,
+    resume_line,
 )
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import pluralize
@@ -143,7 +145,12 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         return interruptible(control, watching.say, None)
 
     allow_many_connections()
-    with contextlib.redirect_stdout(sys.stderr):
+    called = ["reward-kit"]
+    if group is not None:
+        here = os.environ.get("LOCAL_WORLD_SIZE", str(group.processes.size))
+        called = ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
+    resume = [*called, "train", "--resume", str(path)]
+    with noting_resume(resume), contextlib.redirect_stdout(sys.stderr):
         outcome = train_into(
             path,
             plan,
@@ -167,9 +174,5 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
     echo(f"Written to {path}", err=True)
     if outcome.status != INTERRUPTED:
         return 0
-    called = ["reward-kit"]
-    if group is not None:
-        here = os.environ.get("LOCAL_WORLD_SIZE", str(group.processes.size))
-        called = ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
-    echo(f"Resume with:  {shlex.join([*called, 'train', '--resume', str(path)])}", err=True)
+    echo(resume_line(resume), err=True)
     return 130

@@ -10,14 +10,24 @@ import dataclasses
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from reward_kit.errors import ProviderError
+from reward_kit.errors import ProviderError, did_you_mean
 from reward_kit.models import Message
 from reward_kit.providers.completion import ChatCompletion, RequestFacts, StreamedCompletion, read_completion
-from reward_kit.providers.faults import ENDPOINT_ERRORS, AccessError, UnknownHostError, error_in_body
+from reward_kit.providers.faults import (
+    ENDPOINT_ERRORS,
+    AccessError,
+    HtmlError,
+    UnknownHostError,
+    WrongEndpointError,
+    error_in_body,
+    excerpt,
+)
 from reward_kit.providers.prices import PriceTable
 from reward_kit.providers.request_queue import Rates, RequestQueue, RetryPolicy, with_retries
 from reward_kit.providers.session import ProviderSession
@@ -79,6 +89,15 @@ def encode_request(request: Mapping[str, Any]) -> bytes:
 
 
 _log = logging.getLogger(__name__)
+_ADVICE_TIMEOUT_S = 2.0
+_MOST_NAMES = 8
+
+
+def _model_names(listed: Any) -> list[str]:
+    """Return the model names in the answer of `/models`, shortened since they are untrusted."""
+    rows = listed.get("data") if isinstance(listed, Mapping) else None
+    found = [row.get("id") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    return [excerpt(name, limit=80) for name in found if isinstance(name, str)]
 
 
 class ChatEndpoint:
@@ -120,7 +139,10 @@ class ChatEndpoint:
     ) -> None:
         self._no_key = no_key
         path, _, query = base_url.partition("?")
-        self._url = f"{path.rstrip('/')}/chat/completions"
+        self._base = path.rstrip("/")
+        self._url = f"{self._base}/chat/completions"
+        self._answering: set[str] = set()  # the models with a completion so far
+        self._advice: asyncio.Task[str] | None = None
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -185,6 +207,24 @@ class ChatEndpoint:
         cassette.record_answer(question, value, completion.retries)
         return completion
 
+    async def _ask_for_advice(self, model: str) -> str:
+        """Return advice on a wrong URL or model; all requests that fail at the same time share it."""
+        loop = asyncio.get_running_loop()
+        if self._advice is None or self._advice.get_loop() is not loop:
+            self._advice = loop.create_task(self._find_advice(model))
+        return await asyncio.shield(self._advice)
+
+    async def _find_advice(self, model: str) -> str:
+        """Return what the endpoint's list of models suggests."""
+        is_versioned = re.search(r"/v\d", urlsplit(self._base).path) is not None
+        for base in [self._base] if is_versioned else [self._base, f"{self._base}/v1"]:
+            names = _model_names(await self._transport.get(f"{base}/models", self._headers, _ADVICE_TIMEOUT_S))
+            if names and base == self._base:
+                return did_you_mean(model, names)
+            if names:
+                return f"; set base_url to {base}, which has the models {', '.join(names[:_MOST_NAMES])}"
+        return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"
+
     async def aclose(self) -> None:
         """Close the connections. Call it once, when no request is in flight."""
         await self._transport.aclose()
@@ -199,6 +239,12 @@ class ChatEndpoint:
                 data = await self._transport.post(self._url, self._headers, body, stream.feed if stream else None)
             except AccessError as error:
                 raise error.explained(self._no_key) from error
+            except (WrongEndpointError, HtmlError) as error:
+                is_maybe_passing = isinstance(error, HtmlError) and self._traffic is None
+                if facts.model in self._answering or is_maybe_passing:
+                    raise
+                advice = await self._ask_for_advice(facts.model)
+                raise WrongEndpointError(f"{str(error).rstrip('.')}{advice}") from error
             if stream is not None and data is None:  # a server may ignore `stream` and answer in one piece
                 data = stream.result()
             if isinstance(data, Mapping) and data.get("error") and not data.get("choices"):
@@ -214,10 +260,11 @@ class ChatEndpoint:
         except ProviderError as error:
             if permit is not None:
                 await asyncio.sleep(0)  # a run that stops because of this may do so before it counts as a failure
-            if isinstance(error, AccessError | UnknownHostError):
+            if isinstance(error, AccessError | UnknownHostError | WrongEndpointError):
                 raise ProviderError(str(error)) from error
             raise
         else:
+            self._answering.add(facts.model)
             if permit is not None and (usage := completion.usage) is not None:
                 permit.answered(usage.prompt_tokens, usage.completion_tokens)
             elif permit is not None:

@@ -44,6 +44,9 @@ class ClientTransport(Transport):
                 "raise total_timeout_s, or lower max_tokens"
             ) from error
 
+    async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Any:
+        """Return None: the client is the user's, and sends only what the run needs."""
+
     async def aclose(self) -> None:
         """Leave the client open; its owner closes it."""
 

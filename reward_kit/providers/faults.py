@@ -70,6 +70,14 @@ class UnknownHostError(ProviderError):
     """The host name does not resolve, or its certificate is not accepted: a wrong URL, or no network."""
 
 
+class WrongEndpointError(ProviderError):
+    """The URL is not that of a model endpoint, or the model does not exist there (HTTP 404 or 405)."""
+
+
+class HtmlError(TransientError):
+    """An HTML page came instead of an answer: from a proxy that may recover, or because the URL is wrong."""
+
+
 class AccessError(ProviderError):
     """The key or account was rejected.
 
@@ -121,7 +129,8 @@ def status_error(
         return AccessError(message, status)
     if status in RETRIED_STATUSES:
         return TransientError(message, parse_retry_after(headers), status)
-    return ProviderError(message)
+    is_unknown = status in (404, 405) or code == "model_not_found"
+    return WrongEndpointError(message) if is_unknown else ProviderError(message)
 
 
 def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
-from reward_kit.errors import DeadlineError, ProviderError
+from reward_kit.errors import DeadlineError, LimitError, ProviderError
 from reward_kit.providers.faults import (
     ENDPOINT_ERRORS,
     AccessError,
@@ -28,6 +28,7 @@ from reward_kit.providers.faults import (
     TransientError,
     UnknownHostError,
     UnreachableError,
+    WrongEndpointError,
 )
 from reward_kit.validation import check_number
 
@@ -140,6 +141,7 @@ class TokenEstimate:
 
 
 _CUT = 0.7
+_TOLERATED_SHARE = 0.1
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -149,13 +151,15 @@ class Concurrency:
 
     The rule is TCP's (RFC 5681): a cut after a rejection, doubling per round trip up to the size that last caused one,
     and growth by one per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to the number of
-    requests that the endpoint did not reject, whichever is less.
+    requests that the endpoint did not reject, whichever is less. As in BBRv2, rejections that are rare and do not
+    depend on the load cause no cut: once a request was answered, the share of rejections, averaged over about two round
+    trips, must exceed 10 %.
 
     Attributes:
         limit: the current limit; infinite until the first rejection unless `most` is set.
     """
 
-    __slots__ = ("_cut_at", "_cuts_in_a_row", "_most", "_threshold", "_unrefused", "limit")
+    __slots__ = ("_cut_at", "_cuts_in_a_row", "_has_answers", "_most", "_share", "_threshold", "_unrefused", "limit")
 
     def __init__(self, most: int | None = None) -> None:
         self._most = math.inf if most is None else float(most)
@@ -164,10 +168,14 @@ class Concurrency:
         self._cut_at = -1
         self._cuts_in_a_row = 0
         self._unrefused = 0
+        self._share = 0.0  # running average of the share of rejections since the last cut
+        self._has_answers = False  # since the last cut
 
-    def answered(self, is_scarce: bool) -> None:
+    def answered(self, is_scarce: bool, in_flight: int = 1) -> None:
         """Record an answer; the limit grows if requests are waiting for it (`is_scarce`)."""
         self._cuts_in_a_row = 0
+        self._has_answers = True
+        self._share -= self._weight(in_flight) * self._share
         if is_scarce and self.limit < self._most:
             step = 1.0 if self.limit < self._threshold else 1.0 / self.limit
             self.limit = min(self.limit + step, self._most)
@@ -179,6 +187,10 @@ class Concurrency:
         """
         is_news = number > self._cut_at
         if is_news:
+            self._share += self._weight(in_flight) * (1.0 - self._share)
+            if self._share <= _TOLERATED_SHARE and self._has_answers:
+                return False
+            self._share, self._has_answers = 0.0, False
             self._cut_at, self._unrefused = latest, in_flight
             self._cuts_in_a_row += 1
             self._threshold = max(1.0, _CUT * in_flight)
@@ -186,6 +198,11 @@ class Concurrency:
         self._unrefused -= 1
         self.limit = max(1.0, min(self.limit, float(self._unrefused)))
         return is_news
+
+    @staticmethod
+    def _weight(in_flight: int) -> float:
+        """Return the weight of one answer in the share of rejections; the average spans about two round trips."""
+        return min(0.2, 0.5 / max(in_flight, 1))
 
     def pause_s(self) -> float:
         """Return the seconds to pause after a rejection without a stated time; longer with each consecutive cut."""
@@ -254,7 +271,9 @@ class Outage:
         self._interval_s = min(_LONGEST_PROBE_S, 2 * self._interval_s)
 
 
-_FIRST_PATIENCE_S = 60.0  # an endpoint that has never answered is more likely a wrong address than an outage
+_OUTAGE_S = 600.0
+_FIRST_OUTAGE_S = 60.0  # an endpoint that has never answered is more likely a wrong address than an outage
+_FIRST_REFUSAL_S = 3.0  # and if nothing listens there, waiting rarely helps
 _TELL_AGAIN_S = 30.0
 _NOTICED_S = 5.0  # a program that waits this long for a retry looks as if it hung
 _BURST_S = 1.0  # the rejections of one burst arrive within about this time
@@ -285,7 +304,7 @@ class Clock:
 class EndpointWatcher(Protocol):
     """A receiver of an endpoint's status, which decides how long to wait for it."""
 
-    outage_patience_s: float
+    outage_time_s: float | None
 
     def tell(self, line: str) -> None: ...
     def give_up(self, reason: str) -> None: ...
@@ -350,6 +369,7 @@ class RequestQueue:
         self._sent = self._known = 0
         self._paused_until = self._last_answer = self._notified_at = float("-inf")
         self._given_up: str | None = None
+        self._has_completed, self._rejections = False, 0
 
     @property
     def is_down(self) -> bool:
@@ -453,10 +473,11 @@ class RequestQueue:
     def answered(self, permit: Permit, prompt_tokens: int | None, completion_tokens: int) -> None:
         self._release(permit)
         self._is_alive()
+        self._has_completed = True
         if self._tokens is not None and prompt_tokens is not None:
             self._tokens.take(prompt_tokens + completion_tokens - permit.tokens)
             self._estimate.learn(permit.size, prompt_tokens, completion_tokens)
-        self._concurrency.answered(bool(self._waiting))
+        self._concurrency.answered(bool(self._waiting), self.in_flight + 1)
         if self._waiting:
             self._admit_waiting()
 
@@ -479,9 +500,12 @@ class RequestQueue:
         if fault is None:
             self._is_alive()
             self._admit_waiting()
+            self._rejected(error)
             return False
         if isinstance(error, TransientError) and error.is_overloaded:
             self._refused(permit.number, error.retry_after_s, now)
+        # Nothing that a first request could contain makes an endpoint refuse the connection.
+        is_last = is_last or self._last_answer < 0
         if self._outage.failed(permit.request, fault, now, is_last=is_last):
             self._pause(error, now)
         elif was_probe and self._outage.is_open:
@@ -491,7 +515,7 @@ class RequestQueue:
         # If nothing was answered since it was sent, a rejection concerns the endpoint, not this request.
         if not excused and is_overloaded and self._last_answer < permit.admitted:
             waited_s = 0.0 if self._outage.since is None else now - self._outage.since
-            if waited_s >= self._patience_s():
+            if waited_s >= self._patience_s(error):
                 what = self._what(str(error))
                 self._stop_soon(f"{self._name} has not answered for {waited_s:.0f} s: {what}", fail=True)
             excused = self._outage.is_shared or waited_s < permit.budget_s
@@ -499,6 +523,16 @@ class RequestQueue:
             permit.waited_s += now - permit.admitted
         self._admit_waiting()
         return excused
+
+    def _rejected(self, error: EndpointError) -> None:
+        """Stop the run if every request so far was rejected, which no other request can expect to change."""
+        if self._has_completed or isinstance(error, AccessError | LimitError):
+            return
+        self._rejections += 1
+        if isinstance(error, WrongEndpointError):
+            self._stop_soon(str(error))
+        elif self._rejections == STREAK:
+            self._stop_soon(f"the first {STREAK} requests all failed; the latest: {error}")
 
     def _fault(self, error: EndpointError) -> Fault | None:
         """Return the endpoint state that an error reveals; None if the error is an answer to the request."""
@@ -520,9 +554,10 @@ class RequestQueue:
         """Reduce the concurrency, and pause as long as the endpoint requests, or longer with each consecutive cut."""
         is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
-            if asked_s > self._watcher.outage_patience_s:
+            most_s = self._watcher.outage_time_s or _OUTAGE_S
+            if asked_s > most_s:
                 self._stop_soon(f"{self._name} asks for a pause of {asked_s:g} s")
-            self._paused_until = max(self._paused_until, now + min(asked_s, self._watcher.outage_patience_s))
+            self._paused_until = max(self._paused_until, now + min(asked_s, most_s))
         elif is_news:
             self._paused_until = max(self._paused_until, now + self._concurrency.pause_s())
         if is_news and now - self._notified_at >= _TELL_AGAIN_S:
@@ -535,9 +570,17 @@ class RequestQueue:
         most = int(self._concurrency.limit)
         self._watcher.tell(f"{self._name} limits the rate: at most {most} requests in flight from now on{pause}")
 
-    def _patience_s(self) -> float:
-        patience_s = self._watcher.outage_patience_s
-        return patience_s if self._last_answer >= 0 else min(patience_s, _FIRST_PATIENCE_S)
+    def _patience_s(self, error: EndpointError) -> float:
+        if self._watcher.outage_time_s is not None:
+            return self._watcher.outage_time_s
+        if self._last_answer >= 0:
+            return _OUTAGE_S
+        return _FIRST_REFUSAL_S if self._is_first_refusal(error) else _FIRST_OUTAGE_S
+
+    def _is_first_refusal(self, error: EndpointError) -> bool:
+        """Return True if nothing ever listened at the address, and the user set no time to wait for it."""
+        is_default = self._watcher.outage_time_s is None
+        return is_default and self._last_answer < 0 and isinstance(error, UnreachableError)
 
     def _pause(self, error: EndpointError, now: float) -> None:
         """Report an outage, and stop the run when it lasts too long."""
@@ -545,15 +588,18 @@ class RequestQueue:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
         times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
         what = self._what(str(error))
-        pause = "the run pauses and retries, first after 1 s, later every 30 s"
-        self._watcher.tell(f"{self._name} has failed {times}; {pause}: {what}")
+        patience_s = self._patience_s(error)
+        if not self._is_first_refusal(error):
+            pause = "the run pauses and retries, first after 1 s, later every 30 s"
+            self._watcher.tell(f"{self._name} has failed {times}; {pause}: {what}")
 
         def lose_patience() -> None:
             if self._outage.is_open and self._outage.since is not None:
                 waited_s = self._clock.now() - self._outage.since
-                self._stop(f"{self._name} has not answered for {waited_s:.0f} s: {what}", fail=True)
+                advice = "; to wait longer, set run_limits.outage_time_s"
+                self._stop(f"{self._name} has not answered for {waited_s:.0f} s: {what}{advice}", fail=True)
 
-        left_s = max(0.0, self._patience_s() - (now - began))
+        left_s = max(0.0, patience_s - (now - began))
         self._patience = self._clock.call_later(left_s, lose_patience)
 
     def _what(self, message: str) -> str:

@@ -21,8 +21,8 @@ class ProviderSession:
 
     Args:
         cassette: the cassette for recording or replaying exchanges.
-        outage_patience_s: the seconds to wait for an endpoint that has answered before, once it is down or requests a
-            pause; for one that has never answered, at most 60 s.
+        outage_time_s: the seconds to wait for an endpoint that is down or requests a pause. By default 600; for an
+            endpoint that has never answered, 60, or 3 if it refuses the connection.
         is_dry_run: True if no request will be made; a missing key is then a notice instead of an error.
 
     Attributes:
@@ -32,15 +32,16 @@ class ProviderSession:
             fail, so that it can cancel them.
 
     Raises:
-        ConfigError: the patience is not a positive number.
+        ConfigError: `outage_time_s` is not a positive number.
     """
 
     def __init__(
-        self, *, cassette: Cassette | None = None, outage_patience_s: float = 600.0, is_dry_run: bool = False
+        self, *, cassette: Cassette | None = None, outage_time_s: float | None = None, is_dry_run: bool = False
     ) -> None:
-        check_number("outage_patience_s", outage_patience_s)
+        if outage_time_s is not None:
+            check_number("outage_time_s", outage_time_s)
         self.cassette = cassette
-        self.outage_patience_s = outage_patience_s
+        self.outage_time_s = outage_time_s
         self.is_dry_run = is_dry_run
         self.notice: Callable[[str], None] = _log.warning
         self.gave_up: Callable[[str], None] | None = None

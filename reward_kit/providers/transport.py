@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from reward_kit.errors import DeadlineError, ProviderError
 from reward_kit.providers.faults import (
+    HtmlError,
     IdleTimeoutError,
     TransientError,
     UnknownHostError,
@@ -117,6 +118,18 @@ class Transport:
         except (aiohttp.ClientError, OSError) as error:  # OSError covers TimeoutError
             raise self._fault(error, url, secrets) from error
 
+    async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Any:
+        """Return the JSON value at a URL, or None if none comes within `timeout_s`."""
+        import aiohttp
+
+        session = await self._session_of_this_loop()
+        with suppress(aiohttp.ClientError, OSError, TooLargeError, ProviderError):
+            async with asyncio.timeout(timeout_s), session.get(url, headers=headers, allow_redirects=False) as response:
+                if response.status == 200:
+                    answer = await read_body(response, ERROR_BODY_BYTES)
+                    return parse_answer(answer, url, response.headers.get("Content-Type", ""), [])
+        return None
+
     async def aclose(self) -> None:
         """Close every connection. A later request opens new ones."""
         session, self._session = self._session, None
@@ -184,7 +197,7 @@ def header_secrets(headers: Mapping[str, str]) -> list[str]:
 def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]) -> Any:
     """Return an answer's JSON value; raise TransientError if it has none, TooLargeError if it has too many values."""
     if "html" in content_type.lower() or answer[:64].lstrip()[:1] == b"<":
-        raise TransientError(f"{what} with an HTML page: {excerpt(answer, secrets)}")
+        raise HtmlError(f"{what} with an HTML page: {excerpt(answer, secrets)}")
     check_values(answer, MODEL_ANSWER_VALUES)
     try:
         return json.loads(answer)

@@ -277,6 +277,7 @@ async def run(
     tool_errors = ToolErrors()
     if traffic is not None:
         traffic.gave_up = control.give_up
+        traffic.outage_time_s = plan.definition.run_limits.outage_time_s or traffic.outage_time_s
         if traffic.cassette is not None:
             traffic.cassette.redact = folder.redaction.redact_line
     with ExitStack() as stack:
@@ -374,6 +375,7 @@ class Run:
         engine: RunEngine | None = None,
     ) -> None:
         self.rows: dict[str, EpisodeRow] = {}
+        self.collected = anyio.Event()  # set when no episode is running any more
         self._plan, self._store, self._listener = plan, store, listener
         self._control = control or Control()
         self._error_limit = error_limit
@@ -500,6 +502,7 @@ class Run:
             stored, self._unscored = self._unscored, deque()
             takers.start_soon(scoring.submit_stored, stored)
             await self._collect(scoring)
+            self.collected.set()
 
     async def _collect(self, scoring: _Scoring | None) -> None:
         missing = self._missing()

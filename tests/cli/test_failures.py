@@ -262,9 +262,10 @@ def test_full_disk_is_one_line_and_keeps_earlier_results(project: Project) -> No
         ["bash", "-c", limited], cwd=project.folder, env=project.environment(), capture_output=True, text=True
     )
     assert done.returncode == 3
-    (line,) = done.stderr.splitlines()
+    line, resume = done.stderr.splitlines()
     assert line.startswith("error: cannot write") and "episodes.jsonl: " in line
     path = project.run_path()
+    assert resume == f"Resume with:  reward-kit run --resume runs/{path.name}"
     assert status(path) == "failed"
     kept = {record["rollout_id"] for record in read_episodes(path)}
     assert 0 < len(kept) < 80

@@ -23,7 +23,7 @@ class Asking(AgentPolicy):
         self.client = openai.AsyncOpenAI(base_url=os.environ["MODEL_URL"], api_key="k", max_retries=0)
 
     async def get_action(self, observation, available_tools_specs=None):
-        CURRENT_PROVIDER_SESSION.get().outage_patience_s = 2.0  # instead of ten minutes
+        CURRENT_PROVIDER_SESSION.get().outage_time_s = 2.0  # instead of ten minutes
         messages = [message.to_chat() for message in observation]
         done = await self.client.chat.completions.create(model="m", messages=messages)
         return PolicyOutput.from_chat_completion(done)

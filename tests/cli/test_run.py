@@ -444,7 +444,9 @@ def test_human_plays_one_episode_at_a_time(project: Project) -> None:
     assert [message["role"] for message in first["messages"]][1:4] == ["assistant", "tool", "assistant"]
 
 
-def test_run_interrupted_while_scoring_is_completed_by_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signals", [1, 2])
+def test_run_interrupted_while_scoring_is_completed_by_resume(tmp_path: Path, signals: int) -> None:
+    """A reward that hangs is not waited for: the run ends without a second signal, far before a minute."""
     project = Project(tmp_path, rows=2)
     (tmp_path / "reward.py").write_text(
         "import pathlib, time\n"
@@ -455,7 +457,7 @@ def test_run_interrupted_while_scoring_is_completed_by_resume(tmp_path: Path) ->
     process = project.start("run", "task.yaml", "--sandbox", "in_process")
     wait_for_lines(project, 4)
     time.sleep(0.3)
-    for _ in range(2):
+    for _ in range(signals):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
     assert process.wait(timeout=30) == 130

@@ -29,6 +29,34 @@ def test_burst_of_refusals_cuts_the_limit_once_to_seventy_percent():
     assert limit.limit == 70.0
 
 
+def test_burst_after_answers_cuts_once_its_share_exceeds_ten_percent():
+    limit = Concurrency()
+    for _ in range(100):
+        limit.answered(is_scarce=True, in_flight=100)
+    news = burst(limit, 100, 40)
+    assert news.count(True) == 1
+    cut_at = news.index(True)
+    assert 15 < cut_at < 25
+    assert limit.limit == pytest.approx(min(0.7 * (100 - cut_at), 60.0))
+
+
+def test_rare_rejections_leave_the_limit():
+    limit = Concurrency(64)
+    for number in range(1, 10_000):
+        if number % 25 == 0:
+            assert not limit.refused(number, number + 63, 64)
+        else:
+            limit.answered(is_scarce=True, in_flight=64)
+    assert limit.limit == 64.0
+
+
+def test_single_rejection_of_few_requests_cuts():
+    limit = Concurrency()
+    limit.answered(is_scarce=True, in_flight=4)
+    assert limit.refused(0, 3, 4)
+    assert limit.limit == pytest.approx(2.8)
+
+
 def test_burst_refusing_most_requests_sets_limit_to_accepted_count():
     limit = Concurrency()
     burst(limit, 1_000, 990)
@@ -67,9 +95,10 @@ def test_limit_doubles_per_round_up_to_the_last_cut_then_grows_by_one():
 
 def test_limit_does_not_grow_without_waiting_requests():
     limit = Concurrency()
-    burst(limit, 10, 1)
+    burst(limit, 4, 1)
+    before = limit.limit
     limit.answered(is_scarce=False)
-    assert limit.limit == 7.0
+    assert limit.limit == before == pytest.approx(2.8)
 
 
 def test_pauses_double_with_each_cut_until_an_answer_arrives():

@@ -22,8 +22,8 @@ NOBODY = UnreachableError("refused the connection")
 class Watcher:
     """Keeps what it is told."""
 
-    def __init__(self, patience_s: float = 600.0) -> None:
-        self.outage_patience_s = patience_s
+    def __init__(self, patience_s: float | None = None) -> None:
+        self.outage_time_s = patience_s
         self.lines: list[str] = []
         self.reasons: list[str] = []
 
@@ -37,7 +37,7 @@ class Watcher:
 class Scene:
     """A queue in fake time, and requests on it."""
 
-    def __init__(self, rates: Rates | None = None, patience_s: float = 600.0) -> None:
+    def __init__(self, rates: Rates | None = None, patience_s: float | None = None) -> None:
         self.clock, self.watcher = FakeClock(), Watcher(patience_s)
         self.queue = RequestQueue("http://there", rates or Rates(), self.watcher, self.clock)
         self.entered: deque[tuple[float, int]] = deque()
@@ -209,7 +209,7 @@ async def test_retry_after_pauses_the_whole_queue():
     assert {name for _, name in scene.entered} == {1, 2}
 
 
-async def test_retry_after_beyond_outage_patience_stops_the_run():
+async def test_retry_after_beyond_outage_time_stops_the_run():
     scene = Scene(patience_s=60.0)
     await answered_once(scene)
     scene.request(1, TransientError("tomorrow", 86_400.0, 429), seconds=0.0)
@@ -307,13 +307,37 @@ async def test_abandoned_endpoint_is_still_probed():
     assert after.result() == 0
 
 
-async def test_endpoint_that_never_answered_is_given_up_after_a_minute():
-    scene = Scene(patience_s=600.0)
-    scene.request(1, *[NOBODY] * 99, seconds=0.1)
-    await scene.clock.advance(70.0)
+@pytest.mark.parametrize(("error", "patience_s", "until"), [(BROKEN, None, 60), (NOBODY, None, 3), (NOBODY, 20.0, 20)])
+async def test_endpoint_that_never_answered_is_given_up_early(error, patience_s, until):
+    scene = Scene(patience_s=patience_s)
+    scene.request(1, *[error] * 99, seconds=0.1)
+    scene.request(2, *[error] * 99, seconds=0.1)
+    await scene.clock.advance(until - 1.0)
+    assert not scene.watcher.reasons
+    await scene.clock.advance(until + 2.0)
     assert len(scene.watcher.reasons) == 1
+    assert bool(scene.watcher.lines) == (until > 3)  # a wrong address is reported in one line
     with pytest.raises(ProviderError):
         scene.tasks[0].result()
+
+
+async def test_run_stops_when_the_first_five_requests_are_rejected():
+    scene = Scene()
+    for name in range(20):
+        scene.request(name, ProviderError("unknown parameter"), seconds=1.0 + name)
+    await scene.clock.advance(4.5)
+    assert not scene.watcher.reasons
+    await scene.clock.advance(0.6)
+    assert scene.watcher.reasons == ["the first 5 requests all failed; the latest: unknown parameter"]
+
+
+async def test_rejected_requests_after_a_completion_do_not_stop_the_run():
+    scene = Scene()
+    await answered_once(scene)
+    for name in range(20):
+        scene.request(name, ProviderError("content policy"), seconds=1.0)
+    await scene.clock.advance(10.0)
+    assert not scene.watcher.reasons
 
 
 async def test_failing_request_among_successful_requests_fails_alone():

@@ -11,7 +11,7 @@ import pytest
 
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.providers import ChatEndpoint, ProviderSession, Rates, RetryPolicy
-from tests.chat_server import ChatServer, answer, silent, slow, status
+from tests.chat_server import ChatServer, answer, html, silent, slow, status
 
 FAST = RetryPolicy(base_s=0.001, cap_s=0.002)
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -51,7 +51,7 @@ async def test_outage_pauses_all_requests_until_the_endpoint_answers():
 
 
 async def test_outage_longer_than_the_patience_fails_the_run_and_its_requests():
-    shared, lines, reasons = traffic(outage_patience_s=0.3)
+    shared, lines, reasons = traffic(outage_time_s=0.3)
     chat = ChatEndpoint(f"http://127.0.0.1:{closed_port()}/v1", retry=FAST, traffic=shared)
     failures = await asyncio.gather(*(chat.complete(REQUEST) for _ in range(5)), return_exceptions=True)
     assert {type(failure) for failure in failures} == {ProviderError}
@@ -61,7 +61,7 @@ async def test_outage_longer_than_the_patience_fails_the_run_and_its_requests():
 
 
 async def test_cancelling_the_run_on_an_outage_cancels_requests_instead_of_failing():
-    shared, _, _ = traffic(outage_patience_s=0.2)
+    shared, _, _ = traffic(outage_time_s=0.2)
     chat = ChatEndpoint(f"http://127.0.0.1:{closed_port()}/v1", retry=FAST, traffic=shared)
     tasks = [asyncio.create_task(chat.complete(REQUEST)) for _ in range(5)]
     shared.gave_up = lambda reason: [task.cancel() for task in tasks]
@@ -84,6 +84,42 @@ async def test_a_refused_key_stops_the_run_before_the_request_fails():
             assert stops or "HTTP 401: wrong key" in reasons[0]
             assert len(server.requests) == 1
             await chat.aclose()
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "behavior", "advice"),
+    [
+        ("qwen3-9b", "/v1", status(404, text="no such model"), "; did you mean 'qwen3-8b'?"),
+        ("gpt", "/v1", status(404, error={"message": "x"}), "; known: llama-3, qwen3-8b"),
+        ("gpt", "", status(404), "; set base_url to URL/v1, which has the models qwen3-8b, llama-3"),
+        ("gpt", "/api", status(404), "; check base_url, which usually ends in /v1"),
+        ("gpt", "/v2", status(404), "; check base_url"),
+        ("gpt", "/v1", html(), "; known: llama-3, qwen3-8b"),
+    ],
+)
+async def test_wrong_url_or_model_stops_the_run_at_once_with_advice(model, path, behavior, advice):
+    shared, lines, reasons = traffic()
+    async with ChatServer(lambda _: behavior, models=["qwen3-8b", "llama-3"]) as server:
+        url = server.base_url.removesuffix("/v1")
+        chat = ChatEndpoint(url + path, "key-1", retry=FAST, traffic=shared)
+        results = await asyncio.gather(
+            *(chat.complete(REQUEST | {"model": model}) for _ in range(3)), return_exceptions=True
+        )
+        await chat.aclose()
+    assert {type(result) for result in results} == {ProviderError}
+    assert reasons[0] == str(results[0]) and reasons[0].endswith(advice.replace("URL", url))
+    assert not lines
+
+
+async def test_unknown_model_after_a_completion_fails_only_its_request():
+    shared, _, reasons = traffic()
+    async with ChatServer(lambda _: answer() if len(server.requests) == 1 else status(404)) as server:
+        chat = ChatEndpoint(server.base_url, retry=FAST, traffic=shared)
+        await chat.complete(REQUEST)
+        with pytest.raises(ProviderError, match="HTTP 404"):
+            await chat.complete(REQUEST)
+        await chat.aclose()
+    assert not reasons
 
 
 async def test_always_failing_request_fails_alone():
@@ -157,8 +193,8 @@ def test_each_endpoint_and_model_pair_has_a_single_queue_and_rates():
 
 
 def test_invalid_outage_patience_is_a_config_error():
-    with pytest.raises(ConfigError, match="outage_patience_s: expected a number above 0, got 0"):
-        ProviderSession(outage_patience_s=0)
+    with pytest.raises(ConfigError, match="outage_time_s: expected a number above 0, got 0"):
+        ProviderSession(outage_time_s=0)
 
 
 CROWD = """

@@ -73,6 +73,7 @@ class RolloutActor(Process):
         os.environ.update(setup.env)
         self._budget = ActorBudget(setup.limits)
         self._traffic.notice, self._traffic.gave_up = self._notices.append, self._give_up
+        self._traffic.outage_time_s = setup.limits.outage_time_s
         threads = anyio.to_thread.current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, 3 * setup.max_concurrency + 64)
         await self.open(ServerPool())
