@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show the scores of all marked tests, also of those that passed."""
     reports = (report for key in ("passed", "failed") for report in terminalreporter.stats.get(key, ()))
     called = ((report.nodeid, dict(report.user_properties)) for report in reports if report.when == "call")
-    shown = [(nodeid, facts) for nodeid, facts in called if "reward_kit_run" in facts]
+    shown = sorted(((nodeid, facts) for nodeid, facts in called if "reward_kit_run" in facts), key=itemgetter(0))
     if shown:
         terminalreporter.section("reward-kit")
     for nodeid, facts in shown:
