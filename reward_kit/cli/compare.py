@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from reward_kit.cli.echo import echo_json
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import Number, WholeNumber, complete_runs, json_option, newest_run_option, two_newest
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import compare, read_sides, regression_gates, to_json, under_gate
-from reward_kit.runs.comparison_table import comparison_notes, comparison_table
+from reward_kit.runs.comparison_table import comparison_markdown, comparison_notes, comparison_table
 
 
 class _Margin(Number):
@@ -69,6 +69,7 @@ class _Margin(Number):
 @click.option(
     "--display", type=click.Choice(["rich", "plain"]), help="Table style; default: rich on a terminal, else plain."
 )
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print a Markdown table, such as for a pull request.")
 @json_option("Print the comparison as JSON on standard output.")
 def command(
     runs: tuple[Path, ...],
@@ -80,6 +81,7 @@ def command(
     lower_bound: bool,
     seed: int,
     display: str | None,
+    as_markdown: bool,
     as_json: bool,
 ) -> None:
     """Compare each RUN, a directory of `run` or `score`, with the first one, the baseline, on their common samples.
@@ -92,16 +94,21 @@ def command(
       reward-kit compare
       reward-kit compare runs/before runs/after
       reward-kit compare runs/before runs/after -o compare.html --fail-on-regression 0.02
+      reward-kit compare runs/before runs/after --markdown >> "$GITHUB_STEP_SUMMARY"
       reward-kit compare runs/both --policy openai/small --policy openai/large
     """
     if lower_bound and fail_under is None:
         raise click.UsageError("--lower-bound needs --fail-under")
+    if as_markdown and as_json:
+        raise click.UsageError("use either --markdown or --json")
     comparison = compare(read_sides(runs or two_newest(log_dir), policies), seed)
     gates = regression_gates(comparison, fail_on_regression) if fail_on_regression is not None else []
     if fail_under is not None:
         gates.append(under_gate(comparison.sides[-1], fail_under, by_lower_bound=lower_bound))
     if as_json:
         echo_json({**to_json(comparison), "gates": [gate._asdict() for gate in gates]}, allow_nan=False)
+    elif as_markdown:
+        echo(comparison_markdown(comparison, gates))
     else:
         is_terminal = sys.stdout.isatty()
         is_plain = display == "plain" or (display is None and not is_terminal)

@@ -32,7 +32,6 @@ _FILES = {
     "reward.py.txt": "reward.py",
     "agent.py.txt": "agent.py",
     "test_agent.py.txt": "test_agent.py",
-    "conftest.py.txt": "conftest.py",
     "workflow.yml": ".github/workflows/evaluate.yml",
     "gitignore": ".gitignore",
     "README.md": "README.md",

@@ -1,7 +1,7 @@
 """Tasks and reward functions as pytest tests, with score thresholds, numbers of episodes, and reports on failure.
 
-Load it with `pytest -p reward_kit.integrations.pytest_plugin` or `pytest_plugins` in a `conftest.py`. A marked test
-runs its task before its body, and checks the threshold afterwards:
+pytest loads the plugin wherever the package is installed. A marked test runs its task before its body, and checks the
+threshold afterwards:
 
     @pytest.mark.reward_kit("task.yaml", policies="expert", threshold=0.9, rollouts=4)
     def test_the_expert(reward_kit_run): ...
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ _OF_TASKS = (
 )
 _OF_REWARDS = ("data", "options", "overrides", "pass_threshold")
 _MOST_SHOWN = 10  # episodes
+_SCORE = "reward_kit_score:"
 _RUN = pytest.StashKey["FinishedRun"]()
 
 
@@ -73,14 +75,14 @@ def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
     if problem:  # outside the handler, so that pytest reports the error only once
         pytest.fail(f"{MARK}: {problem}", pytrace=False)
     request.node.stash[_RUN] = run
-    request.node.user_properties += [("reward_kit_run", str(run.path)), ("reward_kit_page", str(run.page))]
+    request.node.user_properties += _properties(run)
     return run
 
 
-@pytest.fixture(autouse=True)
-def _run_if_marked(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker(MARK) is not None:
-        request.getfixturevalue("reward_kit_run")
+def pytest_itemcollected(item: pytest.Item) -> None:
+    names = getattr(item, "fixturenames", None)
+    if names is not None and "reward_kit_run" not in names and item.get_closest_marker(MARK) is not None:
+        names.append("reward_kit_run")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -99,6 +101,40 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call" and report.failed and (run := item.stash.get(_RUN, None)) is not None:
         report.sections.append(("reward-kit", _printable(_summary(run))))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the scores of all marked tests, also of those that passed."""
+    reports = (report for key in ("passed", "failed") for report in terminalreporter.stats.get(key, ()))
+    called = ((report.nodeid, dict(report.user_properties)) for report in reports if report.when == "call")
+    shown = sorted(((nodeid, facts) for nodeid, facts in called if "reward_kit_run" in facts), key=itemgetter(0))
+    if shown:
+        terminalreporter.section("reward-kit")
+    for nodeid, facts in shown:
+        terminalreporter.write_line(nodeid)
+        for name, text in facts.items():
+            if name.startswith(_SCORE):
+                terminalreporter.write_line(_printable(f"  {name.removeprefix(_SCORE)}: {text}"))
+        terminalreporter.write_line(f"  {facts['reward_kit_page']}")
+
+
+def _properties(run: FinishedRun) -> list[tuple[str, str]]:
+    """Return the properties of a test's report, which `--junitxml` writes and the terminal summary shows."""
+    from reward_kit.display_text import pluralize
+    from reward_kit.runs.display import interval_text
+
+    properties = [("reward_kit_run", str(run.path)), ("reward_kit_page", str(run.page))]
+    for policy in run.policies:
+        texts = [f"mean score {interval_text(policy.score)}"]
+        if policy.pass_at_1 is not None:
+            texts.append(f"pass@1 {policy.pass_at_1:.1%}")
+        texts.append(pluralize(policy.episodes, "episode"))
+        if errors := sum(policy.errors.values()):
+            texts.append(pluralize(errors, "error"))
+        properties.append((f"{_SCORE}{policy.policy}", ", ".join(texts)))
+        if policy.score is not None:
+            properties.append((f"reward_kit_mean:{policy.policy}", f"{policy.score.mean:.6g}"))
+    return properties
 
 
 def _printable(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 from rich import box
@@ -10,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.display_text import escape_text
-from reward_kit.runs.comparison import Comparison, Difference, Side
+from reward_kit.runs.comparison import Comparison, Difference, Gate, Side
 from reward_kit.runs.display import difference_text, figure, interval_text
 
 _NAMES_SHOWN = 10
@@ -131,6 +133,29 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         if len(side.scorers) > 1:
             notes.append(f"{side.label}: its scores come from several rewards: {', '.join(sorted(side.scorers))}")
     return [escape_text(note, _LINE_LENGTH) for note in notes]
+
+
+_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
+
+
+def comparison_markdown(comparison: Comparison, gates: Sequence[Gate] = ()) -> str:
+    """Return the comparison as Markdown: the conclusions, the gates, the table, and the notes."""
+    conclusions = [line.strip() for difference in comparison.differences for line in _below(comparison, difference)]
+    for gate in gates:
+        conclusions.append(f"Gate {'failed' if gate.failed else 'passed'}: {escape_text(gate.message, _LINE_LENGTH)}")
+    names = [escape_text(side.label, _NAME_LENGTH) for side in comparison.sides]
+    rows = [("", [f"{names[0]} (baseline)", *names[1:]]), *lines(comparison)]
+    header, *body = ("| " + " | ".join(map(_escape_markdown, [name, *cells])) + " |" for name, cells in rows)
+    table = "\n".join([header, f"|---|{'---:|' * len(names)}", *body])
+    above, below = (
+        "\n".join(f"- {_escape_markdown(text)}" for text in texts)
+        for texts in (conclusions, comparison_notes(comparison))
+    )
+    return "\n\n".join(block for block in ("### Evaluation", above, table, below) if block)
+
+
+def _escape_markdown(text: str) -> str:
+    return _MARKUP.sub(r"\\\1", text)
 
 
 def p_text(p: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_two_runs_of_one_task_are_compared_in_a_table(project: Project) -> None:
     assert "done and wrong may differ: +0.500  [+0.053, +0.947], p 0.12" in done.stdout
     rich = project.call("compare", "runs/wrong", "runs/done", "--display", "rich").stdout
     assert "━" in rich and "━" not in done.stdout, "plain where it is no terminal"
+
+
+def test_markdown_is_a_table_whose_texts_are_no_markup(own: Project) -> None:
+    first = run(own, "wrong", "base")
+    second = run(own, "done", "a|b<b>*[x](y)")
+    done = own.call("compare", first, second, "--markdown", "--fail-under", "0.9")
+    assert done.returncode == 1, done.stderr
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {4}
+    assert table[0] == r"|  | base (baseline) | a\|b\<b\>\*\[x\](y) |" and table[1] == "|---|---:|---:|"
+    assert r"| mean score | 0.000  \[0.000, 0.324\] |" in table[2]
+    assert done.stdout.startswith("### Evaluation\n\n- ") and "- Gate failed: " in done.stdout
+    assert own.call("compare", first, second, "--markdown", "--json").returncode == 2
 
 
 def test_three_runs_are_compared_as_json_with_gates_and_page(project: Project) -> None:

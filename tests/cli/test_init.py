@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +65,28 @@ def test_init_files_are_valid(project: Path) -> None:
     assert any("pytest" in step.get("run", "") for step in workflow["jobs"]["evaluate"]["steps"])
     named = [line.split("`")[1] for line in (project / "README.md").read_text().splitlines() if line.startswith("| `")]
     assert all((project / name).is_file() for name in named) and len(named) == 7
+
+
+def test_workflow_compares_a_pull_request_with_its_base(project: Path, tmp_path: Path) -> None:
+    shutil.copytree(project, tmp_path / "repository", ignore=shutil.ignore_patterns("runs", "kept", "__pycache__"))
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
+        subprocess.run([*git, *command], cwd=tmp_path / "repository", check=True)
+    workflow = yaml.safe_load((project / ".github/workflows/evaluate.yml").read_text())
+    (step,) = (step for step in workflow["jobs"]["evaluate"]["steps"] if "GITHUB_STEP_SUMMARY" in step.get("run", ""))
+    summary = tmp_path / "summary.md"
+    environment = {"BASE": "HEAD", "GITHUB_STEP_SUMMARY": str(summary), **workflow["jobs"]["evaluate"]["env"]}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]],
+        cwd=tmp_path / "repository",
+        env={**os.environ, "PATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\| mean score \| 1\.000 .*\| 1\.000 ", summary.read_text())
 
 
 def test_existing_files_are_not_overwritten(project: Path) -> None:

@@ -89,6 +89,7 @@ def test_no_flag(): pass
 
 def test_unmarked(reward_kit_run): pass
 """
+LIGHT = {"reward_kit", "reward_kit.lazy", "reward_kit.integrations", PLUGIN}
 PASSED = ("passes", "needs_no_argument", "broken_is_allowed", "reward", "in_it[a]", "in_it[b]")
 FAILED = {
     "below": "scripted: the mean score is 0.500, below the threshold 0.6",
@@ -128,8 +129,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(project: Path) -> Mapping[str, ElementTree.Element]:
     """The `<testcase>` of each test, by its name."""
-    done = run_pytest(project, "-p", PLUGIN, "--junitxml=out.xml", "--reward-kit-log-dir=kept")
+    done = run_pytest(project, "--junitxml=out.xml", "--reward-kit-log-dir=kept")
     assert done.returncode == 1, done.stdout + done.stderr
+    (project / "out.txt").write_text(done.stdout)
     cases = ElementTree.parse(project / "out.xml").iter("testcase")
     return {str(case.get("name")).removeprefix("test_"): case for case in cases}
 
@@ -160,19 +162,49 @@ def test_the_report_is_attached_and_kept(project: Path, results: Mapping[str, El
     told = {str(one.get("name")): str(one.get("value")) for one in results["below"].iter("property")}
     page = Path(told["reward_kit_page"])
     assert page.is_file() and page.parent.parent == project / "kept"
-    shown = run_pytest(project, "-p", PLUGIN, "-k", "below").stdout
+    shown = run_pytest(project, "-k", "below").stdout
     assert "mean score" in shown and "episodes that failed or ended with an error:" in shown
     assert re.search(r"the report: .*report\.html", shown) and "0.000  said Paris" in shown
 
 
+def test_scores_of_passed_tests_are_in_the_terminal_summary_and_in_junit(
+    project: Path, results: Mapping[str, ElementTree.Element]
+) -> None:
+    told = {str(one.get("name")): str(one.get("value")) for one in results["passes"].iter("property")}
+    text = told["reward_kit_score:scripted"]
+    assert re.fullmatch(r"mean score 0\.500  \[.*\], pass@1 50\.0%, 6 episodes", text)
+    assert told["reward_kit_mean:scripted"] == "0.5"
+    shown = (project / "out.txt").read_text()
+    assert f"test_agent.py::test_passes\n  scripted: {text}\n  {told['reward_kit_page']}" in shown
+    assert "test_agent.py::test_misspelt" not in shown.partition("= reward-kit =")[2].partition("short test summary")[0]
+
+
+def test_summary_reaches_the_terminal_from_parallel_workers(project: Path) -> None:
+    shown = run_pytest(project, "-n", "2", "-k", "needs_no_argument or passes").stdout
+    assert shown.count("scripted: mean score 0.500") == 2
+
+
+@pytest.mark.parametrize("how", ["-p", "conftest.py"])
+def test_plugin_may_also_be_named(project: Path, how: str, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text((project / "pytest.ini").read_text())
+    (tmp_path / "test_plain.py").write_text("def test_plain(): pass\n")
+    if how == "conftest.py":
+        (tmp_path / how).write_text(f"pytest_plugins = [{PLUGIN!r}]\n")
+    done = run_pytest(tmp_path, *(["-p", PLUGIN] if how == "-p" else []))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_unused_plugin_loads_no_reward_kit_modules(project: Path) -> None:
-    (project / "test_other.py").write_text(
-        "import sys\ndef test_light(): assert not [name for name in sys.modules if name.startswith('reward_kit')]\n"
+    (project / "other").mkdir()
+    (project / "other" / "test_other.py").write_text(
+        "import sys\n"
+        "def test_light():\n"
+        f"    assert {{name for name in sys.modules if name.startswith('reward_kit')}} == {LIGHT!r}\n"
     )
-    assert run_pytest(project, "test_other.py").returncode == 0
+    assert run_pytest(project, "other/test_other.py").returncode == 0
 
 
 def test_plugin_import_is_light() -> None:
     code = f"import sys, {PLUGIN}; print(*(name for name in sys.modules if name.startswith('reward_kit')))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert set(loaded) == {"reward_kit", "reward_kit.lazy", "reward_kit.integrations", PLUGIN}
+    assert set(loaded) == LIGHT
