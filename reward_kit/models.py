@@ -261,7 +261,7 @@ class TaskDefinitionModel(BaseModel):
 
     Paths are relative to the task file. `messages` and `initial_user_prompt` are Jinja2 templates over the fields of
     the sample's row and `observation`, the environment's first observation; if no template uses it, that
-    observation is appended as a user message.
+    observation is appended as a user message, unless `observation` is false.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -276,6 +276,13 @@ class TaskDefinitionModel(BaseModel):
         default=None, description="several resources, instead of resource_type and base_resource_config"
     )
     tools_module_path: str | None = Field(default=None, description="file.py or dotted module with a ToolRegistry")
+    tools: list[str] | None = Field(
+        default=None,
+        description="the tools that the agent sees, by name; default: the task's own ones, else the resource's",
+    )
+    observation: bool = Field(
+        default=True, description="whether the agent sees the environment's first observation, such as a schema"
+    )
     reward_function_path: str | None = Field(
         default=None, description="file.py:function, package.module:function or a URL"
     )
@@ -354,6 +361,15 @@ class TaskDefinitionModel(BaseModel):
         if isinstance(data, dict) and {"max_episode_steps", "poc_max_turns"} <= data.keys():
             raise ValueError("max_episode_steps and poc_max_turns are two names of one key; keep max_episode_steps")
         return data
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _check_tool_names(cls, names: Any) -> Any:
+        if isinstance(names, str):
+            raise ValueError("expected a list of names; the file of the task's own tools is tools_module_path")
+        if isinstance(names, list) and (twice := next((name for name in names if names.count(name) > 1), None)):
+            raise ValueError(f"{twice!r} is listed twice")
+        return names
 
     @field_validator("resources")
     @classmethod

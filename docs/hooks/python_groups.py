@@ -90,6 +90,7 @@ GROUPS = (
             ),
             "Collect episodes": (
                 "reward_kit.agent.rl_rollout_worker:RLRolloutWorker",
+                "reward_kit.agent.rl_rollout_worker:FirstRequest",
                 "reward_kit.agent.samples:Sample",
             ),
             "Messages": ("reward_kit.models:Message", "reward_kit.models:ToolCall"),

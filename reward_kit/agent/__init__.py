@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from reward_kit.agent.policy_interface import EpisodeContext as EpisodeContext
     from reward_kit.agent.policy_interface import PolicyOutput as PolicyOutput
     from reward_kit.agent.rl_rollout_worker import EpisodeGroup as EpisodeGroup
+    from reward_kit.agent.rl_rollout_worker import FirstRequest as FirstRequest
     from reward_kit.agent.rl_rollout_worker import RLRolloutWorker as RLRolloutWorker
     from reward_kit.agent.rl_rollout_worker import collect_group as collect_group
     from reward_kit.agent.samples import Sample as Sample
@@ -46,6 +47,7 @@ _HOMES = {
     "EpisodeContext": "policy_interface",
     "EpisodeGroup": "rl_rollout_worker",
     "ExpertPolicy": "policies.simple_policies",
+    "FirstRequest": "rl_rollout_worker",
     "HFAgentPolicy": "policies.hf_policy",
     "History": "models",
     "HumanPolicy": "policies.simple_policies",

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 
@@ -36,7 +36,7 @@ from reward_kit.agent.policy_interface import (
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, SharedEnvironment, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
-from reward_kit.environments.base import ForkableResource, StateSnapshot, hash_key
+from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, hash_key
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.record import EpisodeFacts, get_facts
@@ -74,6 +74,20 @@ class TaskLike(Protocol):
     def tools(self) -> ToolRegistry | None: ...
     @property
     def user(self) -> SimulatedUser | None: ...
+
+
+class FirstRequest(NamedTuple):
+    """The input of a policy's first action.
+
+    Attributes:
+        messages: the messages; if the simulated user speaks first, without its message, which a model may write.
+        tools: the tools that the policy can call.
+        user_opens: whether the simulated user speaks first.
+    """
+
+    messages: list[Message]
+    tools: list[ToolSpec]
+    user_opens: bool = False
 
 
 class EpisodeGroup(list[list[StepData]]):
@@ -159,14 +173,16 @@ class RLRolloutWorker:
         self.budget = budget or RunBudget()
         self.policy_label = policy_label or type(agent_policy).__name__
         self._reported_keys: set[str] = {*LOG_PROBS_KEYS}
+        self._reported_tools: set[str] = set()
         self._prompt = Prompt(task_definition)
         self._regex = re.compile(task_definition.termination_regex) if task_definition.termination_regex else None
         self._shared = SharedEnvironment(environment) if environment is not None else None
         self._kind = kind
         self._next_rollout: Counter[str] = Counter()  # by group id
         self._first_keys: dict[str, str] = {}
-        has_tools = bool(kind or task_definition.resource_type or task_definition.terminate_tool or tools is not None)
-        continues = has_tools or environment is not None or user is not None
+        has_world = bool(kind or task_definition.resource_type or environment is not None)
+        has_tools = (has_world or tools is not None) and task_definition.tools != []
+        continues = has_tools or bool(task_definition.terminate_tool) or user is not None
         self._ends_on_text = (task_definition.on_text or ("continue" if continues else "end")) == "end"
 
     async def run_episode(
@@ -213,6 +229,31 @@ class RLRolloutWorker:
         if not any(steps) and failures[0] is not None:
             raise failures[0].to_exception()
         return EpisodeGroup(steps, episodes, failures)
+
+    async def first_request(self, seed: int | None = None, *, sample: Sample | None = None) -> FirstRequest:
+        """Return the messages and tools of the policy's first action, without calling the policy or the user.
+
+        Args:
+            seed: as in `run_episode`.
+            sample: as in `run_episode`.
+
+        Raises:
+            RewardKitError: the environment cannot be started, or a template does not fit the sample.
+        """
+        was_used = self._shared is not None and self._shared.was_used
+        async with self.group(sample or self.sample, seed or 0) as group:
+            start = await group.episode(0)
+            try:
+                observation = await self._observe(start.resource)
+                messages = self._prompt.render(start.sample, observation)
+                with self._environment_call("get_tools_spec", start.resource):
+                    specs = await Toolbox(self.task_definition, start.resource, self.tools).specs()
+                opens = self.user is not None and self.user.speaks_first(messages, observation)
+                return FirstRequest(messages, specs or [], opens)
+            finally:
+                if self._shared is not None:
+                    self._shared.was_used = was_used  # nothing was changed, so an episode need not reset it
+                await group.finish(start)
 
     def _own_group(self, seed: int | None, sample: Sample | None) -> GroupStart:
         return self._group_start(sample or self.sample, seed or 0, self._first_keys)
@@ -340,10 +381,7 @@ class RLRolloutWorker:
 
     async def _reset(self, live: LiveEpisode, user: UserSession | None) -> None:
         """Record the first messages and observation."""
-        observation = ""
-        if live.start.resource is not None:
-            with self._environment_call("get_observation", live.start.resource):
-                observation = as_text(await live.start.resource.get_observation())
+        observation = await self._observe(live.start.resource)
         messages, opening = self._prompt.render(live.start.sample, observation), None
         if user is not None and user.speaks_first(messages, observation):
             opening = await self._ask_user(live, user, messages)
@@ -354,6 +392,13 @@ class RLRolloutWorker:
         if opening is not None and opening.is_over:
             live.stop(StopReason.USER_STOPPED)
 
+    async def _observe(self, resource: ForkableResource | None) -> str:
+        """Return the environment's first observation; "" if there is none, or if the task hides it."""
+        if resource is None or not self.task_definition.observation:
+            return ""
+        with self._environment_call("get_observation", resource):
+            return as_text(await resource.get_observation())
+
     async def _step(self, live: LiveEpisode, session: AgentPolicy, tools: Toolbox, user: UserSession | None) -> None:
         """Get one action, execute it, and record both."""
         episode, resource = live.episode, live.start.resource
@@ -362,6 +407,8 @@ class RLRolloutWorker:
             if resource is not None:
                 episode.get_infos(-1)["state_key"] = await resource.state_key()
             specs = await tools.specs()
+        if not len(episode):
+            self._report_missing_tools(tools.missing)
         requested = time.perf_counter()
         limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
         try:
@@ -428,6 +475,13 @@ class RLRolloutWorker:
             near = did_you_mean(key, LOG_PROBS_KEYS)
             hint = near if near.endswith("?") else ""
             logger.warning("%s: log_probs: unknown key %r is dropped%s (%s)", self.policy_label, key, hint, known)
+
+    def _report_missing_tools(self, missing: Mapping[str, str]) -> None:
+        """Warn about names in the task's `tools` that do not exist at the start, once per name."""
+        for name, message in missing.items():
+            if name not in self._reported_tools:
+                self._reported_tools.add(name)
+                logger.warning("task %r: tools: %s", self.task_definition.name, message)
 
     async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
         from reward_kit.agent.simulated_user import WHO

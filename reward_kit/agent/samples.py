@@ -136,11 +136,16 @@ class Prompt:
     def render(self, sample: Sample, observation: str = "") -> list[Message]:
         """Return the first messages of an episode of `sample`; `observation` is the environment's first one, as text.
 
+        It is ignored if the task hides it.
+
         The templates are rendered with the sample's row; if the task has no templates, the row's `messages` are used.
         A template that does not fit the row or an invalid message raises a ConfigError.
         """
         messages: list[Message] = []
-        fields = {"observation": "", **sample.row, **({"observation": observation} if observation else {})}
+        if not self._task.observation:
+            observation = ""
+        default = {"observation": ""} if self._task.observation else {}
+        fields = {**default, **sample.row, **({"observation": observation} if observation else {})}
         for index, message in enumerate(self._messages):
             key = ("messages", index) if index < len(self._task.messages) else ("initial_user_prompt",)
             content: Any = message.content
@@ -176,8 +181,10 @@ class Prompt:
             cause = error.__cause__
             undefined = re.fullmatch(r"'(\w+)' is undefined", str(cause))
             if undefined is not None:
-                names = [*map(str, sample.row), "observation"]
-                problem = f"message template {text[:60]!r}: {cause}{did_you_mean(undefined[1], names)}"
+                is_hidden = undefined[1] == "observation"  # with a default unless the task hides it
+                names = [*map(str, sample.row), *(["observation"] if self._task.observation else [])]
+                why = ", because the task sets observation: false" if is_hidden else did_you_mean(undefined[1], names)
+                problem = f"message template {text[:60]!r}: {cause}{why}"
             elif isinstance(cause, TemplateLimitError):
                 problem = f"message template {text[:60]!r}: {cause}"
             else:

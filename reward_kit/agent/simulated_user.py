@@ -108,6 +108,10 @@ class SimulatedUser:
         is_shared = session is self.policy
         return UserSession(session, instructions, self._stop_phrase, opens=self._opens, is_shared=is_shared)
 
+    def speaks_first(self, messages: Sequence[Message], observation: str) -> bool:
+        """Return whether the user speaks first in an episode with these first messages and this observation."""
+        return _speaks_first(self._opens, messages, observation)
+
     async def close(self) -> None:
         """Close the policy. Call it once, after the last session."""
         await self.policy.close()
@@ -195,9 +199,7 @@ class UserSession:
         The environment's first observation may be one of the task's first messages; it is hidden from the user.
         """
         self._observation = observation
-        has_user_message = any(_is_from_user(message, observation) for message in messages)
-        speaks_first = not has_user_message if self._opens is None else self._opens
-        if speaks_first:
+        if speaks_first := _speaks_first(self._opens, messages, observation):
             self._first.append(Message(role="user", content=GREETING))
         return speaks_first
 
@@ -243,6 +245,10 @@ def to_user_view(message: Message, observation: str) -> Message | None:
     if message.role == "assistant" and not message.tool_calls and not message.function_call:
         return Message(role="user", content=message.text or NO_ANSWER)
     return Message(role="assistant", content=message.text) if _is_from_user(message, observation) else None
+
+
+def _speaks_first(opens: bool | None, messages: Sequence[Message], observation: str) -> bool:
+    return not any(_is_from_user(message, observation) for message in messages) if opens is None else opens
 
 
 def _is_from_user(message: Message, observation: str) -> bool:

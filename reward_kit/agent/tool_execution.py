@@ -56,7 +56,14 @@ class Execution:
 
 
 class Toolbox:
-    """The tools of one episode: those of the resource and the task, and the terminate tool."""
+    """The tools of one episode, and the terminate tool.
+
+    These are the tools that the task's `tools` names. By default, they are the task's own ones, or those of the
+    resource if the task has none. The agent can call no other tools.
+
+    Attributes:
+        missing: the names in the task's `tools` that did not exist when `specs` was last called, each with a message.
+    """
 
     def __init__(
         self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
@@ -64,20 +71,29 @@ class Toolbox:
         self._resource, self._registry = resource, registry
         self._terminate_tool = task.terminate_tool
         self._tool_time_s, self._output_chars = task.limits.tool_time_s, task.limits.tool_output_chars
+        self._selected = None if task.tools is None else {*task.tools}
         self._own = list(registry.get_openai_tools()) if registry else []
+        self._hides_resource = self._selected is None and bool(self._own)
+        self._terminate: list[ToolSpec] = []
         if task.terminate_tool:
             properties = {"message": {"type": "string", "description": "a closing remark"}}
             parameters = {"type": "object", "properties": properties, "additionalProperties": False}
             about = "End the episode. Call this when the task is done."
-            self._own.append(tool_spec(task.terminate_tool, about, parameters))
+            self._terminate = [tool_spec(task.terminate_tool, about, parameters)]
         self._offered: list[str] = []
+        self.missing: dict[str, str] = {}
 
     async def specs(self) -> list[ToolSpec] | None:
         """Return the tools that can be called now, or None; a duplicate name raises a ConfigError."""
-        specs = list(self._own)
+        specs = self._own
         with boundary(EnvironmentFailure, "get_tools_spec"):
-            if self._resource is not None:
+            if self._resource is not None and not self._hides_resource:
                 specs = [*await self._resource.get_tools_spec(), *specs]
+            if (selected := self._selected) is not None:
+                known = {spec["function"]["name"] for spec in [*specs, *self._terminate]}
+                self.missing = {name: f"unknown tool {name!r}{did_you_mean(name, known)}" for name in selected - known}
+                specs = [spec for spec in specs if spec["function"]["name"] in selected]
+            specs = [*specs, *self._terminate]
             names = [spec["function"]["name"] for spec in specs]
             is_unique = len(set(names)) == len(names)
         if not is_unique:
@@ -128,7 +144,7 @@ class Toolbox:
             if name == self._terminate_tool:
                 done.wants_end = True
                 return "The episode ends.", {}
-            is_own = self._registry is not None and name in self._registry.get_tools()
+            is_own = self._is_own(name)
             if not is_own and self._resource is not None and self._resource.never_waits:
                 return await self._call_resource(name, dict(arguments), done)
             limit = self._tool_time_s
@@ -150,6 +166,10 @@ class Toolbox:
             logger.info("%s failed", name, exc_info=error)
             done.failure = Failure.from_exception(error)
             return f"Error: {error}", {"error": str(error), "is_valid": False}
+
+    def _is_own(self, name: str) -> bool:
+        is_own = self._registry is not None and name in self._registry.get_tools()
+        return is_own and (self._selected is None or name in self._selected)
 
     async def _call_own(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         assert self._registry is not None

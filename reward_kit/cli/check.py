@@ -210,7 +210,7 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
     plan = plan_run(task, RunArgs(task_path=path), needs_policy=False)
     for note in task.notes:
         echo(note, err=True)
-    if not anyio.run(check_resource_starts, task.definition, task.samples, task.located) and task.tools is None:
+    if not anyio.run(check_resource_starts, task) and task.definition.tools is None:
         kind = task.definition.resource_type
         echo(f"warning: resource {kind!r} has no tools, so an agent can only write text", err=as_json)
     episodes = len(task.samples) * task.rollouts_per_sample

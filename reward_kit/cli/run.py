@@ -19,6 +19,8 @@ import click
 import pydantic
 from click.core import ParameterSource
 
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
+from reward_kit.agent.rl_rollout_worker import FirstRequest, RLRolloutWorker
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import (
     LATEST,
@@ -36,8 +38,10 @@ from reward_kit.cli.options import (
 )
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in_file, trust_option
-from reward_kit.display_text import pluralize
+from reward_kit.display_text import escape_text, pluralize
+from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError
+from reward_kit.models import Message
 from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.runs.inputs import differences
@@ -57,6 +61,8 @@ _KEPT_BY_RESUME = (
     "sandbox",
 )
 """Options that determine the content of a run; a resume cannot change them."""
+_SHOWN_CHARS = 400
+"""The length at which a message or a tool of a dry run is cut."""
 _SECTIONS = {
     "Models and policies": ("models", "policies", "base_url", "record", "replay"),
     "Samples": ("rollouts", "limit", "sample_ids", "seed"),
@@ -142,7 +148,11 @@ class RunOptions:
 @click.option("--force", is_flag=True, help="With --resume: continue although the task's files changed.")
 @display_option()
 @json_option()
-@click.option("--dry-run", is_flag=True, help="Check all inputs and show what would run, but write nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check all inputs, show what would run and the first request, but send and write nothing.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
@@ -195,7 +205,7 @@ def command(**options: Any) -> None:
         planned = without_model_weights(task) if asked.engine == "ray" else task
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
         engine = _ray_engine(asked, task, args, plan, traffic) if asked.engine == "ray" else None
-        anyio.run(check_resource_starts, task.definition, task.samples, task.located)
+        anyio.run(check_resource_starts, task)
         # Opened last, so that invalid input leaves no file behind; a dry run starts no recording.
         if asked.record is not None and (not asked.dry_run or asked.record.exists()):
             traffic.cassette = Cassette.replay(asked.record) if asked.dry_run else Cassette.record(asked.record)
@@ -204,7 +214,7 @@ def command(**options: Any) -> None:
                 echo(f"--record {asked.record} appends to {count}", err=True)
     echo("".join(f"{note}\n" for note in task.notes), err=True, nl=False)
     if asked.dry_run:
-        _show_plan(plan, asked.as_json)
+        _show_plan(plan, anyio.run(_first_request, plan), asked.as_json)
         return
     folder = RunFolder(path, plan.redaction) if path is not None else begin_run(asked.log_dir, task, plan, args)
     ending = Ending(
@@ -300,7 +310,15 @@ def _with_run_limits(
     return replace(task, definition=task.definition.model_copy(update={"run_limits": changed}))
 
 
-def _show_plan(plan: RunPlan, as_json: bool) -> None:
+async def _first_request(plan: RunPlan) -> FirstRequest:
+    """Return the request with which an agent begins the first sample."""
+    worker = RLRolloutWorker(plan.definition, ScriptedPolicy([]), tools=plan.tools, user=plan.user)
+    async with ServerPool():
+        return await worker.first_request(plan.seed, sample=plan.samples[0])
+
+
+def _show_plan(plan: RunPlan, request: FirstRequest, as_json: bool) -> None:
+    functions = [spec["function"] for spec in request.tools]
     facts = {
         "task": plan.definition.name,
         "policies": [named.label for named in plan.policies],
@@ -310,14 +328,33 @@ def _show_plan(plan: RunPlan, as_json: bool) -> None:
         "reward": plan.reward.id if plan.reward else None,
         "resource": plan.definition.resource_type,
         "user": plan.definition.user.type if plan.definition.user else None,
-        "tools": sorted(plan.tools.get_tools()) if plan.tools else [],
+        "tools": [function["name"] for function in functions],
     }
     if as_json:
-        echo_json({"dry_run": True, **facts})
+        messages = [message.to_chat() for message in request.messages]
+        sample = {"sample": plan.samples[0].id, "messages": messages, "tools": request.tools}
+        echo_json({"dry_run": True, **facts, "first_request": sample})
         return
     for key, value in facts.items():
         echo(f"{key + ':':<10}{', '.join(value) if isinstance(value, list) else value}")
+    echo(f"First request, for sample {plan.samples[0].id!r}:")
+    shown = [(f"[{message.role}] ", _content(message)) for message in request.messages]
+    if request.user_opens:
+        shown.append(("[user] ", "(the simulated user's first message)"))
+    for function in functions:
+        names = ", ".join((function.get("parameters") or {}).get("properties") or ())
+        shown.append((f"{function['name']}({names}): ", function.get("description") or ""))
+    for start, text in shown:
+        echo("  " + escape_text(f"{start}{text}", _SHOWN_CHARS).replace("\n", "\n    "))
     echo("Nothing was written.")
+
+
+def _content(message: Message) -> str:
+    """Return the text of a message, with the types of its other parts and its tool calls."""
+    parts = message.content if isinstance(message.content, list) else []
+    others = [f"({part.get('type')})" for part in parts if "text" not in part]
+    calls = [f"({call.function.name}({call.function.arguments}))" for call in message.tool_calls or ()]
+    return " ".join([message.text, *others, *calls]).strip()
 
 
 def _traffic(asked: RunOptions) -> ProviderSession:

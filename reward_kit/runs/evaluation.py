@@ -121,7 +121,8 @@ async def evaluate_async(
     traffic = ProviderSession()
     try:
         plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
-        await check_resource_starts(loaded.definition, loaded.samples, loaded.located)
+        with overrides_in_python():
+            await check_resource_starts(loaded)
         folder = begin_run(Path(log_dir), loaded, plan, args, live)
         title = f"{loaded.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})"
         finished = await _run(plan, folder, title, traffic)
@@ -249,7 +250,8 @@ class Task:
             which runs in the sandbox.
         policy: an `AgentPolicy` instance, or a class without required arguments; a built-in name;
             `openai/NAME`; `file.py:Class`; or the keys of a `policy:` block. A run can replace it.
-        tools: a `ToolRegistry`, or the file that defines one.
+        tools: the task's own tools: a `ToolRegistry`, or the file that defines one. Or a list of the tools that the
+            agent sees, as in a task file; a `ToolRegistry` in it stands for all its tools.
         dataset: rows, each a dict; or the path of a JSONL, CSV or YAML file.
         resource: a built-in name, `file.py:Class`, or a subclass of `ForkableResource`.
         folder: the base of relative paths; by default the working directory.
@@ -271,7 +273,7 @@ class Task:
         *,
         reward: str | Callable[..., Any] | None = None,
         policy: str | Mapping[str, Any] | LivePolicy | None = None,
-        tools: str | ToolRegistry | None = None,
+        tools: str | ToolRegistry | Sequence[str | ToolRegistry] | None = None,
         dataset: str | Path | Iterable[Mapping[str, Any]] | None = None,
         resource: str | type[ForkableResource] | None = None,
         folder: str | Path | None = None,
@@ -279,7 +281,9 @@ class Task:
     ) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"name must be a str, got {type_name(name)}; to read a task file, use Task.from_file")
-        objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
+        own, offered = _split_tools(tools)
+        keys |= {} if offered is None else {"tools": offered}
+        objects = {"reward": reward, "tools": own, "dataset": dataset, "resource": resource}
         values, given = _read(name, objects, policy, keys)
         path = placeholder_path(Path(folder) if folder is not None else None, name)
         self._begin(lambda overrides: resolve_task(LocatedYaml.from_values(values, path), overrides, given))
@@ -376,7 +380,7 @@ class Task:
             "samples": f"{len(task.samples):,} × {task.rollouts_per_sample} episodes",
             "policy": policy or (type(given).__name__ if given is not None else "set per run"),
             "reward": task.reward.id if task.reward is not None else "none (collect only)",
-            "tools": ", ".join(sorted(task.tools.get_tools())) if task.tools is not None else "",
+            "tools": ", ".join(sorted(definition.tools or (task.tools.get_tools() if task.tools is not None else ()))),
             "resource": definition.resource_type or "",
         }
         parts = [line(strong(f"Task {definition.name}"))]
@@ -390,6 +394,17 @@ _options = list(inspect.signature(evaluate_async).parameters.values())[1:]
 _self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 Task.run.__signature__ = inspect.Signature([_self, *_options])  # type: ignore[attr-defined]  # for help and editors
 Task.run_async.__signature__ = Task.run.__signature__  # type: ignore[attr-defined]
+
+
+def _split_tools(tools: Any) -> tuple[Any, list[Any] | None]:
+    """Return the task's own tools, and the names of the tools that the agent sees if `tools` is a list."""
+    if not isinstance(tools, list | tuple):
+        return tools, None
+    registries = [one for one in tools if isinstance(one, ToolRegistry)]
+    if len(registries) > 1:
+        raise ConfigError("tools: a task has one ToolRegistry; got several")
+    names = [[*one.get_tools()] if isinstance(one, ToolRegistry) else [one] for one in tools]
+    return registries[0] if registries else None, [name for several in names for name in several]
 
 
 def _read(

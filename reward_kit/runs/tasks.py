@@ -17,10 +17,11 @@ import pydantic
 
 from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.agent.starts import GroupStart
+from reward_kit.agent.tool_execution import Toolbox
 from reward_kit.environments.config import check_row_config, read_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, type_name
+from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean, type_name
 from reward_kit.legacy_tasks import upgrade_notes
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
@@ -30,7 +31,14 @@ from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_re
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, find_inputs, hash_path
-from reward_kit.runs.task_file import LocatedYaml, error_context, error_location, overridden_keys, parse_task
+from reward_kit.runs.task_file import (
+    LocatedYaml,
+    error_context,
+    error_location,
+    overridden_keys,
+    override_source,
+    parse_task,
+)
 from reward_kit.runs.task_objects import TaskObjects, wrap_reward_object
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import RewardSpec
@@ -304,7 +312,8 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
         else:
             user = definition.user
             user_opens = user is not None and user.opens is not False
-            if not messages and definition.resource_type is None and not user_opens:
+            has_observation = definition.resource_type is not None and definition.observation
+            if not messages and not has_observation and not user_opens:
                 raise ConfigError(f"{located.path}: no first message; set messages or initial_user_prompt")
     for problem, places in unfit.items():
         others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
@@ -423,20 +432,28 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
         check_row_config(kind, base, sample.resource_config, sample.where)
 
 
-async def check_resource_starts(
-    definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml
-) -> bool:
+async def check_resource_starts(task: LoadedTask, samples: Sequence[Sample] | None = None) -> bool:
     """Start the resource once for each set of configuration keys among the samples, to detect errors before the run.
 
+    Args:
+        task: the task.
+        samples: the samples to consider; by default all.
+
     Returns:
-        True if every resource offers tools, or the task has no resource.
+        True if every start offers tools, or the task has no resource.
 
     Raises:
-        ConfigError: the resource does not exist, rejects its configuration, or cannot be reset.
+        ConfigError: the resource does not exist, rejects its configuration, or cannot be reset; or a name in `tools` is
+            not a tool of any start.
     """
+    definition, located, samples = task.definition, task.located, task.samples if samples is None else samples
     if definition.resource_type is None:
+        toolbox = Toolbox(definition, None, task.tools)
+        await toolbox.specs()
+        _reject_missing_tools(task, [toolbox.missing])
         return True
     has_tools = True
+    missing: list[Mapping[str, str]] = []
     kinds = {frozenset(_keys(sample.resource_config)): sample for sample in reversed(samples)}
     async with ServerPool():
         for sample in kinds.values():
@@ -445,8 +462,9 @@ async def check_resource_starts(
                     start = await group.episode(0)
                     if start.resource is not None:
                         try:
-                            with boundary(EnvironmentFailure, "get_tools_spec"):
-                                has_tools = bool(await start.resource.get_tools_spec()) and has_tools
+                            toolbox = Toolbox(definition, start.resource, task.tools)
+                            has_tools = bool(await toolbox.specs()) and has_tools
+                            missing.append(toolbox.missing)
                         finally:
                             await start.resource.close()
             except (ConfigError, EnvironmentFailure) as error:
@@ -457,7 +475,17 @@ async def check_resource_starts(
                 where = sample.where if sample.resource_config else located.where((block, problem.partition(":")[0]))
                 called = "resources" if kind == _COMPOSITE else f"resource {kind!r}"
                 raise ConfigError(f"{where}: {called}: {problem}") from error
+    _reject_missing_tools(task, missing)
     return has_tools
+
+
+def _reject_missing_tools(task: LoadedTask, missing: Sequence[Mapping[str, str]]) -> None:
+    """Raise ConfigError for a name in `tools` that is missing at every start."""
+    for index, name in enumerate(task.definition.tools or ()):
+        if all(name in one for one in missing):
+            is_in_file = "tools" in task.located.data and not any(key.split(".")[0] == "tools" for key in task.of_user)
+            where = task.located.where(("tools", index)) if is_in_file else override_source()
+            raise ConfigError(f"{where}: tools: {missing[0][name]}")
 
 
 def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

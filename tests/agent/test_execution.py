@@ -92,7 +92,11 @@ class TestToolCalls:
             return x
 
         episode = await collected(
-            [call("calculat"), call("adds"), call()], resource_type=WORLD, tools=registry, max_episode_steps=3
+            [call("calculat"), call("adds"), call()],
+            resource_type=WORLD,
+            tools=registry,
+            offered=["calculate", "add"],
+            max_episode_steps=3,
         )
         assert "unknown tool 'calculat'; did you mean 'calculate'?" in tool_answers(episode)[0]
         assert "unknown tool 'adds'; did you mean 'add'?" in tool_answers(episode)[1]
@@ -284,7 +288,7 @@ class TestToolCalls:
     async def test_duplicate_tool_names_are_rejected(self):
         registry = ToolRegistry("own")
         registry.tool(name="add")(lambda: None)
-        for fields in ({"resource_type": WORLD}, {"terminate_tool": "add"}):
+        for fields in ({"resource_type": WORLD, "offered": ["add"]}, {"terminate_tool": "add"}):
             episode = await collected([call()], tools=registry, **fields)
             assert failure(episode)["message"] == "two tools are named add; rename one of them"
 

@@ -28,8 +28,9 @@ def task_of(**fields):
     return TaskDefinitionModel.model_validate({"name": "task", **fields})
 
 
-def worker_of(actions, *, tools=None, environment=None, **fields):
-    """A worker that plays `actions` on a task with these fields."""
+def worker_of(actions, *, tools=None, environment=None, offered=None, **fields):
+    """A worker that plays `actions` on a task with these fields and `offered` as its `tools`."""
+    fields = fields if offered is None else {**fields, "tools": offered}
     policy = actions if isinstance(actions, AgentPolicy) else ScriptedPolicy(actions)
     return RLRolloutWorker(task_of(**fields), policy, tools=tools, environment=environment)
 

@@ -489,7 +489,12 @@ async def test_group_episodes_start_from_forks_and_use_all_parts() -> None:
         rows = (await db.step("execute_sql", {"query": "SELECT a FROM t"})).observation["rows"]
         return str((await files.step("write_file", {"path": name, "content": str(rows)})).observation)
 
-    task = TaskDefinitionModel(name="t", initial_user_prompt="x", resources=[DB, FILES, dice("red"), dice("blue")])
+    task = TaskDefinitionModel(
+        name="t",
+        initial_user_prompt="x",
+        resources=[DB, FILES, dice("red"), dice("blue")],
+        tools=["execute_sql", "export", "blue_roll"],
+    )
     actions = [
         {"type": "tool_call", "name": "execute_sql", "arguments": {"query": "INSERT INTO t VALUES (1)"}},
         {"type": "tool_call", "name": "export", "arguments": {"name": "rows.txt"}},

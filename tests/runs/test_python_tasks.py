@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.environments.tools import ToolRegistry
@@ -119,6 +120,37 @@ def test_the_run_says_what_no_file_does(tmp_path: Path) -> None:
     assert any("in_process, unconfined" in note for note in run.notes) and "unconfined" in run._repr_html_()
 
 
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_offered_tools_may_be_a_list_of_names_and_the_own_ones(tmp_path: Path, is_in_file: bool) -> None:
+    tools = ToolRegistry("geo")
+
+    @tools.tool
+    def look_up(country: str) -> str:
+        """Look up a capital."""
+        return country
+
+    seen = []
+
+    def act(observation: Any, specs: Any) -> Any:
+        seen.append([spec["function"]["name"] for spec in specs])
+        return {"type": "text", "content": "Rome"}
+
+    world = {"resource": "sqlite", "on_text": "end", "policy": ScriptedPolicy(act), "folder": tmp_path}
+    if is_in_file:
+        (tmp_path / "tools.py").write_text(
+            "from reward_kit import ToolRegistry\nr = ToolRegistry('geo')\n@r.tool\ndef look_up(country: str): ''\n"
+        )
+        task = capitals(tools=["look_up", "execute_sql"], tools_module_path="tools.py", **world)
+    else:
+        task = capitals(tools=[tools, "execute_sql"], **world)
+        assert RunHeader.read(task.run(log_dir=tmp_path).path).task["tools"] == ["look_up", "execute_sql"]
+    assert "look_up" in task._repr_html_() and "execute_sql" in task._repr_html_()
+    task.run(log_dir=tmp_path)
+    assert all(sorted(names) == ["execute_sql", "look_up"] for names in seen)
+    with pytest.raises(ConfigError, match=r"tools: unknown tool 'excute_sql'; did you mean 'execute_sql'\?"):
+        task.run(log_dir=tmp_path, overrides={"tools": ["excute_sql"]})
+
+
 def test_rows_are_kept_with_values_that_only_python_has(tmp_path: Path) -> None:
     row = {**ROWS[0], "counts": np.arange(2), "pairs": {(1, 2): "ü"}}
     run = capitals(dataset=[row]).run(log_dir=tmp_path)
@@ -200,7 +232,13 @@ def test_the_first_messages_can_be_looked_at() -> None:
             {"dataset": [{"land": "x", "ground_truth": "y"}]},
             r"'country' is undefined; known: ground_truth, land, observation; in sample 'sample-0' \(dataset\[0\]\)",
         ),
-        ({"tools": [right]}, "tools: expected a ToolRegistry or a file that defines one, got a list"),
+        ({"tools": right}, "tools: expected a ToolRegistry or a file that defines one, got a function"),
+        ({"tools": [right]}, r"tools\.0: expected a string"),
+        (
+            {"tools": [ToolRegistry("a")], "tools_module_path": "tools.py"},
+            "tools and tools_module_path set the same key",
+        ),
+        ({"tools": [ToolRegistry("a"), ToolRegistry("b")]}, "a task has one ToolRegistry; got several"),
         ({"policy": 3}, "policy: expected an AgentPolicy, a name or a dict of keys, got an int"),
         ({"resource": Says}, "resource: expected a name or a subclass of ForkableResource"),
         ({"num_rollouts": 3}, "num_rollouts has no effect: a task with a dataset uses num_rollouts_per_sample"),

@@ -17,7 +17,7 @@ MINIMAL = "name: t\ninitial_user_prompt: hello\n"
 
 
 async def check(task: LoadedTask) -> None:
-    await check_resource_starts(task.definition, task.samples, task.located)
+    await check_resource_starts(task)
 
 
 def write(folder: Path, text: str, name: str = "task.yaml") -> Path:

@@ -170,7 +170,7 @@ def load_if_not_asked(path: Path) -> bool:
         return False
     task = load_task(path)
     plan_run(task, RunArgs(task_path=path), needs_policy=False)
-    anyio.run(check_resource_starts, task.definition, task.samples, task.located)
+    anyio.run(check_resource_starts, task)
     return True
 
 

@@ -12,7 +12,14 @@ from typing import Any, TextIO
 
 import anyio.to_thread
 
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
+from reward_kit.agent.policy_interface import (
+    Action,
+    AgentPolicy,
+    EpisodeContext,
+    PolicyOutput,
+    check_output,
+    get_tool_calls,
+)
 from reward_kit.display_text import printable
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.environments.sampling import sample_arguments
@@ -27,8 +34,8 @@ _NEXT_LINE = "\n  "  # indented, so that a text cannot look like another message
 class RandomPolicy(AgentPolicy):
     """Acts randomly, seeded by the episode's policy seed; a baseline for all agents.
 
-    If the resource lists its admissible actions, each is equally likely; otherwise each tool is, with arguments drawn
-    from its schema. Without tools, the policy answers with an empty text.
+    If the resource lists its admissible actions, each that calls an offered tool is equally likely; otherwise each tool
+    is, with arguments drawn from its schema. Without tools, the policy answers with an empty text.
     """
 
     is_free = True
@@ -47,9 +54,10 @@ class RandomPolicy(AgentPolicy):
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """Return a random action."""
-        admissible = await self._resource.admissible_actions() if self._resource else None
-        if admissible:
-            return PolicyOutput({"type": "tool_call", **self._random.choice(list(admissible))})
+        offered = {spec["function"]["name"] for spec in available_tools_specs or []}
+        listed = await self._resource.admissible_actions() if self._resource else None
+        if admissible := [action for action in listed or () if action["name"] in offered]:
+            return PolicyOutput({"type": "tool_call", **self._random.choice(admissible)})
         if not available_tools_specs:
             return PolicyOutput({"type": "text", "content": ""}, "")
         tool = self._random.choice(available_tools_specs)["function"]
@@ -124,11 +132,18 @@ class ExpertPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action; raise a PolicyError if the resource has no expert."""
+        """Return the expert's action; raise a PolicyError if the resource has no expert, or it calls a hidden tool."""
         action = await self._resource.expert_action() if self._resource else None
         if action is not None:
+            output = check_output(PolicyOutput(dict(action), action.get("content")))
+            offered = [spec["function"]["name"] for spec in available_tools_specs or []]
+            hidden = [call["name"] for call in get_tool_calls(action) if call["name"] not in offered]
+            if hidden:
+                who = f"the expert of {type(self._resource).__name__}"
+                fix = "name it in tools, or choose another policy"
+                raise PolicyError(f"{who} calls {hidden[0]!r}, which the task does not offer: {fix}")
             self._has_acted = True
-            return PolicyOutput(dict(action), action.get("content"))
+            return output
         if self._has_acted:
             return PolicyOutput({"type": "terminate"})
         raise PolicyError(f"{type(self._resource).__name__} has no expert; define expert_action() or choose a policy")

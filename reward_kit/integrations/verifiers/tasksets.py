@@ -45,7 +45,7 @@ from reward_kit.reward_agent.scoring import Reward, ScoringRequest, check_parame
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 RewardOfTrace = Callable[[Any, Any], Awaitable[float]]
-_RESOURCE_KEYS = ("resource_type", "base_resource_config", "tools_module_path", "resource_server", "noise")
+_RESOURCE_KEYS = ("resource_type", "base_resource_config", "tools_module_path", "tools", "resource_server", "noise")
 _ROLLOUT_KEYS = {
     "user": "in verifiers, an Env answers the agent",
     "terminate_tool": "the harness decides when the agent is done",

@@ -58,9 +58,9 @@ def train(
 
 def check_resources(plan: TrainingPlan) -> None:
     """Create and reset the resources of the training task and of the held-out one once."""
-    run_blocking(check_resource_starts(plan.task.definition, plan.samples, plan.task.located))
+    run_blocking(check_resource_starts(plan.task, plan.samples))
     if (held_out := plan.held_out) is not None:
-        run_blocking(check_resource_starts(held_out.task.definition, held_out.samples, held_out.task.located))
+        run_blocking(check_resource_starts(held_out.task, held_out.samples))
 
 
 def create_run(plan: TrainingPlan, log_dir: Path) -> Path:

@@ -79,7 +79,8 @@ class TestRandom:
 
     async def test_admissible_actions_are_preferred_over_tool_schemas(self):
         world = Menu()
-        assert {a["arguments"]["by"] for a in await self.draw(0, [WAIT], world)} == {1, 2, 3}
+        tools = [WAIT, tool_spec("add", "add a number")]
+        assert {a["arguments"]["by"] for a in await self.draw(0, tools, world)} == {1, 2, 3}
         world.total = 1
         assert {a["name"] for a in await self.draw(0, [WAIT], world)} == {"wait"}
         await world.close()
