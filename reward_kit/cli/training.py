@@ -26,6 +26,7 @@ from reward_kit.cli.outcome import (
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError
+from reward_kit.report.run_page import write_page
 from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.training.description import describe_plan, plan_notes
 from reward_kit.rl.training.logs import TrainingDisplay
@@ -37,7 +38,6 @@ from reward_kit.rl.training.train_file import check_resources, create_run, train
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.run_folder import RunHeader, latest_run
-from reward_kit.runs.runner import write_page
 from reward_kit.runs.task_file import parse_override
 
 

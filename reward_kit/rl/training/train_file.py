@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, requires_extra
 from reward_kit.processes import LOG_FOLDER
+from reward_kit.report.run_page import write_page
 from reward_kit.runs import events
 from reward_kit.runs.files import METRICS
 from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, new_run_path
-from reward_kit.runs.runner import write_page
 from reward_kit.runs.tasks import check_resource_starts
 
 if TYPE_CHECKING:
