@@ -198,7 +198,7 @@ async def run(
         rows=rows,
         policies=policies,
         summary={**summary, "credit": credit.section} if credit is not None else summary,
-        missing=execution.missing(),
+        missing=execution.count_incomplete(),
         credit=credit,
         credit_error=credit_error,
         page=page,
@@ -260,7 +260,7 @@ class Run:
         """The statistics of the reward agent; None before it starts."""
         return self._agent.stats if self._agent is not None else None
 
-    def missing(self) -> int:
+    def count_incomplete(self) -> int:
         """Return the number of missing or unscored episodes."""
         waits = self._plan.reward is not None
         waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
@@ -294,7 +294,7 @@ class Run:
             self._add(self._units, group_id, index, row, partial(self._stored_request, offset), score)
         if not self._plan.policies:
             self._settle(self._units.remaining())
-        if self.missing():
+        if self.count_incomplete():
             self._check_budget()
 
     def add_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> None:
@@ -321,7 +321,7 @@ class Run:
             try:
                 with self._control.scope:
                     await self._collect_and_score()
-                status = "interrupted" if self.missing() else "complete"
+                status = "interrupted" if self.count_incomplete() else "complete"
             finally:
                 with anyio.CancelScope(shield=True):
                     for group in list(self._groups.values()):
@@ -368,7 +368,7 @@ class Run:
             self.collected.set()
 
     async def _collect(self, scoring: UnitScoring | None) -> None:
-        missing = self._missing()
+        missing = self._items_to_collect()
         if (first := next(missing, None)) is None:
             return
         items = chain([first], missing)
@@ -383,7 +383,7 @@ class Run:
             for _ in range(min(self._plan.max_concurrency, self._plan.total)):
                 tasks.start_soon(work)
 
-    def _missing(self) -> Iterator[_Item]:
+    def _items_to_collect(self) -> Iterator[_Item]:
         """Yield the missing episodes group by group, so that groups complete early."""
         plan = self._plan
         for sample in plan.samples:

@@ -67,7 +67,7 @@ async def test_engine_is_not_opened_without_missing_episodes(tmp_path: Path) -> 
     await run_in(tmp_path / "run", plan_of([text("done")]))
     engine = Elsewhere()
     run = await run_in(tmp_path / "run", plan_of([text("done")]), engine=engine)
-    assert engine.opened == 0 and run.missing() == 0
+    assert engine.opened == 0 and run.count_incomplete() == 0
 
 
 async def test_attempts_lost_by_the_engine_count_towards_later_attempts(tmp_path: Path) -> None:
