@@ -21,6 +21,7 @@ from rich.console import Console, RenderableType
 from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo_json
 from reward_kit.console import SafeConsole
+from reward_kit.display_text import pluralize
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs import runner
@@ -233,6 +234,9 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         waiting = f", {unscored} of them unscored" if unscored > 0 else ""
         done = f"{len(outcome.rows)} of {ending.expected} episodes are complete"
         note.print(f"Stopped ({control.stop_reason or 'failed'}): {done}{waiting}.")
+    if cache := outcome.summary.get("cache"):
+        calls = cache["hits"] + cache["misses"]
+        note.print(f"{cache['hits']:,} of {pluralize(calls, 'model call')} answered from the cache {cache['path']}")
     note.print(f"Written to {outcome.path}")
     note_page(outcome.page, outcome.page_error)
     if outcome.credit is not None:

@@ -152,6 +152,8 @@ async def run(
         traffic.outage_time_s = plan.definition.run_limits.outage_time_s or traffic.outage_time_s
         if traffic.cassette is not None:
             traffic.cassette.redact = folder.redaction.redact_line
+        if traffic.cache is not None:
+            traffic.cache.redact = folder.redaction.redact_line
     with ExitStack() as stack:
         stack.enter_context(folder)
         stack.enter_context(events.log_to_file(folder.path / "run.log", folder.redaction))
@@ -177,7 +179,8 @@ async def run(
         events.ended(folder.path, "run", folder.header.status)
         rows = list(execution.rows.values())
         policies = summarize(rows, plan.definition.pass_threshold)
-        summary = {**summary_to_json(policies), **further(rows)}
+        cached = {"cache": traffic.cache.to_json()} if traffic is not None and traffic.cache is not None else {}
+        summary = {**summary_to_json(policies), **cached, **further(rows)}
         settings = plan.definition.credit
         if (
             settings is None and (folder.path / "credit.jsonl").exists()
