@@ -124,7 +124,7 @@ $(VENV)/.made:
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing reward-kit and the requirements of the examples (about 100 MB)"
-	@$(PIP) --editable '.[games,mcp]'
+	@$(PIP) --editable '.[games,mcp]' 'pytest>=8.3,<10'
 	@touch $@
 
 # torch is installed first and pinned, so that its dependents use this build instead of one with gigabytes of CUDA.

@@ -38,7 +38,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from instant_server import running_server  # noqa: E402
 from rollouts import TOOLS  # noqa: E402
 
+import reward_kit.report.run_page  # noqa: E402
 import reward_kit.runs.runner  # noqa: E402
+import reward_kit.runs.scoring_units  # noqa: E402
 from reward_kit.cli.main import program  # noqa: E402
 from reward_kit.report.run_page import write_report  # noqa: E402
 from reward_kit.runs.run_folder import RunFolder  # noqa: E402
@@ -150,10 +152,10 @@ def time_run(folder: Path, options: list[str]) -> tuple[float, dict[str, float]]
     for name, label in (("append_episode", "episodes"), ("append_score", "scores"), ("write_summary", "summary")):
         timer.patch(RunFolder, name, label)
     timer.patch(RunFolder, "write_header", "header")
-    timer.patch(reward_kit.runs.runner, "score_record", "scores")
+    timer.patch(reward_kit.runs.scoring_units, "score_record", "scores")
     timer.patch(EpisodeRow, "from_episode", "summary")
     timer.patch(reward_kit.runs.runner, "summarize", "summary")
-    timer.patch(reward_kit.runs.runner, "write_page", "page")
+    timer.patch(reward_kit.report.run_page, "write_page", "page")
     shutil.rmtree(folder / "runs", ignore_errors=True)
     began = total_cpu_s()
     try:

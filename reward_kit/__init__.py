@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reward_kit.lazy import lazy_modules
+from reward_kit.lazy import lazy_modules, package_version
 
 if TYPE_CHECKING:
     from reward_kit.agent.models import StepData as StepData
@@ -85,9 +85,7 @@ _SUBMODULES = ("models", "rewards", "rl_processing", "typed_interface")
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("reward-kit")
+        return package_version()
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{name}")
     try:

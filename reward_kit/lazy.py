@@ -27,3 +27,13 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 def lazy_modules(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the same as `lazy_names`, given each module's public names, separated by spaces."""
     return lazy_names(package, {name: module for module, names in modules.items() for name in names.split()})
+
+
+def package_version() -> str:
+    """Return the installed version; "0+not.installed" for a source tree that is only on the path."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("reward-kit")
+    except PackageNotFoundError:
+        return "0+not.installed"

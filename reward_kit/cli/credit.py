@@ -29,6 +29,7 @@ from reward_kit.cli.trust import require_trust_in, require_trust_in_file, trust_
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, StoreError
+from reward_kit.report.run_page import write_page
 from reward_kit.runs.credit import (
     RunCredit,
     assign_credit,
@@ -38,7 +39,6 @@ from reward_kit.runs.credit import (
     write_section,
 )
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
-from reward_kit.runs.runner import write_page
 from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
 from reward_kit.runs.tasks import credit_code, locate_credit
 from reward_kit.task_parts import CreditModel

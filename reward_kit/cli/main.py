@@ -15,6 +15,7 @@ import click
 from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo, show_exception
 from reward_kit.errors import RewardKitError, did_you_mean
+from reward_kit.lazy import package_version
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -164,13 +165,26 @@ def _with_common_options(command: click.Command, prefix: str) -> click.Command:
     return command
 
 
+def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        echo(f"reward-kit, version {package_version()}")
+        context.exit()
+
+
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[_verbose()],
     epilog="agent-eval, the command of reward-kit 0.4, is another name for run.",
 )
-@click.version_option(package_name="reward-kit", prog_name="reward-kit")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version.",
+)
 def program() -> None:
     """Evaluate language-model agents, and train them with credit for every step.
 

@@ -129,6 +129,17 @@ def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
     return {"sandbox.level": sandbox} if sandbox else {}
 
 
+def cache_option(command: Any) -> Any:
+    """Add `--cache`."""
+    text = "Take model and judge answers from FILE if an earlier run had them, and add new ones."
+    return click.option("--cache", type=click.Path(path_type=Path), metavar="FILE", help=text)(command)
+
+
+def cache_arguments(cache: Path | None) -> list[str]:
+    """Return the arguments that repeat `--cache` in a resume command."""
+    return ["--cache", str(cache)] if cache is not None else []
+
+
 # RUN, the argument
 
 

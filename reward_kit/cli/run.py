@@ -27,6 +27,8 @@ from reward_kit.cli.options import (
     Number,
     SectionedCommand,
     WholeNumber,
+    cache_arguments,
+    cache_option,
     complete_policies,
     display_option,
     json_option,
@@ -43,6 +45,7 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.providers.cassette import Cassette
+from reward_kit.providers.response_cache import ResponseCache
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.runs.inputs import differences
 from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, plan_run, read_resumable_header
@@ -64,7 +67,7 @@ _KEPT_BY_RESUME = (
 _SHOWN_CHARS = 400
 """The length at which a message or a tool of a dry run is cut."""
 _SECTIONS = {
-    "Models and policies": ("models", "policies", "base_url", "record", "replay"),
+    "Models and policies": ("models", "policies", "base_url", "record", "replay", "cache"),
     "Samples": ("rollouts", "limit", "sample_ids", "seed"),
     "Task, reward and sandbox": ("overrides", "sandbox", "trust"),
     "Limits": ("max_concurrency", "max_cost", "fail_under", "fail_on_error"),
@@ -84,6 +87,7 @@ class RunOptions:
     base_url: str | None
     record: Path | None
     replay: Path | None
+    cache: Path | None
     rollouts: int | None
     limit: int | None
     sample_ids: tuple[str, ...]
@@ -126,6 +130,7 @@ class RunOptions:
     metavar="FILE",
     help="Replay answers from FILE instead of calling a model.",
 )
+@cache_option
 @click.option("-n", "--rollouts", type=WholeNumber(1), help="Number of episodes per sample.")
 @click.option("--limit", type=WholeNumber(1), help="Run the first N samples only.")
 @click.option("--sample-id", "sample_ids", multiple=True, help="Run this sample only; may be repeated.")
@@ -212,6 +217,8 @@ def command(**options: Any) -> None:
             if held := traffic.cassette.held:
                 count = "1 existing exchange" if held == 1 else f"{held} existing exchanges"
                 echo(f"--record {asked.record} appends to {count}", err=True)
+        if asked.cache is not None and not asked.dry_run:
+            traffic.cache = ResponseCache(asked.cache)
     echo("".join(f"{note}\n" for note in task.notes), err=True, nl=False)
     if asked.dry_run:
         _show_plan(plan, anyio.run(_first_request, plan), asked.as_json)
@@ -222,7 +229,7 @@ def command(**options: Any) -> None:
         expected=plan.total,
         fail_under=asked.fail_under,
         as_json=asked.as_json,
-        resume_command=["reward-kit", "run", "--resume", str(folder.path)],
+        resume_command=["reward-kit", "run", "--resume", str(folder.path), *cache_arguments(asked.cache)],
     )
     sys.exit(
         run_into(
@@ -359,13 +366,14 @@ def _content(message: Message) -> str:
 
 def _traffic(asked: RunOptions) -> ProviderSession:
     """Return the shared state of all requests of this run, with its recording, if any; a dry run sends none."""
-    if asked.record is not None and asked.replay is not None:
-        raise click.UsageError("use either --record or --replay")
+    files = {"--record": asked.record, "--replay": asked.replay, "--cache": asked.cache}
+    named = [option for option, file in files.items() if file is not None]
+    if len(named) > 1:
+        raise click.UsageError(f"use either {' or '.join(named)}")
     if asked.engine == "local" and (asked.address is not None or asked.engine_options):
         raise click.UsageError(f"{'--address' if asked.address is not None else '-E'} needs --engine ray")
-    if asked.engine == "ray" and (asked.record is not None or asked.replay is not None):
-        option = "--record" if asked.record is not None else "--replay"
-        raise click.UsageError(f"{option} requires --engine local: answers of several workers have no fixed order")
+    if asked.engine == "ray" and named:
+        raise click.UsageError(f"{named[0]} requires --engine local: other machines cannot use the file")
     cassette = Cassette.replay(asked.replay) if asked.replay is not None else None
     traffic = ProviderSession(cassette=cassette, is_dry_run=asked.dry_run)
     if asked.dry_run:

@@ -20,6 +20,8 @@ from reward_kit.cli.echo import echo
 from reward_kit.cli.options import (
     Number,
     SectionedCommand,
+    cache_arguments,
+    cache_option,
     complete_rewards,
     complete_runs,
     display_option,
@@ -35,6 +37,8 @@ from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.display_text import printable
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import SECRET_NAME
+from reward_kit.providers.response_cache import ResponseCache
+from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.display import difference_text, figure, interval_text
 from reward_kit.runs.inputs import hash_path, scorer_hash
 from reward_kit.runs.plan import RunPlan
@@ -61,7 +65,7 @@ _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed si
 _SECTIONS = {
     "Reward and sandbox": (
         *("reward", "options", "sandbox"),
-        *("overrides", "pass_threshold", "trust"),
+        *("overrides", "pass_threshold", "trust", "cache"),
     ),
     "Limits": ("fail_under",),
     "Rescoring": ("output", "only_failed"),
@@ -78,6 +82,7 @@ class ScoreArgs:
     changes: Mapping[str, Any]
     pass_threshold: float | None
     log_dir: Path
+    cache: Path | None
     fail_under: float | None
     display: str | None
     as_json: bool
@@ -107,6 +112,7 @@ class ScoreArgs:
     metavar="FOLDER",
     help="Directory of the new run, or of an interrupted rescoring to continue; default: a new one in --log-dir.",
 )
+@cache_option
 @click.option("--only-failed", is_flag=True, help="With -o: score only unscored episodes again.")
 @log_dir_option("Parent of the new run's directory; without DATA, also the directory to search for the newest run.")
 @display_option()
@@ -136,7 +142,14 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
     ready = _load_reward(data_origin(data), args)
     scored = scoring_run(data, ready, args.reward, args.log_dir)
     ending = Ending(scored.title, scored.plan.total, args.fail_under, args.as_json)
-    sys.exit(run_into(scored.plan, scored.store, ending, display=args.display, given=scored.episodes))
+    sys.exit(
+        run_into(scored.plan, scored.store, ending, display=args.display, traffic=_traffic(args), given=scored.episodes)
+    )
+
+
+def _traffic(args: ScoreArgs) -> ProviderSession:
+    """Return the shared state of all judge calls."""
+    return ProviderSession(cache=ResponseCache(args.cache) if args.cache is not None else None)
 
 
 def _load_reward(origin: ScoreOrigin, args: ScoreArgs) -> ScoringSetup:
@@ -180,6 +193,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
         typed = "…" if SECRET_NAME.search(option) else typed  # the user has to pass it again
         again += ["-O" if option != key else "-T", f"{option}={typed}"]
     again += ["--pass-threshold", f"{args.pass_threshold:g}"] if args.pass_threshold is not None else []
+    again += cache_arguments(args.cache)
     ending = Ending(
         title=f"{source.path.name}  scored again by {args.reward}",
         expected=plan.total,
@@ -189,7 +203,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
         further=lambda rows: {"changes": changes(rows).to_json()},
         shown=lambda rows: [_changes_table(changes(rows))],
     )
-    return run_into(plan, folder, ending, display=args.display, only_failed=only_failed)
+    return run_into(plan, folder, ending, display=args.display, traffic=_traffic(args), only_failed=only_failed)
 
 
 def _open_folder(

@@ -18,7 +18,7 @@ from reward_kit.cli.outcome import (
     allow_many_connections,
     display_kind,
     interruptible,
-    log_to,
+    keep_logs_in_run,
     note_page,
     noting_resume,
     resume_line,
@@ -26,6 +26,7 @@ from reward_kit.cli.outcome import (
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError
+from reward_kit.report.run_page import write_page
 from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.training.description import describe_plan, plan_notes
 from reward_kit.rl.training.logs import TrainingDisplay
@@ -37,7 +38,6 @@ from reward_kit.rl.training.train_file import check_resources, create_run, train
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.run_folder import RunHeader, latest_run
-from reward_kit.runs.runner import write_page
 from reward_kit.runs.task_file import parse_override
 
 
@@ -141,10 +141,10 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
     display = TrainingDisplay(display_kind(args.display), plan.config.updates, evaluated_every=every)
 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
-        log_to(path / "run.log", plan.redaction)
         return interruptible(control, watching.say, None)
 
     allow_many_connections()
+    keep_logs_in_run(plan.redaction)
     called = ["reward-kit"]
     if group is not None:
         here = os.environ.get("LOCAL_WORLD_SIZE", str(group.processes.size))

@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from reward_kit.errors import ProviderError, did_you_mean
@@ -32,6 +32,9 @@ from reward_kit.providers.prices import PriceTable
 from reward_kit.providers.request_queue import Rates, RequestQueue, RetryPolicy, with_retries
 from reward_kit.providers.session import ProviderSession
 from reward_kit.providers.transport import Transport, header_secrets
+
+if TYPE_CHECKING:
+    from reward_kit.providers.response_cache import ResponseCache
 
 # Escaping everything outside ASCII also carries lone surrogates, which UTF-8 cannot.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -193,6 +196,9 @@ class ChatEndpoint:
         body = encode_request(request)
         facts = RequestFacts(self._url, str(request.get("model", "")), len(request.get("messages", ())), self._secrets)
         cassette = self._traffic.cassette if self._traffic is not None else None
+        cache = self._traffic.cache if self._traffic is not None else None
+        if cache is not None:
+            return await self._ask_cached(cache, scope, request, body, facts)
         if cassette is None:
             return (await self._ask(request, body, facts))[1]
         question = cassette.lookup(body, scope, self._url)
@@ -228,6 +234,20 @@ class ChatEndpoint:
     async def aclose(self) -> None:
         """Close the connections. Call it once, when no request is in flight."""
         await self._transport.aclose()
+
+    async def _ask_cached(
+        self, cache: ResponseCache, scope: str, request: Mapping[str, Any], body: bytes, facts: RequestFacts
+    ) -> ChatCompletion:
+        """Return the answer of an earlier run, at no cost, or ask and keep the answer."""
+        key = cache.key(self._url, body, scope)
+        if (known := cache.find(key)) is None:
+            value, completion = await self._ask(request, body, facts)
+            cache.keep(key, value)
+            return completion
+        completion = read_completion(known, facts, self._prices)
+        if completion.usage is None or completion.usage.cost is None:
+            return completion
+        return dataclasses.replace(completion, usage=dataclasses.replace(completion.usage, cost=0.0))
 
     async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[Any, ChatCompletion]:
         """Send a request; return the JSON value of the answer, and the completion in it."""

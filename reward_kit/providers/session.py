@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.keys import NO_KEY, EndpointSettings, key_variable, resolve_endpoint
 from reward_kit.providers.request_queue import Rates, RequestQueue
 from reward_kit.validation import check_number
+
+if TYPE_CHECKING:
+    from reward_kit.providers.response_cache import ResponseCache
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +24,7 @@ class ProviderSession:
 
     Args:
         cassette: the cassette for recording or replaying exchanges.
+        cache: the answers of earlier runs.
         outage_time_s: the seconds to wait for an endpoint that is down or requests a pause. By default 600; for an
             endpoint that has never answered, 60, or 3 if it refuses the connection.
         is_dry_run: True if no request will be made; a missing key is then a notice instead of an error.
@@ -36,11 +40,17 @@ class ProviderSession:
     """
 
     def __init__(
-        self, *, cassette: Cassette | None = None, outage_time_s: float | None = None, is_dry_run: bool = False
+        self,
+        *,
+        cassette: Cassette | None = None,
+        cache: ResponseCache | None = None,
+        outage_time_s: float | None = None,
+        is_dry_run: bool = False,
     ) -> None:
         if outage_time_s is not None:
             check_number("outage_time_s", outage_time_s)
         self.cassette = cassette
+        self.cache = cache
         self.outage_time_s = outage_time_s
         self.is_dry_run = is_dry_run
         self.notice: Callable[[str], None] = _log.warning
@@ -93,9 +103,10 @@ class ProviderSession:
             self.gave_up(reason)
 
     def close(self) -> None:
-        """Close the cassette, if any."""
-        if self.cassette is not None:
-            self.cassette.close()
+        """Close the cassette and the cache, if any."""
+        for file in (self.cassette, self.cache):
+            if file is not None:
+                file.close()
 
 
 def endpoint_for(

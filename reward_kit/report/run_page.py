@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from reward_kit.display_text import escape_text
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report import run_figures as figures
 from reward_kit.report.episode_chunks import MOST_INLINE, ChunkData, ChunkReader, beside, forget_others, within
 from reward_kit.report.rendering import (
@@ -32,6 +33,7 @@ from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary, summarize
 
 FILE = "report.html"
+logger = logging.getLogger("reward_kit.runs")
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
@@ -51,6 +53,16 @@ def write_report(run: Path, target: Path | None = None) -> Path:
     write_atomically(target, run_page(facts, data).encode("utf-8"), is_private=is_private)
     forget_others(target, data)
     return target
+
+
+def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
+    """Write `report.html`. An error is only logged; `reward-kit view RUN -o` writes the file again."""
+    try:
+        with boundary(StoreError, "the report"):
+            return write_report(run), None
+    except RewardKitError as error:
+        logger.warning("report not written: %s", error)
+        return None, error
 
 
 def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows: bool = True) -> str:

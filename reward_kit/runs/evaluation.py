@@ -22,6 +22,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, type_name
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.notebook_html import code, details, line, root, strong, table
+from reward_kit.providers.response_cache import ResponseCache
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_policies, make_user, plan_run
@@ -75,6 +76,7 @@ async def evaluate_async(
     max_concurrency: int = 16,
     overrides: Mapping[str, Any] | None = None,
     base_url: str | None = None,
+    cache: str | Path | None = None,
     log_dir: str | Path = "runs",
 ) -> FinishedRun:
     """Run a task and score its episodes, as `reward-kit run` does.
@@ -92,6 +94,7 @@ async def evaluate_async(
         max_concurrency: the maximum number of concurrent episodes.
         overrides: task keys to override, dotted for nested ones.
         base_url: the endpoint of the models.
+        cache: a file with model and judge answers of earlier runs, which receives new ones.
         log_dir: the parent of the run's directory.
 
     Raises:
@@ -118,7 +121,7 @@ async def evaluate_async(
         sample_ids=_several("sample_ids", sample_ids),
         seed=seed,
     )
-    traffic = ProviderSession()
+    traffic = ProviderSession(cache=ResponseCache(cache) if cache is not None else None)
     try:
         plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
         with overrides_in_python():

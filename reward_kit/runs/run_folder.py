@@ -24,7 +24,6 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,6 +36,7 @@ from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, StoreError, boundary, did_you_mean
+from reward_kit.lazy import package_version
 from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_file
 from reward_kit.runs.files import (
@@ -62,7 +62,7 @@ _ALWAYS = {"schema_version", "versions", "status", "timing"}
 
 def software_versions() -> dict[str, str]:
     """Return the versions of reward-kit and Python."""
-    return {"reward_kit": version("reward-kit"), "python": platform.python_version()}
+    return {"reward_kit": package_version(), "python": platform.python_version()}
 
 
 class RunTiming(pydantic.BaseModel):

@@ -7,14 +7,10 @@ order of the lines.
 
 from __future__ import annotations
 
-import asyncio
-import datetime
-import hashlib
-import json
 import logging
 import os
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,43 +22,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.policy_interface import AgentPolicy
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, RolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS
 from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
+from reward_kit.blocking import allow_threads
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
-from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
-from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.runs import events
-from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
+from reward_kit.runs.scoring_units import RunClock, ScoringUnit, ScoringUnits, StoppedEpisode, UnitScoring
 from reward_kit.runs.summary import EpisodeRow, JudgeCall, PolicySummary, summarize, summary_to_json
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import EvaluationMode
 
+if TYPE_CHECKING:
+    from reward_kit.runs.credit import RunCredit
 
-class RolloutWorker(Protocol):
-    """Collects episodes of one task with one policy, such as `RLRolloutWorker`."""
-
-    def group(self, sample: Sample, run_seed: int = 0) -> Any:
-        """Return the shared start of the episodes of `sample`, made on first use; a context manager with `close`."""
-
-    async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; an error becomes part of its record."""
+logger = logging.getLogger("reward_kit.runs")
 
 
 class RunEngine(Protocol):
@@ -96,134 +85,6 @@ class LocalEngine:
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
         """Return a scorer in this process."""
         return make_scorer(reward, deadline_s)
-
-
-@dataclass(frozen=True, slots=True)
-class StoppedEpisode:
-    """An episode that has stopped, with or without an error.
-
-    Attributes:
-        rollout_id: the id of the episode.
-        attempt: the attempt number.
-        index: the index within the group.
-        request: a function that creates the scoring request; None if the episode ended with an error.
-        score: the line of `scores.jsonl` for this attempt; None if unscored.
-    """
-
-    rollout_id: str
-    attempt: int
-    index: int
-    request: Callable[[], ScoringRequest] | None
-    score: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringUnit:
-    """Episodes that are scored in one call, in group order; empty if all ended with an error.
-
-    Attributes:
-        episodes: the episodes without errors.
-        group: the hash of their ids and attempts, on which a batch reward's scores depend; None for a pointwise reward.
-    """
-
-    episodes: Sequence[StoppedEpisode]
-    group: str | None = None
-
-    @property
-    def is_scored(self) -> bool:
-        """True if each episode has a score that was computed with exactly this group.
-
-        A whole group is scored again if one of its episodes has no score or was rerun.
-        """
-        lines = [episode.score for episode in self.episodes]
-        return all(line is not None and line.get("scored_group") == self.group for line in lines)
-
-    def requests(self) -> list[ScoringRequest]:
-        """Return the request for each episode."""
-        return [episode.request() for episode in self.episodes if episode.request is not None]
-
-
-class ScoringUnits:
-    """Collects stopped episodes into scoring units.
-
-    Args:
-        mode: the reward's mode.
-        group_size: the number of episodes per group, including failed ones; None if known only at the end of the run.
-    """
-
-    def __init__(self, mode: EvaluationMode, group_size: int | None) -> None:
-        self._mode, self._group_size = mode, group_size
-        self._groups: defaultdict[str, dict[int, StoppedEpisode]] = defaultdict(dict)
-
-    def add(self, group_id: str, episode: StoppedEpisode) -> list[ScoringUnit]:
-        """Add a stopped episode, and return the units that are now complete."""
-        if self._mode == "pointwise":
-            return [ScoringUnit([episode])] if episode.request is not None else []
-        group = self._groups[group_id]
-        group[episode.index] = episode
-        if self._group_size is None or not all(index in group for index in range(self._group_size)):
-            return []
-        return [_make_unit(self._groups.pop(group_id))]
-
-    def remaining(self) -> list[ScoringUnit]:
-        """Return the incomplete groups as units at the end of the run."""
-        groups, self._groups = self._groups, defaultdict(dict)
-        return [_make_unit(group) for group in groups.values()]
-
-
-def _make_unit(group: Mapping[int, StoppedEpisode]) -> ScoringUnit:
-    episodes = [episode for _, episode in sorted(group.items()) if episode.request is not None]
-    identity = json.dumps([(episode.rollout_id, episode.attempt) for episode in episodes])
-    return ScoringUnit(episodes, hashlib.sha256(identity.encode("ascii")).hexdigest()[:16])
-
-
-def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
-    """Return the line of `scores.jsonl` for one score; `group` identifies the episodes that were scored together."""
-    output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
-    return {
-        "rollout_id": scored.rollout_id,
-        "scorer": {"id": reward.id, "hash": scorer_hash},
-        **({"scored_group": group} if group is not None else {}),
-        "score": scored.score,
-        "result": scored.result.model_dump(mode="json", exclude_none=True) if scored.result else None,
-        "failure": scored.failure.to_json() if scored.failure else None,
-        "sandbox": dict(scored.sandbox) if scored.sandbox else None,
-        **({"output": output} if scored.stdout or scored.stderr else {}),
-        "timing": {"duration_s": round(scored.duration_s, 6)},
-    }
-
-
-class RunClock:
-    """A clock of the seconds since a run started, possibly in an earlier process. Create it inside the event loop.
-
-    Within a process it is monotonic, even if the system clock changes.
-
-    Args:
-        started_at: the time at which the run started.
-    """
-
-    def __init__(self, started_at: datetime.datetime) -> None:
-        self._loop = asyncio.get_running_loop()
-        elapsed = datetime.datetime.now(datetime.UTC) - started_at
-        self._zero_s = self._loop.time() - elapsed.total_seconds()
-
-    def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
-        """Return the times of a result: its submission, the start and end of each call, and now as completion."""
-        return {
-            "submitted_s": self._since(ticket.submitted_at),
-            "attempts": [[self._since(began), self._since(ended)] for began, ended in ticket.spans[index]],
-            "done_s": self._since(self._loop.time()),
-        }
-
-    def _since(self, loop_s: float) -> float:
-        return round(loop_s - self._zero_s, 6)
-
-
-if TYPE_CHECKING:
-    from reward_kit.runs.credit import RunCredit
-
-logger = logging.getLogger("reward_kit.runs")
-_MOST_LOADED = 256  # The maximum number of stored units in memory, far above the scoring concurrency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,10 +141,11 @@ async def run(
         traffic.outage_time_s = plan.definition.run_limits.outage_time_s or traffic.outage_time_s
         if traffic.cassette is not None:
             traffic.cassette.redact = folder.redaction.redact_line
+        if traffic.cache is not None:
+            traffic.cache.redact = folder.redaction.redact_line
     with ExitStack() as stack:
         stack.enter_context(folder)
-        stack.enter_context(events.log_to_file(folder.path / "run.log", folder.redaction))
-        stack.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
+        stack.enter_context(events.run_logs(folder.path, folder.redaction))
         session = CURRENT_PROVIDER_SESSION.set(traffic)  # For rewards that call a model
         stack.callback(CURRENT_PROVIDER_SESSION.reset, session)
         stack.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
@@ -305,7 +167,8 @@ async def run(
         events.ended(folder.path, "run", folder.header.status)
         rows = list(execution.rows.values())
         policies = summarize(rows, plan.definition.pass_threshold)
-        summary = {**summary_to_json(policies), **further(rows)}
+        cached = {"cache": traffic.cache.to_json()} if traffic is not None and traffic.cache is not None else {}
+        summary = {**summary_to_json(policies), **cached, **further(rows)}
         settings = plan.definition.credit
         if (
             settings is None and (folder.path / "credit.jsonl").exists()
@@ -316,6 +179,8 @@ async def run(
         folder.write_summary(summary)
         is_stored = settings is not plan.definition.credit
         credit, credit_error = (None, None) if settings is None else _assign_credit(folder.path, settings, is_stored)
+        from reward_kit.report.run_page import write_page
+
         page, page_error = write_page(folder.path)
     return RunOutcome(
         path=folder.path,
@@ -324,7 +189,7 @@ async def run(
         rows=rows,
         policies=policies,
         summary={**summary, "credit": credit.section} if credit is not None else summary,
-        missing=execution.missing(),
+        missing=execution.count_incomplete(),
         credit=credit,
         credit_error=credit_error,
         page=page,
@@ -346,18 +211,6 @@ def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[R
         logger.warning("credit not assigned: %s", error)
         return None, error
     return credit, None
-
-
-def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
-    """Write `report.html`. An error is only logged; `reward-kit view RUN -o` writes the file again."""
-    from reward_kit.report.run_page import write_report
-
-    try:
-        with boundary(StoreError, "the report"):
-            return write_report(run), None
-    except RewardKitError as error:
-        logger.warning("report not written: %s", error)
-        return None, error
 
 
 class Run:
@@ -398,7 +251,7 @@ class Run:
         """The statistics of the reward agent; None before it starts."""
         return self._agent.stats if self._agent is not None else None
 
-    def missing(self) -> int:
+    def count_incomplete(self) -> int:
         """Return the number of missing or unscored episodes."""
         waits = self._plan.reward is not None
         waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
@@ -432,7 +285,7 @@ class Run:
             self._add(self._units, group_id, index, row, partial(self._stored_request, offset), score)
         if not self._plan.policies:
             self._settle(self._units.remaining())
-        if self.missing():
+        if self.count_incomplete():
             self._check_budget()
 
     def add_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> None:
@@ -452,14 +305,12 @@ class Run:
         """Run the missing episodes and score the unscored ones; store the results and add them to `rows`."""
         began = time.perf_counter()
         status = "failed"
-        # Each running episode may block a thread in its environment or a tool, and each reward call another one.
-        threads = anyio.to_thread.current_default_thread_limiter()
-        threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
+        allow_threads(self._plan.max_concurrency)
         async with ServerPool():
             try:
                 with self._control.scope:
                     await self._collect_and_score()
-                status = "interrupted" if self.missing() else "complete"
+                status = "interrupted" if self.count_incomplete() else "complete"
             finally:
                 with anyio.CancelScope(shield=True):
                     for group in list(self._groups.values()):
@@ -498,14 +349,15 @@ class Run:
         scorer = self._engine.scorer(reward, plan.definition.limits.reward_time_s)
         self._agent = AsyncRewardAgent(scorer, max_concurrency=width)
         async with self._agent as agent, anyio.create_task_group() as takers:
-            scoring = _Scoring(self, reward, agent, takers, RunClock(self._store.header.timing.started_at))
+            clock = RunClock(self._store.header.timing.started_at)
+            scoring = UnitScoring(reward, agent, takers, clock, self._record_score, plan.max_concurrency)
             stored, self._unscored = self._unscored, deque()
-            takers.start_soon(scoring.submit_stored, stored)
+            takers.start_soon(scoring.submit_stored, stored, self._rejects_stored)
             await self._collect(scoring)
             self.collected.set()
 
-    async def _collect(self, scoring: _Scoring | None) -> None:
-        missing = self._missing()
+    async def _collect(self, scoring: UnitScoring | None) -> None:
+        missing = self._items_to_collect()
         if (first := next(missing, None)) is None:
             return
         items = chain([first], missing)
@@ -520,7 +372,7 @@ class Run:
             for _ in range(min(self._plan.max_concurrency, self._plan.total)):
                 tasks.start_soon(work)
 
-    def _missing(self) -> Iterator[_Item]:
+    def _items_to_collect(self) -> Iterator[_Item]:
         """Yield the missing episodes group by group, so that groups complete early."""
         plan = self._plan
         for sample in plan.samples:
@@ -531,7 +383,7 @@ class Run:
                 for index in (index for index, is_run in enumerate(runs) if is_run):
                     yield _Item(label, sample, group_id, index, sum(runs))
 
-    async def _run_item(self, item: _Item, worker: RolloutWorker, scoring: _Scoring | None) -> None:
+    async def _run_item(self, item: _Item, worker: RolloutWorker, scoring: UnitScoring | None) -> None:
         if item.group_id not in self._groups:
             start = worker.group(item.sample, self._plan.seed)
             self._groups[item.group_id] = _OpenGroup(start, item.group_size)
@@ -597,12 +449,10 @@ class Run:
             self._listener.episode_scored(row)
         self._count_error(row.score_error)
 
-    def record_score(
-        self, scored: Scored, reward: Reward, scorer_hash: str, group: str | None, times: Mapping[str, Any]
-    ) -> None:
+    def _record_score(self, scored: Scored, record: Mapping[str, Any]) -> None:
         row = self.rows[scored.rollout_id]
-        record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash, group)}
-        self._store.append_score({**record, "timing": {**record["timing"], **times}})
+        record = {"attempt": row.attempt, **record}
+        self._store.append_score(record)
         self._add_score(row, record)
         self._check_budget()
         events.episode_scored(row, scored.duration_s)
@@ -621,9 +471,9 @@ class Run:
                     f"--fail-on-error {self._error_limit:g}: {self._errors} episodes ended with an error"
                 )
 
-    def accepts_stored(self) -> bool:
-        """Return False once a run that only scores has been stopped."""
-        return bool(self._plan.policies or not self._control.stop_reason)
+    def _rejects_stored(self) -> bool:
+        """Return True once a run that only scores has been stopped."""
+        return not self._plan.policies and self._control.stop_reason is not None
 
 
 class _Item(NamedTuple):
@@ -640,45 +490,3 @@ class _Item(NamedTuple):
 class _OpenGroup:
     start: Any
     remaining: int
-
-
-class _Scoring:
-    """Submits units to the reward agent and records each result as it arrives."""
-
-    def __init__(
-        self, run: Run, reward: Reward, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup, clock: RunClock
-    ) -> None:
-        self._run, self._reward, self._agent, self._takers, self._clock = run, reward, agent, takers, clock
-        self._hash = scorer_hash(reward)
-        self._group_of: dict[str, str | None] = {}
-        self._room = anyio.Semaphore(max(_MOST_LOADED, 2 * run._plan.max_concurrency))
-
-    async def submit_all(self, waiting: deque[ScoringUnit]) -> None:
-        """Submit all waiting units."""
-        while waiting:
-            await self._submit(waiting.popleft())
-            self._takers.start_soon(self._take)
-
-    async def submit_stored(self, units: Iterable[ScoringUnit]) -> None:
-        """Submit the units of an earlier process, with a bounded number in memory."""
-        for unit in units:
-            if not self._run.accepts_stored():
-                return
-            await self._room.acquire()
-            await self._submit(unit)
-            self._takers.start_soon(self._take, self._room.release)
-
-    async def _submit(self, unit: ScoringUnit) -> None:
-        requests = unit.requests()
-        self._group_of.update((request.rollout_id, unit.group) for request in requests)
-        await self._agent.submit(requests, len(requests))
-
-    async def _take(self, release: Callable[[], None] = lambda: None) -> None:
-        try:
-            chunk = await self._agent.get_group()
-            for index, scored in zip(chunk.data_idxs, chunk.extra_infos, strict=True):
-                group = self._group_of.pop(scored.rollout_id)
-                times = self._clock.timing(chunk.ticket, index)
-                self._run.record_score(scored, self._reward, self._hash, group, times)
-        finally:
-            release()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chat_server import ChatServer
+from tests.chat_server import ChatServer, answer
 from tests.cli.project import Project, lines
 from tests.rewards.judges import data_block, fair, grades
 
@@ -90,3 +90,37 @@ async def test_judge_cost_is_in_the_totals_and_counts_towards_max_cost(tmp_path:
     paid = sum(float(usage.rpartition("cost_usd=")[2]) for usage in usages)
     assert policy["judge_cost"] == pytest.approx(paid) and paid > 1.5
     assert f"${paid:.4f}" in done.stdout
+
+
+async def test_cached_run_calls_neither_model_nor_judge_and_reports_its_hits(tmp_path: Path) -> None:
+    project = Project(tmp_path, reward_function_path="judge.py:judge", num_rollouts_per_sample=2)
+
+    def script(body):
+        return fair(grades(4))(body) if body["model"] == "judge" else answer("done")
+
+    async with ChatServer(script) as server:
+        (tmp_path / "judge.py").write_text(REWARD.format(url=server.base_url))
+        options = ["--cache", "answers.db", "--model", "openai/m", "--base-url", server.base_url]
+        environment = {"OPENAI_API_KEY": "key-1", "REWARD_KIT_RUN_SANDBOX": "in_process"}
+
+        async def call(*arguments: str) -> str:
+            done = await asyncio.to_thread(project.call, *arguments, **environment)
+            assert done.returncode == 0, done.stderr
+            return done.stderr
+
+        await call("run", "task.yaml", *options, "--log-dir", "one")
+        asked = len(server.requests)
+        assert asked >= 6 + 3
+        shown = await call("run", "task.yaml", *options, "--log-dir", "two")
+        assert len(server.requests) == asked
+        (two,) = (tmp_path / "two").iterdir()
+        cache = json.loads((two / "summary.json").read_text())["cache"]
+        assert (cache["hits"], cache["misses"], cache["path"]) == (asked, 0, "answers.db")
+        assert f"{asked} of {asked} model calls answered from the cache answers.db" in shown
+        assert scores(tmp_path / "two") and {score["score"] for score in scores(tmp_path / "two")} == {0.75}
+        shown = await call(
+            "score", str(two), "--reward", "judge.py:judge", "--cache", "answers.db", "--sandbox", "in_process"
+        )
+        assert len(server.requests) == asked and "model calls answered from the cache" in shown
+        clash = await asyncio.to_thread(project.call, "run", "task.yaml", *options, "--record", "tape.jsonl")
+        assert clash.returncode == 2 and "use either --record or --cache" in clash.stderr

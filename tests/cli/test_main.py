@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import reward_kit
 from reward_kit.cli import main as entry
 from reward_kit.errors import ConfigError, RewardKitError, StoreError
 from tests import command_line
@@ -22,6 +24,7 @@ from tests.cli.project import Project
 PROGRAM = """
 import sys, types, threading, time
 import click
+import reward_kit
 from reward_kit.cli import main as entry
 from reward_kit.errors import *
 
@@ -264,3 +267,13 @@ def test_train_without_its_extra_explains_how_to_install() -> None:
         [sys.executable, "-c", code.replace("train.yaml", "--help")], capture_output=True, text=True
     )
     assert helped.returncode == 0 and "reward-kit train train.yaml" in helped.stdout
+
+
+def test_source_tree_without_metadata_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    assert reward_kit.__version__[0].isdigit() and "not.installed" not in reward_kit.__version__
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    shown = CliRunner().invoke(entry.program, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, "reward-kit, version 0+not.installed\n")

@@ -7,7 +7,7 @@ import datetime
 
 from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache
-from reward_kit.runs.runner import RunClock
+from reward_kit.runs.scoring_units import RunClock
 from tests.reward_agent.held_scorer import HeldScorer, requests
 from tests.reward_agent.test_agent_scheduling import virtual
 from tests.reward_agent.virtual_time import settled

@@ -390,7 +390,7 @@ class TestRunLimits:
         run = await run_in(path, plan, control=control)
         assert said in str(control.stop_reason)
         # Two episodes of three steps are results; the third was cut off after one and is none.
-        assert len(run.rows) == 2 and run.missing() == 4
+        assert len(run.rows) == 2 and run.count_incomplete() == 4
         reasons = [record["stop_reason"] for record in read_episodes(path)]
         assert reasons == ["max_steps", "max_steps", "run_limit"]
         assert status(path) == "interrupted"

@@ -114,7 +114,7 @@ class TestGroups:
         plan = plan_of(Breaks(stop_after=5, control=control), reward=share, rollouts=3, max_concurrency=1, samples=2)
         stopped = await run_in(path, plan, control=control)
         assert len(stopped.rows) == 5 and len(scored_ids(path)) == 3
-        assert stopped.missing() == 3, "one to run, two that wait for it"
+        assert stopped.count_incomplete() == 3, "one to run, two that wait for it"
         assert status(path) == "interrupted"
         policy = Breaks()
         run = await run_in(path, plan_of(policy, reward=share, rollouts=3, samples=2))
@@ -164,7 +164,7 @@ class TestGroups:
         path = tmp_path / "run"
         await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3, samples=1))
         run = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3, samples=1), only_failed=True)
-        assert len(scored_ids(path)) == 2 and run.missing() == 0
+        assert len(scored_ids(path)) == 2 and run.count_incomplete() == 0
         assert [row.score for row in run.rows.values() if not row.is_error] == [0.5, 0.5]
 
     async def test_group_with_failed_scores_is_rescored_by_only_failed(self, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ class TestGroups:
             run.add_episodes(episodes)
             with anyio.fail_after(30):
                 await run.execute()
-        assert run.missing() == 0
+        assert run.count_incomplete() == 0
         assert sorted((row.sample_id, row.score) for row in run.rows.values()) == [
             *[("a", 1 / 3)] * 3,
             *[("b", 1.0), ("c", 1.0)],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.reward_agent import ScoringRequest
-from reward_kit.runs.runner import ScoringUnits, StoppedEpisode
+from reward_kit.runs.scoring_units import ScoringUnits, StoppedEpisode
 
 
 def stopped(index: int, attempt: int = 0, *, broke: bool = False, score: Any = None) -> StoppedEpisode:

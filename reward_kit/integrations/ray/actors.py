@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import anyio
@@ -24,6 +23,7 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError, RewardKitError, boundary
 from reward_kit.integrations.ray.cluster import ClusterError, describe_resources, ray_module
+from reward_kit.lazy import package_version
 from reward_kit.providers.session import ProviderSession
 from reward_kit.task_parts import RunLimitsModel
 
@@ -182,7 +182,7 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
     Raises:
         ConfigError: the package has another version in this process, or cannot read the object.
     """
-    where, here = os.uname().nodename, version("reward-kit")
+    where, here = os.uname().nodename, package_version()
     if driver != here:
         raise ConfigError(f"reward-kit is {here} on {where} and {driver} in the driver")
     with boundary(ConfigError, f"on {where}: the driver's message cannot be read"):
@@ -337,7 +337,7 @@ async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> A
     ray = ray_module()
     handle = ray.remote(kind).options(max_restarts=0, max_task_retries=0, **resources).remote()
     try:
-        await handle.prepare.remote(version("reward-kit"), ray.cloudpickle.dumps(setup))
+        await handle.prepare.remote(package_version(), ray.cloudpickle.dumps(setup))
     except BaseException as error:
         ray.kill(handle)
         if isinstance(error, ray.exceptions.RayTaskError):

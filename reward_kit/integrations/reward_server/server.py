@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +43,7 @@ from reward_kit.integrations.reward_server.wire import (
     make_answer,
     parse_requests,
 )
+from reward_kit.lazy import package_version
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
@@ -270,7 +270,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
         "openapi": "3.1.0",
         "info": {
             "title": "reward-kit: rewards over HTTP",
-            "version": version("reward-kit"),
+            "version": package_version(),
             "description": "Unscored is null, with the reason in error; it is never 0.",
         },
         "paths": {

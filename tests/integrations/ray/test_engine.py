@@ -46,7 +46,7 @@ class TestLostWorkers:
         policy = {"type": "mine.py:Adds", "dies_in": "s1", "marker": str(marker)}
         counting = Counting(folder / "task", samples=3, policy=policy)
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2))
-        assert run.missing() == 0
+        assert run.count_incomplete() == 0
         assert {row.error_class for row in run.rows.values()} == {None}
         assert {row.attempt for row in run.rows.values() if row.sample_id == "s1"} == {1}
 
@@ -103,7 +103,7 @@ class TestLimits:
         policy = {"type": "mine.py:Adds", "wait_s": 0.05, "usage": {"prompt_tokens": 10, "completion_tokens": 0}}
         counting = Counting(folder / "task", samples=200, policy=policy, run_limits={"total_tokens": 2000})
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=4))
-        assert run.missing() > 0
+        assert run.count_incomplete() > 0
         used = sum(10 * record["num_steps"] for record in read_episodes(folder / "run"))
         # 16 episodes take 20 steps a second each at the most, and are told twice a second.
         assert 2000 <= used <= 2000 + 16 * 10 * 20
@@ -114,7 +114,7 @@ class TestLimits:
         policy = {"type": "mine.py:Adds", "wait_s": 0.1}
         counting = Counting(folder / "task", samples=200, policy=policy, run_limits={"wall_time_s": 6})
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2))
-        assert run.missing() > 0
+        assert run.count_incomplete() > 0
         assert Counter(record["stop_reason"] for record in read_episodes(folder / "run"))["run_limit"] > 0
 
 
@@ -173,7 +173,7 @@ async def test_api_key_reaches_the_workers_but_no_file(
     policy = {"type": "mine.py:Tells", "variable": "A_KEY_OF_MINE"}
     counting = Counting(folder / "task", samples=2, policy=policy)
     run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2, env=["A_KEY_OF_MINE"]))
-    assert run.missing() == 0
+    assert run.count_incomplete() == 0
     said = {record["messages"][-1]["content"] for record in read_episodes(folder / "run")}
     assert said == {f"it has {len(secret)} letters"}
     assert len(files_in(home)) > 10

@@ -20,7 +20,7 @@ async def test_two_thousand_episodes_complete_once_despite_a_killed_node(cluster
     victim = cluster.list_all_nodes()[-1]
     kill = When(700, lambda: cluster.remove_node(victim, allow_graceful=False))
     run = await carried_out(plan, folder / "ray_run", engine_for(counting, workers=4), kill)
-    assert run.missing() == 0
+    assert run.count_incomplete() == 0
     assert len(cluster.list_all_nodes()) == 3
     here = await carried_out(counting.plan(64), folder / "local_run")
     episodes, scores = without_the_clock(folder / "ray_run")

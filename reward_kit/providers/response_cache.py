@@ -1,0 +1,112 @@
+"""`ResponseCache`: model answers of earlier runs by request, so that an unchanged request costs nothing.
+
+Unlike a cassette, a cache answers only requests that it knows, and other requests go to the endpoint. The file is an
+SQLite database, which several runs may use at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reward_kit.errors import ConfigError
+from reward_kit.private_files import private_opener
+
+_log = logging.getLogger(__name__)
+_APPLICATION_ID = 0x7277_6B63  # marks the file as ours
+_WAIT_S = 10.0  # for another process that is writing
+
+
+class ResponseCache:
+    """Answers by the hash of URL and request; errors are not kept.
+
+    Args:
+        path: the file; it is created if it does not exist.
+
+    Attributes:
+        hits: the number of answers found.
+        misses: the number of requests without an answer.
+        redact: applied to each answer before it is written.
+
+    Raises:
+        ConfigError: the file cannot be read or written, or is not a response cache.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.hits = self.misses = 0
+        self.redact: Callable[[bytes], bytes] = bytes
+        self._asked: Counter[str] = Counter()
+        self._lock = threading.Lock()  # judges may run in threads
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(private_opener(self.path, os.O_RDWR | os.O_CREAT))
+            self._database = sqlite3.connect(self.path, _WAIT_S, isolation_level=None, check_same_thread=False)
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"cannot open the response cache {self.path}: {error}") from error
+
+    def _prepare(self) -> None:
+        (mark,) = self._database.execute("PRAGMA application_id").fetchone()
+        (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and mark != _APPLICATION_ID:
+            raise ConfigError(f"{self.path} is an SQLite database, but not a response cache; name another file")
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=NORMAL")
+        self._database.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+        self._database.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB) WITHOUT ROWID")
+
+    def key(self, url: str, body: bytes, scope: str) -> bytes:
+        """Return the key of a request that `scope`, such as an episode, sends to a URL.
+
+        The answer to a request with a seed or at temperature 0 is the same for everyone. Any other request is a new
+        sample: its key also has the scope, and the number of equal requests that the scope sent before.
+        """
+        request = json.loads(body)
+        parts = [url, json.dumps(request, sort_keys=True, separators=(",", ":"))]
+        if "seed" not in request and request.get("temperature") != 0:
+            asked = "\n".join([*parts, scope])
+            with self._lock:
+                parts += [scope, str(self._asked[asked])]
+                self._asked[asked] += 1
+        return hashlib.sha256("\n".join(parts).encode()).digest()
+
+    def find(self, key: bytes) -> Any:
+        """Return the JSON value of a known answer, else None."""
+        row = self._execute("SELECT answer FROM answers WHERE key = ?", key)
+        if row is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        return json.loads(row[0])
+
+    def keep(self, key: bytes, value: Any) -> None:
+        """Store an answer."""
+        answer = self.redact(json.dumps(value, separators=(",", ":")).encode("ascii"))
+        self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, answer)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts for `summary.json`."""
+        return {"path": str(self.path), "hits": self.hits, "misses": self.misses}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def _execute(self, statement: str, *values: bytes) -> tuple[bytes] | None:
+        """Execute a statement and return its first row; an error, such as a full disk, costs only the entry."""
+        try:
+            with self._lock:
+                row: tuple[bytes] | None = self._database.execute(statement, values).fetchone()
+            return row
+        except sqlite3.Error as error:
+            _log.warning("response cache %s: %s; the request is sent without it", self.path, error)
+            return None
