@@ -34,12 +34,13 @@ import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from reward_kit.agent import RunBudget, Sample  # noqa: E402
+from reward_kit.agent.rl_rollout_worker import RolloutWorker  # noqa: E402
 from reward_kit.episodes.record import episode_to_record  # noqa: E402
 from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402
 from reward_kit.providers.session import ProviderSession  # noqa: E402
 from reward_kit.runs.plan import RunArgs, plan_run  # noqa: E402
-from reward_kit.runs.runner import LocalEngine, RolloutWorker, RunEngine  # noqa: E402
+from reward_kit.runs.runner import LocalEngine, RunEngine  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 
 NODES, CONCURRENCY, GROUP = 4, 16, 4

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from reward_kit.errors import RewardKitError
@@ -33,6 +34,15 @@ def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         return thread.run(coroutine)
     finally:
         thread.close()
+
+
+def allow_threads(max_concurrency: int) -> None:
+    """Raise the thread limit of the running event loop for this number of concurrent episodes.
+
+    Each episode may block a thread in its environment or a tool, and each reward call another one.
+    """
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    limiter.total_tokens = max(limiter.total_tokens, 3 * max_concurrency + 64)
 
 
 class LoopThread:

@@ -597,12 +597,31 @@ class LiveEpisode:
         self.episode.custom_data.update(facts)
 
 
+class RolloutWorker(Protocol):
+    """Collects episodes of one task with one policy, such as `RLRolloutWorker`."""
+
+    def group(self, sample: Sample, run_seed: int = 0) -> Any:
+        """Return the shared start of the episodes of `sample`, made on first use; a context manager with `close`."""
+
+    async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
+        """Collect one episode; an error becomes part of its record."""
+
+
 async def collect_group(
-    worker: RLRolloutWorker, sample: Sample, size: int, *, run_seed: int = 0
+    worker: RolloutWorker,
+    sample: Sample,
+    size: int,
+    *,
+    run_seed: int = 0,
+    collect: Callable[[Any, int], Awaitable[SingleAgentEpisode]] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """Collect `size` concurrent episodes of one sample from one start; return (G,) in rollout order, with failures."""
+    """Collect `size` concurrent episodes of one sample from one start; return (G,) in rollout order, with failures.
+
+    `collect` collects the episode with an index in the open group; by default it is `worker.collect_episode`.
+    """
+    collect = collect or worker.collect_episode
     async with worker.group(sample, run_seed) as group:
-        return await gather(lambda index: worker.collect_episode(group, index), range(size))
+        return await gather(lambda index: collect(group, index), range(size))
 
 
 async def gather(call: Callable[[A], Awaitable[R]], items: Sequence[A]) -> list[R]:

@@ -26,7 +26,6 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs import runner
 from reward_kit.runs.display import Display, DisplayKind, summary_table
-from reward_kit.runs.events import log_handler
 from reward_kit.runs.plan import Control, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder
@@ -105,14 +104,10 @@ async def interruptible(
         tasks.cancel_scope.cancel()
 
 
-def log_to(path: Path, redaction: Redaction) -> None:
-    """Write the package's log with full tracebacks to a file, without secrets."""
+def keep_logs_in_run(redaction: Redaction) -> None:
+    """Send the package's log to the run's file and the operator's log only, without secrets."""
     operator_log.add_redaction(redaction)
-    logger = logging.getLogger("reward_kit")
-    logger.addHandler(log_handler(path, redaction))
-    logger.propagate = False
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
+    logging.getLogger("reward_kit").propagate = False
 
 
 def allow_many_connections() -> None:
@@ -205,8 +200,7 @@ def run_into(
     if traffic is not None:
         traffic.notice = notice
     allow_many_connections()
-    operator_log.add_redaction(folder.redaction)
-    logging.getLogger("reward_kit").propagate = False
+    keep_logs_in_run(folder.redaction)
     try:
         with noting_resume(ending.resume_command):
             outcome, control = anyio.run(run)

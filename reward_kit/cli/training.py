@@ -18,7 +18,7 @@ from reward_kit.cli.outcome import (
     allow_many_connections,
     display_kind,
     interruptible,
-    log_to,
+    keep_logs_in_run,
     note_page,
     noting_resume,
     resume_line,
@@ -141,10 +141,10 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
     display = TrainingDisplay(display_kind(args.display), plan.config.updates, evaluated_every=every)
 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
-        log_to(path / "run.log", plan.redaction)
         return interruptible(control, watching.say, None)
 
     allow_many_connections()
+    keep_logs_in_run(plan.redaction)
     called = ["reward-kit"]
     if group is not None:
         here = os.environ.get("LOCAL_WORLD_SIZE", str(group.processes.size))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from reward_kit.display_text import SafeFormatter
 from reward_kit.private_files import private_opener
+from reward_kit.processes import LOG_FOLDER
 from reward_kit.runs.files import HELD_OUT_SCORE
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.summary import EpisodeRow
@@ -89,6 +90,17 @@ class _ForwardHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger().callHandlers(record)
+
+
+@contextlib.contextmanager
+def run_logs(run: Path, redaction: Redaction) -> Iterator[None]:
+    """Write the log of a run, and the output of its processes, into its directory during the block."""
+    token = LOG_FOLDER.set(run / "logs")
+    try:
+        with log_to_file(run / "run.log", redaction):
+            yield
+    finally:
+        LOG_FOLDER.reset(token)
 
 
 @contextlib.contextmanager

@@ -22,20 +22,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.policy_interface import AgentPolicy
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, RolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS
 from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
+from reward_kit.blocking import allow_threads
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
-from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.loading import make_scorer
@@ -53,16 +52,6 @@ if TYPE_CHECKING:
     from reward_kit.runs.credit import RunCredit
 
 logger = logging.getLogger("reward_kit.runs")
-
-
-class RolloutWorker(Protocol):
-    """Collects episodes of one task with one policy, such as `RLRolloutWorker`."""
-
-    def group(self, sample: Sample, run_seed: int = 0) -> Any:
-        """Return the shared start of the episodes of `sample`, made on first use; a context manager with `close`."""
-
-    async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; an error becomes part of its record."""
 
 
 class RunEngine(Protocol):
@@ -156,8 +145,7 @@ async def run(
             traffic.cache.redact = folder.redaction.redact_line
     with ExitStack() as stack:
         stack.enter_context(folder)
-        stack.enter_context(events.log_to_file(folder.path / "run.log", folder.redaction))
-        stack.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
+        stack.enter_context(events.run_logs(folder.path, folder.redaction))
         session = CURRENT_PROVIDER_SESSION.set(traffic)  # For rewards that call a model
         stack.callback(CURRENT_PROVIDER_SESSION.reset, session)
         stack.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
@@ -317,9 +305,7 @@ class Run:
         """Run the missing episodes and score the unscored ones; store the results and add them to `rows`."""
         began = time.perf_counter()
         status = "failed"
-        # Each running episode may block a thread in its environment or a tool, and each reward call another one.
-        threads = anyio.to_thread.current_default_thread_limiter()
-        threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
+        allow_threads(self._plan.max_concurrency)
         async with ServerPool():
             try:
                 with self._control.scope:

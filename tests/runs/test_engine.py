@@ -9,11 +9,12 @@ from typing import Any
 
 from reward_kit.agent.limits import RunBudget
 from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.agent.rl_rollout_worker import RolloutWorker
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.run_folder import read_episodes
-from reward_kit.runs.runner import LocalEngine, RolloutWorker
+from reward_kit.runs.runner import LocalEngine
 from tests.agent.worlds import text
 from tests.runs.test_runner import plan_of, run_in, status
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.agent.limits import RunBudget
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, RolloutWorker
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.actors import Setup
 from reward_kit.integrations.ray.cluster import Connection, ray_module, workers_to_start
@@ -30,7 +30,6 @@ from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.runs.inputs import TASK_FILE, hash_path
 from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
-from reward_kit.runs.runner import RolloutWorker
 from reward_kit.runs.tasks import LoadedTask, load_tools
 
 _NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction", "state hash")

@@ -15,13 +15,13 @@ from typing import Any, Self
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.rl_rollout_worker import LiveEpisode, RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
+from reward_kit.blocking import allow_threads
 from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import episode_from_record, episode_to_record, get_facts
@@ -74,8 +74,7 @@ class RolloutActor(Process):
         self._budget = ActorBudget(setup.limits)
         self._traffic.notice, self._traffic.gave_up = self._notices.append, self._give_up
         self._traffic.outage_time_s = setup.limits.outage_time_s
-        threads = anyio.to_thread.current_default_thread_limiter()
-        threads.total_tokens = max(threads.total_tokens, 3 * setup.max_concurrency + 64)
+        allow_threads(setup.max_concurrency)
         await self.open(ServerPool())
         self._workers = self.context.run(setup.build, self._traffic, self._budget)
         return os.uname().nodename

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
-from reward_kit.agent.rl_rollout_worker import gather
+from reward_kit.agent.rl_rollout_worker import RolloutWorker, collect_group, gather
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -22,7 +22,6 @@ from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
 from reward_kit.rl.training.figures import Figures, episode_figures, prefixed, score_figures
-from reward_kit.runs.runner import RolloutWorker
 from reward_kit.runs.statistics import mean_interval
 from reward_kit.tokens import build_rows
 
@@ -159,22 +158,24 @@ class Collector:
         limiter = anyio.CapacityLimiter(self._limit or max(1, most))
         barrier = worker.agent_policy if isinstance(worker.agent_policy, LockstepBarrier) else None
 
-        async def collect_group(index: int) -> None:
-            async def collect_episode(number: int) -> SingleAgentEpisode:
-                async with limiter:
-                    episode = await worker.collect_episode(start, number)
-                if barrier is not None and not episode.messages:
-                    barrier.give_up()
-                return episode
+        async def collect_episode(start: Any, number: int) -> SingleAgentEpisode:
+            async with limiter:
+                episode = await worker.collect_episode(start, number)
+            if barrier is not None and not episode.messages:
+                barrier.give_up()
+            return episode
 
-            async with worker.group(*requests[index]) as start:
-                groups[index] = await gather(collect_episode, range(self._group_size))
+        async def collect(index: int) -> None:
+            sample, seed = requests[index]
+            groups[index] = await collect_group(
+                worker, sample, self._group_size, run_seed=seed, collect=collect_episode
+            )
             if finished is not None:
                 await finished(index, groups[index])
 
         indices = range(len(requests))
         if barrier is None:
-            await gather(collect_group, indices)
+            await gather(collect, indices)
             return groups
         # Whole groups, at least one, since the same episodes must be in flight together in every run.
         width = max(1, (self._limit or most) // self._group_size)
@@ -183,7 +184,7 @@ class Collector:
             for first in range(0, len(requests), width):
                 wave = indices[first : first + width]
                 barrier.expect(len(wave) * self._group_size)
-                await gather(collect_group, wave)
+                await gather(collect, wave)
         return groups
 
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.to_thread
 import torch
 
 from reward_kit.agent.policies.hf.model import merged_state_dict, remember
 from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.blocking import allow_threads
 from reward_kit.display_text import pluralize
 from reward_kit.errors import TrainingError
 from reward_kit.private_files import make_private_folder
@@ -65,10 +64,7 @@ async def run_training(
         RewardKitError: training cannot continue; the state of the last checkpoint is preserved.
     """
     use_threads(plan.config.threads)
-    # Each episode may wait in a thread, in its environment or a tool, and so may each reward.
-    rollout = plan.config.rollout
-    threads = anyio.to_thread.current_default_thread_limiter()
-    threads.total_tokens = max(threads.total_tokens, 3 * rollout.samples_per_update * rollout.group_size + 64)
+    allow_threads(plan.config.rollout.samples_per_update * plan.config.rollout.group_size)
     control = Control()
 
     def note_end(status: str) -> int:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, requires_extra
-from reward_kit.processes import LOG_FOLDER
 from reward_kit.report.run_page import write_page
 from reward_kit.runs import events
 from reward_kit.runs.files import METRICS
@@ -105,8 +104,7 @@ def train_into(
             return await run_training(plan, folder, display, interruptible, factories)
 
     try:
-        with RunFolder(path, plan.redaction) as folder:
-            LOG_FOLDER.set(path / "logs")
+        with RunFolder(path, plan.redaction) as folder, events.run_logs(path, plan.redaction):
             events.began(path, "training", plan.config.updates)
             try:
                 outcome = run_blocking(run(folder))
