@@ -244,7 +244,8 @@ class Failure:
 
     Attributes:
         failure_class: one of `FAILURE_CLASSES`.
-        where: the error type's name, which identifies the boundary.
+        where: the error type's name, which identifies the boundary; for a subclass of one of this module's types,
+            the name of that type.
         message: one line for people.
         traceback: the user's frames first, at most 15 lines; empty without foreign code.
     """
@@ -261,7 +262,10 @@ class Failure:
             return error.recorded
         failure_class: FailureClass = error.failure_class if isinstance(error, RewardKitError) else "crash"
         frames = user_traceback(error.__cause__ or error)
-        return cls(failure_class, type(error).__name__, safe_str(error), frames)
+        public = (
+            kind for kind in type(error).__mro__ if isinstance(error, RewardKitError) and kind.__module__ == __name__
+        )
+        return cls(failure_class, next(public, type(error)).__name__, safe_str(error), frames)
 
     def to_exception(self) -> RewardKitError:
         """Return an error that can be raised again: of the recorded type, and recorded as this failure."""
