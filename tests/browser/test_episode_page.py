@@ -1,4 +1,4 @@
-"""Test the page of an episode: the conversation first, then the score, with usage, errors and credit in their places."""
+"""Test the page of an episode: the conversation first, then the score, with usage, errors and credit."""
 
 from __future__ import annotations
 
