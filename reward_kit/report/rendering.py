@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 NAME_LENGTH = 120
 """The maximum length of a displayed name, in characters."""
 DASH = "–"
-RUN_STYLES = ("page.css", "episode.css", "tokens.css", "tree.css")
+RUN_STYLES = ("page.css", "episode.css", "tokens.css", "tree.css", "matrix.css")
 RUN_SCRIPTS = (
-    *("base.js", "tables.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "episode.js", "group.js"),
+    *("base.js", "tables.js", "matrix.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "episode.js"),
+    *("group.js", "sample.js"),
     *("tokens.js", "tree_layout.js", "tree_panel.js", "tree.js"),
 )
 """Styles of pages with episodes."""

@@ -32,14 +32,16 @@
       this.sort = null;
       this.page = 0;
       this.texts = null;
+      this.version = 0; // increases when rows change
+      this.shown = null; // called with the matching rows
       this.heads = [...section.querySelectorAll("th")];
       this.heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => this.by(place)));
       this.search.addEventListener("input", () => this.show(0));
       this.selects.forEach((select) => select.addEventListener("change", () => this.show(0)));
       this.chip.addEventListener("click", () => this.only(null));
       [this.back, this.next] = section.querySelectorAll(".pager button");
-      this.back.addEventListener("click", () => this.show(this.page - 1));
-      this.next.addEventListener("click", () => this.show(this.page + 1));
+      this.back.addEventListener("click", () => this.turn(-1));
+      this.next.addEventListener("click", () => this.turn(1));
       section.querySelector("[data-clear]").addEventListener("click", () => this.clear());
       this.show(0);
     }
@@ -66,23 +68,24 @@
       this.show(0);
     }
 
-    clear() {
+    reset() {
       this.search.value = "";
       this.selects.forEach((select) => {
         select.value = "";
       });
+    }
+
+    clear() {
+      this.reset();
       this.only(null);
     }
 
     filter(key, value) {
-      this.clear();
+      this.reset();
       const select = this.selects.find((one) => one.dataset.column === key);
-      if (select && [...select.options].some((option) => option.value === value)) {
-        select.value = value;
-        this.show(0);
-      } else {
-        this.only({ key, value });
-      }
+      const isOffered = select && [...select.options].some((option) => option.value === value);
+      if (isOffered) select.value = value;
+      this.only(isOffered ? null : { key, value });
     }
 
     // Replace rows with the same key, or append. Sorting and filters stay.
@@ -96,12 +99,14 @@
       }
       this.selects.forEach((select) => this.offer(select, rows));
       this.texts = null;
+      this.version += 1;
       this.show(this.page);
     }
 
     remove(isGone) {
       this.rows = this.rows.filter((row) => !isGone(row));
       this.texts = null;
+      this.version += 1;
       this.show(this.page);
     }
 
@@ -147,7 +152,11 @@
       });
     }
 
-    show(page) {
+    turn(by) {
+      this.show(this.page + by, true);
+    }
+
+    show(page, isTurned = false) {
       this.section.hidden = "optional" in this.section.dataset && this.rows.length === 0;
       const rows = this.chosen();
       const last = Math.max(0, Math.ceil(rows.length / PAGE) - 1);
@@ -161,6 +170,11 @@
         : `nothing found${of}`;
       this.back.disabled = this.page === 0;
       this.next.disabled = this.page === last;
+      if (!isTurned) this.shown?.(rows);
+    }
+
+    wantedPolicy() {
+      return this.selects.find((one) => one.dataset.column === "policy")?.value ?? "";
     }
 
     line(row) {
@@ -222,5 +236,5 @@
       if (button) goTo("episodes", button.dataset.key, button.dataset.value);
     });
   });
-  Object.assign(RK, { Table, enliven, tables });
+  Object.assign(RK, { Table, enliven, plain, tables });
 })();
