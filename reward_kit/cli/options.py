@@ -74,7 +74,7 @@ class WholeNumber(click.IntRange):
     name = "integer"
 
 
-class GateThreshold(click.ParamType):
+class GateThreshold(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
     """A lowest mean score, `X`, or the lowest mean of a metric, `METRIC=X`."""
 
     name = "threshold"

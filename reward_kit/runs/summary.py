@@ -185,8 +185,9 @@ def metric_scores(result: Mapping[str, Any]) -> dict[str, float | None]:
     for name, metric in (result.get("metrics") or {}).items():
         if name != METRIC:
             score = metric.get("score") if isinstance(metric, Mapping) and metric.get("is_score_valid", True) else None
-            is_number = isinstance(score, int | float) and not isinstance(score, bool)
-            scores[sys.intern(name)] = float(score) if is_number and abs(score) <= sys.float_info.max else None
+            if isinstance(score, bool) or not isinstance(score, int | float) or abs(score) > sys.float_info.max:
+                score = None
+            scores[sys.intern(name)] = None if score is None or math.isnan(score) else float(score)
     return scores
 
 
