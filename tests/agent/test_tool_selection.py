@@ -169,7 +169,7 @@ class TestTools:
     @pytest.mark.parametrize(
         ("names", "message"),
         [
-            ("tools.py", "expected a list of names; the file of the task's own tools is tools_module_path"),
+            ("tools.py", "expected a list of names; to name the file with the task's own tools, use tools_module_path"),
             (["a", "b", "a"], "'a' is listed twice"),
             ([3], "tools.0"),
         ],
