@@ -136,6 +136,8 @@
       const ids = await RK.searchText(said).catch(() => new Set());
       if (said !== this.said()) return;
       this.found = { said, ids };
+      // The texts only add rows. Without a new row, keep what is rendered, and the focus in it.
+      if (this.chosen().length === this.count) return this.tell();
       const keeping = RK.keeping ?? ((body, change) => change());
       keeping(this.body, () => this.show(page));
     }
@@ -191,14 +193,20 @@
       const begin = this.page * PAGE;
       const shown = rows.slice(begin, begin + PAGE);
       this.body.replaceChildren(...shown.map((row) => this.line(row)));
-      const of = rows.length === this.rows.length ? "" : ` (of ${RK.count(this.rows.length)})`;
-      this.status.textContent = rows.length
-        ? `${begin + 1}–${begin + shown.length} of ${RK.count(rows.length)}${of}`
-        : `nothing found${of}`;
-      if (this.found && !this.found.ids) this.status.textContent += ", searching texts …";
+      this.count = rows.length;
+      this.tell();
       this.back.disabled = this.page === 0;
       this.next.disabled = this.page === last;
       if (!isTurned) this.shown?.(rows);
+    }
+
+    tell() {
+      const begin = this.page * PAGE;
+      const of = this.count === this.rows.length ? "" : ` (of ${RK.count(this.rows.length)})`;
+      const text = this.count
+        ? `${begin + 1}–${Math.min(begin + PAGE, this.count)} of ${RK.count(this.count)}${of}`
+        : `nothing found${of}`;
+      this.status.textContent = this.found && !this.found.ids ? `${text}, searching texts …` : text;
     }
 
     wantedPolicy() {
