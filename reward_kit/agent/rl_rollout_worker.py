@@ -464,6 +464,7 @@ class RLRolloutWorker:
         if stop_reason is not None:
             live.stop(stop_reason, execution.failure)
         live.policy_s += answered - requested
+        live.steps_s.append(round(answered - requested, 6))
         live.environment_s += (requested - began) + (time.perf_counter() - answered)
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
 
@@ -563,6 +564,7 @@ class LiveEpisode:
     episode: SingleAgentEpisode
     tokens_used: int = 0
     policy_s: float = 0.0
+    steps_s: list[float] = field(default_factory=list)  # time in the policy by step
     environment_s: float = 0.0  # time outside of the policy
     usage: dict[str, float] = field(default_factory=dict)  # sums over the policy's reports
     user_usage: dict[str, float] = field(default_factory=dict)
@@ -642,6 +644,7 @@ class LiveEpisode:
                 "started_at": self._began_at.isoformat(timespec="microseconds"),
                 "duration_s": round(time.perf_counter() - self._began, 6),
                 "policy_s": round(self.policy_s, 6),
+                "steps_policy_s": self.steps_s,
                 "environment_s": round(self.environment_s, 6),
                 **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
             },
