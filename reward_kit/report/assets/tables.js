@@ -222,8 +222,13 @@
     }
 
     cell(column, value) {
-      if (column.kind in formats)
-        return RK.el("td", { class: "n" }, isNothing(value) ? RK.DASH : formats[column.kind](value));
+      if (column.kind in formats) {
+        const number = plain(value);
+        const shown = isNothing(number) ? RK.DASH : formats[column.kind](number);
+        const isLink = Array.isArray(value) && isOwn(value[1]);
+        const label = `${shown}, transcripts of ${column.label}`;
+        return RK.el("td", { class: "n" }, isLink ? RK.el("a", { href: value[1], "aria-label": label }, shown) : shown);
+      }
       const text = isNothing(value) ? "" : String(plain(value));
       return RK.el("td", { class: column.kind === "link" ? "id" : column.kind }, this.content(column, value, text));
     }
