@@ -1,6 +1,6 @@
 """Evaluate language-model agents, and train them with credit for every step.
 
-The public names load on first use, so that `import reward_kit` costs next to nothing.
+Public names load on first use, so `import reward_kit` stays fast.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ __all__ = sorted(" ".join(_MODULES.values()).split())
 _EARLIER = {"integrations.braintrust": "reward_fn_to_scorer scorer_to_reward_fn"}
 _load, __dir__ = lazy_modules(__name__, _MODULES | _EARLIER)
 _SUBMODULES = ("models", "rewards", "rl_processing", "typed_interface")
-"""The modules that `import reward_kit` alone made available in 0.4."""
+"""Modules that reward-kit 0.4 made available with `import reward_kit` alone."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,7 @@
-"""Agreement between two raters: kappa and correlations. Pure functions; NaN if undefined."""
+"""Agreement between two raters: kappa and correlations.
+
+All functions are pure and return NaN for undefined values.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ _LEAF = 128
 
 
 def cohens_kappa(a_N: Integers, b_N: Integers, levels: int, *, quadratic: bool = False) -> float:
-    """Return the agreement beyond chance: 1 − Σ w_ij O_ij / Σ w_ij E_ij (Cohen 1960; weighted: Cohen 1968).
+    """Return Cohen's kappa, the agreement beyond chance: 1 − Σ w_ij O_ij / Σ w_ij E_ij.
 
-    O is the contingency table of the two raters, E the one expected of independent raters with the same margins. w_ij
-    is 1 off the diagonal, or (i − j)² if `quadratic`, so that near misses weigh less. NaN if both raters used only one
-    and the same category.
+    O is the contingency table of the two raters, and E is the table expected of independent raters with the same
+    margins. w_ij is 1 off the diagonal, or (i − j)² if `quadratic` is true, so that near misses weigh less. The result
+    is NaN if both raters used a single category, the same one. Unweighted: Cohen 1960; weighted: Cohen 1968.
 
     Args:
         a_N, b_N: each rater's categories, from 0 to `levels` − 1.
-        levels: the number of categories, used or not.
-        quadratic: weigh by the squared distance.
+        levels: the number of categories, whether used or not.
+        quadratic: whether to weight disagreements by their squared distance.
     """
     observed = np.zeros((levels, levels))
     np.add.at(observed, (a_N, b_N), 1.0)
@@ -34,7 +37,7 @@ def cohens_kappa(a_N: Integers, b_N: Integers, levels: int, *, quadratic: bool =
 
 
 def pearson(x_N: Floats, y_N: Floats) -> float:
-    """Return Pearson's product-moment correlation; NaN if one of the two is constant."""
+    """Return Pearson's product-moment correlation; NaN if either input is constant."""
     if len(x_N) < 2 or _is_constant(x_N) or _is_constant(y_N):
         return math.nan
     x, y = x_N - x_N.mean(), y_N - y_N.mean()
@@ -43,7 +46,7 @@ def pearson(x_N: Floats, y_N: Floats) -> float:
 
 
 def midranks(values_N: Floats) -> Floats:
-    """Return ranks from 1; equal values share the mean of theirs."""
+    """Return ranks that start at 1; equal values share their mean rank."""
     _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     shared: Floats = ((last - counts + 1 + last) / 2.0)[inverse]
@@ -51,15 +54,15 @@ def midranks(values_N: Floats) -> Floats:
 
 
 def spearman(x_N: Floats, y_N: Floats) -> float:
-    """Return Spearman's rank correlation: Pearson's of the midranks; NaN if one of the two is constant."""
+    """Return Spearman's rank correlation (Pearson's correlation of the midranks); NaN if either input is constant."""
     return pearson(midranks(x_N), midranks(y_N))
 
 
 def kendall_tau_b(x_N: Floats, y_N: Floats) -> float:
-    """Return Kendall's tau-b: (C − D) / sqrt((n₀ − n₁)(n₀ − n₂)) (Kendall 1945); NaN if one of the two is constant.
+    """Return Kendall's tau-b: (C − D) / sqrt((n₀ − n₁)(n₀ − n₂)) (Kendall 1945); NaN if either input is constant.
 
-    C and D count concordant and discordant pairs, n₀ all pairs, n₁ and n₂ those tied in x and in y. Counted in
-    O(n log² n) (Knight 1966).
+    C and D are the numbers of concordant and discordant pairs, n₀ is the number of all pairs, and n₁ and n₂ are the
+    numbers of pairs tied in x and in y. Takes O(n log² n) time (Knight 1966).
     """
     n = len(x_N)
     if n < 2 or _is_constant(x_N) or _is_constant(y_N):

@@ -1,4 +1,4 @@
-"""The bridge from synchronous code to coroutines, on anyio's blocking portal."""
+"""Bridge from synchronous code to coroutines, built on anyio's blocking portal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _Result = TypeVar("_Result")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine to completion; in a separate thread if this one runs an event loop, as in a notebook."""
+    """Run a coroutine to completion.
+
+    If the current thread already runs an event loop, as in a notebook, the coroutine runs in a separate thread.
+    """
     is_in_loop = False
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -39,21 +42,21 @@ def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 def allow_threads(max_concurrency: int) -> None:
     """Raise the thread limit of the running event loop for this number of concurrent episodes.
 
-    Each episode may block a thread in its environment or a tool, and each reward call another one.
+    Each episode may block one thread in its environment or a tool, and each reward call may block another.
     """
     limiter = anyio.to_thread.current_default_thread_limiter()
     limiter.total_tokens = max(limiter.total_tokens, 3 * max_concurrency + 64)
 
 
 class LoopThread:
-    """An event loop in a daemon thread, for synchronous callers and resources that outlive a call.
+    """An event loop in a daemon thread, for synchronous callers and for resources that outlive a call.
 
-    In a forked process the thread does not exist: `run` raises and `close` does nothing.
+    A forked process does not have the thread: there, `run` raises an error and `close` does nothing.
 
     Args:
-        name: of the thread.
-        context: entered when the thread starts and exited on close, both in one task, as task groups require. Every
-            coroutine sees the context variables that it sets, and those of the caller of `run`.
+        name: the thread's name.
+        context: a context manager, entered when the thread starts and exited on close. Both happen in one task, as task
+            groups require. Every coroutine sees the context variables that it sets, and those of the caller of `run`.
     """
 
     def __init__(self, name: str, context: AbstractAsyncContextManager[Any] | None = None) -> None:
@@ -62,8 +65,8 @@ class LoopThread:
         self._is_closed = False
         self._variables: dict[contextvars.ContextVar[Any], Any] = {}
         with ExitStack() as stack:
-            # Not `start_blocking_portal`: its generator stops the portal when it is collected, which would hang in a
-            # forked process, without the thread.
+            # Does not use `start_blocking_portal`: its generator stops the portal when it is collected, which would
+            # hang in a forked process that lacks the thread.
             ready: Future[BlockingPortal] = Future()
             thread = threading.Thread(target=anyio.run, args=(_serve, ready), name=name, daemon=True)
             thread.start()
@@ -75,16 +78,16 @@ class LoopThread:
             self._stack = stack.pop_all()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Return the result of a coroutine, which is cancelled if the caller is interrupted."""
+        """Run a coroutine and return its result; cancel it if the caller is interrupted."""
         try:
-            if self._pid != os.getpid():  # checked before the lock, which a fork may copy in any state
+            if self._pid != os.getpid():  # Checked before taking the lock, which a fork may copy while it is held.
                 raise RewardKitError(f"{self._name}: not available in a forked process; create a new one there")
             with self._lock:
                 if self._is_closed:
                     raise RewardKitError(f"{self._name} is closed")
                 future: Future[_Result] = self._portal.start_task_soon(self._run, coroutine)
         except BaseException:
-            coroutine.close()  # it will not be awaited
+            coroutine.close()  # the coroutine will never be awaited
             raise
         try:
             return future.result()

@@ -12,16 +12,19 @@ from reward_kit.display_text import printable
 
 
 class SafeConsole(Console):
-    """Print text and tables without interpreting markup, links, emoji or control characters in them.
+    """A console that prints text and tables without interpreting markup, links, emoji or control characters.
 
     Args:
-        options: as `rich.console.Console` takes them.
+        options: keyword arguments for `rich.console.Console`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Return the segments of a renderable; control segments are our own and pass unchanged."""
+        """Return the segments of a renderable, with untrusted text escaped.
+
+        Control segments come from `rich` itself and pass unchanged.
+        """
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))

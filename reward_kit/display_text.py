@@ -1,4 +1,4 @@
-"""Text for people: untrusted text escaped and shortened, log records, counts, the first difference of two values."""
+"""Display of untrusted text: escaping, shortening, log records, counts, and the first difference of two values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _INVISIBLE = re.compile(
 )
 _INVISIBLE_IN_LINE = re.compile(_INVISIBLE.pattern.replace("[", r"[\t\n\u2028\u2029", 1))
 _ACCENTS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
-_STACKED = re.compile(rf"([{_ACCENTS}]{{4}})[{_ACCENTS}]+")  # more accents would overlap the lines above
+_STACKED = re.compile(rf"([{_ACCENTS}]{{4}})[{_ACCENTS}]+")  # More combining accents would overlap the lines above.
 
 
 def truncate(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters, the last of them "…" if it was longer."""
+    """Return a text of at most `limit` characters, ending in "…" if it was shortened."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
@@ -25,8 +25,8 @@ def escape_text(text: object, limit: int, length: int | None = None) -> str:
     """Return untrusted text of at most about `limit` characters, with invisible characters escaped.
 
     Args:
-        text: a text; anything else as Python writes it.
-        limit: a longer text is cut and followed by its length.
+        text: a text, or any other value, which is converted with `repr`.
+        limit: maximum number of characters; a longer text is cut and followed by its length.
         length: length of the full text, if `text` is only its beginning.
     """
     text = text if isinstance(text, str) else str(text)
@@ -43,31 +43,32 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape characters that act on a terminal: control characters and bidirectional overrides.
+    """Escape characters that affect a terminal: control characters and bidirectional overrides.
 
-    Line breaks and tabs stay.
+    Line breaks and tabs are kept.
     """
     return text if text.isascii() and text.isprintable() else _INVISIBLE.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
-    """Escape as `printable` does, line breaks and tabs too, so that the text stays on one line."""
+    """Escape a text like `printable`, including line breaks and tabs, so that it stays on one line."""
     if text.isascii() and text.isprintable():
         return text
     return _INVISIBLE_IN_LINE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 error", "2 errors"."""
+    """Return a count with its noun, such as "1 error" or "2 errors"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 class SafeFormatter(logging.Formatter):
-    """Format a record as one line of printable characters, with its traceback indented below.
+    """A formatter that writes a record as one line of printable characters, with its traceback indented below.
 
     Args:
-        pattern: as `logging.Formatter` takes it.
-        hide: removes secrets from a text; called on the message and the traceback, before and after escaping.
+        pattern: the format string of `logging.Formatter`.
+        hide: a function that removes secrets from a text; called on the message and the traceback, before and after
+            escaping.
     """
 
     def __init__(self, pattern: str | None = None, hide: Callable[[str], str] = str) -> None:
@@ -75,7 +76,7 @@ class SafeFormatter(logging.Formatter):
         self._hide = hide
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and the lines of the traceback."""
+        """Return the record's line, followed by the lines of its traceback."""
         safe = {"msg": one_line(self._hide(record.getMessage())), "args": None}
         bare = {"exc_info": None, "exc_text": None, "stack_info": None}
         line = super().format(logging.makeLogRecord({**vars(record), **safe, **bare}))
@@ -83,7 +84,7 @@ class SafeFormatter(logging.Formatter):
 
 
 def format_traceback(record: logging.LogRecord) -> str:
-    """Return the traceback of a record and the stack that was logged with it; "" without either."""
+    """Return the traceback and the logged stack of a record; "" if it has neither."""
     parts = [record.exc_text or "", record.stack_info or ""]
     if record.exc_info and record.exc_info[0]:
         parts[0] = logging.Formatter().formatException(record.exc_info)
@@ -91,12 +92,14 @@ def format_traceback(record: logging.LogRecord) -> str:
 
 
 def indent_traceback(traceback: str) -> str:
-    """Return a traceback as lines to append to a record's line."""
+    """Return a traceback as indented lines, to be appended to a record's line."""
     return "".join(f"\n    {one_line(line)}" for line in traceback.splitlines())
 
 
 def first_difference(before: Any, now: Any, path: str = "") -> str:
-    """Return where and how two JSON values first differ, such as " at .position: 3 became 4"; "" if they are equal."""
+    """Describe where and how two JSON values first differ, such as " at .position: 3 became 4"; "" if they are
+    equal.
+    """
     if isinstance(before, Mapping) and isinstance(now, Mapping) and before.keys() == now.keys():
         pairs = ((f"{path}.{key}", before[key], now[key]) for key in before)
     elif isinstance(before, list | tuple) and isinstance(now, list | tuple) and len(before) == len(now):

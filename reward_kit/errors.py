@@ -1,12 +1,12 @@
-"""The error types, the boundaries that raise them, and the failures that records keep.
+"""Error types, the boundaries that raise them, and the failures stored in records.
 
 1. Every boundary to foreign code or data has one flat error type below: configuration, provider, policy,
    environment, tool, reward function, alignment, training, store. They do not inherit from one another.
 2. `boundary(ErrorType, what)` surrounds a call across such a boundary. Any exception that escapes is re-raised as
-   that type, with the original as its cause; our own errors and cancellation pass unchanged.
+   that type, with the original as its cause; errors of this package and cancellation pass unchanged.
 3. Two places convert an error to a record: the rollout worker (on the episode) and the reward agent (on the score).
-Both call `Failure.from_exception`; other episodes and rewards continue. 4. The command line prints one line for a
-`RewardKitError` and exits with its `exit_code`.
+   Both call `Failure.from_exception`; other episodes and rewards continue.
+4. The command line prints one line for a `RewardKitError` and exits with its `exit_code`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,39 @@ from typing import Any, ClassVar, Literal, get_args
 FailureClass = Literal["timeout", "crash", "limit", "invalid_result", "refused", "provider_error"]
 FAILURE_CLASSES: tuple[str, ...] = get_args(FailureClass)
 CLASS_MEANINGS: dict[FailureClass, str] = {
-    "timeout": "It exceeded its time limit. Raise the limit that the message names, or make it faster.",
-    "crash": "Code raised an exception, or its process ended. Read the traceback: its first frame is in your own file.",
-    "limit": "A bound other than time was reached: memory, size, calls. Raise the limit that the message names.",
-    "invalid_result": "The returned value is not a result: a wrong type, NaN, an unknown step. Fix the reward.",
-    "refused": "It was not attempted: the configuration forbids it or makes it impossible. Fix what the message names.",
-    "provider_error": "A model endpoint or a service did not answer, even after retries. It may work later.",
+    "timeout": "The time limit was exceeded. Raise the limit that the message names, or make the code faster.",
+    "crash": (
+        "The code raised an exception, or its process ended. Read the traceback: its first frame is in your own file."
+    ),
+    "limit": (
+        "A limit other than time was reached: memory, size, or number of calls. Raise the limit that the message names."
+    ),
+    "invalid_result": (
+        "The returned value is not a valid result: it has a wrong type, is NaN, or names an unknown step. Fix "
+        "the reward."
+    ),
+    "refused": (
+        "The operation was not attempted, because the configuration forbids it or makes it impossible. Fix what "
+        "the message names."
+    ),
+    "provider_error": "A model endpoint or a service did not answer, even after retries. Try again later.",
 }
-"""The meaning of each failure class, and what to do."""
+"""The meaning of each failure class, and the remedy."""
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000
-_MOST_KNOWN = 40  # the maximum number of listed names, since a dataset may have thousands of samples
+_MOST_KNOWN = 40  # Maximum number of listed names; a dataset may have thousands of samples.
 
 
 class RewardKitError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base class of all errors that this package raises deliberately.
 
-    `failure_class` is how the failure is counted when it is recorded on an episode or a score.
+    `failure_class` is the class under which the failure is counted when it is recorded on an episode or a score.
     """
 
     failure_class: ClassVar[FailureClass] = "crash"
     exit_code: ClassVar[int] = 3
-    recorded: Failure | None = None  # the recorded failure, if raised again from a record
+    recorded: Failure | None = None  # the recorded failure, for an error raised from a record
 
 
 class ConfigError(RewardKitError, ValueError):
@@ -55,7 +65,7 @@ class ConfigError(RewardKitError, ValueError):
 
     Likely cause: a misspelled key, a value out of range, a missing file, or an extra that is not installed.
 
-    What to do: fix what the message names: the file, the line and the key, with the nearest known name.
+    What to do: fix the file, line and key that the message names; it also suggests the nearest known name.
     """
 
     failure_class = "refused"
@@ -65,7 +75,8 @@ class ConfigError(RewardKitError, ValueError):
 class ProviderError(RewardKitError):
     """A model endpoint could not be reached, refused the request, or sent an invalid answer.
 
-    Likely cause: the server does not run, the URL, the key or the model's name is wrong, or its rate limit is used up.
+    Likely cause: the server is not running; the URL, the key or the model's name is wrong; or the rate limit is
+    exhausted.
 
     What to do: try the endpoint with one episode (`--limit 1`), lower `--max-concurrency`, and repeat the failed
     episodes with `reward-kit run --resume --only-failed`.
@@ -75,47 +86,48 @@ class ProviderError(RewardKitError):
 
 
 class PolicyError(RewardKitError):
-    """An `AgentPolicy` raised, or returned something that is not an action.
+    """An `AgentPolicy` raised an exception, or returned something that is not an action.
 
     Likely cause: a bug in the policy that only some observations trigger.
 
-    What to do: read the traceback, whose first frame is in the policy; other episodes are not affected.
+    What to do: read the traceback, whose first frame is in the policy. Other episodes are not affected.
     """
 
 
 class EnvironmentFailure(RewardKitError):
-    """A `ForkableResource` or a tool raised, or broke its contract. The episode is unscored, which is not 0.
+    """A `ForkableResource` or a tool raised an exception or broke its contract. The episode stays unscored.
 
-    Likely cause: a bug in a tool; a `resource_config` that the environment rejects, a server that exited, or a method
+    Likely cause: a bug in a tool, a `resource_config` that the environment rejects, a server that exited, or a method
     that returns the wrong type.
 
-    What to do: read the traceback, whose first frame is in the tool; raise a `ToolError` for a mistake of the agent.
+    What to do: read the traceback, whose first frame is in the tool; raise a `ToolError` for mistakes of the agent.
     Test a resource alone with `reward-kit check`, which names the broken contract.
     """
 
 
 class ToolError(RewardKitError):
-    """A tool refused a call. The agent sees the message and can try again.
+    """A tool rejected a call. The agent sees the message and can try again.
 
-    Raise it in your own tools for mistakes of the agent; any other exception ends the episode with an error.
+    Raise this error in your own tools for mistakes of the agent; any other exception ends the episode with an error.
 
     Likely cause: the model called the tool with wrong arguments, which is normal in an episode.
 
-    What to do: nothing if the agent recovers. If every agent fails on it, fix the tool or its description.
+    What to do: nothing if the agent recovers. If every agent makes the same mistake, fix the tool or its description.
     """
 
 
 class RewardError(RewardKitError):
-    """A reward function raised or could not be called. The episode is unscored, which is not 0.
+    """A reward function raised an exception or could not be called. The episode stays unscored.
 
     Likely cause: a rollout that the function does not expect: no tool calls, an empty answer, unusual characters.
 
-    What to do: `reward-kit check my_reward.py:function` tries such rollouts; score again with `reward-kit score RUN`.
+    What to do: run `reward-kit check my_reward.py:function`, which tries such rollouts, fix the function, and score
+    again with `reward-kit score RUN`.
     """
 
 
 class InvalidResultError(RewardKitError, ValueError):
-    """A reward function returned something that is not a result.
+    """A reward function returned something that is not a valid result.
 
     Likely cause: None from a branch without `return`, NaN, a string, or a metric outside [0, 1].
 
@@ -126,11 +138,11 @@ class InvalidResultError(RewardKitError, ValueError):
 
 
 class AlignmentError(RewardKitError):
-    """A `StepOutput` names a step that does not exist, or two name the same step.
+    """A `StepOutput` names a step that does not exist, or two of them name the same step.
 
-    Likely cause: `step_index` was counted from 1, or over messages; it counts the policy's actions from 0.
+    Likely cause: `step_index` was counted from 1, or over messages; it must count the policy's actions from 0.
 
-    What to do: return at most one `StepOutput` per action, with its index; the message lists the valid ones.
+    What to do: return at most one `StepOutput` per action, with its index; the message lists the valid indexes.
     """
 
     failure_class = "invalid_result"
@@ -141,20 +153,21 @@ class DeadlineError(RewardKitError):
 
     Likely cause: an endless loop, a slow service, or a limit that is too low.
 
-    What to do: raise the limit that the message names, such as `limits.reward_time_s`, or make the work shorter.
+    What to do: raise the limit that the message names, such as `limits.reward_time_s`, or make the call faster.
     """
 
     failure_class = "timeout"
 
 
 class LimitError(RewardKitError):
-    """A limit other than time was reached: size, memory, number of calls.
+    """A limit other than time was reached, such as size, memory, or number of calls.
 
-    From a policy it means that the conversation no longer fits the model: the episode is truncated, not failed.
+    A policy raises it if the conversation no longer fits the model's context; the episode is then truncated, not
+    failed.
 
-    Likely cause: more memory, output, processes or tokens than the limit that the message names.
+    Likely cause: the work needs more memory, output, processes or tokens than the limit that the message names.
 
-    What to do: raise that limit if the work needs it; for a conversation lower `max_episode_steps`, or shorten the
+    What to do: raise that limit if the work needs it. For a conversation, lower `max_episode_steps` or shorten the
     outputs of tools.
     """
 
@@ -162,20 +175,20 @@ class LimitError(RewardKitError):
 
 
 class EpisodeError(RewardKitError, ValueError):
-    """An episode was used against its contract, such as a step after its end.
+    """An episode was used in a way that its contract forbids, such as adding a step after its end.
 
     Likely cause: your own code adds a step before the reset, after the end, or out of order.
 
-    What to do: follow the order that the message names; `check_episode` checks a finished one.
+    What to do: follow the order that the message names, and test a finished episode with `check_episode`.
     """
 
 
 class TrainingError(RewardKitError):
-    """An optimizer step is impossible or would destroy the weights; it is skipped, and earlier steps are kept.
+    """An optimizer step is impossible or would destroy the weights. The step is skipped, and earlier steps are kept.
 
     Likely cause: a loss or gradient that is not finite, from a learning rate that is too high or a broken batch.
 
-    What to do: look at the batch in the run's directory `studies/`, lower `ppo.lr`, and continue with `--resume`.
+    What to do: look at the batch in the `studies/` directory of the run, lower `ppo.lr`, and continue with `--resume`.
     """
 
 
@@ -189,16 +202,18 @@ class StoreError(RewardKitError):
 
 
 class boundary:
-    """Convert any exception that escapes the block, `SystemExit` included: a script that exits does not end the run.
+    """Context manager that re-raises any exception that escapes its block as one error type.
 
-    A class, because a generator's context manager costs four times as much and every step passes several.
+    This includes `SystemExit`, so a script that exits does not end the run. It is a class because a generator-based
+    context manager is four times as slow, and every step passes several boundaries.
 
     Args:
-        error_type: the type of this boundary.
-        what: the operation, for the message ("tool 'move'").
+        error_type: the type to raise.
+        what: the operation, named in the message ("tool 'move'").
 
     Raises:
-        RewardKitError: unchanged if it is one already; otherwise `error_type`, with the original as its cause.
+        RewardKitError: the original exception, if it is a `RewardKitError` already; otherwise an `error_type` with the
+            original as its cause.
     """
 
     __slots__ = ("_error_type", "_what")
@@ -220,7 +235,7 @@ class boundary:
             if task is not None and task.cancelling() == 0:
                 # The cancellation comes from foreign code that awaited a cancelled task; the current task was not
                 # cancelled.
-                raise self._error_type(f"{self._what}: a task it awaited was cancelled") from error
+                raise self._error_type(f"{self._what}: a task that it awaited was cancelled") from error
         elif isinstance(error, Exception | SystemExit):
             text = safe_str(error)
             detail = f": {text}" if text else ""
@@ -230,11 +245,11 @@ class boundary:
 
 
 def safe_str(value: Any) -> str:
-    """Return `str(value)`, or a placeholder if a hostile `__str__` raises, cut to a readable length."""
+    """Return `str(value)`, cut to a readable length; a placeholder if `__str__` raises an exception."""
     try:
         text = str(value)
     except Exception as error:  # noqa: BLE001 - hostile code may raise anything here
-        text = f"<{type(value).__name__} whose text cannot be read: {type(error).__name__}>"
+        text = f"<{type(value).__name__} whose __str__ raised {type(error).__name__}>"
     return text if len(text) <= _MESSAGE_LIMIT else f"{text[:_MESSAGE_LIMIT]}… ({len(text)} characters)"
 
 
@@ -244,10 +259,10 @@ class Failure:
 
     Attributes:
         failure_class: one of `FAILURE_CLASSES`.
-        where: the error type's name, which identifies the boundary; for a subclass of one of this module's types,
-            the name of that type.
-        message: one line for people.
-        traceback: the user's frames first, at most 15 lines; empty without foreign code.
+        where: the name of the error type, which identifies the boundary. For a user's subclass, the name of the base
+            class in this module.
+        message: a one-line description.
+        traceback: at most 15 lines, with the user's frames first; empty if no foreign code was involved.
     """
 
     failure_class: FailureClass
@@ -257,7 +272,7 @@ class Failure:
 
     @classmethod
     def from_exception(cls, error: BaseException) -> Failure:
-        """Record `error`; anything that is not ours counts as a crash."""
+        """Record `error`; an exception that is not a `RewardKitError` counts as a crash."""
         if isinstance(error, RewardKitError) and error.recorded is not None:
             return error.recorded
         failure_class: FailureClass = error.failure_class if isinstance(error, RewardKitError) else "crash"
@@ -268,7 +283,7 @@ class Failure:
         return cls(failure_class, next(public, type(error)).__name__, safe_str(error), frames)
 
     def to_exception(self) -> RewardKitError:
-        """Return an error that can be raised again: of the recorded type, and recorded as this failure."""
+        """Return an exception of the recorded type that carries this failure."""
         named: Any = globals().get(self.where)
         kind = named if isinstance(named, type) and issubclass(named, RewardKitError) else RewardKitError
         error = kind(self.message)
@@ -276,31 +291,31 @@ class Failure:
         return error
 
     def to_line(self) -> str:
-        """Return one line for logs and tables: the class, then the message."""
+        """Return one line for logs and tables: the failure class and the message."""
         return f"{self.failure_class}: {self.message}"
 
     @classmethod
     def from_line(cls, line: str, where: str) -> Failure:
-        """Return the failure of a line from `to_line`; without a class it is a crash."""
+        """Parse a line written by `to_line`; a line without a known class counts as a crash."""
         name, _, message = line.partition(": ")
         known = name in FAILURE_CLASSES
         return cls(name if known else "crash", where, message if known else line)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, str]:
-        """Return the JSON form of files."""
+        """Return the JSON form that is stored in files."""
         fields = {"where": self.where, "message": self.message, "traceback": self.traceback}
         return {"class": self.failure_class, **fields}
 
     @classmethod
     def from_json(cls, data: dict[str, str]) -> Failure:
-        """Return the failure of `to_json`."""
+        """Parse the JSON form written by `to_json`."""
         if data["class"] not in FAILURE_CLASSES:
             raise StoreError(f"unknown failure class {data['class']!r}; known: {', '.join(FAILURE_CLASSES)}")
         return cls(data["class"], data["where"], data["message"], data.get("traceback", ""))  # type: ignore[arg-type]
 
 
 def user_traceback(error: BaseException, max_lines: int = 15) -> str:
-    """Return the error and the frames of user code, innermost first; "" without any."""
+    """Return the error and the frames of user code, innermost first; "" if no frame is in user code."""
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -314,7 +329,7 @@ def user_traceback(error: BaseException, max_lines: int = 15) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the nearest known word, else the list of known words."""
+    """Return "; did you mean 'x'?" for the nearest known word; without a near match, list the known words."""
     names = sorted(set(known))
     lowered = {name.lower(): name for name in reversed(names)}
     nearest = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
@@ -325,7 +340,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def describe_read_error(path: Path, error: OSError | UnicodeError) -> str:
-    """Return the reason why a file cannot be read; for a missing file with the nearest name in its directory."""
+    """Return the reason why a file cannot be read; for a missing file, suggest the nearest name in its directory."""
     if not isinstance(error, OSError):
         return f"not UTF-8 text ({error})"
     reason = error.strerror or type(error).__name__
@@ -336,19 +351,19 @@ def describe_read_error(path: Path, error: OSError | UnicodeError) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Return the type of a value with its article: "a str", "an int"."""
+    """Return the type of a value with an indefinite article: "a str", "an int"."""
     name = type(value).__name__ or "value"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs an extra; no package index has this version."""
+    """Return the command that installs an extra from a clone, since this version is not on a package index."""
     return f"install the extra {extra!r}: pip install '/path/to/reward-kit[{extra}]' (in the clone: '.[{extra}]')"
 
 
 @contextmanager
 def requires_extra(extra: str, what: str) -> Iterator[None]:
-    """Report a missing package in this block's imports as a missing extra, in the name of `what`.
+    """Report a package that this block fails to import as a missing extra that `what` needs.
 
     Raises:
         ConfigError: an import fails because a package is not installed.

@@ -1,7 +1,7 @@
-"""Task files of reward-kit 0.4, whose resources and options had other names.
+"""Conversion of task files from reward-kit 0.4, whose resources and options had other names.
 
-An option without effect on results is dropped with a note; an option that cannot be honored is rejected as an unknown
-key.
+An option that does not affect results is dropped with a note. An option that is not supported any more is rejected as
+an unknown key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CRITERIA = {"ground_truth_function_calls": "function_calls", "ground_truth_comp
 
 
 def upgrade_task(data: Any) -> Any:
-    """Return a copy of a task file's keys under their current names; anything but a mapping unchanged."""
+    """Return a copy of a task file's content with current key names; return anything but a mapping unchanged."""
     if not isinstance(data, Mapping):
         return data
     name = _RESOURCES.get(str(data.get("resource_type")))
@@ -38,13 +38,13 @@ def upgrade_task(data: Any) -> Any:
         if isinstance(config := data.get("base_resource_config"), Mapping):
             options = {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT.get(name, {})}
             renamed = _RENAMED.get(name, {})
-            if name == "sqlite":  # merge up to four scripts into one, in the same order
+            if name == "sqlite":  # Merge up to four scripts into one, in the same order.
                 if options.get("db_type") == "sqlite":
                     del options["db_type"]  # the only supported value
                 texts = [options.pop(key) for key in ("schema_sql", "seed_sql") if isinstance(options.get(key), str)]
                 if texts:
                     options["seed_sql"] = "\n".join(texts)
-                # Two files, or a file and a text, cannot be merged: they are rejected under their own names.
+                # Two files, or a file and a text, cannot be merged; they are rejected as unknown keys.
                 if texts or len(renamed.keys() & options.keys()) != 1:
                     renamed = {}
             data["base_resource_config"] = {renamed.get(key, key): value for key, value in options.items()}
@@ -56,7 +56,7 @@ def upgrade_task(data: Any) -> Any:
 
 
 def upgrade_notes(data: Any) -> list[str]:
-    """Return notes about the keys of 0.4 in a task file."""
+    """Return notes about the keys from reward-kit 0.4 in a task file."""
     name = _RESOURCES.get(str(data.get("resource_type"))) if isinstance(data, Mapping) else None
     if name is None:
         return []

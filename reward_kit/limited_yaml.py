@@ -1,7 +1,7 @@
-"""YAML from untrusted sources: the safe loader, with limits on size, nesting and aliases.
+"""Loading of untrusted YAML: PyYAML's safe loader with limits on size, nesting and aliases.
 
-A dozen lines of aliases can stand for a billion values ("billion laughs"), and a merge key (`<<`) repeats what it
-names. So values are counted with every alias expanded, before any object is constructed.
+A dozen lines of aliases can expand to a billion values ("billion laughs"), and a merge key (`<<`) repeats the mapping
+that it refers to. Values are therefore counted with every alias expanded, before any object is constructed.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 
 
 class YamlLimitError(yaml.MarkedYAMLError):
-    """The file is too large, or nested too deeply. It has a mark, like every YAML error."""
+    """The file is too large or too deeply nested. Carries a mark (line and column), like every YAML error."""
 
 
 class LimitedLoader(yaml.SafeLoader):
-    """PyYAML's safe loader of one document.
+    """PyYAML's safe loader for one document, with limits.
 
     Raises:
-        YamlLimitError: a limit is exceeded: that on bytes in the constructor, the others in `get_single_node`.
+        YamlLimitError: a limit is exceeded. The constructor checks the size in bytes, and `get_single_node` the other
+            limits.
     """
 
     def __init__(self, text: str) -> None:
         if len(text) > YAML_BYTES:
-            problem = f"the file has more than {format_size(YAML_BYTES)}, which is the limit; write a dataset as JSONL"
+            problem = f"the file is larger than the limit of {format_size(YAML_BYTES)}; store a dataset as JSONL"
             raise YamlLimitError(problem=problem)
         super().__init__(text)
         self._depth = self._nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose the next node; raise YamlLimitError beyond the limits."""
+        """Compose the next node; raise YamlLimitError if a limit is exceeded."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._depth += 1
         self._nodes += 1
@@ -47,14 +48,14 @@ class LimitedLoader(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> yaml.Node | None:
-        """Return the document's node; raise YamlLimitError if its expanded aliases exceed the limits."""
+        """Return the document's node; raise YamlLimitError if its values, with aliases expanded, exceed the limits."""
         node = super().get_single_node()
         if node is not None:
             _check_aliases(node, {}, set())
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
-        """Read an integer; thousands of digits are an error with its line."""
+        """Parse an integer; raise an error with its line if it has too many digits."""
         try:
             return super().construct_yaml_int(node)
         except ValueError as error:
@@ -65,11 +66,11 @@ LimitedLoader.add_constructor("tag:yaml.org,2002:int", LimitedLoader.construct_y
 
 
 def _too_many() -> str:
-    return f"the file has more than {YAML_VALUES:,} values with its aliases expanded; write a dataset as JSONL"
+    return f"the file has more than {YAML_VALUES:,} values with its aliases expanded; store a dataset as JSONL"
 
 
 def _check_aliases(node: yaml.Node, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
-    """Return the number of values of a node with its aliases expanded, and their depth."""
+    """Return the number of values below a node, with aliases expanded, and their nesting depth."""
     if id(node) in known:
         return known[id(node)]
     if id(node) in above:
@@ -92,7 +93,7 @@ def _check_aliases(node: yaml.Node, known: dict[int, tuple[int, int]], above: se
 
 
 def load_yaml(text: str) -> Any:
-    """Return the value of a YAML text."""
+    """Parse a YAML text."""
     loader = LimitedLoader(text)
     try:
         return loader.get_single_data()

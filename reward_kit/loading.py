@@ -1,4 +1,4 @@
-"""Load a user's object from `file.py:name` or `package.module:name`, with an error that names the fix."""
+"""Load a user's object from `file.py:name` or `package.module:name`, with errors that suggest a fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_object(reference: str, folder: Path | None = None) -> Any:
 
 
 def get_attribute(module: ModuleType, name: str, reference: str, location: str) -> Any:
-    """Return the object of a dotted name in a module; `reference` and `location` are for messages."""
+    """Look up a dotted name in a module; `reference` and `location` appear in messages."""
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
@@ -37,7 +37,7 @@ def get_attribute(module: ModuleType, name: str, reference: str, location: str) 
 
 
 def load_module(location: str, folder: Path | None = None) -> ModuleType:
-    """Return the module at a path that ends in .py, or of a dotted name. A file is loaded once per process."""
+    """Import a module by the path of a .py file or by its dotted name; each file is loaded once per process."""
     if not location.endswith(".py"):
         return import_user_code(lambda: importlib.import_module(location), location)
     path = ((folder or Path.cwd()) / location).resolve()
@@ -47,24 +47,24 @@ def load_module(location: str, folder: Path | None = None) -> ModuleType:
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """Return the file or module of a reference, and the dotted name in it."""
+    """Split a reference into its file or module and the dotted name in it."""
     location, separator, name = reference.rpartition(":")
     if not separator:
         location, separator, name = reference.rpartition(".")
     if reference.endswith(".py"):
-        raise ConfigError(f"{reference!r} names a file without an object; write {reference}:NAME")
+        raise ConfigError(f"{reference!r} needs an object name; write {reference}:NAME")
     if not location or not name:
-        raise ConfigError(f"{reference!r} names no object; write file.py:name or package.module:name")
+        raise ConfigError(f"{reference!r} does not name an object; write file.py:name or package.module:name")
     return location, name
 
 
 def is_built_in(location: str) -> bool:
-    """Return whether this is a module of this package, which need not be sandboxed."""
+    """Return True for a module of this package, which needs no sandbox."""
     return location == "reward_kit" or location.startswith("reward_kit.")
 
 
 def user_module_name(path: Path) -> str:
-    """Return the module name of a user's file, with a hash of its path, so that two files called reward.py differ."""
+    """Return a module name with a hash of the file's path, so that two files called reward.py do not collide."""
     return f"{MODULE_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
 
 
@@ -88,13 +88,13 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def import_user_code(load: Callable[[], ModuleType], location: str) -> ModuleType:
-    """Return the module that `load` imports; raise a ConfigError with the user's frames if it fails."""
+    """Return the module that `load` imports; raise a ConfigError with the user's frames if the import fails."""
     try:
         module: ModuleType = load()
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
         message = f"{type(error).__name__}: {safe_str(error)}"
-        frames = user_traceback(error).removeprefix(message.splitlines()[0])  # which is in the message already
+        frames = user_traceback(error).removeprefix(message.splitlines()[0])  # the message contains it already
         raise ConfigError(f"{location} cannot be imported: {message}{frames}") from error
     return module

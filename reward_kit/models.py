@@ -1,8 +1,7 @@
-"""The models of external data: messages, results of reward functions, and task files.
+"""Pydantic models of external data: messages, results of reward functions, and task files.
 
-All classes are pydantic models that reject unknown keys: a misspelled key is an error that names the field and shows
-the value, never a silent default. Only `Message` and its tool calls keep unknown keys, because providers add their own
-keys to transcripts and expect them back.
+All models reject unknown keys, so a misspelled key is reported instead of ignored. Only `Message` and its tool calls
+keep unknown keys, because providers add their own keys to transcripts and expect them back.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A tool call of an assistant message, in OpenAI chat form. Accepts the `openai` package's own objects."""
+    """A tool call of an assistant message, in OpenAI chat form. Also accepts the objects of the `openai` package."""
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
-    id: str = Field(description="the id, which the result's tool_call_id repeats")
-    type: Literal["function"] = Field(default="function", description="the only type")
+    id: str = Field(description="the call's id, repeated as tool_call_id by its result")
+    type: Literal["function"] = Field(default="function", description='always "function"')
     function: FunctionCall
 
     def to_chat(self) -> dict[str, Any]:
@@ -75,19 +74,22 @@ class ToolCall(BaseModel):
 class Message(BaseModel):
     """A message of a conversation, in OpenAI chat form.
 
-    `content` is text, a list of content parts (`{"type": "text", "text": …}`, …) or None.
+    `content` is a text, a list of content parts (`{"type": "text", "text": …}`, …) or None.
     """
 
     model_config = ConfigDict(extra="allow")
 
-    role: Role = Field(description="the speaker; some endpoints use developer for system")
+    role: Role = Field(description="the role of the speaker; some endpoints use developer for system")
     content: str | list[dict[str, Any]] | None = Field(
-        default="", description="text, a template over the sample's row in a task file; or a list of content parts"
+        default="",
+        description="a text, which in a task file is a template over the sample's row; or a list of content parts",
     )
     name: str | None = Field(default=None, description="the name of the speaker, or of the tool that answered")
-    tool_call_id: str | None = Field(default=None, description="in a tool's message, the id of the call it answers")
-    tool_calls: list[ToolCall] | None = Field(default=None, description="in an assistant's message, the calls it makes")
-    function_call: FunctionCall | None = Field(default=None, description="one call, in OpenAI's older form")
+    tool_call_id: str | None = Field(default=None, description="in a tool message, the id of the call that it answers")
+    tool_calls: list[ToolCall] | None = Field(
+        default=None, description="in an assistant message, the calls that it makes"
+    )
+    function_call: FunctionCall | None = Field(default=None, description="a single call, in OpenAI's older form")
     reasoning_content: str | None = Field(default=None, description="the model's reasoning, if the endpoint returns it")
 
     @field_validator("tool_calls")
@@ -97,7 +99,7 @@ class Message(BaseModel):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Validate as pydantic does, with the message of reward-kit 0.4 for a missing role."""
+        """Validate like pydantic, but report a missing role with the message of reward-kit 0.4."""
         if isinstance(obj, dict) and "role" not in obj:
             problem = InitErrorDetails(
                 type=PydanticCustomError("missing", "Role is required"), loc=("role",), input=obj
@@ -107,13 +109,15 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """The text of the message: its content, or its text parts joined; "" without any."""
+        """The message's text: its content, or its joined text parts; "" without text."""
         if isinstance(self.content, str):
             return self.content
         return "".join(str(part.get("text", "")) for part in self.content or [])
 
     def to_chat(self) -> dict[str, Any]:
-        """Return the message for providers and files: without unset optional fields, always with `content`."""
+        """Return the message as sent to providers and written to files: always with `content`, without unset optional
+        fields.
+        """
         data: dict[str, Any] = {"role": self.role, "content": self.content}
         for key, value in (("name", self.name), ("tool_call_id", self.tool_call_id)):
             if value is not None:
@@ -137,7 +141,7 @@ def _finite_number(value: Any) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError("a score must be finite; to leave the episode unscored, raise an error")
+        raise ValueError("a score must be finite; raise an error to leave the episode unscored")
     return number
 
 
@@ -145,12 +149,12 @@ Score = Annotated[float, BeforeValidator(_finite_number)]
 
 
 class _MappingModel(BaseModel):
-    """A result whose fields are also items: `result.score` and `result["score"]`."""
+    """Base class of results whose fields are also items: `result.score` and `result["score"]`."""
 
     model_config = ConfigDict(extra="forbid", revalidate_instances="always")
 
     _listed_if_set: ClassVar[frozenset[str]] = frozenset()
-    """Fields that iteration leaves out while they are None: `dict(result)` then has the fields of reward-kit 0.4."""
+    """Fields that iteration omits while they are None, so that `dict(result)` has the fields of reward-kit 0.4."""
 
     def __getitem__(self, key: str) -> Any:
         if key not in type(self).model_fields:
@@ -171,20 +175,17 @@ class _MappingModel(BaseModel):
         return getattr(self, key) if key in type(self).model_fields else default
 
     def keys(self) -> KeysView[str]:
-        """Return the field names."""
         return dict(self.items()).keys()
 
     def values(self) -> ValuesView[Any]:
-        """Return the field values."""
         return dict(self.items()).values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Return the fields as pairs."""
         return {name: getattr(self, name) for name in self}.items()
 
 
 class MetricResult(_MappingModel):
-    """A named component of a score, in [0, 1]. `success=` is accepted and has no effect, as in reward-kit 0.4."""
+    """A named component of a score, in [0, 1]. `success=` is accepted for reward-kit 0.4 and has no effect."""
 
     is_score_valid: bool = True
     score: Score = Field(ge=0.0, le=1.0)
@@ -203,9 +204,9 @@ _StepMetric = Annotated[
 
 
 class StepOutput(_MappingModel):
-    """The reward of one step. `step_index` counts the policy's actions from 0; 3 and "3" are the same step.
+    """The reward of one step. `step_index` counts the policy's actions from 0; the index may be 3 or "3".
 
-    A metric is a `MetricResult` or a number.
+    Each metric is a `MetricResult` or a number.
     """
 
     step_index: int | str
@@ -215,16 +216,20 @@ class StepOutput(_MappingModel):
 
 
 def match_to_steps(outputs: Iterable[StepOutput] | None, steps: Collection[str], what: str) -> dict[str, StepOutput]:
-    """Return step outputs by the step index that each names; AlignmentError for an unknown or repeated one."""
+    """Return the step outputs by their step index.
+
+    Raises:
+        AlignmentError: a step index is unknown or repeated.
+    """
     matched: dict[str, StepOutput] = {}
     for output in outputs or ():
         index = str(output.step_index)
         if index in matched:
-            raise AlignmentError(f"{what}: step_index {index!r} is given twice")
+            raise AlignmentError(f"{what}: step_index {index!r} occurs twice")
         if index not in steps:
             known = list(steps)
             shown = ", ".join(known if len(known) <= 10 else [*known[:5], "…", *known[-1:]]) or "none"
-            raise AlignmentError(f"{what}: step_index {index!r} names no step; known: {shown}")
+            raise AlignmentError(f"{what}: unknown step_index {index!r}; known: {shown}")
         matched[index] = output
     return matched
 
@@ -232,9 +237,10 @@ def match_to_steps(outputs: Iterable[StepOutput] | None, steps: Collection[str],
 class EvaluateResult(_MappingModel):
     """The result of a reward function for one rollout.
 
-    A result with `is_score_valid=False` or with `error` set leaves the rollout unscored: its `score` is not used.
-    `query` and `response` are the question to a judge and its answer; they are stored with the score. If the scores of
-    a group were post-processed, `raw_score` is the original score, and `is_imputed` is true if there was none.
+    A result with `is_score_valid=False` or with `error` set leaves the rollout unscored; its `score` is not used.
+    `query` and `response` are the question to a judge and the judge's answer; they are stored with the score. If the
+    scores of a group were post-processed, `raw_score` is the original score, and `is_imputed` is true if there was no
+    original score.
     """
 
     _listed_if_set = frozenset({"query", "response", "raw_score", "is_imputed"})
@@ -257,20 +263,20 @@ class EvaluateResult(_MappingModel):
 
 
 class TaskDefinitionModel(BaseModel):
-    """A task: its prompt, its resource, the end of an episode, and its score.
+    """A task: its prompt, resource, limits, and reward.
 
     Paths are relative to the task file. `messages` and `initial_user_prompt` are Jinja2 templates over the fields of
-    the sample's row and `observation`, the environment's first observation; if no template uses it, that
-    observation is appended as a user message, unless `observation` is false.
+    the sample's row and `observation`, the environment's first observation. If no template uses `observation`, it is
+    appended as a user message, unless the key `observation` is false.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    name: str = Field(min_length=1, description="the task's name in results and in the names of run directories")
+    name: str = Field(min_length=1, description="the task's name, used in results and in the names of run directories")
     description: str = Field(default="", description="a description for readers")
-    resource_type: str | None = Field(default=None, description="a built-in resource's name, or module:Class")
+    resource_type: str | None = Field(default=None, description="the name of a built-in resource, or module:Class")
     base_resource_config: dict[str, Any] = Field(
-        default_factory=dict, description="the resource's configuration; a row's resource_config overrides it"
+        default_factory=dict, description="the resource's configuration; a row's resource_config overrides its keys"
     )
     resources: ResourceParts | None = Field(
         default=None, description="several resources, instead of resource_type and base_resource_config"
@@ -278,16 +284,17 @@ class TaskDefinitionModel(BaseModel):
     tools_module_path: str | None = Field(default=None, description="file.py or dotted module with a ToolRegistry")
     tools: list[str] | None = Field(
         default=None,
-        description="the tools that the agent sees, by name; default: the task's own ones, else the resource's",
+        description="names of the tools that the agent sees; default: the task's own tools, else the resource's tools",
     )
     observation: bool = Field(
-        default=True, description="whether the agent sees the environment's first observation, such as a schema"
+        default=True,
+        description="whether the agent sees the environment's first observation, such as a database schema",
     )
     reward_function_path: str | None = Field(
         default=None, description="file.py:function, package.module:function or a URL"
     )
     reward_options: dict[str, Any] = Field(
-        default_factory=dict, description="keyword parameters of the reward function, fixed for all calls"
+        default_factory=dict, description="keyword parameters of the reward function, the same for all calls"
     )
     custom_reward_function: CustomRewardModel | None = Field(
         default=None, description="the reward in verl's form, instead of reward_function_path and reward_options"
@@ -310,38 +317,44 @@ class TaskDefinitionModel(BaseModel):
     num_rollouts: int = Field(default=1, ge=1, description="number of rollouts of a task without a dataset")
     dataset_path: str | None = Field(
         default=None,
-        description="JSONL, CSV or a YAML list, one sample per row; without it, the task is the only sample",
+        description="a JSONL, CSV or YAML file with one sample per row; without it, the task is the only sample",
     )
     num_rollouts_per_sample: int = Field(default=1, ge=1, description="number of episodes per sample of the dataset")
     max_episode_steps: int = Field(
         default=10,
         ge=1,
         alias="poc_max_turns",
-        description="maximum number of actions of the policy; then the episode is truncated",
+        description="maximum number of actions of the policy, after which the episode is truncated",
     )
     termination_regex: str | None = Field(
-        default=None, description="regular expression to search for in each output of the policy"
+        default=None,
+        description="regular expression to search for in each output of the policy; a match ends the episode",
     )
     stop_phrases: list[str] = Field(
-        default_factory=list, description="texts that end the episode when an output contains one"
+        default_factory=list, description="texts that end the episode if an output contains one of them"
     )
-    terminate_tool: str | None = Field(default=None, description="name of an extra tool that ends the episode")
+    terminate_tool: str | None = Field(default=None, description="name of an additional tool that ends the episode")
     on_text: Literal["end", "continue"] | None = Field(
-        default=None, description="effect of an action without tool calls; default: end without tools, else continue"
+        default=None,
+        description=(
+            "what an action without tool calls does; default: end the episode if there are no tools, else continue"
+        ),
     )
     nudge: str = Field(
-        default="Please continue with a tool call.", description="the answer to a text that does not end the episode"
+        default="Please continue with a tool call.", description="the reply to a text that does not end the episode"
     )
     noise: Literal["independent", "shared"] = Field(
         default="independent", description="`shared`: the environments of a group draw the same random numbers"
     )
     ground_truth: Any = Field(
         default=None,
-        description="the ground truth, passed to reward functions but never to the policy; only without a dataset",
+        description=(
+            "the ground truth, passed to reward functions but never to the policy; only for a task without a dataset"
+        ),
     )
-    pass_threshold: float = Field(default=1.0, description="the lowest passing score")
-    policy: PolicyModel | None = Field(default=None, description="the policy, which --model and --policy override")
-    user: UserModel | None = Field(default=None, description="the simulated user that answers the agent's texts")
+    pass_threshold: float = Field(default=1.0, description="the lowest score that passes")
+    policy: PolicyModel | None = Field(default=None, description="the policy; --model and --policy override it")
+    user: UserModel | None = Field(default=None, description="the simulated user that replies to the agent's texts")
     limits: LimitsModel = Field(default_factory=LimitsModel, description="limits of one episode")
     run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel, description="limits of a whole run")
     sandbox: SandboxModel = Field(default_factory=SandboxModel, description="the sandbox of the reward function")
@@ -359,14 +372,16 @@ class TaskDefinitionModel(BaseModel):
     @classmethod
     def _reject_two_step_limits(cls, data: Any) -> Any:
         if isinstance(data, dict) and {"max_episode_steps", "poc_max_turns"} <= data.keys():
-            raise ValueError("max_episode_steps and poc_max_turns are two names of one key; keep max_episode_steps")
+            raise ValueError("max_episode_steps and poc_max_turns are the same option; keep max_episode_steps")
         return data
 
     @field_validator("tools", mode="before")
     @classmethod
     def _check_tool_names(cls, names: Any) -> Any:
         if isinstance(names, str):
-            raise ValueError("expected a list of names; the file of the task's own tools is tools_module_path")
+            raise ValueError(
+                "expected a list of names; to name the file with the task's own tools, use tools_module_path"
+            )
         if isinstance(names, list) and (twice := next((name for name in names if names.count(name) > 1), None)):
             raise ValueError(f"{twice!r} is listed twice")
         return names
@@ -375,12 +390,12 @@ class TaskDefinitionModel(BaseModel):
     @classmethod
     def _reject_two_resource_forms(cls, parts: Any, info: ValidationInfo) -> Any:
         if parts is not None and (info.data.get("resource_type") or info.data.get("base_resource_config")):
-            raise ValueError("resources replaces resource_type and base_resource_config; keep one form")
+            raise ValueError("resources replaces resource_type and base_resource_config; remove one of the two")
         return parts
 
     @model_validator(mode="after")
     def _combine_resources(self) -> TaskDefinitionModel:
-        # From here on there is one form, also in stored definitions.
+        # From here on there is only one form, also in stored definitions.
         if self.resources is not None:
             self.resource_type = "composite"
             self.base_resource_config = {"resources": [part.model_dump() for part in self.resources]}
@@ -389,10 +404,12 @@ class TaskDefinitionModel(BaseModel):
 
     @model_validator(mode="after")
     def _normalize_reward(self) -> TaskDefinitionModel:
-        # From here on there is one form, as for resources.
+        # From here on there is only one form, as for resources.
         if (custom := self.custom_reward_function) is not None:
             if self.reward_function_path is not None or self.reward_options:
-                raise ValueError("custom_reward_function replaces reward_function_path with reward_options; keep one")
+                raise ValueError(
+                    "custom_reward_function replaces reward_function_path and reward_options; remove one of the two"
+                )
             self.reward_function_path = f"{custom.path}:{custom.name}"
             self.reward_options = dict(custom.reward_kwargs)
             self.custom_reward_function = None

@@ -1,4 +1,4 @@
-"""HTML of a run or an episode for notebooks: no script, no style sheet, every text escaped and shortened.
+"""HTML of a run or an episode for notebooks: no scripts or style sheets, all text escaped and shortened.
 
 Notebooks remove style sheets from untrusted output, and have light and dark themes. So each element has an inline
 style, with colors derived from the surrounding text.
@@ -25,20 +25,20 @@ _CELL = f"padding:0.2em 1em 0.2em 0; vertical-align:top; text-align:left; backgr
 
 
 class Html(str):
-    """Text that is HTML already, and is not escaped again."""
+    """HTML text, which is not escaped again."""
 
     __slots__ = ()
 
 
 def escape(value: object, limit: int = _LONGEST) -> Html:
-    """Return any value as HTML-escaped text of about `limit` characters at most."""
+    """Return any value as HTML-escaped text of at most about `limit` characters."""
     if isinstance(value, Html):
         return value
     return Html(html.escape(escape_text(value if isinstance(value, str) else safe_str(value), limit)))
 
 
 def element(name: str, *children: object, style: str = "", **attributes: str) -> Html:
-    """Return an element; children that are not `Html` are escaped."""
+    """Return an HTML element; children that are not `Html` are escaped."""
     attributes = {**({"style": style} if style else {}), **attributes}
     pairs = "".join(f' {key}="{html.escape(value)}"' for key, value in attributes.items())
     return Html(f"<{name}{pairs}>{''.join(map(escape, children))}</{name}>")
@@ -71,24 +71,25 @@ def code(value: object, limit: int = _LONGEST) -> Html:
 
 
 def block(*children: object) -> Html:
-    """Return a group of parts, with a line at their left."""
+    """Return a group of elements with a line on the left."""
     return element("div", *children, style=f"margin:0.5em 0; padding:0 0 0 0.8em; border-left:{_LINE};")
 
 
 def details(summary: object, *children: object, is_open: bool = False) -> Html:
-    """Return parts that expand on a click on the summary."""
+    """Return a collapsible section that expands when the summary is clicked."""
     opened = {"open": ""} if is_open else {}
     head = element("summary", summary, style="cursor:pointer;")
     return element("details", head, *children, style="margin:0.3em 0;", **opened)
 
 
 def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iterable[object]] = iter) -> Html:
-    """Return a table; a long one shows its first and last rows, and the number of rows between them.
+    """Return a table. A long table shows its first and last rows, and the number of rows omitted between them.
 
     Args:
         names: column names.
         rows: one object per row.
-        cells: returns the cells of a row, called for shown rows only; by default the row itself.
+        cells: a function that returns the cells of a row, called for shown rows only; by default the row itself is the
+            cells.
     """
     header = element("tr", *(element("th", name, style=f"{_CELL} opacity:0.7;") for name in names))
     body = [
@@ -102,7 +103,10 @@ def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iter
 
 
 def first_and_last(items: Sequence[Any], noun: str, most: int = _MOST_ROWS) -> Iterable[tuple[Html, Any]]:
-    """Yield ("", item) for up to `most` items; of more, the first and last ones, with (note, None) between them."""
+    """Yield ("", item) for each item to show.
+
+    If there are more than `most` items, yield only the first and the last of them, with (note, None) in between.
+    """
     if len(items) <= most:
         yield from ((Html(""), item) for item in items)
         return
@@ -112,7 +116,7 @@ def first_and_last(items: Sequence[Any], noun: str, most: int = _MOST_ROWS) -> I
 
 
 def link(path: Path) -> Html:
-    """Return a link to a file; relative if it is below the working directory, as notebook servers require."""
+    """Return a link to a file, relative if it is below the working directory, as notebook servers require."""
     full = path.resolve()
     is_below = full.is_relative_to(Path.cwd())
     address = quote(full.relative_to(Path.cwd()).as_posix()) if is_below else full.as_uri()
@@ -120,7 +124,7 @@ def link(path: Path) -> Html:
 
 
 def result_html(result: Mapping[str, Any]) -> str:
-    """Return the result of a reward function for one rollout.
+    """Return the HTML of a reward function's result for one rollout.
 
     Args:
         result: an `EvaluateResult` as a dict.

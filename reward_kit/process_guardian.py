@@ -1,8 +1,8 @@
-"""The guardian of `processes`: after the process that started it has ended, it kills leftovers and removes their files.
+"""A watchdog process that kills leftover children and removes their files after the process that started it has ended.
 
-It is run by its path (`python -I -S process_guardian.py TOKEN FOLDER`), so it imports the standard library alone. Its
-standard input is a pipe from the process it watches, with lines `+ID` and `-ID` for the sessions that began and ended,
-and `done` if nothing is left to clean up.
+`processes` runs this file by its path (`python -I -S process_guardian.py TOKEN FOLDER`), so it imports only the
+standard library. Its standard input is a pipe from the watched process. The lines are `+ID` and `-ID` for sessions that
+began and ended, and `done` if nothing is left to clean up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 
 MARK = "REWARD_KIT_GUARD"
-"""The environment variable that every child inherits: the tokens of its guardians, joined by colons."""
+"""The environment variable that every child inherits, with the tokens of its guardians, joined by colons."""
 _QUIET_CHECKS = 5
 _LONGEST_S = 60.0
 
@@ -25,7 +25,7 @@ def main() -> None:
     token, folder = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Do not keep the working directory busy.
+    # Do not keep the working directory in use.
     os.chdir("/")
     sessions: set[int] = set()
     with open(0, "rb") as pipe:
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def kill_all(token: str, sessions: Collection[int] = (), *, quiet_checks: int = 1) -> None:
-    """Kill every process that has the token or belongs to one of the sessions, until none is left."""
+    """Kill every process that has the token or belongs to one of the sessions, until no such process is left."""
     quiet, end = 0, time.monotonic() + _LONGEST_S
     forbidden: set[int] = set()
     while time.monotonic() < end:
@@ -58,7 +58,7 @@ def kill_all(token: str, sessions: Collection[int] = (), *, quiet_checks: int = 
 
 
 def find_processes(token: str, sessions: Collection[int] = ()) -> list[int]:
-    """Return the ids (for `kill`) of other processes that have the token or belong to a session, zombies left out."""
+    """Return the pids of other processes that have the token or belong to a session, except zombies."""
     if not os.path.isdir("/proc/self"):  # noqa: PTH112
         return [-session for session in sessions if _has_members(session)]
     mark, own_pid = token.encode(), os.getpid()
@@ -68,7 +68,7 @@ def find_processes(token: str, sessions: Collection[int] = ()) -> list[int]:
 
 def _session(pid: int) -> int:
     """Return the session of a process; 0 if it has ended."""
-    # The name in parentheses may hold anything: state, parent, group and session follow the last one.
+    # The name in parentheses may contain any character; state, parent, group and session follow the last parenthesis.
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[3]) if len(fields) > 3 and fields[0] not in (b"Z", b"X") else 0
 
@@ -91,8 +91,8 @@ def _has_members(session: int) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory, even if parts of it were made read-only; do nothing if it is missing."""
-    # Imported here, because this halves the start time of a guardian.
+    """Remove a directory, even if parts of it are read-only; do nothing if it does not exist."""
+    # Imported here because this halves the start time of a guardian.
     import shutil
 
     try:

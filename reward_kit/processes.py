@@ -1,8 +1,8 @@
 """Long-lived child processes and temporary directories that never outlive this process.
 
-Both are removed by the code that uses them, at the latest when the interpreter exits. After a crash or `kill -9`, the
-guardian (`process_guardian`) removes them: every child and its descendants inherit the guardian's token in the
-environment. Importing this module starts nothing.
+The code that uses them removes both, at the latest when the interpreter exits. After a crash or `kill -9`, the guardian
+(`process_guardian`) removes them: every child and its descendants inherit the guardian's token in the environment.
+Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from reward_kit.safe_input import MIB, PROCESS_LOG_BYTES
 SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
 )
-"""Names of environment variables and configuration keys whose values are secret and never shown."""
+"""Names of environment variables and configuration keys whose values are secret and must not be shown."""
 INHERITED_VARIABLES = re.compile(
     # Paths of programs, user files and temporary files; the user's name.
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|XDG_[A-Z_]+"
@@ -56,11 +56,11 @@ INHERITED_VARIABLES = re.compile(
     r"|SYSTEMROOT|SYSTEMDRIVE|WINDIR|COMSPEC|PATHEXT|APPDATA|LOCALAPPDATA|PROGRAMDATA|PROGRAMFILES|USERPROFILE"
     r"|USERNAME|HOMEDRIVE|HOMEPATH"
 )
-"""The environment variables that every child process inherits; a task adds others (`pass_env`, `env`)."""
+"""The environment variables that every child process inherits; a task can add others (`pass_env`, `env`)."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 """Variables that are also inherited, in upper or lower case, unless they contain a password."""
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
-"""The directory for children's output, such as a run's `logs`; if unset, the output is removed with the child."""
+"""The directory for the output of children, such as a run's `logs`; if unset, the output is deleted with the child."""
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500
@@ -75,7 +75,7 @@ class _Guard:
         self.sessions: set[int] = set()
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
-        # Without our mark, since another guardian must not kill this one before it is finished.
+        # Without the mark, since another guardian must not kill this one before it has finished.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         reader, self._pipe = os.pipe()
         try:
@@ -89,18 +89,18 @@ class _Guard:
             )
         finally:
             os.close(reader)
-        # The guardian gets the path before the directory exists, so a kill in between leaves nothing behind.
+        # The guardian learns the path before the directory exists, so a kill in between leaves nothing behind.
         self.root.mkdir(mode=0o700)
         (self.root / _SHARED).mkdir(mode=0o700)
         os.register_at_fork(after_in_child=self._close_pipe_in_fork)
         atexit.register(self._clean_up)
 
     def mark(self) -> str:
-        """Return the value of `MARK` for a child; the guardians of this process also guard the child."""
+        """Return the value of `MARK` for a child, which includes the guardians of this process."""
         return ":".join(token for token in (os.environ.get(MARK, ""), self.token) if token)
 
     def watch(self, session: int) -> None:
-        """Register a child's session, so that it is ended even if its mark cannot be read."""
+        """Register a child's session, so that it can be ended even if its mark cannot be read."""
         self.sessions.add(session)
         self._send(f"+{session}")
 
@@ -142,10 +142,10 @@ def _guard() -> _Guard:
 
 
 def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = ()) -> dict[str, str]:
-    """Return a child's environment: `extra`, the variables of `INHERITED_VARIABLES` and `pass_names`, and the mark.
+    """Return a child's environment: `extra`, the variables in `INHERITED_VARIABLES` and `pass_names`, and the mark.
 
     This keeps keys out of programs that do not need them, and so out of their logs and crash reports. It is not a
-    security boundary: a program of the same user can read everything that the user can.
+    security boundary: a program can read everything that its user can.
     """
     for name in pass_names:
         if name not in os.environ:
@@ -159,19 +159,19 @@ def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Seq
 
 
 def temporary_folder(prefix: str) -> Path:
-    """Create a private directory in this process's temporary root, removed by `remove_folder` or at exit."""
+    """Create a private temporary directory, which is removed by `remove_folder` or at exit."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=_guard().root))
 
 
 def shared_folder(name: str) -> Path:
-    """Return this process's directory with that name, for shared files; removed at exit."""
+    """Return this process's shared temporary directory with this name; it is removed at exit."""
     folder = _guard().root / _SHARED / name
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a temporary directory, even if parts of it are read-only; do nothing if it is missing."""
+    """Remove a temporary directory, even if parts of it are read-only; do nothing if it does not exist."""
     process_guardian.remove_tree(str(path))
 
 
@@ -187,10 +187,11 @@ _LOG_TAIL_BYTES = 32_768
 
 
 class LogLimit:
-    """Watches a log while its writer runs; a log above `PROCESS_LOG_BYTES` is cut to its last MiB.
+    """Limits the size of a log file while another process writes it: above `PROCESS_LOG_BYTES`, only the last MiB is
+    kept.
 
-    It uses a thread, so that the limit holds even if the event loop is blocked. The writer must have the file open for
-    appending: it then continues at the new end.
+    The check runs in a thread, so it works even if the event loop is blocked. The writer must have opened the file for
+    appending, so that it continues at the new end.
     """
 
     def __init__(self, log: Path) -> None:
@@ -199,7 +200,7 @@ class LogLimit:
         threading.Thread(target=self._watch, daemon=True, name=f"log of {log.name}").start()
 
     def stop(self) -> None:
-        """Stop watching, after the writer has ended. A second call does nothing."""
+        """Stop watching, after the writer has ended. A second call has no effect."""
         self._ended.set()
 
     def _watch(self) -> None:
@@ -213,7 +214,7 @@ class LogLimit:
 
 
 def read_log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
-    """Return the last bytes of a log; nothing if it cannot be read."""
+    """Return the last bytes of a log; b"" if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
@@ -223,7 +224,7 @@ def read_log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
 
 
 class ChildProcess:
-    """A child process in its own session, from `start_process`; the caller ends it."""
+    """A child process in its own session, created by `start_process`; the caller ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], token: str, log: Path, keep_log: bool) -> None:
         self._process = process
@@ -241,13 +242,15 @@ class ChildProcess:
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The standard input and output of a `piped` child; the caller closes them."""
-        assert self._process.stdin is not None and self._process.stdout is not None, "it was not started piped"
+        """The standard input and output of a child started with `piped`; the caller closes them."""
+        assert self._process.stdin is not None and self._process.stdout is not None, (
+            "the process was not started with piped=True"
+        )
         return self._process.stdin, self._process.stdout
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, negative for a signal; None while the child runs."""
+        """The exit status, negative for a signal; None while the child is running."""
         if self._process.returncode is not None or not hasattr(os, "waitid"):
             return self._process.poll()
         try:
@@ -268,7 +271,9 @@ class ChildProcess:
         )
 
     async def end(self, grace_s: float = 3.0) -> None:
-        """End the child and its descendants: SIGTERM, then SIGKILL after `grace_s`. A second call does nothing."""
+        """End the child and its descendants with SIGTERM, and after `grace_s` seconds with SIGKILL. A second call has
+        no effect.
+        """
         if self._ended:
             return
         self._ended = True
@@ -290,14 +295,17 @@ class ChildProcess:
             self._log.unlink(missing_ok=True)
 
     def _running_pids(self) -> list[int]:
-        """Return the ids of the child and its descendants that still run."""
+        """Return the pids of the child and its descendants that are still running."""
         return process_guardian.find_processes(self._token, (self.pid,))
 
 
 async def start_process(
     command: Sequence[str], *, cwd: Path | None, env: Mapping[str, str], log_name: str, piped: bool = False
 ) -> ChildProcess:
-    """Start a child in its own session, with empty input and its output in a log file, or with both `piped`."""
+    """Start a child in its own session.
+
+    By default its input is empty and its output goes to a log file; with `piped`, both are pipes.
+    """
     guard, token, log_folder = _guard(), secrets.token_hex(8), LOG_FOLDER.get()
     log = _new_log(log_folder or temporary_folder("log-"), log_name)
     try:
@@ -328,12 +336,12 @@ def _new_log(folder: Path, name: str) -> Path:
         try:
             path.touch(FILE_MODE, exist_ok=False)
         except FileExistsError:
-            continue  # Created by an earlier process of the same run
+            continue  # created by an earlier process of the same run
         return path
 
 
 def lock_file(descriptor: int) -> None:
-    """Lock an open file until it is closed or this process ends; OSError if another process holds the lock."""
+    """Lock an open file until it is closed or this process ends; raise OSError if another process holds the lock."""
     if sys.platform == "win32":
         import msvcrt
 

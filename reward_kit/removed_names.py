@@ -1,4 +1,6 @@
-"""Public names of reward-kit 0.4 that have no equal here. They can be imported, and raise an error when used."""
+"""Public names of reward-kit 0.4 that have no equivalent in this version. They can be imported, and raise an error when
+used.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any, NoReturn
 from reward_kit.errors import ConfigError
 
 REMOVED_NAMES = {
-    "make": "the task file names the environment",
+    "make": "name the environment in the task file",
     "rollout": "use RLRolloutWorker or evaluate",
     "test_mcp": "use a resource of type mcp and reward-kit check",
     "MCPVectorEnv": "use RLRolloutWorker",
@@ -23,7 +25,7 @@ REMOVED_NAMES = {
 
 @functools.cache
 class RemovedName:
-    """Stands for a removed function, class or module; calling it or reading an attribute raises a ConfigError."""
+    """Placeholder for a removed function, class or module; calling it or reading an attribute raises a ConfigError."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,6 +39,6 @@ class RemovedName:
         self._refuse()
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # read by inspection
+        if name.startswith("__"):  # used by inspection tools
             raise AttributeError(name)
         self._refuse()

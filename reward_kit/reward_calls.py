@@ -1,8 +1,8 @@
-"""Calls of a reward, with its options fixed and its resources opened, in this process or in the sandbox.
+"""Calls of a reward with fixed options and open resources, in this process or in the sandbox.
 
 A built-in reward takes options as keyword parameters with defaults. `with_options` returns a reward with some of them
-fixed, as `reward_options:` in a task file does; they are checked against the annotations at once. `OpenReward`
-then makes the calls. The sandboxed worker imports this file, so it imports little.
+fixed, like `reward_options:` in a task file, and checks their values against the annotations at once. `OpenReward` then
+makes the calls. The sandboxed worker imports this file, so its imports are kept few.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ OFFERED = frozenset(
         *BATCH_NAMES.values(),
     }
 )
-"""Every value of a rollout that a reward function may take as a parameter."""
+"""All values of a rollout that a reward function may take as parameters."""
 REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
-"""The form of a string that names a resource factory."""
+"""The syntax of a string that names a resource factory."""
 Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -56,7 +56,7 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
         options: the options by parameter name; values are converted to the parameters' annotations.
 
     Raises:
-        ConfigError: a parameter does not exist or receives a rollout value, or an option's value does not fit.
+        ConfigError: a parameter does not exist or receives a value of the rollout, or an option's value is invalid.
 
     Example:
         ```python
@@ -69,14 +69,14 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
 def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
     """Return the spec with these options fixed, like `with_options`.
 
-    The reward's own check (`checks_options`) runs even without options.
+    The reward's own check (`checks_options`) runs even if there are no options.
     """
     code = scoring_function(spec.function)
     hints = typing.get_type_hints(code, include_extras=True)
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name in OFFERED:
-            raise ConfigError(f"reward {spec.id!r}: {name!r} is a value of the rollout and cannot be an option")
+            raise ConfigError(f"reward {spec.id!r}: {name!r} is filled from the rollout and cannot be an option")
         if spec.parameters is not None and name not in spec.parameters:
             known = option_names(spec)
             if not known:
@@ -100,11 +100,13 @@ def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
 
 
 def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[_Function], _Function]:
-    """Check the combination of a reward's options when it is loaded; place the decorator below `@reward_function`.
+    """Decorate a reward with a check of its option combination, which runs when the reward is loaded.
+
+    Place the decorator below `@reward_function`.
 
     Args:
-        check: a function of all options by name, including defaults, converted to their annotations. It raises a
-            ConfigError such as "option 'at_least': 5 is above at_most, 3", which is prefixed with the reward's name.
+        check: a function that takes all options by name, including defaults, converted to their annotations. It raises
+            a ConfigError such as "option 'at_least': 5 is above at_most, 3", which is prefixed with the reward's name.
     """
 
     def mark(function: _Function) -> _Function:
@@ -115,18 +117,18 @@ def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[_Fun
 
 
 def option_names(spec: RewardSpec) -> list[str]:
-    """Return the parameters that may be fixed, sorted."""
+    """Return the names of the parameters that may be fixed, sorted."""
     return sorted((spec.parameters or frozenset()) - OFFERED - spec.resources.keys())
 
 
 class OpenReward:
-    """A reward with open resources and, for a class, an instance, which `close` closes.
+    """A reward with its open resources and, for a class, its instance; `close` closes them.
 
     Args:
         spec: the reward.
-        load: a function that returns the object of a resource's reference.
+        load: a function that returns the object that a resource reference names.
         run: a function that calls a synchronous function, in a thread or directly.
-        run_score: a function that calls the synchronous reward itself; by default `run`.
+        run_score: a function that calls a synchronous reward itself; by default `run`.
     """
 
     def __init__(
@@ -137,11 +139,11 @@ class OpenReward:
         self._stack = AsyncExitStack()
         self._resources: dict[str, Any] = {}
         self._score = spec.function
-        self.instance: Any = None  # The instance of a class, once open
+        self.instance: Any = None  # the instance of a reward class, once opened
         self._needs_truth = _needs_truth(spec)
 
     async def open(self) -> None:
-        """Open the resources, then create the instance and set it up. Roll back on error."""
+        """Open the resources, then create the instance and call its `setup`. Roll back on error."""
         async with AsyncExitStack() as stack:
             for name, value in self.spec.resources.items():
                 self._resources[name] = await self._opened(value, stack)
@@ -157,7 +159,7 @@ class OpenReward:
             self._stack = stack.pop_all()
 
     async def _opened(self, value: Any, stack: AsyncExitStack) -> Any:
-        """Return a plain value unchanged, otherwise the opened product of the factory."""
+        """Return a plain value unchanged; open a factory's product and return it."""
         if isinstance(value, str) and REFERENCE.match(value):
             value = self._load(value)
         if not callable(value):
@@ -172,9 +174,10 @@ class OpenReward:
         return made
 
     async def call(self, values: Mapping[str, Any]) -> EvaluateResult:
-        """Call the reward on one rollout; a batch reward with a group of one.
+        """Call the reward on one rollout; a batch reward gets a group of one.
 
-        `values` are the rollout's values by parameter name of a pointwise reward.
+        Args:
+            values: the rollout's values, by parameter name of a pointwise reward.
 
         Raises:
             InvalidResultError: the reward returned, or tried to create, an invalid result.
@@ -191,14 +194,14 @@ class OpenReward:
     async def call_group(
         self, rollouts: Sequence[Mapping[str, Any] | RewardKitError]
     ) -> list[EvaluateResult | RewardKitError]:
-        """Call a batch reward on a group; return the result of each rollout, or its individual error.
+        """Call a batch reward on a group; return the result or the error of each rollout.
 
         Args:
-            rollouts: the values of each rollout, by parameter name of a pointwise reward; an error is returned as the
+            rollouts: the values of each rollout, by parameter name of a pointwise reward. An error is returned as the
                 result of its rollout, which is excluded from the call.
 
         Raises:
-            InvalidResultError: the reward returned no list, or one of another length.
+            InvalidResultError: the reward did not return a list of the right length.
         """
         whole: list[Mapping[str, Any]] = []
         failed: dict[int, RewardKitError] = {}
@@ -208,7 +211,7 @@ class OpenReward:
                     failed[index] = values
                 else:
                     self._check_truth(values)
-                    # Checked separately, so that a value that does not fit excludes only this rollout.
+                    # Checked separately, so that an invalid value excludes only its own rollout.
                     self.spec.arguments({BATCH_NAMES.get(name, name): [value] for name, value in values.items()})
                     whole.append(values)
             except (RewardError, InvalidResultError) as error:
@@ -217,13 +220,13 @@ class OpenReward:
             return list(failed.values())
         names = dict.fromkeys(name for values in whole for name in values)
         lists = {BATCH_NAMES.get(name, name): [values.get(name) for values in whole] for name in names}
-        # The rollouts' values become lists; a resource is shared by all rollouts.
+        # The rollouts' values become lists; all rollouts share the resources.
         returned = await self._call({**self._resources, **lists})
         results = iter(as_results(returned, len(whole), f"reward {self.spec.id!r}"))
         return [failed[index] if index in failed else next(results) for index in range(len(rollouts))]
 
     def _check_truth(self, values: Mapping[str, Any]) -> None:
-        """Raise a RewardError instead of passing None for a required ground truth, which would score 0."""
+        """Raise a RewardError if a required ground truth is missing; the reward would get None and score 0."""
         if self._needs_truth and values.get("ground_truth") is None:
             raise RewardError(
                 f"reward {self.spec.id!r} requires a ground_truth, but the sample has none; add one, or write `| "
@@ -237,7 +240,7 @@ class OpenReward:
                 return await self._score(**arguments)
             return await self._run_score(lambda: self._score(**arguments))
         except pydantic.ValidationError as error:
-            # Constructing an invalid result does not count as a crash.
+            # An invalid result that the reward constructs does not count as a crash.
             kinds = {kind.__name__: kind for kind in (EvaluateResult, StepOutput, MetricResult)}
             if error.title not in kinds:
                 raise
@@ -245,7 +248,7 @@ class OpenReward:
             raise InvalidResultError(f"reward {self.spec.id!r} created an invalid {error.title}: {problems}") from error
 
     async def close(self) -> None:
-        """Close the instance and the resources, last opened first."""
+        """Close the instance and the resources, in reverse order of opening."""
         stack, self._stack = self._stack, AsyncExitStack()
         await stack.aclose()
 
@@ -257,7 +260,9 @@ class OpenReward:
 
 
 def needs_host(spec: RewardSpec) -> bool:
-    """Return True if the reward or a part of it calls a model or has its own sandbox, which fails in the sandbox."""
+    """Return True if the reward, or a part of it, cannot run in the sandbox because it calls a model or starts its own
+    sandbox.
+    """
     if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
         return True
     return any(needs_host(part) for part in getattr(spec.function, "made_of", {}).values())

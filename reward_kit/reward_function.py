@@ -1,7 +1,7 @@
-"""The module of reward-kit 0.4 that had `RewardFunction`. New code calls a decorated function itself.
+"""`RewardFunction` of reward-kit 0.4. New code calls a decorated function directly.
 
-Importing a module binds its name in the package, where `reward_function` is the decorator. So this module is callable,
-and calling it decorates.
+Importing a module binds its name in the package, where `reward_function` is also the name of the decorator. This module
+is therefore callable, and calling it decorates.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ __all__ = ["RewardFunction", "reward_function"]
 
 
 class RewardFunction:
-    """A reward function by itself or by its path, as in reward-kit 0.4.
+    """A reward function given directly or by its path, as in reward-kit 0.4.
 
     Args:
         func: the function.
-        func_path: instead of it, `package.module:function` or `package.module.function`.
-        mode: only "local".
+        func_path: the function's path, `package.module:function` or `package.module.function`; an alternative to
+            `func`.
+        mode: must be "local".
         **kwargs: fixed keyword parameters.
 
     Raises:
-        ConfigError: another mode, or not exactly one of `func` and `func_path`.
+        ConfigError: `mode` is not "local", or not exactly one of `func` and `func_path` is set.
         ImportError: there is no function at `func_path`.
     """
 
@@ -42,13 +43,13 @@ class RewardFunction:
                 "see docs/migrating/reward_kit.md"
             )
         if (func is None) == (func_path is None):
-            raise ConfigError("RewardFunction takes either func or func_path")
+            raise ConfigError("RewardFunction takes either func or func_path, not both")
         self.func = func if func is not None else _import_function(str(func_path))
         self.kwargs = kwargs
         self._call = self.func if hasattr(self.func, "__reward_spec__") else reward_function(self.func)
 
     def __call__(self, messages: Sequence[Any], ground_truth: Any = None, **kwargs: Any) -> EvaluateResult:
-        """Call the function; without a ground truth, it gets the messages before the last."""
+        """Call the function; without a ground truth, pass it the messages before the last."""
         truth = list(messages[:-1]) if ground_truth is None else ground_truth
         result: EvaluateResult = self._call(messages=messages, ground_truth=truth, **{**self.kwargs, **kwargs})
         return result
@@ -56,8 +57,8 @@ class RewardFunction:
     def get_trl_adapter(self) -> Callable[..., list[float]]:
         """Return a function `(prompts, completions, **columns)` with one score per completion, for TRL's trainers.
 
-        A completion is a text or a list of messages; the column `solution` is the ground truth. Unlike in 0.4, an error
-        of the function is raised. `as_trl_reward` has more: a sandbox, concurrency, other columns.
+        A completion is a text or a list of messages; the column `solution` is the ground truth. Unlike in 0.4, errors
+        of the function are raised. Use `as_trl_reward` for a sandbox, concurrency, or other columns.
         """
 
         def adapter(prompts: Sequence[Any], completions: Sequence[Any] | None = None, **columns: Any) -> list[float]:
@@ -77,9 +78,7 @@ def _import_function(path: str) -> Callable[..., Any]:
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(location), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ImportError(
-            f"RewardFunction: {path!r} is not package.module:function that can be imported: {error}"
-        ) from error
+        raise ImportError(f"RewardFunction: {path!r} cannot be imported as package.module:function: {error}") from error
     return function
 
 

@@ -1,7 +1,7 @@
-"""GiGPO advantages on the steps of a batch, under the name and signature of the specification.
+"""GiGPO advantages for the steps of a batch, with the name and signature of the specification.
 
-The estimators are in `reward_kit.credit`; arguments are never changed. Unscored is not zero: a trajectory whose score
-is None gets advantage None on every step and is left out of baselines.
+The estimators are in `reward_kit.credit`. Arguments are never modified. An unscored trajectory is not a score of 0: if
+its score is None, every step gets advantage None, and baselines ignore it.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ def system_apply_gigpo_to_batch_steps(
     min_anchor_group_size: int = 2,
     invalid_action_penalty: float = 0.0,
 ) -> list[list[StepData]]:
-    """Return GiGPO advantages on copies of the steps; `gigpo_credit` has the formulas, further options and errors.
+    """Return copies of the steps with GiGPO advantages; see `gigpo_credit` for the formulas and further options.
 
     Args:
         batch_of_step_data_lists: the trajectories, each a list of steps in time order.
         final_scores_for_rollouts: one score per trajectory, None if it is unscored.
         omega: the weight of A_E in the convex combination.
         gamma: the discount of G_k.
-        state_hashing_function: returns the key of the anchor state that steps share: any hashable value. It gets the
-            conversation that the policy saw before the action as a shared `History` (of a step without messages its
-            `observation_data`), or the whole `StepData` if its parameter is named `step`. See `gigpo_credit` for the
-            names of built-in ones; None is the recorded state key.
+        state_hashing_function: returns a hashable key; steps with equal keys share an anchor state. It is called with
+            the conversation that the policy saw before the action, as a shared `History` (for a step without messages,
+            its `observation_data`), or with the whole `StepData` if its parameter is named `step`. A string names a
+            built-in function (see `gigpo_credit`); None uses the recorded state key.
         default_step_reward: see `gigpo_credit`, also for the options below.
-        group_ids: one per trajectory. None takes `step_info["group_id"]` of the steps; without any, all are one group.
+        group_ids: one id per trajectory. None uses `step_info["group_id"]` of the steps; without any, all trajectories
+            form one group.
         combination: "convex" or "additive".
         step_weight: the weight of A_S in the additive combination.
 
     Returns:
-        Copies with `advantage`, A, and `return_to_go` set (A + V if the policy gave a value, else G_k); None on the
-        steps of an unscored trajectory.
+        Copies of the steps with `advantage` set to A, and `return_to_go` set to A + V if the policy recorded a value V,
+        else to G_k. Both are None for an unscored trajectory.
     """
     credit = gigpo_credit(
         batch_of_step_data_lists,

@@ -1,8 +1,8 @@
-"""Turn results of reward functions into the advantage of each action: align them, then call an estimator by name.
+"""Conversion of reward results to step advantages: alignment with the steps, then an estimator selected by name.
 
-`RLDataAligner` adds an `EvaluateResult`'s step outputs to the steps they name; `CreditAssigner` does this for a batch
-of episodes and scores and calls the estimator. An episode that cannot be aligned is unscored with that failure
-recorded; the others continue. Arguments are never changed.
+`RLDataAligner` adds an `EvaluateResult`'s step outputs to the steps they name. `CreditAssigner` does this for a batch
+of episodes and scores, and calls the estimator. An episode that cannot be aligned is unscored, with the failure
+recorded; the others continue. Arguments are never modified.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from reward_kit.task_parts import StepRewards
 from reward_kit.validation import describe_problem
 
 USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
-"""Defaults of options that an estimator requires; `omega` only if the combination uses it."""
+"""Defaults of options that an estimator requires. `omega` applies only if the combination uses it."""
 
 
 class RLDataAligner:
-    """Matches the step outputs of reward functions to the steps of rollouts."""
+    """Aligns the step outputs of reward functions with the steps of rollouts."""
 
     def align_data_for_rl_processing(
         self, current_eval_result: EvaluateResult, current_step_data_list: Sequence[StepData], rollout_id: str
     ) -> list[StepData]:
         """Return copies of the steps with the rewards from the result.
 
-        A `StepOutput` belongs to the step whose `step_info["assistant_turn_index"]` is its `step_index`; 3 and "3" are
-        the same. Its `base_reward` becomes the step's, its metrics and reason `step_info["metrics"]` and
-        `step_info["reward_reason"]`. A step that no output names is unchanged.
+        A `StepOutput` belongs to the step whose `step_info["assistant_turn_index"]` equals its `step_index`; the index
+        may be 3 or "3". Its `base_reward` becomes the step's base reward; its metrics and reason are stored as
+        `step_info["metrics"]` and `step_info["reward_reason"]`. A step without an output is unchanged.
 
         Args:
             current_eval_result: the result of a reward function.
@@ -53,7 +53,8 @@ class RLDataAligner:
             rollout_id: the id of the rollout, for messages.
 
         Raises:
-            AlignmentError: an output names an unknown step, two name the same one, or two steps have the same index.
+            AlignmentError: an output names an unknown step, two outputs name the same step, or two steps have the same
+                index.
         """
         positions: dict[str, int] = {}
         for position, step in enumerate(current_step_data_list):
@@ -87,15 +88,18 @@ class RLDataAligner:
             rollout_ids: the id of each rollout.
 
         Raises:
-            AlignmentError: the lengths differ, an id is repeated, or results cannot be aligned (a line for each).
+            AlignmentError: the lengths differ, an id is repeated, or results cannot be aligned; the message has one
+                line per problem.
         """
         lengths = [len(current_eval_results), len(current_step_data_lists), len(rollout_ids)]
         if len(set(lengths)) > 1:
             raise AlignmentError(
-                "{} results, {} lists of steps and {} rollout ids do not form a batch".format(*lengths)
+                "the batch has {} results, {} lists of steps and {} rollout ids; the numbers must be equal".format(
+                    *lengths
+                )
             )
         if duplicate := _first_duplicate(rollout_ids):
-            raise AlignmentError(f"rollout {duplicate} is in the batch more than once; rollout ids are unique")
+            raise AlignmentError(f"rollout {duplicate} is in the batch more than once; rollout ids must be unique")
         batch, problems = [], []
         for result, steps, rollout_id in zip(current_eval_results, current_step_data_lists, rollout_ids, strict=True):
             try:
@@ -136,8 +140,8 @@ class CreditBatch:
     Attributes:
         rollout_ids: the ids of the episodes.
         group_ids: the ids of their groups.
-        steps: copies of their steps, aligned and, once `credit` is set, with advantages.
-        scores: the scores, None if an episode is unscored.
+        steps: aligned copies of their steps, with advantages once `credit` is set.
+        scores: the scores; None for an unscored episode.
         failures: the failures of unscored episodes, by rollout id.
         credit: the estimator's result, flat over all steps.
         state_hash: the estimator's option; None for the default, and for estimators without states.
@@ -153,7 +157,7 @@ class CreditBatch:
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[AlignedEpisode]) -> CreditBatch:
-        """Return the batch of aligned episodes; a repeated id raises `ConfigError`."""
+        """Return a batch of aligned episodes; raise `ConfigError` for a repeated id."""
         batch = cls([], [], [], [], {})
         for episode in episodes:
             batch.rollout_ids.append(episode.rollout_id)
@@ -163,21 +167,23 @@ class CreditBatch:
             if episode.failure is not None:
                 batch.failures[episode.rollout_id] = episode.failure
         if duplicate := _first_duplicate(batch.rollout_ids):
-            raise ConfigError(f"rollout {duplicate} is in the batch more than once; rollout ids are unique")
+            raise ConfigError(f"rollout {duplicate} is in the batch more than once; rollout ids must be unique")
         return batch
 
     def summary(self) -> dict[str, float]:
-        """Return the mean `score` of the scored episodes, if any, and the number of `unscored` ones."""
+        """Return the mean `score` of the scored episodes, if any, and the number of `unscored` episodes."""
         scores = [score for score in self.scores if score is not None]
         mean = {"score": sum(scores) / len(scores)} if scores else {}
         return {**mean, "unscored": float(len(self.scores) - len(scores))}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of `credit.jsonl`, one per step; numbers of an unscored episode: None.
+        """Yield the rows of `credit.jsonl`, one per step; the numbers of an unscored episode are None.
 
         `anchor` numbers the pairs of group and state in order of appearance, and `peers` counts the other scored steps
-        of the same pair; both None for an estimator without states. Raises `ConfigError` before an estimator is
-        called.
+        with the same pair; both are None for an estimator without states.
+
+        Raises:
+            ConfigError: the batch has no credit yet.
         """
         if (credit := self.credit) is None:
             raise ConfigError("the batch has no credit yet; call CreditAssigner.advantages first")
@@ -224,17 +230,17 @@ class CreditAssigner:
     """Computes the advantages of scored episodes.
 
     Args:
-        estimator: a name of `rl_helpers.ESTIMATORS`.
+        estimator: a key of `rl_helpers.ESTIMATORS`.
         step_rewards: the source of base rewards for an episode whose result has no step outputs. "reward_function"
-            leaves them unset; "environment" takes the environment's rewards.
-        **options: the estimator's options (for "gigpo": omega, gamma, state_hash, …). Required ones default to
+            leaves them unset; "environment" uses the environment's rewards.
+        **options: the estimator's options (for "gigpo": omega, gamma, state_hash, …). Required options default to
             `USUAL_OPTIONS`.
 
     Attributes:
-        options: all options of the estimator, with defaults.
+        options: all options of the estimator, including defaults.
 
     Raises:
-        ConfigError: the name or an option is unknown, missing, of another type or out of range.
+        ConfigError: the estimator is unknown, or an option is unknown, missing, of the wrong type or out of range.
     """
 
     def __init__(
@@ -256,22 +262,22 @@ class CreditAssigner:
         return self.advantages(self.align(episodes, scored))
 
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
-        """Return the episodes' steps with their base rewards.
+        """Return a batch of the episodes' steps with their base rewards.
 
         An episode is unscored if its reward or the episode itself failed, if its step outputs cannot be aligned, or if
-        an environment reward that is used is not finite.
+        `step_rewards` is "environment" and an environment reward is not finite.
 
         Args:
             episodes: the episodes from the rollout worker.
             scored: the scores in any order, joined by rollout id.
 
         Raises:
-            ConfigError: an episode has no score, or two have the same id.
+            ConfigError: an episode has no score, or two episodes have the same id.
         """
         by_id = {result.rollout_id: result for result in scored}
         missing = [episode.id_ for episode in episodes if episode.id_ not in by_id]
         if missing:
-            raise ConfigError(f"no scores for {len(missing)} episodes, the first of them {missing[0]}")
+            raise ConfigError(f"unscored episodes: {len(missing)}, for example {missing[0]}")
         return CreditBatch.from_episodes(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
 
     def advantages(self, batch: CreditBatch) -> CreditBatch:
@@ -284,7 +290,7 @@ class CreditAssigner:
         try:
             credit = ESTIMATORS[self.estimator](batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
         except (ConfigError, InvalidResultError) as error:
-            # Estimators name trajectories by index, users by id.
+            # Estimators identify trajectories by index, users by id.
             message = re.sub(
                 r"\btrajectory (\d+)", lambda match: f"rollout {batch.rollout_ids[int(match[1])]}", str(error)
             )
@@ -309,7 +315,7 @@ class CreditAssigner:
 
 
 def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpisode) -> None:
-    """Use the environment's rewards as base rewards. If it gave any, steps without one count as 0."""
+    """Use the environment's rewards as base rewards; if it gave any, a step without a reward counts as 0."""
     rewards = episode.environment_rewards()
     for t, reward in enumerate(rewards):
         if reward is not None and not math.isfinite(reward):
@@ -320,7 +326,7 @@ def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpi
 
 
 def _resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of an estimator by name, checked, with defaults."""
+    """Return all options of an estimator by name, validated and with defaults."""
     function = ESTIMATORS[estimator]
     parameters = inspect.signature(function).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
@@ -334,7 +340,7 @@ def _resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, An
     if missing := [name for name in known if name not in resolved]:
         raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
     hints = get_type_hints(function)
-    for name, value in options.items():  # Strictly: a task file may contain "0.9" instead of 0.9
+    for name, value in options.items():  # Validated strictly: a task file may contain "0.9" instead of 0.9.
         config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
             pydantic.TypeAdapter(hints[name], config=config).validate_python(value)

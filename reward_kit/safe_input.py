@@ -1,8 +1,8 @@
-"""Limits on external input, functions that apply them, a strict JSON parser, and a reader of appended lines.
+"""Limits on external input, functions that enforce them, a strict JSON parser, and a reader of appended lines.
 
-Each limit is well above what real use needs and low enough that an endless answer costs less than 200 MB. Larger
-input is cut: reading stops, the connection is closed or the process ended, and one error names the limit. JSON of
-very short values takes about 25 times its size once it is parsed, so answers also have a limit on their values.
+Each limit is well above normal use, and low enough that an endless answer costs less than 200 MB. Larger input is cut
+off: reading stops, the connection is closed or the process ended, and one error names the limit. JSON of very short
+values takes about 25 times its size once parsed, so answers also have a limit on the number of values.
 """
 
 from __future__ import annotations
@@ -19,62 +19,67 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 MODEL_ANSWER_BYTES = 32 * MIB
-"""A complete model answer, or the parts of a streamed one that are kept. 128,000 sampled tokens with their
-log-probabilities are about 13 MiB; 16,000 tokens with 20 alternatives each are about 27 MiB."""
+"""Maximum size of a complete model answer, or of the stored parts of a streamed answer. 128,000 sampled tokens with
+their log-probabilities take about 13 MiB; 16,000 tokens with 20 alternatives each take about 27 MiB.
+"""
 MODEL_ANSWER_VALUES = 2_000_000
-"""JSON values in a model's answer. 128,000 tokens with log-probabilities have about 1.3 million."""
+"""Maximum number of JSON values in a model's answer. 128,000 tokens with log-probabilities have about 1.3 million."""
 MODEL_STREAM_BYTES = 128 * MIB
-"""All bytes of a streamed answer. An event has about 300 bytes around each token: 128,000 tokens are 40 to 60 MiB."""
+"""Maximum size of a streamed answer. An event adds about 300 bytes to each token, so 128,000 tokens take 40 to 60
+MiB.
+"""
 MODEL_ANSWER_CALLS = 1_000
-"""Tool calls of one streamed answer."""
+"""Maximum number of tool calls in one streamed answer."""
 ERROR_BODY_BYTES = 256 * 1024
-"""The part of the body of an HTTP error that is read; a message shows 1,000 characters of it."""
+"""Bytes read from the body of an HTTP error; a message shows 1,000 characters of it."""
 ENVIRONMENT_ANSWER_BYTES = 64 * MIB
-"""An answer of an HTTP or OpenEnv environment; a camera image as a list of numbers is about 20 MiB."""
+"""Maximum size of an answer of an HTTP or OpenEnv environment; a camera image as a list of numbers is about 20 MiB."""
 ENVIRONMENT_ANSWER_VALUES = 8_000_000
-"""JSON values in an answer of an HTTP or OpenEnv environment: such an image has six million."""
+"""Maximum number of JSON values in an answer of an HTTP or OpenEnv environment; such an image has six million."""
 MCP_MESSAGE_BYTES = 64 * MIB
-"""A message of an MCP server: a line over stdio, an answer over HTTP. A tool may return a file of 50 MB."""
+"""Maximum size of a message from an MCP server: a line over stdio or an answer over HTTP. A tool may return a file of
+50 MB.
+"""
 MCP_STREAM_BYTES = 128 * MIB
-"""All events that an MCP server sends over HTTP in answer to one request: notifications, and the answer itself."""
+"""Maximum size of all events that an MCP server sends over HTTP for one request: notifications and the answer."""
 MCP_MESSAGE_VALUES = 2_000_000
-"""JSON values in one message of an MCP server."""
+"""Maximum number of JSON values in one message from an MCP server."""
 MCP_TOOLS_BYTES = 32 * MIB
-"""All pages of an MCP server's list of tools together, as JSON."""
+"""Maximum size of an MCP server's list of tools, over all pages, as JSON."""
 ENGINE_ANSWER_BYTES = 16 * MIB
-"""An answer of a worker process that runs an engine (text games, the household)."""
+"""Maximum size of an answer from a worker process that runs an engine (text games, the household)."""
 REWARD_ANSWER_BYTES = 64 * MIB
-"""An answer of a reward server, which may be the scores of a whole batch."""
+"""Maximum size of an answer from a reward server, which may contain the scores of a whole batch."""
 AGENT_REQUEST_BYTES = 64 * MIB
-"""A request of an agent to the recording endpoint: the conversation so far, images included."""
+"""Maximum size of an agent's request to the recording endpoint: the conversation so far, including images."""
 MODEL_LIST_BYTES = 4 * MIB
-"""The part of a list of models that `reward-kit doctor` reads."""
+"""Bytes that `reward-kit doctor` reads of a list of models."""
 RECORDED_LINE_BYTES = 128 * MIB
-"""An exchange in a recording: a request and its answer, in ASCII."""
+"""Maximum size of an exchange in a recording: a request and its answer, in ASCII."""
 PROCESS_LOG_BYTES = 64 * MIB
-"""The log of one started server or engine; a longer one is cut to its last MiB."""
+"""Maximum size of the log of one started server or engine; a longer log is cut to its last MiB."""
 TEMPLATE_BYTES = MIB
-"""Characters of one message template of a task file."""
+"""Maximum number of characters in one message template of a task file."""
 TEMPLATE_OUTPUT_CHARS = 16 * MIB
-"""Characters of one rendered message: four times what a model of a million tokens reads."""
+"""Maximum number of characters in one rendered message, four times the context of a model with a million tokens."""
 TEMPLATE_WORK = 32 * MIB
-"""Characters produced by one rendering; a list item counts as 8, a loop step or a call as 16."""
+"""Maximum number of characters that one rendering produces; a list item counts as 8, a loop step or a call as 16."""
 TEMPLATE_CPU_S = 3.0
-"""Seconds of CPU time of one rendering."""
+"""Maximum CPU time of one rendering, in seconds."""
 TEMPLATE_NUMBER = 10_000
-"""The largest width, count or precision for a filter or a format."""
+"""Maximum width, count or precision for a filter or a format."""
 YAML_BYTES = 8 * MIB
-"""A YAML file. It is read at less than 1 MB a second; store large datasets as JSONL."""
+"""Maximum size of a YAML file. PyYAML reads less than 1 MB per second, so large datasets should be JSONL."""
 YAML_VALUES = 500_000
-"""Keys, values and list items of a YAML file, aliases expanded."""
+"""Maximum number of keys, values and list items in a YAML file, with aliases expanded."""
 NESTING = 100
-"""Nesting levels of the values of a YAML file or a dataset row."""
+"""Maximum nesting depth of a YAML file or a dataset row."""
 
 
 class TooLargeError(Exception):
-    """Input is larger than its limit; the message is the limit, such as "32 MiB".
+    """The input exceeds its limit; the message is the limit itself, such as "32 MiB".
 
-    Callers raise the error of their own boundary instead.
+    Callers catch it and raise the error type of their own boundary.
     """
 
 
@@ -84,7 +89,7 @@ def format_size(size: int) -> str:
 
 
 def check_values(text: str | bytes, most_values: int) -> None:
-    """Raise a TooLargeError before parsing if a JSON text holds too many values."""
+    """Raise a TooLargeError if a JSON text contains too many values; called before parsing."""
     if len(text) <= most_values:
         return
     if isinstance(text, str):
@@ -96,7 +101,7 @@ def check_values(text: str | bytes, most_values: int) -> None:
 
 
 def is_nested_too_deeply(value: Any) -> bool:
-    """Return whether lists and mappings are nested more than `NESTING` levels deep."""
+    """Return True if lists and mappings are nested more than `NESTING` levels deep."""
     level = [value]
     for _ in range(NESTING + 1):
         inner: list[Any] = []
@@ -109,7 +114,7 @@ def is_nested_too_deeply(value: Any) -> bool:
 
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the whole body of an answer, decompressed."""
+    """Read the whole body of a response, decompressed."""
     body = await read_prefix(response, most_bytes)
     if len(body) > most_bytes:
         raise TooLargeError(format_size(most_bytes))
@@ -117,8 +122,8 @@ async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
 
 
 async def read_prefix(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body of an answer, cut and with the connection closed soon after `most_bytes`."""
-    body = bytearray()  # a list would need 40 bytes per piece, and a server may send single bytes
+    """Read at most about `most_bytes` of a response body, then close the connection if there is more."""
+    body = bytearray()  # A list would need 40 bytes per piece, and a server may send single bytes.
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > most_bytes:
@@ -131,12 +136,12 @@ Pairs = list[tuple[str, Any]]
 
 
 def strict_decoder(object_pairs_hook: Callable[[Pairs], Any] | None = None) -> json.JSONDecoder:
-    """Return a strict JSON decoder; `object_pairs_hook` makes the value of each object."""
+    """Return a strict JSON decoder; `object_pairs_hook` creates the value of each JSON object."""
     return json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite, object_pairs_hook=object_pairs_hook)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON strictly (RFC 8259): no NaN, no infinity; bytes are UTF-8, UTF-16 or UTF-32."""
+    """Parse JSON strictly (RFC 8259): NaN and infinity are errors, and bytes must be UTF-8, UTF-16 or UTF-32."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     return _decode(text)
@@ -157,18 +162,18 @@ _decode = strict_decoder().decode
 
 
 def complete_lines(path: Path, most_bytes: int = -1) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and bytes of each complete line of an append-only file; a torn last line is left out.
+    """Yield the offset and bytes of each complete line of an append-only file; skip an incomplete last line.
 
     Raises:
         OSError: the file cannot be read.
-        TooLargeError: a line has more than `most_bytes`, unless that is negative.
+        TooLargeError: a line is longer than `most_bytes`; a negative limit means no limit.
     """
     offset, limit = 0, most_bytes + 1 if most_bytes >= 0 else -1
     with path.open("rb", buffering=1 << 18) as file:  # lines are longer than Python's own buffer
         while line := file.readline(limit):
             if 0 <= most_bytes < len(line):
                 raise TooLargeError(format_size(most_bytes))
-            if not line.endswith(b"\n"):  # its writer was killed
+            if not line.endswith(b"\n"):  # the process that wrote it was killed
                 return
             yield offset, line
             offset += len(line)

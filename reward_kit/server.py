@@ -1,6 +1,6 @@
-"""`create_app` of reward-kit 0.4: a reward as an ASGI application.
+"""`create_app` of reward-kit 0.4, which serves a reward as an ASGI application.
 
-It has no keys, limits or sandbox; `reward-kit serve` has.
+It has no authentication, limits or sandbox; `reward-kit serve` has all three.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_BODY_BYTES = 16 * 2**20
 def create_app(reward_func: Callable[..., Any]) -> ASGIApp:
     """Return an ASGI application for a synchronous reward that you trust, to mount behind your own authentication.
 
-    `POST /reward` takes an object with `messages`, perhaps `ground_truth`, and further keyword parameters, and answers
-    with the fields of the `EvaluateResult`; `GET /health` answers `{"status": "ok"}`.
+    `POST /reward` expects an object with `messages`, optionally `ground_truth`, and further keyword parameters. It
+    returns the fields of the `EvaluateResult`. `GET /health` returns `{"status": "ok"}`.
     """
     reward = RewardFunction(func=reward_func)
 
@@ -38,11 +38,11 @@ def create_app(reward_func: Callable[..., Any]) -> ASGIApp:
             part = await receive()
             body, more = body + part.get("body", b""), part.get("more_body", False)
             if len(body) > MAX_BODY_BYTES:
-                return 413, {"detail": f"the body is longer than {MAX_BODY_BYTES} bytes"}
+                return 413, {"detail": f"the request body exceeds the limit of {MAX_BODY_BYTES} bytes"}
         try:
             arguments = json.loads(body)
             if not isinstance(arguments, dict) or not isinstance(arguments.get("messages"), list):
-                return 422, {"detail": "the body is a JSON object with a list of messages"}
+                return 422, {"detail": "the request body must be a JSON object with a list of messages"}
             result = await anyio.to_thread.run_sync(lambda: reward(**arguments))
         except (RewardKitError, ValueError, TypeError, RecursionError) as error:
             return 422, {"detail": str(error)}
@@ -50,7 +50,7 @@ def create_app(reward_func: Callable[..., Any]) -> ASGIApp:
 
     async def app(scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"a reward answers HTTP requests, not {scope['type']!r}")
+            raise RuntimeError(f"this application serves HTTP requests only, got {scope['type']!r}")
         status, data = await answer(scope["method"], scope["path"], receive)
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,4 +1,4 @@
-"""The blocks of a task file: its resources, their server, its policy, its simulated user, its limits, its credit."""
+"""The sections of a task file: resources, their server, policy, simulated user, limits, and credit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 
 STOP_PHRASE = "###STOP###"
-"""The text that ends a conversation of a simulated user by default."""
+"""The text that ends a conversation with a simulated user by default."""
 SandboxLevel = Literal["in_process", "warm", "isolated"]
-"""The sandbox of a reward: none, a persistent sandboxed process, or a fresh one for each call."""
+"""The sandbox of a reward: none, a persistent sandboxed process, or a fresh process for each call."""
 BY_NAME: JsonDict = {"type": ["object", "string"]}
-"""The schema of a block that may also be a plain name."""
+"""The JSON schema of a section that may also be given as a plain name."""
 StepRewards = Literal["reward_function", "environment"]
 """The source of step rewards for a result without step outputs: none, or the environment."""
 
@@ -26,31 +26,35 @@ def _number_to_text(value: Any) -> Any:
 
 
 Word = Annotated[str, BeforeValidator(_number_to_text, json_schema_input_type=str | int | float)]
-"""A word of a command or the value of a variable; a number that YAML read becomes text again."""
+"""A word of a command or the value of a variable; a number parsed by YAML is converted back to text."""
 
 
 class ResourcePartModel(BaseModel):
-    """A resource among several that serve one task."""
+    """One of several resources that serve a task."""
 
     model_config = ConfigDict(extra="forbid")
 
-    type: str = Field(min_length=1, description="a built-in resource's name, or module:Class")
-    name: str = Field(default="", description="unique among the task's resources; by default the type's name")
+    type: str = Field(min_length=1, description="the name of a built-in resource, or module:Class")
+    name: str = Field(
+        default="", description="a name that is unique among the task's resources; default: the name of the type"
+    )
     config: dict[str, Any] = Field(default_factory=dict, description="the resource's configuration")
 
     @model_validator(mode="after")
     def _check_name(self) -> ResourcePartModel:
-        # It prefixes tool names, and must not look like a key of the configuration.
+        # The name is a prefix of tool names, and must not look like a key of the configuration.
         self.name = self.name or self.type.rpartition(":")[2]
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", self.name) or self.name == "resources":
-            raise ValueError(f"the name {self.name!r} must be 1 to 32 of A-Z a-z 0-9 _ -, and not 'resources'")
+            raise ValueError(
+                f"the name {self.name!r} is invalid; use 1 to 32 characters of A-Z a-z 0-9 _ -, and not 'resources'"
+            )
         return self
 
 
 def _check_unique_names(parts: list[ResourcePartModel]) -> list[ResourcePartModel]:
     names = [part.name for part in parts]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"two resources are called {twice!r}; rename one of them")
+        raise ValueError(f"two resources are named {twice!r}; rename one of them")
     return parts
 
 
@@ -66,11 +70,13 @@ class ResourceServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's directory")
+    start_command: str = Field(description="program and arguments, quoted as in a shell; runs in the task's directory")
     health_check_url: str = Field(description="URL that answers with status 2xx when the server is ready")
     start_timeout_s: float = Field(default=60.0, gt=0, description="seconds to wait until the server is ready")
     env: dict[str, Word] = Field(default_factory=dict, description="environment variables to add")
-    pass_env: list[str] = Field(default_factory=list, description="names of further environment variables to pass on")
+    pass_env: list[str] = Field(
+        default_factory=list, description="names of further environment variables to pass to the server"
+    )
 
     @field_validator("start_command")
     @classmethod
@@ -87,7 +93,7 @@ class ResourceServerConfig(BaseModel):
     def _check_port(self) -> ResourceServerConfig:
         is_given = any("{port}" in text for text in (self.start_command, *self.env.values()))
         if is_given != ("{port}" in self.health_check_url):
-            raise ValueError("{port} must be in both health_check_url and start_command (or env), or in neither")
+            raise ValueError("{port} must occur in both health_check_url and start_command (or env), or in neither")
         return self
 
 
@@ -97,17 +103,17 @@ class CriterionModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     description: str = Field(min_length=1, description="the quality to rate")
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="weight relative to the others")
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="weight relative to the other criteria")
 
 
 class EvaluationCriteriaModel(BaseModel):
-    """The expected final state and tool calls. Passed to reward functions as `evaluation_criteria`."""
+    """The expected final state and tool calls, passed to reward functions as `evaluation_criteria`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    final_state_query: str | None = Field(default=None, description="a query for a reward that reads the final state")
+    final_state_query: str | None = Field(default=None, description="a query for a reward that checks the final state")
     ground_truth_function_calls: list[list[str]] | None = Field(
-        default=None, description="the names of the tools to call, a list for each turn"
+        default=None, description="the names of the tools to call, one list per turn"
     )
     ground_truth_comparable_state: dict[str, Any] | None = Field(
         default=None, description="the content required of the final state"
@@ -135,21 +141,23 @@ class LimitsModel(BaseModel):
 
 
 class SandboxLimitsModel(BaseModel):
-    """Limits of one call of a confined reward, next to `limits.reward_time_s`. None means the sandbox's default."""
+    """Limits of one call of a sandboxed reward, in addition to `limits.reward_time_s`. None means the sandbox's
+    default.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     cpu_s: float | None = Field(default=None, gt=0, description="seconds of CPU time; default: limits.reward_time_s")
     memory_mb: int | None = Field(default=None, ge=16, description="MiB beyond what is preloaded; default 512")
-    processes: int | None = Field(default=None, ge=0, description="processes that it may start; default 0")
-    open_files: int | None = Field(default=None, ge=8, description="default 64")
-    disk_mb: int | None = Field(default=None, ge=1, description="MiB of files that it may write; default 16")
-    output_kb: int | None = Field(default=None, ge=0, description="KiB of its output to keep; default 64")
+    processes: int | None = Field(default=None, ge=0, description="processes that the reward may start; default 0")
+    open_files: int | None = Field(default=None, ge=8, description="open file descriptors; default 64")
+    disk_mb: int | None = Field(default=None, ge=1, description="MiB of files that the reward may write; default 16")
+    output_kb: int | None = Field(default=None, ge=0, description="KiB of the reward's output to keep; default 64")
     result_kb: int | None = Field(default=None, ge=1, description="KiB of a result; default 256")
 
 
 class SandboxModel(BaseModel):
-    """The confinement of the reward function."""
+    """The sandbox of the reward function."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -158,7 +166,9 @@ class SandboxModel(BaseModel):
     )
     limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel, description="limits of one call")
     read_paths: list[str] = Field(default_factory=list, description="files and directories that the reward may read")
-    preload: list[str] = Field(default_factory=list, description="installed modules to import once, before any call")
+    preload: list[str] = Field(
+        default_factory=list, description="installed modules to import once, before the first call"
+    )
 
 
 class RunLimitsModel(BaseModel):
@@ -166,7 +176,7 @@ class RunLimitsModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    cost: float | None = Field(default=None, gt=0, description="US dollars, from the policies' price files")
+    cost: float | None = Field(default=None, gt=0, description="US dollars, from the price_file of each policy")
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens")
     steps: int | None = Field(default=None, gt=0, description="actions of policies")
     wall_time_s: float | None = Field(default=None, gt=0, description="seconds, including time before a resume")
@@ -178,7 +188,7 @@ class RunLimitsModel(BaseModel):
 
 
 class PolicyModel(BaseModel):
-    """The policy that acts, and its own keys; unknown keys are errors."""
+    """The policy that acts, with its own keys; unknown keys are errors."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=BY_NAME)
 
@@ -204,15 +214,15 @@ class UserModel(PolicyModel):
         default=None, description="the user's system message, a template over the sample's row"
     )
     stop_phrase: str = Field(
-        default=STOP_PHRASE, min_length=1, description="text that ends the conversation when an answer contains it"
+        default=STOP_PHRASE, min_length=1, description="text that ends the conversation if an answer contains it"
     )
     opens: bool | None = Field(
-        default=None, description="whether the user speaks first; default: true if no message is the user's"
+        default=None, description="whether the user speaks first; default: true if no message has the role user"
     )
 
 
 class CustomRewardModel(BaseModel):
-    """A reward in verl's form; the alternative to `reward_function_path` with `reward_options`."""
+    """A reward in verl's form, as an alternative to `reward_function_path` with `reward_options`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -222,7 +232,7 @@ class CustomRewardModel(BaseModel):
 
 
 class CreditModel(BaseModel):
-    """The estimator of each step's credit, and its own keys; unknown keys are errors."""
+    """The estimator of each step's credit, with its own keys; unknown keys are errors."""
 
     model_config = ConfigDict(extra="allow", frozen=True, json_schema_extra=BY_NAME)
 
@@ -245,5 +255,5 @@ class CreditModel(BaseModel):
         return data
 
     def options(self) -> dict[str, Any]:
-        """Return the keys of the estimator."""
+        """Return the options of the estimator."""
         return dict(self.model_extra or {})

@@ -1,4 +1,4 @@
-"""Two settings that speed up training on a CPU: freed memory is kept, and denormal numbers count as 0."""
+"""Two settings that speed up training on a CPU: keeping freed memory, and flushing denormal numbers to 0."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constant from malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for later tensors until the process ends; return False for other C libraries.
+    """Make glibc keep freed memory for later tensors until the process ends; return False for other C libraries.
 
-    By default glibc maps every block above 32 MiB again and returns the end of its heap at once, so that operations
-    touch pages that the kernel must zero first. Updates of a small model were 1.6 times as fast with memory kept.
+    By default glibc maps every block above 32 MiB again and returns the end of its heap at once, so operations touch
+    pages that the kernel must zero first. With this setting, updates of a small model were 1.6 times as fast.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -30,7 +30,7 @@ def keep_freed_memory() -> bool:
 def no_denormals() -> Iterator[None]:
     """Flush denormal numbers to 0 inside the block, in this thread.
 
-    CPUs compute with them a hundred times more slowly than with normal numbers, and AdamW's second moments pass through
+    CPUs process them about a hundred times more slowly than normal numbers, and AdamW's second moments pass through
     that range as they decay.
     """
     tiny = torch.full((1,), 1e-310, dtype=torch.float64)

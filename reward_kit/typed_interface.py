@@ -1,9 +1,9 @@
-"""`@reward_function`: turn a plain Python function into a validated reward.
+"""`@reward_function`, the decorator that turns a plain Python function into a validated reward.
 
-The decorator reads the signature once, when the file loads, and rejects one that cannot be called. Each call passes
-only the parameters that the function names, converts them to their annotations, and validates the returned value. The
-function stays an ordinary function, sync or async, and can be called directly. A class with `score` and, if needed,
-`setup` and `close` is a reward too.
+The decorator reads the signature once, when the file loads, and rejects a signature that cannot be called. Each call
+passes only the parameters that the function names, converts them to their annotations, and validates the returned
+value. The function stays an ordinary function, sync or async, and can be called directly. A class with a `score` method
+and, optionally, `setup` and `close` is also a reward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Function = Callable[..., Any]
 _SPEC = "__reward_spec__"
 _FIRST: dict[str, str] = {"pointwise": "messages", "batch": "rollouts_messages"}
 _DATA = frozenset({"ground_truth", "ground_truths", "sample", "state", "evaluation_criteria", *_FIRST.values()})
-"""The parameters whose values are converted in each call; options are converted when they are fixed."""
+"""Parameters whose values are converted in each call; options are converted when they are fixed."""
 
 
 class Origin(NamedTuple):
@@ -48,19 +48,19 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """Everything that the decorator reads from a reward function.
+    """The data that the decorator reads from a reward function.
 
     Attributes:
-        function: the undecorated function, or the class with `score`.
+        function: the undecorated function, or the class with a `score` method.
         mode: "pointwise": one rollout per call; "batch": all rollouts of a group in one call.
         id: the reward's name in files; by default the function's name.
-        requirements: the packages it needs, as in a requirements file.
-        resources: passed by name with the rollout: plain values, factories, references to factories.
-        parameters: the accepted parameter names; None if it accepts any (`**kwargs`).
+        requirements: the packages that the reward needs, in the syntax of a requirements file.
+        resources: plain values, factories, or references to factories, passed by name with the rollout.
+        parameters: the accepted parameter names; None if the function accepts any (`**kwargs`).
         required: the parameters without a default.
         is_async: True for a coroutine function.
-        sandbox: the level required by its decorator; None leaves the choice to the user.
-        origin: the file and name; None if it exists only in memory.
+        sandbox: the level required by the decorator; None leaves the choice to the user.
+        origin: the file and name; None if the function exists only in memory.
         weakened_from: the requested level, if the machine has no sandbox and the reward runs in this process.
         options: fixed keyword parameters, see `reward_calls.with_options`.
     """
@@ -83,7 +83,7 @@ class RewardSpec:
         """Return the values that the function accepts, each converted to its parameter's annotation.
 
         Raises:
-            InvalidResultError: a value does not fit the annotation.
+            InvalidResultError: a value cannot be converted.
         """
         values = {**self.options, **values}
         arguments = {k: v for k, v in values.items() if self.parameters is None or k in self.parameters}
@@ -93,10 +93,10 @@ class RewardSpec:
         return arguments
 
     def check(self, returned: Any, count: int | None = None) -> Any:
-        """Validate `returned` as an `EvaluateResult`, or as a list of `count` of them in batch mode.
+        """Validate `returned` as an `EvaluateResult`, or as a list of `count` results in batch mode.
 
         Raises:
-            InvalidResultError: the message names the field and the value.
+            InvalidResultError: the value is not a valid result; the message names the field and its value.
         """
         if self.mode == "pointwise":
             return as_result(returned, f"reward {self.id!r}")
@@ -133,24 +133,25 @@ def reward_function(
     resources: Mapping[str, Any] | None = None,
     sandbox: SandboxLevel | None = None,
 ) -> Any:
-    """Make a function, or a class with a `score` method, a reward.
+    """Turn a function, or a class with a `score` method, into a reward.
 
-    Values are converted to the annotations of their parameters: a ground truth to a pydantic model, a dataclass, a
-    TypedDict, `int` from "45", `list[str]` from JSON text. A value that does not fit leaves the rollout unscored.
+    Values are converted to the annotations of their parameters: a ground truth to a pydantic model, a dataclass or a
+    TypedDict, "45" to `int`, JSON text to `list[str]`. A value that cannot be converted leaves the rollout unscored.
 
-    A class is instantiated without arguments once per worker; `setup()` runs before the first `score`, `close()` at
+    A class is instantiated without arguments once per worker; `setup()` runs before the first `score`, and `close()` at
     the end.
 
     Args:
-        mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`, "batch" for
-            `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`: one call for a group's rollouts
-            without errors, in order, with lists of their values; it returns one result for each. Instead of an
-            `EvaluateResult`, a function may return its fields as a dict, a number, a bool, or (score, reason).
+        mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`; "batch" for
+            `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`. A batch reward is called once with
+            all rollouts of a group that ended without an error, in order; each parameter is a list, and the function
+            returns one result per rollout. Instead of an `EvaluateResult`, a function may return its fields as a dict,
+            a number, a bool, or (score, reason).
         id: the reward's name in files.
-        requirements: the packages it needs.
-        resources: passed by name: a plain value, a factory without arguments, or a string "file.py:factory". The
-            object that a factory returns is opened once per worker and closed at its end.
-        sandbox: the level it requires, which can only be stricter than the user's choice.
+        requirements: the packages that the reward needs.
+        resources: values passed by name: a plain value, a factory without arguments, or a string "file.py:factory". The
+            object that a factory returns is opened once per worker and closed when the worker ends.
+        sandbox: the minimum sandbox level; the user's choice can only be stricter.
 
     Raises:
         ConfigError: raised when the file loads: the mode or level is unknown, a resource is not a parameter, or the
@@ -179,10 +180,10 @@ def reward_function(
 
 
 def reward_spec(function: Function) -> RewardSpec:
-    """Return the spec of a reward function or class; a plain one becomes a pointwise reward.
+    """Return the spec of a reward function or class; an undecorated function becomes a pointwise reward.
 
     Raises:
-        ConfigError: it is not a function, or its signature is invalid.
+        ConfigError: the object is not a function or class, or its signature is invalid.
     """
     # A subclass does not inherit the spec: its `score` may have another signature.
     spec = vars(function).get(_SPEC) if isinstance(function, type) else getattr(function, _SPEC, None)
@@ -230,7 +231,7 @@ def as_function(spec: RewardSpec) -> Function:
 
 
 def scoring_function(function: Function) -> Function:
-    """Return the function with a reward's signature: a class's `score`, a partial's function, or `__call__`."""
+    """Return the function that has the reward's signature: a class's `score`, a partial's function, or `__call__`."""
     if isinstance(function, type):
         score: Function = function.score  # type: ignore[attr-defined]
         return score
@@ -240,13 +241,13 @@ def scoring_function(function: Function) -> Function:
 
 
 def source_location(code: Any) -> str:
-    """Return the message prefix "file:line: " of a function; "" for one without Python code."""
+    """Return the message prefix "file:line: " of a function; "" if it has no Python code."""
     plain = getattr(inspect.unwrap(code), "__code__", None)
     return f"{plain.co_filename}:{plain.co_firstlineno}: " if plain is not None else ""
 
 
 def function_origin(function: Function, code: Function) -> Origin | None:
-    """Return the origin of a function or class whose signature is that of `code`; None if it is not in a file."""
+    """Return the file and name of a function or class, located by `code`; None if it is not in a file."""
     plain = inspect.unwrap(code)
     text = getattr(getattr(plain, "__code__", None), "co_filename", "")
     target = function if isinstance(function, type) else plain
@@ -290,8 +291,8 @@ def _read_signature(
         for method in ("__init__", "setup", "close"):
             if argument := argument_without_default(function, method):
                 raise ConfigError(
-                    f"reward {name!r}: {method} is called without arguments; give {argument!r} a default, "
-                    "or take it in score and declare it in resources="
+                    f"reward {name!r}: {method} is called without arguments; give {argument!r} a default, or "
+                    "make it a parameter of score and declare it in resources="
                 )
         parameters = dict(inspect.signature(vars(function).get("score") or code).parameters)
         parameters.pop(next(iter(parameters), ""), None)  # self
@@ -303,17 +304,17 @@ def _read_signature(
     kinds = {p.name: p.kind for p in parameters.values()}
     for parameter, kind in kinds.items():
         if kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise ConfigError(f"reward {name!r}: parameters are passed by name; {parameter!r} cannot be")
+            raise ConfigError(
+                f"reward {name!r}: parameters are passed by name, so {parameter!r} must not be positional-only"
+            )
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
     first = _FIRST[mode]
     if first not in parameters and not takes_any:
         near = difflib.get_close_matches(first, parameters, n=1)
         fix = f"did you mean {first!r} instead of {near[0]!r}?" if near else f"write def {name}({first}, …)"
-        raise ConfigError(f"reward {name!r}: a {mode} reward takes {first!r}; {fix}")
+        raise ConfigError(f"reward {name!r}: a {mode} reward needs the parameter {first!r}; {fix}")
     if (unknown := resources.keys() - parameters.keys()) and not takes_any:
-        raise ConfigError(
-            f"reward {name!r}: resources has {sorted(unknown)[0]!r}, which is not a parameter of the function"
-        )
+        raise ConfigError(f"reward {name!r}: the resource {sorted(unknown)[0]!r} is not a parameter of the function")
     try:
         hints = typing.get_type_hints(code, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
@@ -338,18 +339,18 @@ def _read_signature(
 
 
 def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
-    """Return a function that converts a parameter's value to its annotation; `what` names both in messages."""
+    """Return a function that converts a parameter's value to its annotation; messages name the parameter and `what`."""
     if name in _FIRST.values() and not _mentions(annotation, Message):
-        # Messages passed as dicts keep their providers' keys, whatever the annotation of the dict.
+        # Messages passed as dicts keep their providers' keys, whatever the annotation of the dict is.
         return _dumped if _mentions(annotation, dict) else lambda value: value
 
     of_messages, of_dicts = _mentions(annotation, Message), _mentions(annotation, dict)
-    is_strict = name in ("ground_truth", "ground_truths")  # A sample and a state have keys for others too
-    find_adapter = functools.cache(lambda: type_adapter(annotation, is_strict=is_strict))  # Only at the first call
+    is_strict = name in ("ground_truth", "ground_truths")  # a sample and a state may have further keys
+    find_adapter = functools.cache(lambda: type_adapter(annotation, is_strict=is_strict))  # built at the first call
 
     def convert(value: Any) -> Any:
         is_absent = value is None and not of_messages
-        is_object = name == "state" and not isinstance(value, dict | list)  # Such as a database
+        is_object = name == "state" and not isinstance(value, dict | list)  # such as a database
         adapter = None if is_absent or is_object else find_adapter()
         if adapter is None:
             return value
@@ -361,7 +362,7 @@ def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
             return adapter.validate_python(value)
         except pydantic.ValidationError as error:
             problem = error
-        if isinstance(value, str):  # A cell of a CSV file, or JSON in a text column
+        if isinstance(value, str):  # a cell of a CSV file, or JSON in a text column
             with contextlib.suppress(ValueError, RecursionError):
                 return adapter.validate_python(json.loads(value))
         lines = (line.removeprefix("(top level): ") for line in describe_validation_error(problem))
@@ -371,13 +372,13 @@ def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
 
 
 def type_adapter(annotation: Any, *, is_strict: bool = False) -> pydantic.TypeAdapter[Any] | None:
-    """Return the adapter that validates and converts values to an annotation; None if pydantic does not support it.
+    """Return an adapter that validates and converts values to an annotation; None if pydantic does not support it.
 
-    If `is_strict`, unknown keys of dataclasses and TypedDicts without their own configuration are errors.
+    If `is_strict` is true, unknown keys of dataclasses and TypedDicts without their own configuration are errors.
     """
     try:
         return _type_adapter(annotation, is_strict)
-    except TypeError:  # An unhashable annotation
+    except TypeError:  # unhashable annotation
         return _type_adapter.__wrapped__(annotation, is_strict)
 
 
@@ -385,17 +386,17 @@ def type_adapter(annotation: Any, *, is_strict: bool = False) -> pydantic.TypeAd
 def _type_adapter(annotation: Any, is_strict: bool) -> pydantic.TypeAdapter[Any] | None:
     annotation = _with_readable_dicts(annotation)
     if is_strict and (dataclasses.is_dataclass(annotation) or typing_extensions.is_typeddict(annotation)):
-        annotation = annotation | None  # pydantic takes a configuration for a union, but not for a bare dataclass
+        annotation = annotation | None  # pydantic accepts a configuration for a union, but not for a bare dataclass
     for config in (pydantic.ConfigDict(coerce_numbers_to_str=True, extra="forbid" if is_strict else None), None):
         try:
             return pydantic.TypeAdapter(annotation, config=config)
-        except pydantic.PydanticUserError:  # A model has its own configuration
+        except pydantic.PydanticUserError:  # a model has its own configuration
             continue
     return None
 
 
 def _with_readable_dicts(annotation: Any) -> Any:
-    """Replace each `typing.TypedDict`, which pydantic supports only from Python 3.12, by one of typing_extensions."""
+    """Replace each `typing.TypedDict`, which pydantic supports only from Python 3.12, with one of typing_extensions."""
     if typing.is_typeddict(annotation) and type(annotation).__module__ == "typing":
         fields = {}
         for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
@@ -442,17 +443,18 @@ def _mentions(annotation: Any, target: type) -> bool:
 def as_result(returned: Any, what: str) -> EvaluateResult:
     """Return `returned` as an `EvaluateResult`; `what` names the reward in messages.
 
-    A mapping is validated; a number or bool is the score, and so is the first of a tuple (score, reason).
+    A mapping is validated as the fields of a result. A number or bool is the score, as is the first item of a tuple
+    (score, reason).
 
     Raises:
-        InvalidResultError: the returned value is not a result.
+        InvalidResultError: the returned value is not a valid result.
     """
-    if isinstance(returned, numbers.Real) or getattr(returned, "ndim", None) == 0:  # Includes NumPy and torch scalars
+    if isinstance(returned, numbers.Real) or getattr(returned, "ndim", None) == 0:  # includes NumPy and torch scalars
         returned = {"score": returned}
     elif isinstance(returned, tuple) and len(returned) == 2:
         returned = {"score": returned[0], "reason": returned[1]}
     if isinstance(returned, EvaluateResult | Mapping):
-        # Validated again, since fields may have been reassigned.
+        # Validate it again, since fields may have been reassigned.
         kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
         try:
             return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
@@ -468,15 +470,18 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
 def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:
     """Return the results of a batch reward, with an error in place of each invalid result.
 
-    `count` is the number of rollouts, None if unknown; `what` names the reward in messages.
+    Args:
+        returned: the value that the reward returned.
+        count: the number of rollouts; None if unknown.
+        what: names the reward in messages.
 
     Raises:
-        InvalidResultError: the returned value is not a list, or has another length.
+        InvalidResultError: the returned value is not a list, or has the wrong length.
     """
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         raise InvalidResultError(f"{what}: a batch reward must return a list, got {type_name(returned)}")
     if count is not None and len(returned) != count:
-        raise InvalidResultError(f"{what}: {len(returned)} results for {count} rollouts")
+        raise InvalidResultError(f"{what}: returned {len(returned)} results for {count} rollouts")
     results: list[EvaluateResult | InvalidResultError] = []
     for index, item in enumerate(returned):
         try:

@@ -1,4 +1,4 @@
-"""Messages for data that a pydantic model or an option check rejects, one line for each problem."""
+"""Messages for data that a pydantic model or an option check rejects, with one line per problem."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from reward_kit.errors import ConfigError, did_you_mean
 
 
 def describe_validation_error(error: pydantic.ValidationError, known: type[BaseModel] | None = None) -> list[str]:
-    """Return one line per problem: the field, the offending value, what is wrong, and the nearest known key."""
+    """Return one line per problem: the field, the problem, the value, and the nearest known key."""
     lines = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # the latter of a dataclass
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # dataclasses report the latter
             names = _field_names_at(known, problem["loc"][:-1]) if known else []
             lines.append(f"{field}: unknown key{did_you_mean(str(problem['loc'][-1]), names)}")
         elif problem["type"] == "missing":
@@ -62,12 +62,12 @@ def describe_problem(problem: ErrorDetails) -> str:
 
 
 def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Return the field names of the model at `path`; [] if it is not a model."""
+    """Return the field names of the model at `path`; [] if there is no model at that path."""
     for part in path:
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part)
-        if field is None:  # a key of a dict of models, or the name of a union's branch
+        if field is None:  # a key in a dict of models, or the name of a union's branch
             continue
         inner = _model_types(field.annotation)
         if not inner:
@@ -77,7 +77,7 @@ def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list
 
 
 def _model_types(annotation: Any) -> list[type[BaseModel]]:
-    """Return the pydantic models that an annotation mentions."""
+    """Return the pydantic models that occur in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in getattr(annotation, "__args__", ()) for model in _model_types(part)]

@@ -86,14 +86,14 @@ async def test_cancellation_of_the_running_task_passes_through_a_boundary():
 async def test_cancellation_leaking_from_foreign_code_is_an_error():
     inner = asyncio.create_task(asyncio.sleep(30))
     inner.cancel()
-    told = "the call: a task it awaited was cancelled"
+    told = "the call: a task that it awaited was cancelled"
     with pytest.raises(RewardError, match=told), boundary(RewardError, "the call"):
         await inner
 
 
 def test_an_exception_without_readable_text_is_still_recorded():
     failure = Failure.from_exception(failure_of(RewardError, Hostile()))
-    assert "Hostile whose text cannot be read: KeyError" in failure.message
+    assert "Hostile whose __str__ raised KeyError" in failure.message
 
 
 def test_long_messages_are_truncated_with_their_length():

@@ -157,7 +157,7 @@ class TestTask:
         assert TaskDefinitionModel(name="t", poc_max_turns=4).max_episode_steps == 4
         assert TaskDefinitionModel(name="t", max_episode_steps=4).max_episode_steps == 4
         both = {"name": "t", "poc_max_turns": 4, "max_episode_steps": 4}
-        assert "two names of one key" in problems(TaskDefinitionModel, both)[0]
+        assert "are the same option" in problems(TaskDefinitionModel, both)[0]
 
     @pytest.mark.parametrize(
         ("key", "value"),
@@ -205,10 +205,10 @@ class TestMatchToSteps:
     @pytest.mark.parametrize(
         ("indices", "known", "message"),
         [
-            ([5], 3, "r: step_index '5' names no step; known: 0, 1, 2"),
-            ([-1], 0, "names no step; known: none"),
-            (["07"], 99, "names no step; known: 0, 1, 2, 3, 4, …, 98"),
-            ([1, "1"], 3, "r: step_index '1' is given twice"),
+            ([5], 3, "r: unknown step_index '5'; known: 0, 1, 2"),
+            ([-1], 0, "unknown step_index '-1'; known: none"),
+            (["07"], 99, "unknown step_index '07'; known: 0, 1, 2, 3, 4, …, 98"),
+            ([1, "1"], 3, "r: step_index '1' occurs twice"),
         ],
     )
     def test_step_output_for_an_unknown_step_is_rejected(self, indices, known, message):

@@ -61,7 +61,7 @@ def test_options_apply_to_the_score_method_of_a_class():
     ("options", "problem"),
     [
         ({"longset": 4}, "has no option 'longset'; did you mean 'longest'"),
-        ({"messages": []}, "'messages' is a value of the rollout"),
+        ({"messages": []}, "'messages' is filled from the rollout"),
         ({"longest": "four"}, "option 'longest'.*whole number.*'four'"),
         ({"words": 3}, "option 'words'"),
     ],

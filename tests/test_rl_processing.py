@@ -68,11 +68,11 @@ def test_aligning_does_not_change_the_input_steps() -> None:
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([2], "rollout r1: step_index '2' names no step; known: 0, 1"),
-        ([-1], "step_index '-1' names no step"),
-        (["last"], "step_index 'last' names no step"),
-        (["01"], "step_index '01' names no step"),
-        ([0, 1, "0"], "rollout r1: step_index '0' is given twice"),
+        ([2], "rollout r1: unknown step_index '2'; known: 0, 1"),
+        ([-1], "unknown step_index '-1'"),
+        (["last"], "unknown step_index 'last'"),
+        (["01"], "unknown step_index '01'"),
+        ([0, 1, "0"], "rollout r1: step_index '0' occurs twice"),
     ],
 )
 def test_step_output_without_a_matching_step_is_an_error(indices: list[int | str], message: str) -> None:
@@ -116,8 +116,8 @@ def test_alignment_errors_of_a_batch_are_reported_together() -> None:
         align_batch(result(1.0, i5=0.0), result(1.0, i6=0.0))
     told = str(error.value).splitlines()
     assert [line.split(";")[0] for line in told] == [
-        "rollout a: step_index '5' names no step",
-        "rollout b: step_index '6' names no step",
+        "rollout a: unknown step_index '5'",
+        "rollout b: unknown step_index '6'",
     ]
 
 
@@ -151,7 +151,7 @@ def test_credit_is_joined_by_rollout_id() -> None:
     assert batch.scores == [1.0, 0.0]
     assert batch.steps[0][0].advantage == pytest.approx(0.7071, abs=1e-4)
     assert batch.summary() == {"score": 0.5, "unscored": 0.0}
-    with pytest.raises(ConfigError, match="no scores for 1 episodes, the first of them b"):
+    with pytest.raises(ConfigError, match="unscored episodes: 1, for example b"):
         assigner.assign(episodes, [scored("a", result())])
 
 

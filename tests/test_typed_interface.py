@@ -131,14 +131,14 @@ class TestParameters:
 
     @pytest.mark.parametrize("mode", ["pointwise", "batch"])
     def test_messages_parameter_of_the_mode_is_required_at_decoration(self, mode):
-        with pytest.raises(ConfigError, match=f"a {mode} reward takes"):
+        with pytest.raises(ConfigError, match=f"a {mode} reward needs the parameter"):
             reward_function(mode=mode)(lambda answers: ONE)
 
     def test_positional_only_parameters_are_rejected(self):
         def reward(messages, /):
             return ONE
 
-        with pytest.raises(ConfigError, match="'messages' cannot be"):
+        with pytest.raises(ConfigError, match="'messages' must not be positional-only"):
             reward_function(reward)
 
     def test_unknown_mode_is_rejected(self):
@@ -283,7 +283,7 @@ class TestClasses:
         [
             ({}, r"needs a method score\(self, messages, …\)"),
             ({"score": staticmethod(lambda messages: ONE)}, "needs a method score"),
-            ({"score": lambda self, message: ONE}, "takes 'messages'"),
+            ({"score": lambda self, message: ONE}, "needs the parameter 'messages'"),
             (
                 {"score": lambda self, messages: ONE, "setup": lambda self, key: None},
                 "setup is called without arguments",
@@ -298,7 +298,7 @@ class TestClasses:
     def test_unknown_sandbox_level_and_unused_resource_are_rejected(self):
         with pytest.raises(ConfigError, match="sandbox 'warmer' is unknown"):
             reward_function(sandbox="warmer")(lambda messages: ONE)
-        with pytest.raises(ConfigError, match="resources has 'judge', which is not a parameter"):
+        with pytest.raises(ConfigError, match="the resource 'judge' is not a parameter"):
             reward_function(resources={"judge": 1})(lambda messages: ONE)
 
 

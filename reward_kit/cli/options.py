@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from reward_kit.cli.echo import echo
 from reward_kit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from reward_kit.runs.summary import Threshold
 
 LATEST = "latest"
 """The value of `--resume` without a run."""
@@ -71,7 +74,35 @@ class WholeNumber(click.IntRange):
     name = "integer"
 
 
+class GateThreshold(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
+    """A lowest mean score, `X`, or the lowest mean of a metric, `METRIC=X`."""
+
+    name = "threshold"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Threshold:
+        """Return the threshold."""
+        from reward_kit.runs.summary import Threshold
+
+        if isinstance(value, Threshold):
+            return value
+        metric, separator, number = str(value).rpartition("=")
+        if separator and not metric.strip():
+            self.fail(f"{value!r} names no metric; write METRIC=X, or X for the score.", param, ctx)
+        return Threshold(Number().convert(number, param, ctx), metric.strip() or None)
+
+
 # Options
+
+
+def fail_under_option(of: str) -> Callable[[Any], Any]:
+    """Return the repeatable `--fail-under`, passed as `fail_under`."""
+    return click.option(
+        "--fail-under",
+        type=GateThreshold(),
+        multiple=True,
+        metavar="[METRIC=]X",
+        help=f"Exit 1 if {of}, or with METRIC= the mean of this metric, is below X; may be repeated.",
+    )
 
 
 def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")) -> Callable[[Any], Any]:

@@ -30,7 +30,7 @@ from reward_kit.runs.plan import Control, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import Run, RunEngine, RunOutcome
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, Threshold
 
 if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
@@ -130,7 +130,7 @@ class Ending:
     Attributes:
         title: the title of the table.
         expected: the number of episodes.
-        fail_under: the gate on mean scores.
+        thresholds: the gates on mean scores and metrics.
         as_json: print the summary as JSON instead of the table.
         resume_command: the command that continues an incomplete run; None if it cannot continue.
         further: a function from the run's rows to additional keys of `summary.json`.
@@ -139,7 +139,7 @@ class Ending:
 
     title: str
     expected: int
-    fail_under: float | None = None
+    thresholds: Sequence[Threshold] = ()
     as_json: bool = False
     resume_command: Sequence[str] | None = None
     further: Callable[[Sequence[EpisodeRow]], Mapping[str, Any]] = lambda _: {}
@@ -272,12 +272,24 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         return 1
     if missing:
         return 3
-    least = ending.fail_under
-    below = [one.policy for one in policies if least is not None and (one.score is None or one.score.mean < least)]
-    if below:
-        note.print(f"Gate failed: mean score below {least:g} for {', '.join(below)}", style="red")
+    failures = [line for threshold in ending.thresholds for line in _gate_failures(policies, threshold)]
+    for line in failures:
+        note.print(f"Gate failed: {line}", style="red")
+    if failures:
         return 1
     return outcome.credit_error.exit_code if outcome.credit_error is not None else 0
+
+
+def _gate_failures(policies: Sequence[PolicySummary], threshold: Threshold) -> Iterator[str]:
+    """Yield a line for each reason why the gate failed."""
+    if unknown := threshold.unknown_metric(policies):
+        yield unknown
+        return
+    values = {policy.policy: threshold.value(policy) for policy in policies}
+    if missing := [policy for policy, value in values.items() if value is None]:
+        yield f"{threshold.what} is unknown for {', '.join(missing)}: no episode has a value"
+    if below := [policy for policy, value in values.items() if value is not None and value < threshold.least]:
+        yield f"{threshold.what} below {threshold.least:g} for {', '.join(below)}"
 
 
 def resume_line(command: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from reward_kit.cli.options import (
     cache_option,
     complete_policies,
     display_option,
+    fail_under_option,
     json_option,
     report_hidden_secrets,
     resume_options,
@@ -51,6 +52,7 @@ from reward_kit.runs.inputs import differences
 from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, plan_run, read_resumable_header
 from reward_kit.runs.redaction import is_hidden
 from reward_kit.runs.run_folder import RunFolder, RunHeader, latest_run
+from reward_kit.runs.summary import Threshold
 from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
 from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task
 from reward_kit.task_parts import RunLimitsModel
@@ -96,7 +98,7 @@ class RunOptions:
     sandbox: str | None
     max_concurrency: int
     max_cost: float | None
-    fail_under: float | None
+    fail_under: tuple[Threshold, ...]
     fail_on_error: float | None
     log_dir: Path
     resume: str | None
@@ -146,7 +148,7 @@ class RunOptions:
     help="Maximum number of concurrent episodes.",
 )
 @click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop the run at a cost of X US dollars.")
-@click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if a mean score is below X.")
+@fail_under_option("a mean score")
 @click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop after more than X episodes with an error.")
 @resume_options
 @click.option("--only-failed", is_flag=True, help="With --resume: rerun only the episodes that ended with an error.")
@@ -227,7 +229,7 @@ def command(**options: Any) -> None:
     ending = Ending(
         title=f"{plan.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})",
         expected=plan.total,
-        fail_under=asked.fail_under,
+        thresholds=asked.fail_under,
         as_json=asked.as_json,
         resume_command=["reward-kit", "run", "--resume", str(folder.path), *cache_arguments(asked.cache)],
     )

@@ -25,6 +25,7 @@ from reward_kit.cli.options import (
     complete_rewards,
     complete_runs,
     display_option,
+    fail_under_option,
     json_option,
     log_dir_option,
     run_or_newest,
@@ -58,7 +59,7 @@ from reward_kit.runs.scoring import (
     run_origin,
     scoring_run,
 )
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.summary import EpisodeRow, Threshold
 from reward_kit.runs.task_file import parse_override
 
 _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
@@ -83,7 +84,7 @@ class ScoreArgs:
     pass_threshold: float | None
     log_dir: Path
     cache: Path | None
-    fail_under: float | None
+    fail_under: tuple[Threshold, ...]
     display: str | None
     as_json: bool
 
@@ -104,7 +105,7 @@ class ScoreArgs:
 @set_option("Set sandbox.KEY, limits.reward_time_s or redact, as in a task file.")
 @click.option("--pass-threshold", type=Number(), help="Lowest passing score; default: 1, or the run's threshold.")
 @trust_option
-@click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if a mean score is below X.")
+@fail_under_option("a mean score")
 @click.option(
     "-o",
     "--output",
@@ -197,7 +198,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     ending = Ending(
         title=f"{source.path.name}  scored again by {args.reward}",
         expected=plan.total,
-        fail_under=args.fail_under,
+        thresholds=args.fail_under,
         as_json=args.as_json,
         resume_command=[*again, "-o", str(folder.path)],
         further=lambda rows: {"changes": changes(rows).to_json()},

@@ -18,7 +18,7 @@ from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.runs.files import read_line
 from reward_kit.runs.results import LineRange
 from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.summary import EpisodeRow, metric_scores
 
 _KEPT_TEXT = 2_000
 K = TypeVar("K", bound=Hashable)
@@ -165,7 +165,8 @@ def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict
     usage = (result.get("metrics") or {}).get(METRIC) or {}
     kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
     kept["failure"] = failure
-    kept["result"] = {"is_imputed": result.get("is_imputed")}
+    metrics = {name: {"score": score} for name, score in metric_scores(result).items()}
+    kept["result"] = {"is_imputed": result.get("is_imputed"), "metrics": metrics}
     kept["place"] = place
     kept["said"], kept["usage"] = _said(result.get("reason")), _said(usage.get("reason")).text
     return kept

@@ -264,7 +264,7 @@ _REASONS_IN_ALL = 1_500_000  # in characters; a larger page is slow to open
 _SHORTEST_REASON = 60
 _MOST_CHOICES = 60
 _TEXTS = ("id", "link", "word", "text")
-Cell = str | float | list[str] | None
+Cell = str | float | Sequence[str | float | None] | None
 """A list holds the displayed text and the value if they differ."""
 Rows = Sequence[Sequence[Cell]]
 
@@ -295,13 +295,14 @@ class DataTable:
     filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())  # columns with a drop-down filter
     key: int = 1  # the number of leading columns that identify a row
     is_optional: bool = False  # hidden if empty
+    has_matrix: bool = False  # with the grid of samples by policy above it
 
     def with_choices(self, *keys: str) -> DataTable:
         """Return the table with drop-down filters for columns with few values, but more than one."""
         filters = []
         for index, column in enumerate(self.columns):
             if column.key in keys:
-                values = sorted({str(row[index]) for row in self.rows if row[index]})
+                values = sorted({displayed(row[index]) for row in self.rows if row[index]})
                 filters += [(column, values)] if len(values) <= _MOST_CHOICES or column.key == "error" else []
         return replace(self, filters=filters)
 
@@ -419,8 +420,8 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
         rows.append(
             [
                 _named(row.rollout_id),
-                escape_text(row.sample_id, NAME_LENGTH),
-                escape_text(row.policy, NAME_LENGTH),
+                _named(row.sample_id),
+                _named(row.policy),
                 digits(row.score),
                 outcome if row.score is None else "passed" if passed else "failed",
                 escape_text(row.stop_reason, NAME_LENGTH),
@@ -433,7 +434,7 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
                 digits(facts.score.duration_s if facts.score is not None else None),
             ]
         )
-    table = DataTable("episodes", "Episodes", _EPISODE_COLUMNS, rows)
+    table = DataTable("episodes", "Episodes", _EPISODE_COLUMNS, rows, has_matrix=True)
     return table.with_choices("policy", "outcome", "stop", "error")
 
 
@@ -441,6 +442,11 @@ def _named(name: str) -> Cell:
     """Return a name as displayed, followed by the stored name if it differs."""
     text = escape_text(name, NAME_LENGTH)
     return text if text == name else [text, name]
+
+
+def displayed(cell: Cell) -> str:
+    """Return the displayed text of a cell."""
+    return cell[0] if isinstance(cell, list) else str(cell)
 
 
 def digits(value: float | None) -> float | None:

@@ -72,11 +72,8 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
     summaries = summarize((facts.row for facts in run.episodes), run.pass_threshold)
     scoring = figures.scoring_figures(run, timeline)
     policies = figures.policy_names(run.episodes)
-    tables = (
-        figures.samples_table(listed, run.pass_threshold),
-        figures.groups_table(listed),
-        figures.episodes_table(listed, run.pass_threshold),
-    )
+    episodes = figures.episodes_table(listed, run.pass_threshold)
+    tables = (figures.samples_table(listed, run.pass_threshold), figures.groups_table(listed))
     spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     page = {
         "title": escape_text(header.task_name, NAME_LENGTH),
@@ -106,6 +103,7 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
         "worst": figures.worst(run.episodes),
         "slowest": figures.slowest(run.episodes),
         "has_groups": bool(tables[1].rows),
+        "episodes": episodes,
         "tables": tables,
     }
     return render(
@@ -113,7 +111,11 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
         page,
         styles=RUN_STYLES,
         script=bundle(RUN_SCRIPTS) + extra_script,
-        trusted={"data": as_script_data(figures.tables_data(tables)), "index": data.index, "chunks": data.texts},
+        trusted={
+            "data": as_script_data(figures.tables_data((episodes, *tables))),
+            "index": data.index,
+            "chunks": data.texts,
+        },
         script_sources=" 'self' file:" if data.mode == "files" else "",
         may_connect=data.mode == "server",
         mode=data.mode,

@@ -20,9 +20,10 @@ from reward_kit.console import SafeConsole
 from reward_kit.display_text import printable
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.runs.statistics import Interval, bounded_interval
-from reward_kit.runs.summary import EpisodeRow, PolicySummary
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, metric_names
 
 _MOST_LINES = 8
+_MOST_METRICS = 40  # lines; a reward may name a metric after each test of each sample
 
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
@@ -34,7 +35,7 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
         table.add_column(Text(printable(summary.policy)), justify="right", overflow="fold")
     for name, cells in _lines(summaries):
         table.add_row(name, *cells)
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [table, *_metrics_table(summaries)]
     for summary in summaries:
         if summary.first_error:  # the first line, the end of the rest, and the user's own frames
             first, *more = printable(summary.first_error).splitlines()
@@ -47,6 +48,31 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
             if frames:
                 parts.append(Text("\n".join(frames[:13]), style="red"))
     return Group(*parts)
+
+
+def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
+    """Return a line for each metric and policy, if the rewards give metrics."""
+    lines = [
+        (name, one, one.metrics[name]) for name in metric_names(summaries) for one in summaries if name in one.metrics
+    ]
+    if not lines:
+        return []
+    columns: dict[str, list[Text]] = {"metric": [Text(printable(name)) for name, _, _ in lines]}
+    if len(summaries) > 1:
+        columns["policy"] = [Text(printable(one.policy)) for _, one, _ in lines]
+    columns["mean"] = [Text("no value" if mean is None else interval_text(mean)) for _, _, mean in lines]
+    columns["n"] = [Text(f"{mean.n if mean is not None else 0:,}") for _, _, mean in lines]
+    missing = [mean.n_unscored if mean is not None else one.episodes for _, one, mean in lines]
+    if any(missing):
+        columns["missing"] = [Text(f"{count:,}") for count in missing]
+    table = Table(title=Text("Metrics", "bold"), box=box.SIMPLE, title_justify="left")
+    for name in columns:
+        is_name = name in ("metric", "policy")
+        table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+    for cells in list(zip(*columns.values(), strict=True))[:_MOST_METRICS]:
+        table.add_row(*cells)
+    more = len(lines) - _MOST_METRICS
+    return [table, *([Text(f"… and {more:,} more in summary.json")] if more > 0 else [])]
 
 
 def as_text(summaries: Sequence[PolicySummary], title: str) -> str:

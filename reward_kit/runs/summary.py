@@ -7,15 +7,17 @@ threshold. A *limit* is an episode that was cut off; it may still be scored.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from reward_kit.agent.models import StopReason
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.episodes.record import environment_return, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import did_you_mean
 from reward_kit.reward_agent.stats import usage_cost
 from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.runs.statistics import (
@@ -41,7 +43,10 @@ class JudgeCall(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeRow:
-    """The facts about one episode that the summary needs. `score` is None if the episode is unscored."""
+    """The facts about one episode that the summary needs.
+
+    `score` is None if the episode is unscored; it then has no metrics. A metric without a valid score is None.
+    """
 
     rollout_id: str
     sample_id: str
@@ -59,6 +64,7 @@ class EpisodeRow:
     score_error: str | None = None
     is_imputed: bool = False
     judge_call: JudgeCall | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
@@ -104,10 +110,11 @@ class EpisodeRow:
         failure = record.get("failure") or {}
         self.score = record.get("score")
         self.score_error = failure.get("class")
-        self.is_imputed = bool((record.get("result") or {}).get("is_imputed")) and self.score is not None
-        metric = ((record.get("result") or {}).get("metrics") or {}).get(METRIC)
-        if metric is not None:
-            self.judge_call = JudgeCall(record.get("scored_group") or self.rollout_id, metric.get("reason") or "")
+        result = record.get("result") or {}
+        self.is_imputed = bool(result.get("is_imputed")) and self.score is not None
+        if (usage := (result.get("metrics") or {}).get(METRIC)) is not None:
+            self.judge_call = JudgeCall(record.get("scored_group") or self.rollout_id, usage.get("reason") or "")
+        self.metrics = metric_scores(result) if self.score is not None else {}
         self.error_message = self.error_message or failure.get("message")
         self.error_traceback = self.error_traceback or failure.get("traceback")
 
@@ -128,7 +135,8 @@ class PolicySummary:
 
     `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples with `k` scored episodes, the largest number of
     any sample; `pass_excluded` samples have fewer, because of errors. `judge_cost` is in US dollars, None without a
-    judge or a known price; `cost` does not include it.
+    judge or a known price; `cost` does not include it. `metrics` has the mean of each metric over the episodes that
+    have it, None if none has; `n_unscored` counts the others.
     """
 
     policy: str
@@ -153,6 +161,7 @@ class PolicySummary:
     imputed: int = 0
     pass_excluded: int = 0
     judge_cost: float | None = None
+    metrics: Mapping[str, Interval | None] = field(default_factory=dict)
 
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
@@ -168,6 +177,18 @@ def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | Non
 def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
     """Count the tool calls that were answered with an error: bad arguments, unknown tools, tools that raised."""
     return sum("error" in tool for info in infos if info for tool in info.get("tools", ()))
+
+
+def metric_scores(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the metrics of a stored result without the judge's usage; None for an invalid one."""
+    scores: dict[str, float | None] = {}
+    for name, metric in (result.get("metrics") or {}).items():
+        if name != METRIC:
+            score = metric.get("score") if isinstance(metric, Mapping) and metric.get("is_score_valid", True) else None
+            if isinstance(score, bool) or not isinstance(score, int | float) or abs(score) > sys.float_info.max:
+                score = None
+            scores[sys.intern(name)] = None if score is None or math.isnan(score) else float(score)
+    return scores
 
 
 def summarize(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicySummary]:
@@ -215,7 +236,49 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         imputed=sum(row.is_imputed for row in rows),
         judge_cost=math.fsum(judge_costs) if judge_costs else None,
         pass_excluded=len(passes) - len(complete),
+        metrics=_summarize_metrics(rows),
     )
+
+
+def _summarize_metrics(rows: Sequence[EpisodeRow]) -> dict[str, Interval | None]:
+    """Return the mean of each metric, in the order in which the reward gives them; a missing value is not zero."""
+    samples, means = [row.sample_id for row in rows], {}
+    for name in dict.fromkeys(name for row in rows for name in row.metrics):
+        values = [row.metrics.get(name) for row in rows]
+        is_known = any(value is not None for value in values)
+        means[name] = bounded_interval(values, samples) if is_known else None
+    return means
+
+
+class Threshold(NamedTuple):
+    """The lowest mean that passes a gate: of the score, or of a metric."""
+
+    least: float
+    metric: str | None = None
+    by_lower_bound: bool = False
+
+    @property
+    def what(self) -> str:
+        """The compared value, for messages."""
+        mean = "mean score" if self.metric is None else f"mean of {self.metric!r}"
+        return f"lower bound of the {mean}" if self.by_lower_bound else mean
+
+    def value(self, summary: PolicySummary) -> float | None:
+        """Return the compared value; None if it is unknown, which fails the gate."""
+        interval = summary.score if self.metric is None else summary.metrics.get(self.metric)
+        return None if interval is None else interval.low if self.by_lower_bound else interval.mean
+
+    def unknown_metric(self, summaries: Iterable[PolicySummary]) -> str | None:
+        """Return the problem if no policy has the metric."""
+        if self.metric is None or self.metric in (known := metric_names(summaries)):
+            return None
+        near = did_you_mean(self.metric, known) if known else "; the reward gives no metrics"
+        return f"unknown metric {self.metric!r}{near}"
+
+
+def metric_names(summaries: Iterable[PolicySummary]) -> list[str]:
+    """Return the names of the metrics of any policy."""
+    return list(dict.fromkeys(name for summary in summaries for name in summary.metrics))
 
 
 def summary_to_json(summaries: Sequence[PolicySummary]) -> dict[str, Any]:
@@ -225,7 +288,17 @@ def summary_to_json(summaries: Sequence[PolicySummary]) -> dict[str, Any]:
 
 def summary_from_json(document: Mapping[str, Any]) -> list[PolicySummary]:
     """Parse the content of `summary.json`."""
+
+    def interval(values: Mapping[str, Any] | None) -> Interval | None:
+        return Interval(**values) if values else None
+
     return [
-        PolicySummary(**{**policy, "score": Interval(**policy["score"]) if policy["score"] else None})
+        PolicySummary(
+            **{
+                **policy,
+                "score": interval(policy["score"]),
+                "metrics": {name: interval(values) for name, values in policy.get("metrics", {}).items()},
+            }
+        )
         for policy in document["policies"]
     ]

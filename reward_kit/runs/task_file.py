@@ -65,7 +65,7 @@ class LocatedYaml:
                 self.source = file.read(YAML_BYTES + 1)
             if len(self.source) > YAML_BYTES:
                 problem = f"the file is larger than the limit of {format_size(YAML_BYTES)}"
-                raise ConfigError(f"{path}: {problem}; write a dataset as JSONL")
+                raise ConfigError(f"{path}: {problem}; store a dataset as JSONL")
             text = self.source.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {describe_read_error(path, error)}") from None

@@ -49,6 +49,23 @@ def walks(count: int, **options: Any) -> Iterator[tuple[dict[str, Any], dict[str
     return (walk(number, draw, **options) for number in range(count))
 
 
+def compared_walks(
+    samples: int, policies: tuple[str, ...] = ("runner", "walker"), *, rollouts: int = 1, steps: int = 3
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Walks of several policies on the same samples; of every 17 episodes, one has an error and no score."""
+    draw, number = random.Random(samples), 0
+    for sample in range(samples):
+        for policy in policies:
+            for index in range(rollouts):
+                group = {"sample_id": f"s{sample:05d}", "group_id": f"s{sample:05d}/{policy}", "rollout_index": index}
+                line, score = walk(number, draw, steps=steps, policy=policy, **group)
+                if number % 17 == 16:
+                    failure = {"class": "timeout", "where": "ToolError", "message": "too slow"}
+                    line, score = line | {"failure": failure, "stop_reason": "error"}, score | {"score": None}
+                number += 1
+                yield line, score
+
+
 def write_walks(
     folder: Path, walks: Iterable[tuple[dict[str, Any], dict[str, Any]]], *, is_credited: bool = True, **header: Any
 ) -> Path:

@@ -173,8 +173,8 @@ class TestEpisodeIsolation:
         episodes = {line["sample_id"]: line for line in lines(path / "episodes.jsonl")}
         assert len(episodes) == 20
         assert [key for key, line in episodes.items() if line["failure"]] == ["q3", "q5"]
-        assert "a task it awaited was cancelled" in episodes["q3"]["failure"]["message"]
-        assert episodes["q5"]["failure"]["message"] == "tool 'wait': a task it awaited was cancelled"
+        assert "a task that it awaited was cancelled" in episodes["q3"]["failure"]["message"]
+        assert episodes["q5"]["failure"]["message"] == "tool 'wait': a task that it awaited was cancelled"
         unscored = [line for line in lines(path / "scores.jsonl") if line["score"] is None]
         assert [line["rollout_id"] for line in unscored] == [episodes["q7"]["rollout_id"]]
         figures = summary(path)

@@ -182,10 +182,10 @@ class TestConfiguration:
         [
             ({}, "composite resource: resources: missing"),
             ({"resources": []}, "at least 1 item"),
-            ({"resources": [DB, DB]}, "two resources are called 'db'; rename one of them"),
+            ({"resources": [DB, DB]}, "two resources are named 'db'; rename one of them"),
             ({"resources": [{"type": "sqlite", "nam": "x"}]}, "resources.0.nam: unknown key; did you mean 'name'"),
-            ({"resources": [{"type": "sqlite", "name": "a b"}]}, "the name 'a b' must be"),
-            ({"resources": [{"type": "sqlite", "name": "resources"}]}, "the name 'resources' must be"),
+            ({"resources": [{"type": "sqlite", "name": "a b"}]}, "the name 'a b' is invalid"),
+            ({"resources": [{"type": "sqlite", "name": "resources"}]}, "the name 'resources' is invalid"),
             ({"resources": [{"type": "sqlit"}]}, "part 'sqlit': unknown resource 'sqlit'; did you mean 'sqlite'"),
             ({"resources": [FILES], "filesytem": {}}, "unknown part 'filesytem'; did you mean 'filesystem'"),
             ({"resources": [DB], "db": 3}, "db: must be a mapping of keys, got 3"),

@@ -185,8 +185,8 @@ async def test_free_fixed_port_is_used() -> None:
         ("sleep {port}", "http://127.0.0.1:{port}x/health", "is not an http address"),
         ("sleep 'x {port}", HEALTH, "start_command: cannot be split into words: No closing quotation"),
         ("", "http://127.0.0.1:80", "start_command: the command is empty"),
-        ("sleep 100", HEALTH, r"\{port\} must be in both health_check_url and start_command"),
-        ("sleep {port}", "http://127.0.0.1:80", r"\{port\} must be in both health_check_url and start_command"),
+        ("sleep 100", HEALTH, r"\{port\} must occur in both health_check_url and start_command"),
+        ("sleep {port}", "http://127.0.0.1:80", r"\{port\} must occur in both health_check_url and start_command"),
     ],
 )
 async def test_invalid_configuration_is_named(command: str, health: str, problem: str) -> None:

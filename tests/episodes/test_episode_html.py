@@ -63,9 +63,9 @@ def test_unprintable_value_affects_only_its_cell() -> None:
         nested = [nested]
     episode = SingleAgentEpisode(observations=["start", nested], actions=[Unspeakable()], rewards=[1.0],
                                  len_lookback_buffer=0)  # fmt: skip
-    assert "Unspeakable whose text cannot be read: RuntimeError" in harmless(episode._repr_html_()).text
+    assert "Unspeakable whose __str__ raised RuntimeError" in harmless(episode._repr_html_()).text
     actions = SingleAgentEpisode(observations=["start", "end"], actions=[nested], rewards=[1.0], len_lookback_buffer=0)
-    assert "list whose text cannot be read: RecursionError" in harmless(actions._repr_html_()).text
+    assert "list whose __str__ raised RecursionError" in harmless(actions._repr_html_()).text
 
 
 def test_chunk_shows_its_own_steps() -> None:

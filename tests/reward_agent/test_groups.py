@@ -144,7 +144,13 @@ class TestGroupCall:
         scored = await score(folder, "obeys", level, group(*said))
         assert told(scored) == [1.0, *["invalid_result"] * 5, 2.0]
         messages = [one.failure.message for one in scored if one.failure]
-        parts = ["obeys'[1]: score: ", "obeys'[2] returned nothing", ": no key", ": unreadable", "'7' names no step"]
+        parts = [
+            "obeys'[1]: score: ",
+            "obeys'[2] returned nothing",
+            ": no key",
+            ": unreadable",
+            "unknown step_index '7'",
+        ]
         assert all(part in message for part, message in zip(parts, messages, strict=True)), messages
 
     @pytest.mark.parametrize(

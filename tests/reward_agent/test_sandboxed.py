@@ -236,8 +236,8 @@ class TestLoading:
             ("x = 1\nraise ValueError('odd')\n", r"ValueError: odd\n  .*reward\.py:2 in <module>"),
             ("def reward(messages:\n", r"SyntaxError"),
             ("def rewards(messages): pass\n", r"has no 'reward'; did you mean 'rewards'\?"),
-            ("def reward(message): pass\n", r"a pointwise reward takes 'messages'"),
-            ("import os\nos._exit(3)\n", r"cannot be loaded in the sandbox: it exited with status 3"),
+            ("def reward(message): pass\n", r"a pointwise reward needs the parameter 'messages'"),
+            ("import os\nos._exit(3)\n", r"cannot be loaded in the sandbox: the process exited with status 3"),
             ("from elsewhere import x\n", r"No module named 'elsewhere'"),
         ],
     )

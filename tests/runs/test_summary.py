@@ -215,6 +215,31 @@ def test_every_episode_is_counted_once_and_summary_json_round_trips(drawn: list[
     assert summary_from_json(json.loads(json.dumps(summary_to_json(found), allow_nan=False))) == found
 
 
+def test_a_missing_metric_is_not_zero_and_unscored_episodes_have_none() -> None:
+    def measured(row: EpisodeRow, score: float | None, **metrics: Any) -> EpisodeRow:
+        named = {name: {"score": value, "reason": ""} for name, value in metrics.items()}
+        row.add_score({"rollout_id": row.rollout_id, "score": score, "result": {"metrics": named}})
+        return row
+
+    found = summary_of(
+        measured(row("a", 0), 1.0, state=1.0, judge_usage=0.0),
+        measured(row("a", 1), 1.0, state=True),
+        measured(row("b", 0), 1.0, other="high", state=float("inf")),
+        measured(row("b", 1), None, state=0.0),
+        measured(row("c", 0), 1.0, state=0.5),
+    )
+    state = found.metrics["state"]
+    assert list(found.metrics) == ["state", "other"] and found.metrics["other"] is None
+    assert state is not None and (state.mean, state.n, state.n_clusters, state.n_unscored) == (0.75, 2, 2, 3)
+    assert summary_from_json(json.loads(json.dumps(summary_to_json([found]), allow_nan=False))) == [found]
+
+
+def test_summary_of_an_earlier_release_has_no_metrics() -> None:
+    document = summary_to_json([summary_of(row("a", 0, 1.0))])
+    del document["policies"][0]["metrics"]
+    assert summary_from_json(document)[0].metrics == {}
+
+
 def test_the_cost_of_a_judge_counts_once_for_episodes_judged_together() -> None:
     def judged(row: EpisodeRow, group: str | None, cost: str) -> EpisodeRow:
         metric = {"judge_usage": {"score": 0.0, "reason": f"calls=1 cost_usd={cost}"}}

@@ -187,3 +187,18 @@ def test_intervals_are_shown_with_their_bounds() -> None:
     alone = replace(interval, low=None, high=None)
     assert (interval_text(alone), difference_text(alone)) == ("-0.250", "−0.250")
     assert (interval_text(None), difference_text(None)) == ("unscored", "–")
+
+
+def test_metrics_have_a_line_each_below_the_table() -> None:
+    metrics = {"[b]state\x1b": Interval(0.5, 0.25, 0.75, 0.1, 4, 4, 8), "a name that is longer than the line" * 2: None}
+    text = shown(replace(SUMMARY, metrics=metrics), replace(SUMMARY, policy="random", metrics={}))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    (line,) = (line for line in text.splitlines() if "state" in line)
+    assert line.split()[1:] == ["openai/your-model", "0.500", "[0.250,", "0.750]", "4", "8"]
+    assert line.split()[0].startswith("[b]state") and "\x1b" not in text
+    assert "no value" in text and "random" not in text.split("Metrics")[1]
+
+
+def test_many_metrics_are_cut() -> None:
+    text = shown(replace(SUMMARY, metrics={f"test {n}": None for n in range(100)}))
+    assert "test 39" in text and "test 40" not in text and "… and 60 more in summary.json" in text

@@ -59,7 +59,7 @@ def test_every_problem_is_named_with_its_own_line(tmp_path: Path) -> None:
         ("", "a mapping of keys"),
         ("name: t\nname: u\n", r"task\.yaml:2: duplicate key 'name'"),
         ("name: t\n", "no first message"),
-        ("name: t\npoc_max_turns: 3\nmax_episode_steps: 4\ninitial_user_prompt: x\n", "two names of one key"),
+        ("name: t\npoc_max_turns: 3\nmax_episode_steps: 4\ninitial_user_prompt: x\n", "are the same option"),
     ],
 )
 def test_invalid_task_file_is_rejected(tmp_path: Path, text: str, message: str) -> None:
@@ -213,7 +213,7 @@ class TestSeveralResources:
                 "resources:\n  - type: sqlite\n  - type: sqlit\n",
                 r"task\.yaml:5: resources\.1: unknown resource 'sqlit'; did you mean 'sqlite'",
             ),
-            ("resources:\n  - type: sqlite\n  - type: sqlite\n", r"task\.yaml:3: .*two resources are called 'sqlite'"),
+            ("resources:\n  - type: sqlite\n  - type: sqlite\n", r"task\.yaml:3: .*two resources are named 'sqlite'"),
             (
                 "resources:\n  - type: sqlite\n    confg: {}\n",
                 r"task\.yaml:5: resources\.0\.confg: unknown key; did you mean 'config'",

@@ -157,7 +157,7 @@ LIMITED = {
     "long number": ("a: 1\nb: " + "1" * 5_000, ":2: not a number: Exceeds the limit"),
     "large": (
         "a: " + "x" * (8 * 2**20),
-        ": the file is larger than the limit of 8 MiB; write a dataset as JSONL",
+        ": the file is larger than the limit of 8 MiB; store a dataset as JSONL",
     ),
 }
 
