@@ -38,9 +38,10 @@ def assistant_message(action: Action, step: int) -> Message:
 
 
 def call_ids(action: Action, step: int) -> list[str]:
-    """Return the ids of an action's calls: existing ids, or deterministic ones from step and position.
+    """Return the ids of an action's calls, with deterministic ids for calls that have none.
 
-    A duplicate id is also replaced, since answers are matched by id and endpoints reject duplicates.
+    A new id is derived from the step and the call's position. A duplicate id is also replaced, since answers are
+    matched by id and endpoints reject duplicates.
     """
     ids: list[str] = []
     for position, call in enumerate(get_tool_calls(action)):
@@ -50,10 +51,10 @@ def call_ids(action: Action, step: int) -> list[str]:
 
 
 def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
-    """Return a conversation as a terminated episode without rewards; each assistant message becomes a step.
+    """Convert a conversation to a terminated episode without rewards, in which each assistant message is a step.
 
-    The messages before the first action are the first observation, those after each action the next one. The caller
-    sets `custom_data`.
+    The messages before the first action become the first observation, and the messages after each action the next one.
+    The caller sets `custom_data`.
     """
     episode = SingleAgentEpisode(rollout_id)
     turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
@@ -75,12 +76,16 @@ def as_text(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return `value`, which may contain NumPy, pydantic or dataclass values, as JSON text; else raise a TypeError."""
+    """Return `value` as JSON text; NumPy, pydantic and dataclass values are converted.
+
+    Raises:
+        TypeError: a value has no JSON form.
+    """
     return _TEXT_ENCODER.encode(value)
 
 
 def to_plain_data(value: Any) -> Any:
-    """Return `value` as JSON data for storage; a value without a JSON form raises a TypeError."""
+    """Return `value` as JSON data for storage; raise a TypeError if a value has no JSON form."""
     return json.loads(_STORED_ENCODER.encode(value))
 
 
@@ -94,6 +99,6 @@ def _json_default(value: Any) -> Any:
     raise TypeError(f"{type_name(value)} has no JSON form; return text or plain data")
 
 
-# Created once: `json.dumps` with options creates an encoder per call.
+# Created once, because `json.dumps` with options creates an encoder per call.
 _TEXT_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_json_default)
 _STORED_ENCODER = json.JSONEncoder(default=_json_default)

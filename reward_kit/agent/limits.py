@@ -1,4 +1,4 @@
-"""`RunBudget` and `EpisodeClock`: the limits of a run, and the time of an episode.
+"""The limits of a run (`RunBudget`) and the time of an episode (`EpisodeClock`).
 
 All workers of a run share one `RunBudget`. Once it is exhausted, no episode takes another step: running episodes stop
 with `StopReason.RUN_LIMIT`, and run again if the run is resumed with a larger budget.
@@ -25,7 +25,7 @@ class ActionUsage(NamedTuple):
 
 
 class ReachedLimit(NamedTuple):
-    """A limit that was reached: its key among the run's limits, and a description."""
+    """A limit that was reached: its key in the run's limits, and a description."""
 
     key: str
     text: str
@@ -72,7 +72,7 @@ class RunBudget:
 class EpisodeClock:
     """Measures the time of an episode, excluding waits in the queue of a model's endpoint.
 
-    Otherwise, an outage that pauses the run would use up the time of every running episode.
+    If waits counted, an outage that pauses the run would use up the time of every running episode.
 
     Args:
         limit_s: the episode's time limit in seconds; None for no limit.
@@ -88,7 +88,7 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """The number of seconds so far, excluding pauses."""
+        """The seconds elapsed so far, excluding pauses."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 
@@ -99,8 +99,10 @@ class EpisodeClock:
 
     @contextmanager
     def deadline(self, seconds: float | None) -> Iterator[anyio.CancelScope | None]:
-        """Cancel the block after `seconds` on this clock; if `seconds` is None, create no cancel scope, which would be
-        slow."""
+        """Cancel the block after `seconds` on this clock.
+
+        If `seconds` is None, no cancel scope is created, because a scope would be slow.
+        """
         if seconds is None:
             yield None
             return

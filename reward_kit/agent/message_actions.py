@@ -9,7 +9,7 @@ from reward_kit.models import Message
 from reward_kit.safe_input import parse_json
 
 MAX_NESTING = 100
-"""The maximum nesting of a call's arguments; deeper ones are model errors and could not be stored."""
+"""Maximum nesting depth of a call's arguments; deeper arguments are the model's error and could not be stored."""
 
 
 class RawToolCall(NamedTuple):
@@ -21,7 +21,7 @@ class RawToolCall(NamedTuple):
 
 
 def parse_action(message: Message) -> dict[str, Any]:
-    """Return an assistant message as an action. Absent parts are omitted; content parts are joined to one text."""
+    """Return an assistant message as an action. Absent parts are omitted; content parts are joined into one text."""
     calls = [RawToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
     return action_from_parts(message.text, calls, message.reasoning_content)
 

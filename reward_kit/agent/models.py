@@ -1,8 +1,9 @@
 """`StepData`, the view of a step for credit assignment, and `StopReason`, the reason why an episode ended.
 
-The token data of an action (`PolicyOutput.log_probs`) is written to an episode and read back here. Token ids go to the
-episode's tokens, which store only the new part of each prompt; usage and finish reason go to the step's info; data that
-does not form a turn, such as sampled ids without their prompt, goes to the step's outputs.
+This module also writes the token data of an action (`PolicyOutput.log_probs`) to an episode and reads it back. Token
+ids are stored with the episode's tokens, which contain only the new part of each prompt. Usage and finish reason are
+stored in the step's info. Data that does not form a turn, such as sampled ids without their prompt, is stored in the
+step's outputs.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ _LIMITS = frozenset(StopReason) - _TERMINAL - {StopReason.ERROR}
 
 
 class History(Sequence[Message]):
-    """The first `stop` messages of a conversation, shared with it instead of copied."""
+    """The first `stop` messages of a conversation. They are shared with the conversation, not copied."""
 
     __slots__ = ("_messages", "_stop")
 
@@ -101,7 +102,7 @@ class History(Sequence[Message]):
             return [self._messages[i] for i in range(*index.indices(self._stop))]
         position = index + self._stop if index < 0 else index
         if not 0 <= position < self._stop:
-            raise IndexError(f"message {index} of a history of {self._stop}")
+            raise IndexError(f"message index {index} is out of range for a history of {self._stop} messages")
         return self._messages[position]
 
     def __iter__(self) -> Iterator[Message]:
@@ -121,18 +122,18 @@ class StepData(BaseModel):
 
     Attributes:
         system_step_index: the index of the policy action, from 0.
-        observation_data: the environment's observation that is new in this step.
+        observation_data: the part of the environment's observation that is new in this step.
         action_taken: the structured action.
         raw_policy_output: the text as written by the model.
         resulting_messages_history: the conversation after the step; a list, or a `History` that shares its messages.
-        policy_logprobs: the action's `PolicyOutput.log_probs`; unknown keys are omitted.
+        policy_logprobs: the action's `PolicyOutput.log_probs`, without unknown keys.
         policy_value_estimate: V(s), if the policy has a critic.
         is_done: True in the last step of an episode.
         step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, tool outcomes.
         base_reward: the reward of this step, or None.
         advantage: the advantage of the action; None if credit is not assigned yet or the episode is unscored.
-        return_to_go: the critic's target: A + V if the policy reported a value, else G_k, the discounted return from
-            this step on; None if `advantage` is None.
+        return_to_go: the critic's target. It is A + V if the policy reported a value V, else G_k, the discounted return
+            from this step on. None if `advantage` is None.
     """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
@@ -160,7 +161,7 @@ class StepData(BaseModel):
 
 
 def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
-    """Return the steps of an episode as views: all steps share its messages and tokens."""
+    """Return the steps of an episode as views, which share its messages and tokens."""
     turns, rewards = episode.tokens.turns(), episode.environment_rewards()
     group_id = get_facts(episode).get("group_id")
 
@@ -194,13 +195,13 @@ def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
 _IN_OUTPUTS = ("prompt_ids", "token_ids", "logprobs", "policy_version")
 _IN_INFO = ("usage", "finish_reason")
 LOG_PROBS_KEYS = frozenset({*_IN_OUTPUTS, *_IN_INFO, "segment_reason", "allowed_ids"})
-"""The keys of `PolicyOutput.log_probs`; others are dropped."""
+"""The known keys of `PolicyOutput.log_probs`; other keys are dropped."""
 
 
 def write_log_probs(
     log_probs: Mapping[str, Any] | None, episode: SingleAgentEpisode, info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write an action's token data to its episode and its step's `info`; return the rest as outputs."""
+    """Store an action's token data in its episode and its step's `info`; return the remaining data as outputs."""
     if not log_probs:
         return {}
     info |= {key: log_probs[key] for key in _IN_INFO if log_probs.get(key)}
@@ -216,7 +217,10 @@ def write_log_probs(
 
 
 def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
-    """Return the token data of the t-th action, whose turn is `episode.tokens.turns().get(t)`; None if unknown."""
+    """Return the token data of the t-th action; None if unknown.
+
+    `turn` is the action's turn, `episode.tokens.turns().get(t)`.
+    """
     facts = {key: episode.get_extra_model_outputs(key, t) for key in _IN_OUTPUTS if key in episode.extra_model_outputs}
     if turn is not None:
         facts |= turn._asdict()

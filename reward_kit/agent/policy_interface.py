@@ -1,8 +1,8 @@
-"""`AgentPolicy`: the interface of agents.
+"""`AgentPolicy`, the interface of agents.
 
 All episodes of a run share one policy object. `open` returns the session of one episode with its per-episode state,
-such as a random generator, a position or a KV slot. The worker acts through the session and closes it. A policy
-without per-episode state returns itself from `open` (the default) and is closed at the end of the run.
+such as a random generator, a position or a KV slot. The worker acts through the session and closes it. A policy without
+per-episode state returns itself from `open` (the default) and is closed at the end of the run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ToolAnswer(NamedTuple):
 
 
 OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
-"""Keys of an action for calls executed by the policy itself; recorded in messages and outputs."""
+"""Keys of an action that describe calls executed by the policy itself; recorded in messages and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class EpisodeContext:
 
 
 class PolicyOutput(NamedTuple):
-    """An action of a policy. A plain 4-tuple in this order is accepted too.
+    """An action of a policy. A plain 4-tuple in this order is also accepted.
 
     Attributes:
         action_structured: the action; see `Action`.
         raw_policy_output: the text as written by the model, if any.
-        log_probs: `prompt_ids` (P,), `token_ids` (N,), `logprobs` (N,) of the sampling distribution, `policy_version`,
-            `usage` (`prompt_tokens`, `completion_tokens`, `cost`), `finish_reason`, `segment_reason` (why `prompt_ids`
-            rewrites the context), and `allowed_ids` (N,), the ids that a constraint allowed at each token or None for
-            any; unknown values are omitted.
+        log_probs: a mapping with these keys; unknown values are omitted. `prompt_ids` (P,), `token_ids` (N,),
+            `logprobs` (N,) of the sampling distribution, `policy_version`, `usage` (`prompt_tokens`,
+            `completion_tokens`, `cost`), `finish_reason`, `segment_reason` (why `prompt_ids` rewrites the context), and
+            `allowed_ids` (N,), the ids that a constraint allowed at each token or None for any.
         value_estimate: V(s) in the units of the return, if the policy has a critic.
     """
 
@@ -98,8 +98,7 @@ class PolicyOutput(NamedTuple):
 
     @classmethod
     def from_chat_completion(cls, completion: Any, *, value_estimate: float | None = None) -> PolicyOutput:
-        """Return the first choice of a chat completion as an output, with its text or tool calls, reasoning and token
-        data.
+        """Convert the first choice of a chat completion, with its text or tool calls, reasoning and token data.
 
         Args:
             completion: a `ChatCompletion` of the openai package, or its JSON as a mapping.
@@ -160,8 +159,9 @@ class AgentPolicy(ABC):
         return
 
     async def close(self) -> None:
-        """Release resources. Called once: for a session after its episode, even a failed one; for a policy at the
-        end."""
+        """Release resources. Called once: for a session after its episode, even if it failed; for a policy at the end
+        of the run.
+        """
         return
 
 
@@ -185,19 +185,20 @@ async def next_action(
     label: str = "the policy",
     has_acted: Callable[[], bool] = lambda: False,
 ) -> PolicyOutput:
-    """Return the session's next action; raise a PolicyError if `get_action` returns an invalid value.
+    """Return the session's next action.
 
-    If a model client inside `get_action` fails temporarily, it is called again with the same arguments, with the same
-    waits as for the run's own endpoints.
+    If a model client inside `get_action` fails temporarily, `get_action` is called again with the same arguments, after
+    the same waits as for the run's own endpoints.
 
     Args:
         session: the session of the policy.
         conversation: the conversation so far.
         specs: the tool specifications.
         label: the policy's name, for messages; its requests share one queue.
-        has_acted: returns whether `get_action` called tools; if so, it is not called again.
+        has_acted: returns True if `get_action` called tools; if so, it is not called again.
 
     Raises:
+        PolicyError: `get_action` returned an invalid value.
         ProviderError: a model client failed permanently or exhausted its retries.
         LimitError: the conversation no longer fits the model.
     """
@@ -216,7 +217,7 @@ async def next_action(
 
     async def attempt() -> PolicyOutput:
         if isinstance(first, TransientError) and has_acted():
-            raise ProviderError(f"{first}; get_action had called tools, so it is not called again") from first
+            raise ProviderError(f"{first}; not retried, because get_action had already called tools") from first
         if failures:
             raise failures.pop()
         return await act()
@@ -266,7 +267,7 @@ ACTION_TYPES = ("text", "tool_call", "tool_calls", "terminate")
 
 
 def check_output(output: object) -> PolicyOutput:
-    """Return `output` as a `PolicyOutput`; an invalid part raises a PolicyError."""
+    """Return `output` as a `PolicyOutput`; raise a PolicyError if a part of it is invalid."""
     if not isinstance(output, PolicyOutput):
         if not isinstance(output, tuple) or len(output) != 4:
             raise PolicyError(f"get_action must return a PolicyOutput or a 4-tuple, got {type(output).__name__}")
@@ -280,7 +281,7 @@ def check_output(output: object) -> PolicyOutput:
     action: Any = output.action_structured
     kind = action.get("type") if isinstance(action, dict) else None
     if kind not in ACTION_TYPES:
-        raise PolicyError(f"unknown action {action!r}; its type must be one of {', '.join(ACTION_TYPES)}")
+        raise PolicyError(f"invalid action {action!r}: its type must be one of {', '.join(ACTION_TYPES)}")
     if kind == "text" and not isinstance(action.get("content"), str):
         raise PolicyError(f"a text action needs a 'content' string, got {action!r}")
     for key in ("content", "reasoning_content"):

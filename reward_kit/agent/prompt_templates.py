@@ -52,16 +52,20 @@ class _Budget:
         """Deduct the cost of a step, or of a value with this many characters or items."""
         self._left -= work
         if self._left < 0:
-            raise TemplateLimitError(f"it makes more than {TEMPLATE_WORK:,} characters, counting list items and steps")
+            raise TemplateLimitError(
+                f"it produces more than {TEMPLATE_WORK:,} characters, counting list items and steps"
+            )
         if time.thread_time() > self._end:
-            raise TemplateLimitError(f"it takes more than {TEMPLATE_CPU_S:g} s of CPU time")
+            raise TemplateLimitError(f"it needs more than {TEMPLATE_CPU_S:g} s of CPU time")
 
 
 _budget: ContextVar[_Budget] = ContextVar("_budget")
 
 
 def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
-    """Compile a template and return it with the names it uses; reject one that is too large or too deeply nested."""
+    """Compile a template and return it with the names that it uses; reject one that is too large or too deeply
+    nested.
+    """
     from jinja2 import meta
 
     if len(text) > TEMPLATE_BYTES:
@@ -73,7 +77,7 @@ def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
         return environment.from_string(_Payments().visit(tree)), names
     except jinja2.TemplateSyntaxError:
         raise
-    except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # from the generated Python code
+    except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # raised for the generated Python code
         raise TemplateLimitError(f"it is nested too deeply to be compiled ({type(error).__name__})") from None
 
 
@@ -85,7 +89,7 @@ def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str
         for piece in template.generate(fields):
             size += len(piece)
             if size > TEMPLATE_OUTPUT_CHARS:
-                raise TemplateLimitError(f"its text has more than {TEMPLATE_OUTPUT_CHARS:,} characters")
+                raise TemplateLimitError(f"its rendered text has more than {TEMPLATE_OUTPUT_CHARS:,} characters")
             pieces.append(piece)
         return "".join(pieces)
     finally:
@@ -120,7 +124,7 @@ def _check_small(name: str, values: Iterable[Any]) -> None:
     """Reject a width, count or precision that would create an enormous text."""
     for value in values:
         if isinstance(value, int | float) and not -TEMPLATE_NUMBER <= value <= TEMPLATE_NUMBER:
-            raise TemplateLimitError(f"it passes {name!r} a number above {TEMPLATE_NUMBER:,}")
+            raise TemplateLimitError(f"it passes a number above {TEMPLATE_NUMBER:,} to {name!r}")
 
 
 class _Payments(NodeTransformer):
@@ -160,11 +164,13 @@ def _pay_step(_: None) -> bool:
 
 
 class _Formatter(sandbox.SandboxedFormatter):
-    """`str.format` that rejects enormous widths."""
+    """A version of `str.format` that rejects enormous widths."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if _LARGE_NUMBER.search(format_spec):
-            raise TemplateLimitError(f"it formats with {format_spec[:40]!r}, a number above {TEMPLATE_NUMBER:,}")
+            raise TemplateLimitError(
+                f"it uses the format {format_spec[:40]!r}, with a number above {TEMPLATE_NUMBER:,}"
+            )
         return _paid(super().format_field(_paid(value), format_spec))
 
 
@@ -199,7 +205,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * abs(right)
             if bits > _NUMBER_BITS:
-                raise TemplateLimitError(f"it computes a number of more than {_NUMBER_BITS:,} bits")
+                raise TemplateLimitError(f"it computes a number with more than {_NUMBER_BITS:,} bits")
         if operator == "%" and isinstance(left, str | bytes):
             return _percent(left, right)
         return _paid(super().call_binop(context, operator, left, right))
@@ -228,18 +234,22 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
 def _percent(left: str | bytes, right: Any) -> Any:
     if _LARGE_PERCENT.search(str(left)):
-        raise TemplateLimitError(f"it formats with {str(left)[:40]!r}, a number above {TEMPLATE_NUMBER:,}, or '*'")
+        raise TemplateLimitError(
+            f"it uses the format {str(left)[:40]!r}, with a number above {TEMPLATE_NUMBER:,} or '*'"
+        )
     _spend(len(left) * 4)
     return _paid(left % _paid(right))
 
 
 def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
-    """Return the maximum number of characters that `text.name(*args)` can have."""
+    """Return the maximum length of `text.name(*args)` in characters."""
     if name == "replace" and len(args) >= 2 and isinstance(args[1], str | bytes):
         return len(text) + int(text.count(args[0])) * len(args[1])
     if name == "join" and args and hasattr(args[0], "__len__"):
         return len(text) * len(args[0])
-    raise TemplateLimitError(f"it calls {name!r} in a way whose result may have any size; use the filter instead")
+    raise TemplateLimitError(
+        f"it calls {name!r} with arguments for which the size of the result is unknown; use the filter instead"
+    )
 
 
 def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -262,7 +272,7 @@ def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
         elif name in ("join", "wordwrap", "urlize", "xmlattr") and hasattr(value, "__len__"):
             _spend(len(value) * (texts + 1))
         elif name == "sum" and isinstance(kwargs.get("start", rest[1] if len(rest) > 1 else 0), str | list | tuple):
-            raise TemplateLimitError("it sums texts or lists, whose result may have any size; use 'join'")
+            raise TemplateLimitError("it sums texts or lists, for which the size of the result is unknown; use 'join'")
         result = function(*args, **kwargs)
         return result if isinstance(result, Iterator) else _paid(result)
 

@@ -1,4 +1,4 @@
-"""`RLRolloutWorker`: run a policy through an episode and record it.
+"""`RLRolloutWorker`, which runs a policy through an episode and records it.
 
 An episode consists of start (`starts.py`), reset, steps, final state and close. In each step, the worker requests an
 action from the policy, executes its tool calls with `tool_execution.py`, lets a simulated user answer, checks whether
@@ -80,7 +80,7 @@ class FirstRequest(NamedTuple):
     """The input of a policy's first action.
 
     Attributes:
-        messages: the messages; if the simulated user speaks first, without its message, which a model may write.
+        messages: the messages. If the simulated user speaks first, its message is missing, since a model may write it.
         tools: the tools that the policy can call.
         user_opens: whether the simulated user speaks first.
     """
@@ -152,8 +152,8 @@ class RLRolloutWorker:
             task = task_definition
             if not (hasattr(task, "definition") and hasattr(task, "samples")):
                 raise ConfigError(
-                    f"task_definition must be a Task, a TaskDefinitionModel or a subclass of ForkableResource, got "
-                    f"{type_name(task)}; Task.from_file reads a task file"
+                    "task_definition must be a Task, a TaskDefinitionModel or a subclass of "
+                    f"ForkableResource, got {type_name(task)}; use Task.from_file to load a task file"
                 )
             task_definition, sample = task.definition, task.samples[0]
             tools, user = tools or task.tools, user or task.user
@@ -252,7 +252,7 @@ class RLRolloutWorker:
                 return FirstRequest(messages, specs or [], opens)
             finally:
                 if self._shared is not None:
-                    self._shared.was_used = was_used  # nothing was changed, so an episode need not reset it
+                    self._shared.was_used = was_used  # no state was changed, so an episode need not reset it
                 await group.finish(start)
 
     def _own_group(self, seed: int | None, sample: Sample | None) -> GroupStart:
@@ -279,7 +279,7 @@ class RLRolloutWorker:
         """Collect one episode. Failures are recorded on the episode, not raised.
 
         Args:
-            group: the start of the episode. By default, a new group for the task itself.
+            group: the start of the episode. The default is a new group for the task itself.
             rollout_index: the episode's position in its group.
             seed: the run's seed; used only without `group`.
 
@@ -358,7 +358,7 @@ class RLRolloutWorker:
                 get_facts(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
 
     def _context(self, live: LiveEpisode, tools: Toolbox) -> EpisodeContext:
-        """Return the context of the policy's session, including a function that calls tools while the policy acts."""
+        """Return the context of the policy's session, with a function that calls tools while the policy acts."""
         start = live.start
 
         async def call_tool(name: str, arguments: Mapping[str, Any] | str) -> ToolAnswer:
@@ -393,7 +393,7 @@ class RLRolloutWorker:
             live.stop(StopReason.USER_STOPPED)
 
     async def _observe(self, resource: ForkableResource | None) -> str:
-        """Return the environment's first observation; "" if there is none, or if the task hides it."""
+        """Return the environment's first observation; "" if it has no observation or the task hides it."""
         if resource is None or not self.task_definition.observation:
             return ""
         with self._environment_call("get_observation", resource):
@@ -464,6 +464,7 @@ class RLRolloutWorker:
         if stop_reason is not None:
             live.stop(stop_reason, execution.failure)
         live.policy_s += answered - requested
+        live.steps_s.append(round(answered - requested, 6))
         live.environment_s += (requested - began) + (time.perf_counter() - answered)
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
 
@@ -513,7 +514,7 @@ class RLRolloutWorker:
         return StopReason.USER_STOPPED if turn.is_over else None
 
     def _check_termination(self, live: LiveEpisode, output: PolicyOutput, execution: Execution) -> StopReason | None:
-        """Return the reason why the episode is over after this step, or None if it continues."""
+        """Return the reason why the episode is over after this step; None if it continues."""
         action, task = output.action_structured, self.task_definition
         texts = [text for text in (output.raw_policy_output, action.get("content")) if text]
         limits, seconds_left = task.limits, live.clock.left_s
@@ -563,6 +564,7 @@ class LiveEpisode:
     episode: SingleAgentEpisode
     tokens_used: int = 0
     policy_s: float = 0.0
+    steps_s: list[float] = field(default_factory=list)  # time in the policy by step
     environment_s: float = 0.0  # time outside of the policy
     usage: dict[str, float] = field(default_factory=dict)  # sums over the policy's reports
     user_usage: dict[str, float] = field(default_factory=dict)
@@ -585,7 +587,7 @@ class LiveEpisode:
         self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
 
     def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> ActionUsage:
-        """Add the usage of one action to `usage` or `user_usage`; count token ids if no endpoint reports usage."""
+        """Add the usage of one action to `usage` or `user_usage`; count token ids if the endpoint reports no usage."""
         facts = facts or {}
         usage = facts.get("usage") or {}
         for key, value in usage.items():
@@ -642,6 +644,7 @@ class LiveEpisode:
                 "started_at": self._began_at.isoformat(timespec="microseconds"),
                 "duration_s": round(time.perf_counter() - self._began, 6),
                 "policy_s": round(self.policy_s, 6),
+                "steps_policy_s": self.steps_s,
                 "environment_s": round(self.environment_s, 6),
                 **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
             },
@@ -652,13 +655,13 @@ class LiveEpisode:
 
 
 class RolloutWorker(Protocol):
-    """Collects episodes of one task with one policy, such as `RLRolloutWorker`."""
+    """An object that collects episodes of one task with one policy, such as `RLRolloutWorker`."""
 
     def group(self, sample: Sample, run_seed: int = 0) -> Any:
-        """Return the shared start of the episodes of `sample`, made on first use; a context manager with `close`."""
+        """Return the shared start of the episodes of `sample`, created on first use; a context manager with `close`."""
 
     async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; an error becomes part of its record."""
+        """Collect one episode; an error is recorded on it."""
 
 
 async def collect_group(
@@ -669,9 +672,12 @@ async def collect_group(
     run_seed: int = 0,
     collect: Callable[[Any, int], Awaitable[SingleAgentEpisode]] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """Collect `size` concurrent episodes of one sample from one start; return (G,) in rollout order, with failures.
+    """Collect `size` concurrent episodes of one sample, all from the same start.
 
-    `collect` collects the episode with an index in the open group; by default it is `worker.collect_episode`.
+    `collect` collects the episode with the given index in the open group; by default it is `worker.collect_episode`.
+
+    Returns:
+        (G,) the episodes in rollout order, including failed ones.
     """
     collect = collect or worker.collect_episode
     async with worker.group(sample, run_seed) as group:
@@ -703,6 +709,6 @@ def _check_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: S
     }
     if key := next((key for key, is_missing in missing.items() if is_missing), None):
         raise ConfigError(
-            f"task {task.name!r}: {key} is set, but its object was not passed: pass "
+            f"task {task.name!r}: {key} is set, but its object was not passed; pass "
             "reward_kit.Task.from_file(…) instead of its definition, or remove the key"
         )

@@ -63,7 +63,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The seeds of one episode. The group shares the environment seed; the policy seed is never shared."""
+    """The seeds of one episode. The episodes of a group share the environment seed but never the policy seed."""
 
     run: int
     environment: int
@@ -72,7 +72,7 @@ class Seeds:
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a 63-bit seed from a purpose, the run's seed and ids; equal parts produce equal seeds."""
+    """Return a 63-bit seed derived from a purpose, the run's seed and ids; equal parts produce equal seeds."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
@@ -80,7 +80,7 @@ def derive_seed(*parts: object) -> int:
 def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, policy_label: str = "") -> Seeds:
     """Return the environment seed f(run, sample) and the policy seed f(run, sample, rollout index, policy).
 
-    With `noise` "independent", the group's forks draw different random numbers; with "shared", the same.
+    With `noise` "independent", the forks of a group draw different random numbers; with "shared", they draw the same.
     """
     noise_parts = (rollout_index,) if noise == "independent" else ()
     return Seeds(
@@ -103,10 +103,13 @@ def make_rollout_id(group_id: str, rollout_index: int) -> str:
 
 
 class Prompt:
-    """The first messages of a task's episodes: compiled templates; an invalid template raises a ConfigError.
+    """The first messages of a task's episodes, as compiled templates.
 
     Attributes:
         shows_observation: True if a template uses the environment's first observation.
+
+    Raises:
+        ConfigError: a template is invalid.
     """
 
     def __init__(self, task: TaskDefinitionModel) -> None:
@@ -134,12 +137,16 @@ class Prompt:
                 self.shows_observation |= "observation" in used
 
     def render(self, sample: Sample, observation: str = "") -> list[Message]:
-        """Return the first messages of an episode of `sample`; `observation` is the environment's first one, as text.
-
-        It is ignored if the task hides it.
+        """Return the first messages of an episode of `sample`.
 
         The templates are rendered with the sample's row; if the task has no templates, the row's `messages` are used.
-        A template that does not fit the row or an invalid message raises a ConfigError.
+
+        Args:
+            sample: the sample.
+            observation: the environment's first observation, as text; ignored if the task hides it.
+
+        Raises:
+            ConfigError: a template does not fit the row, or a message is invalid.
         """
         messages: list[Message] = []
         if not self._task.observation:

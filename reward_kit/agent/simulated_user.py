@@ -1,8 +1,8 @@
-"""`SimulatedUser`: the user in a dialogue, a policy that answers the agent between its turns.
+"""`SimulatedUser`, the user in a dialogue: a policy that answers the agent between its turns.
 
-The user's policy sees the conversation from the user's side: the agent's texts have the role "user", the user's own
-texts "assistant". It does not see tool calls, tool results, the environment's observation or the task's system message.
-This is the setup of τ-bench (https://arxiv.org/abs/2406.12045), including its stop signal.
+The user's policy sees the conversation from the user's side: the agent's texts have the role "user", and the user's own
+texts have the role "assistant". It does not see tool calls, tool results, the environment's observation or the task's
+system message. This is the setup of τ-bench (https://arxiv.org/abs/2406.12045), including its stop signal.
 
 `build_dialogue` converts a recorded conversation to an episode of two agents.
 """
@@ -45,7 +45,7 @@ Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 class UserTurn:
     """A user message as the agent reads it; it may end the conversation.
 
-    The JSON-safe `facts` include the raw output and, if known, `usage`, `finish_reason` and token ids; those of the
+    The JSON-safe `facts` include the raw output and, if known, `usage`, `finish_reason` and token ids. The facts of the
     first turn also include the user's `instructions`.
     """
 
@@ -90,15 +90,17 @@ class SimulatedUser:
 
     @property
     def knows_cost(self) -> bool:
-        """True if the usage of the user's answers includes their cost."""
+        """True if the reported usage of the user's answers includes their cost."""
         return self.policy.knows_cost
 
     def check(self, sample: Sample) -> None:
-        """Render the templates as `open` will; a field missing from the sample's row raises a ConfigError."""
+        """Render the templates like `open`; raise a ConfigError if a field is missing from the sample's row."""
         self._instructions.render(sample)
 
     async def open(self, start: EpisodeStart) -> UserSession:
-        """Open the user session of one episode; its seed is independent and the same for every agent."""
+        """Open the user session of one episode. Its seed is independent of the agent's, and the same for every
+        agent.
+        """
         seed = derive_seed("user", start.seeds.run, start.sample.id, start.rollout_index)
         policy = self._policy_for(start.sample)
         context = EpisodeContext(start.rollout_id, seed, None, start.sample.id, start.rollout_index)
@@ -109,7 +111,7 @@ class SimulatedUser:
         return UserSession(session, instructions, self._stop_phrase, opens=self._opens, is_shared=is_shared)
 
     def speaks_first(self, messages: Sequence[Message], observation: str) -> bool:
-        """Return whether the user speaks first in an episode with these first messages and this observation."""
+        """Return True if the user speaks first in an episode with these first messages and this observation."""
         return _speaks_first(self._opens, messages, observation)
 
     async def close(self) -> None:
@@ -149,7 +151,7 @@ class ScriptedUser(SimulatedUser):
         self._replies = None if given is None else _RowTemplates(given, "user")
 
     def check(self, sample: Sample) -> None:
-        """Render the templates; without `replies`, the row must contain them."""
+        """Render the templates; if `replies` is not set, check that the row contains replies."""
         super().check(sample)
         self._policy_for(sample)
 
@@ -170,12 +172,14 @@ class ScriptedUser(SimulatedUser):
         elif "replies" in sample.row:
             texts = _check_texts(sample.row["replies"], f"sample {sample.id!r}: replies")
         else:
-            raise ConfigError(f"sample {sample.id!r} has no 'replies', and the task's scripted user has none either")
+            raise ConfigError(
+                f"sample {sample.id!r} has no 'replies', and the task's scripted user does not define any"
+            )
         return ScriptedPolicy([{"type": "text", "content": text} for text in texts])
 
 
 class UserSession:
-    """The user of one episode and the session of its policy; a session shared between episodes is not closed."""
+    """The user of one episode with the session of its policy. A session shared between episodes is not closed."""
 
     def __init__(
         self,
@@ -194,7 +198,7 @@ class UserSession:
         self._heard: list[tuple[Message, Message | None]] = []
 
     def speaks_first(self, messages: Sequence[Message], observation: str) -> bool:
-        """Return whether the user speaks first. Call it once, before `reply`.
+        """Return True if the user speaks first. Call it once, before `reply`.
 
         The environment's first observation may be one of the task's first messages; it is hidden from the user.
         """
@@ -265,7 +269,10 @@ class _RowTemplates:
 
     def render(self, sample: Sample) -> list[Message]:
         if self._prompt.shows_observation and "observation" not in sample.row:
-            raise ConfigError("{{ observation }}: the user does not see the environment; remove it")
+            raise ConfigError(
+                "the templates of the user contain {{ observation }}, but the user does not see the "
+                "environment; remove it"
+            )
         return [] if self._is_empty else self._prompt.render(sample)
 
 
@@ -295,13 +302,13 @@ class _UserTurn(NamedTuple):
 
 
 def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
-    """Return the recorded conversation as an episode of "agent" and "user", to inspect or train either one.
+    """Return the recorded conversation as an episode of "agent" and "user", to inspect or train either of them.
 
     The environment's time advances with each action of either agent. The agent's episode is the recorded one, with
-    shared conversation and tokens. The user observes the agent's texts and acts by answering; raw text, usage and
-    token ids of the user's messages, if known, become extra model outputs and the tokens of the user's episode. If the
-    user spoke last, that action is complete if the task ended with it; it hangs if the conversation was cut off or
-    continues. The user's rewards are unknown. A user who never spoke is omitted.
+    shared conversation and tokens. The user observes the agent's texts and acts by answering. If known, the raw text,
+    usage and token ids of the user's messages become extra model outputs and the tokens of the user's episode. If the
+    user spoke last, that action is complete if the task ended with it; it is left hanging if the conversation was cut
+    off or continues. The user's rewards are unknown. A user who never spoke is omitted.
 
     Raises:
         EpisodeError: the recorded tokens of the user are inconsistent.

@@ -1,4 +1,4 @@
-"""`GroupStart`: the start shared by the episodes of a group, and guarded calls to an environment.
+"""`GroupStart`, the start shared by the episodes of a group, and guarded calls to an environment.
 
 A `GroupStart` sets up and resets the sample's resource once, records the state key, and gives each episode a private
 fork, whose state key must match. If the resource cannot be forked, each episode starts from its own reset instead, and
@@ -27,10 +27,10 @@ logger = logging.getLogger("reward_kit.agent")
 
 
 class environment_call:
-    """A guarded call to a resource: errors become an `EnvironmentFailure`, and after `seconds` it is cancelled.
+    """A guarded call to a resource: errors become an `EnvironmentFailure`, and the call is cancelled after `seconds`.
 
-    A resource that never waits gets no cancel scope, which would cost as much as a step of a fast environment.
-    `limit` is the name of the setting for `seconds`.
+    A resource that never waits gets no cancel scope, which would cost as much as a step of a fast environment. `limit`
+    is the name of the setting for `seconds`.
     """
 
     __slots__ = ("_boundary", "_limit", "_scope", "_seconds")
@@ -192,8 +192,8 @@ class GroupStart:
             key = await self._state_key(resource)
             if self._key is not None and key != self._key:
                 raise EnvironmentFailure(
-                    f"{type(resource).__name__}: a fork has state key {key}, its origin {self._key}; fork() does not "
-                    "copy the state"
+                    f"{type(resource).__name__}: a fork has the state key {key}, but its origin has "
+                    f"{self._key}; fork() does not copy the state"
                 )
             with self._call(f"reseed_noise of {type(resource).__name__}"):
                 await resource.reseed_noise(start.seeds.noise)
@@ -214,7 +214,7 @@ class GroupStart:
         if key == first:
             return self.group_id
         logger.warning(
-            "group %s: this episode starts in state %s, but the first one in %s, so it begins a new group; %s",
+            "group %s: this episode starts in state %s, but the first one started in %s, so it begins a new group; %s",
             self.group_id,
             key,
             first,
@@ -243,7 +243,7 @@ class GroupStart:
         return shared.resource
 
     async def _fresh(self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds) -> ForkableResource:
-        with boundary(EnvironmentFailure, f"making a {kind.__name__}"):
+        with boundary(EnvironmentFailure, f"creating a {kind.__name__}"):
             resource = kind()
         async with _closing_on_error(resource):
             with self._call(f"setup of {kind.__name__}"):

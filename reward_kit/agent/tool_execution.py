@@ -1,4 +1,4 @@
-"""Execute the tool calls of an action, and count the tool errors of a run."""
+"""Execution of the tool calls of an action, and a count of the tool errors of a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Execution:
     truncated: bool = False
     wants_end: bool = False  # the agent called the task's terminate tool
     info: dict[str, Any] = field(default_factory=dict)
-    is_interrupted: bool = False  # the time limit cancelled a call to the resource; its state is unknown
+    is_interrupted: bool = False  # the time limit cancelled a call to the resource, so its state is unknown
     failure: Failure | None = None
 
     @property
@@ -58,8 +58,8 @@ class Execution:
 class Toolbox:
     """The tools of one episode, and the terminate tool.
 
-    These are the tools that the task's `tools` names. By default, they are the task's own ones, or those of the
-    resource if the task has none. The agent can call no other tools.
+    If the task's `tools` is set, these are the tools that it names. Otherwise they are the task's own tools, or those
+    of the resource if the task has none. The agent can call no other tools.
 
     Attributes:
         missing: the names in the task's `tools` that did not exist when `specs` was last called, each with a message.
@@ -84,7 +84,7 @@ class Toolbox:
         self.missing: dict[str, str] = {}
 
     async def specs(self) -> list[ToolSpec] | None:
-        """Return the tools that can be called now, or None; a duplicate name raises a ConfigError."""
+        """Return the tools that can be called now, or None; raise a ConfigError for a duplicate name."""
         specs = self._own
         with boundary(EnvironmentFailure, "get_tools_spec"):
             if self._resource is not None and not self._hides_resource:
@@ -105,11 +105,11 @@ class Toolbox:
     async def execute(
         self, action: Action, step: int, seconds_left: float | None, done: Execution | None = None
     ) -> Execution:
-        """Execute the calls of an action in order.
+        """Execute the calls of an action in order, and add the results to `done`.
 
-        A call that raises a `ToolError` returns its message to the agent. Any other exception of a tool or a resource
-        ends the episode with a failure, because it is not the agent's mistake; so does a resource that times out,
-        because its state is unknown. The results are added to `done`.
+        If a call raises a `ToolError`, the agent gets its message. Any other exception of a tool or a resource ends the
+        episode with a failure, because it is not the agent's mistake. A resource that times out also ends the episode,
+        because its state is unknown.
         """
         done = Execution() if done is None else done
         calls, limit = get_tool_calls(action), self._output_chars
@@ -131,7 +131,7 @@ class Toolbox:
     async def _call(
         self, call: Mapping[str, Any], done: Execution, seconds_left: float | None
     ) -> tuple[str, dict[str, Any]]:
-        """Return the text answer to one call, and facts about it."""
+        """Return the text that answers one call, and facts about the call."""
         if done.is_over:
             return NOT_EXECUTED, {"skipped": True}
         name, arguments = call["name"], call.get("arguments") or {}
@@ -140,7 +140,7 @@ class Toolbox:
                 text = str(call["arguments_text"])[:200]
                 raise ToolError(f"the arguments of {name!r} are not a JSON object: {text}")
             if not isinstance(arguments, Mapping):
-                raise ToolError(f"the arguments of {name!r} are {type_name(arguments)}, not an object")
+                raise ToolError(f"the arguments of {name!r} must be an object, got {type_name(arguments)}")
             if name == self._terminate_tool:
                 done.wants_end = True
                 return "The episode ends.", {}
@@ -155,7 +155,9 @@ class Toolbox:
                 return await self._call_resource(name, dict(arguments), done)
             if seconds_left is not None and (limit is None or seconds_left < limit):
                 done.is_interrupted = not is_own
-                raise ToolError(f"tool {name!r} was cut off: the episode's time is up (limits.wall_time_s)")
+                raise ToolError(
+                    f"tool {name!r} was interrupted: the time limit of the episode was reached (limits.wall_time_s)"
+                )
             # A task's own tool may be retried, but an interrupted resource is in an unknown state.
             raise (ToolError if is_own else DeadlineError)(
                 f"tool {name!r} did not answer within {limit:g} s (limits.tool_time_s)"
@@ -202,14 +204,14 @@ class Toolbox:
         return text, facts
 
 
-_MAX_NAMES = 200  # a model may invent any number of names
+_MAX_NAMES = 200  # a model may invent an unlimited number of names
 _SHOWN_NAMES, _SHOWN_TOOLS = 3, 8
 
 
 class ToolErrors:
     """Counts calls to unknown tools in a run, for its final report.
 
-    They only produce an answer to the agent, so they would otherwise appear nowhere but in the episodes.
+    Such a call only produces an answer to the agent, so without this count it would appear only in the episodes.
     """
 
     def __init__(self) -> None:
@@ -225,7 +227,7 @@ class ToolErrors:
             self._unknown[name] += 1
 
     def lines(self) -> list[str]:
-        """Return one line with the most frequent unknown names, or none."""
+        """Return one line with the most frequent unknown names; [] if there are none."""
         if not self._unknown_calls:
             return []
         names = [repr(escape_text(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]

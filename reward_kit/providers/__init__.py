@@ -1,6 +1,6 @@
 """Access to model endpoints: transport, retries, prices, and the assignment of keys to servers.
 
-Names load on first use, so that importing this package costs nothing.
+Names load on first use, so that importing this package is fast.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Exchanges with endpoints, recorded to a file and replayed from it without network access.
+"""Recording of exchanges with endpoints to a file, and replay without network access.
 
-A file of JSON lines. A header opens each recording session; every other line is one exchange:
+The file consists of JSON lines. A header opens each recording session; every other line is one exchange:
 
     {"schema_version": 1, "created": "2026-01-31T12:00:00+00:00"}
     {"key": …, "scope": …, "occurrence": 0, "url": …, "request": {…}, "answer": {…}, "retries": 0}
     {"key": …, "scope": …, "occurrence": 1, "url": …, "request": {…}, "error": {"class": …, "message": …}}
 
-`key` is the SHA-256 of the canonical request: all its fields as JSON with sorted keys. `scope` is the episode that
-sent the request, and `occurrence` counts equal requests within it. HTTP headers and API keys are not stored. A line is
-flushed when its exchange is complete, so that a killed run loses at most the line being written.
+`key` is the SHA-256 of the canonical request: all its fields as JSON with sorted keys. `scope` is the episode that sent
+the request, and `occurrence` counts equal requests within the scope. HTTP headers and API keys are not stored. A line
+is flushed when its exchange is complete, so that a killed run loses at most the line being written.
 
 Only offsets are kept in memory; a line is read again when it is needed.
 """
@@ -42,7 +42,7 @@ _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "Limi
 
 
 class CassetteRequest(NamedTuple):
-    """The lookup form of a request; see the module for its fields."""
+    """A request in the form used for lookup; the module docstring describes its fields."""
 
     key: str
     scope: str
@@ -92,7 +92,8 @@ class Cassette:
             except OSError as error:
                 raise ConfigError(f"cassette {path} is being recorded by another process") from error
             cassette = cls(path, file, None)
-            if path.stat().st_size:  # continue: drop an incomplete last line, count on from recorded occurrences
+            if path.stat().st_size:
+                # Continue an existing file: drop an incomplete last line, and count on from the recorded occurrences.
                 index = CassetteIndex.read(path, file)
                 file.truncate(index.end)
                 cassette.held = len(index.exchanges)
@@ -131,7 +132,7 @@ class Cassette:
         return self._index is not None
 
     def lookup(self, body: bytes, scope: str, url: str) -> CassetteRequest:
-        """Return the lookup form of a request sent by `scope`, such as an episode id; count its occurrence."""
+        """Return the lookup form of a request sent by `scope`, such as an episode id; count this occurrence."""
         request = json.loads(body)
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -140,8 +141,11 @@ class Cassette:
         return CassetteRequest(key, scope, occurrence, url, request)
 
     def answer(self, question: CassetteRequest) -> tuple[Any, int]:
-        """Return the recorded answer and its retries: from the same episode, else the first unused one."""
-        assert self._index is not None, "this cassette records"
+        """Return the recorded answer and its retries.
+
+        The answer comes from the same episode, else it is the first unused answer to an equal request.
+        """
+        assert self._index is not None, "this cassette is recording"
         line = self._index.take(question)
         error = line.get("error")
         if error is None:
@@ -149,7 +153,6 @@ class Cassette:
         raise _ERRORS[error["class"]](error["message"])
 
     def record_answer(self, question: CassetteRequest, value: Any, retries: int) -> None:
-        """Record an answer."""
         self._write({**question.to_json(), "answer": value, "retries": retries})
 
     def record_error(self, question: CassetteRequest, error: EndpointError) -> None:
@@ -193,7 +196,11 @@ class CassetteIndex:
 
     @classmethod
     def read(cls, path: Path, file: IO[bytes]) -> CassetteIndex:
-        """Return the index of an open file; a ConfigError if it is not a cassette or damaged before its last line."""
+        """Return the index of an open file.
+
+        Raises:
+            ConfigError: the file is not a cassette, or is damaged before its last line.
+        """
         index = cls(path, file)
         _check_header(path, file)
         session = number = 0
@@ -214,7 +221,7 @@ class CassetteIndex:
                 index.end = offset + len(raw)
         except TooLargeError as error:
             where = f"{path}:{number + 1}"
-            raise ConfigError(f"{where}: this line has more than {error}, which is the limit of a recording") from None
+            raise ConfigError(f"{where}: this line is larger than the limit of {error} for a recording") from None
         # If several sessions recorded an episode, the last one started it again, so prefer that one.
         latest: dict[str, int] = {}
         for exchange in index.exchanges:
@@ -226,7 +233,7 @@ class CassetteIndex:
         return index
 
     def take(self, question: CassetteRequest) -> dict[str, Any]:
-        """Return the line that answers a request; a ProviderError if no recorded exchange is left."""
+        """Return the line that answers a request; raise a ProviderError if no unused exchange is left."""
         own = self._queues.get((question.scope, question.key), [])
         if question.occurrence < len(own) and not own[question.occurrence].is_taken:
             exchange = own[question.occurrence]
@@ -245,13 +252,13 @@ class CassetteIndex:
         return line
 
     def _miss(self, question: CassetteRequest, recorded: int) -> str:
-        """Describe a request without an answer, and its difference from the nearest recorded one."""
+        """Describe a request without a recorded answer, and how it differs from the nearest recorded request."""
         asked = question.request
         what = f"{self._path} has no answer to {describe(asked, question.scope)}"
         if recorded:
             times = "once" if recorded == 1 else f"{recorded} times"
-            return f"{what}: it was recorded {times}, and all recordings are used"
-        # The exchange that shares most with it: of its episode and length first, then by content.
+            return f"{what}: it was recorded {times}, and all recorded answers have been used"
+        # The exchange that has most in common with it: first by episode and length, then by content.
         count = len(_messages(asked))
         candidates = sorted(
             self.exchanges, key=lambda exchange: (exchange.scope != question.scope, abs(exchange.messages - count))
@@ -278,7 +285,7 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
     except OSError as error:
         raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
-        return  # nothing, or a header whose writer was killed
+        return  # empty, or with a header whose writer was killed
     header = _parsed(first)
     if header is None or not isinstance(header.get("schema_version"), int):
         raise ConfigError(f"{path} is not a cassette: its first line is {excerpt(first, limit=80)!r}")
@@ -311,7 +318,9 @@ def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Return the first difference of two requests: in a message, in their number, or in another field."""
+    """Describe the first difference between two requests: in a message, in the number of messages, or in another
+    field.
+    """
     before, now = _messages(recorded), _messages(asked)
     for number, (old, new) in enumerate(zip(before, now, strict=False)):
         if difference := first_difference(old, new, f"messages[{number}]"):

@@ -1,4 +1,4 @@
-"""Chat completions from an OpenAI-compatible endpoint: encode, send, retry, parse, price.
+"""Chat completions from an OpenAI-compatible endpoint: encode, send, retry, parse, and price them.
 
 Each message of a conversation is encoded only once, not in every later turn.
 """
@@ -36,7 +36,7 @@ from reward_kit.providers.transport import Transport, header_secrets
 if TYPE_CHECKING:
     from reward_kit.providers.response_cache import ResponseCache
 
-# Escaping everything outside ASCII also carries lone surrogates, which UTF-8 cannot.
+# Escaping all characters outside ASCII preserves lone surrogates, which UTF-8 cannot encode.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -55,7 +55,7 @@ class EncodedMessages:
         self._encoded: list[str] = []
 
     def update(self, conversation: Sequence[Message]) -> None:
-        """Update to `conversation`, encoding only messages that are not the same objects as before."""
+        """Set the conversation, encoding only messages that are not the same objects as before."""
         known = 0
         for old, new in zip(self._messages, conversation, strict=False):
             if old is not new:
@@ -74,11 +74,11 @@ class EncodedMessages:
 
 
 def encode_json(value: Any) -> str:
-    """Return `value` as compact ASCII JSON; a ProviderError if it has no JSON form."""
+    """Return `value` as compact ASCII JSON; raise a ProviderError if it has no JSON form."""
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ProviderError(f"the request cannot be sent, since it is not JSON: {error}") from error
+        raise ProviderError(f"the request cannot be sent, because it has no JSON form: {error}") from error
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:
@@ -108,8 +108,8 @@ class ChatEndpoint:
 
     Args:
         base_url: the base URL, such as "http://127.0.0.1:8000/v1"; "/chat/completions" is appended to its path.
-        api_key: sent as a bearer token; None sends none.
-        idle_timeout_s: seconds without a byte after which an attempt ends, and is retried.
+        api_key: sent as a bearer token; None sends no key.
+        idle_timeout_s: seconds without a byte after which an attempt ends and is retried.
         total_timeout_s: seconds after which an attempt ends and is not retried.
         retry: the retry policy.
         jitter: the random generator of retry waits; by default seeded with 0.
@@ -117,7 +117,7 @@ class ChatEndpoint:
         trust_env: use the proxies set in the environment.
         transport: sends the requests; by default a `Transport` with the timeouts above.
         traffic: the state shared with the other endpoints of a run: queues, outages, recordings. Without it and without
-            rates, requests do not wait for each other, nor for an endpoint that is down.
+            rates, requests wait neither for each other nor for an endpoint that is down.
         rates: the user's rate limits for each model.
         no_key: the reason why no key is sent, which is shown if the endpoint requires a key.
         headers: headers sent with each request; they override headers with the same name, ignoring case.
@@ -179,7 +179,7 @@ class ChatEndpoint:
         return self._queues[model]
 
     async def complete(self, request: Mapping[str, Any], *, scope: str = "") -> ChatCompletion:
-        """Return the first choice of a completion.
+        """Send a request and return the first choice of the completion.
 
         Args:
             request: the body of a chat completion request. `messages` may be an `EncodedMessages`; with `stream: true`,
@@ -221,14 +221,14 @@ class ChatEndpoint:
         return await asyncio.shield(self._advice)
 
     async def _find_advice(self, model: str) -> str:
-        """Return what the endpoint's list of models suggests."""
+        """Return advice on a wrong URL or model, derived from the endpoint's list of models."""
         is_versioned = re.search(r"/v\d", urlsplit(self._base).path) is not None
         for base in [self._base] if is_versioned else [self._base, f"{self._base}/v1"]:
             names = _model_names(await self._transport.get(f"{base}/models", self._headers, _ADVICE_TIMEOUT_S))
             if names and base == self._base:
                 return did_you_mean(model, names)
             if names:
-                return f"; set base_url to {base}, which has the models {', '.join(names[:_MOST_NAMES])}"
+                return f"; set base_url to {base}, which offers the models {', '.join(names[:_MOST_NAMES])}"
         return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"
 
     async def aclose(self) -> None:
@@ -238,7 +238,9 @@ class ChatEndpoint:
     async def _ask_cached(
         self, cache: ResponseCache, scope: str, request: Mapping[str, Any], body: bytes, facts: RequestFacts
     ) -> ChatCompletion:
-        """Return the answer of an earlier run, at no cost, or ask and keep the answer."""
+        """Return the cached answer of an earlier run, at no cost; without one, send the request and store the
+        answer.
+        """
         key = cache.key(self._url, body, scope)
         if (known := cache.find(key)) is None:
             value, completion = await self._ask(request, body, facts)
@@ -250,7 +252,7 @@ class ChatEndpoint:
         return dataclasses.replace(completion, usage=dataclasses.replace(completion.usage, cost=0.0))
 
     async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[Any, ChatCompletion]:
-        """Send a request; return the JSON value of the answer, and the completion in it."""
+        """Send a request; return the JSON value of the answer, and the completion that it contains."""
         began = time.monotonic()
 
         async def attempt() -> tuple[Any, ChatCompletion]:
@@ -279,7 +281,7 @@ class ChatEndpoint:
             (value, completion), retries = await with_retries(attempt, self._retry, self._jitter, permit)
         except ProviderError as error:
             if permit is not None:
-                await asyncio.sleep(0)  # a run that stops because of this may do so before it counts as a failure
+                await asyncio.sleep(0)  # if this stops the run, let it do so before it counts as a failure
             if isinstance(error, AccessError | UnknownHostError | WrongEndpointError):
                 raise ProviderError(str(error)) from error
             raise

@@ -1,6 +1,6 @@
-"""Transport over the user's own client: an `openai.AsyncOpenAI` or `AsyncAzureOpenAI`, or an `httpx.AsyncClient`.
+"""Transport over the user's own client: an `openai.AsyncOpenAI`, an `AsyncAzureOpenAI` or an `httpx.AsyncClient`.
 
-The client sends with its own proxies, certificates, headers and tokens; retries and queues are those of the run.
+The client's own proxies, certificates, headers and tokens are used; retries and queues are those of the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ClientTransport(Transport):
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, on_chunk: Callable[[bytes], bool] | None = None
     ) -> Any:
-        """Return the answer to one request; see `Transport.post`."""
+        """Send one request and return the answer; see `Transport.post`."""
         try:
             with client_errors(url):
                 async with asyncio.timeout(self._total_timeout_s):
@@ -45,10 +45,10 @@ class ClientTransport(Transport):
             ) from error
 
     async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Any:
-        """Return None: the client is the user's, and sends only what the run needs."""
+        """Return None, since the user's client sends only what the run needs."""
 
     async def aclose(self) -> None:
-        """Leave the client open; its owner closes it."""
+        """Do nothing, since the owner of the client closes it."""
 
 
 async def _read_answer(response: Any, url: str, secrets: list[str], on_chunk: Callable[[bytes], bool] | None) -> Any:
@@ -71,7 +71,7 @@ async def _read_answer(response: Any, url: str, secrets: list[str], on_chunk: Ca
 
 
 def http_sender(client: Any, query: str = "") -> Send:
-    """Return a sender that uses an `httpx.AsyncClient`; raise ConfigError for other objects."""
+    """Return a function that sends with an `httpx.AsyncClient`; raise ConfigError for other objects."""
     if not (hasattr(client, "stream") and hasattr(client, "__aenter__")):
         raise ConfigError(f"http_client: expected an httpx.AsyncClient, got {type_name(client)}")
 
@@ -88,7 +88,7 @@ def http_sender(client: Any, query: str = "") -> Send:
 
 
 def openai_sender(client: Any) -> Send:
-    """Return a sender that uses an `AsyncOpenAI` or `AsyncAzureOpenAI`; raise ConfigError for other objects."""
+    """Return a function that sends with an `AsyncOpenAI` or `AsyncAzureOpenAI`; raise ConfigError for other objects."""
     if not (hasattr(client, "chat") and hasattr(client, "with_options") and hasattr(client, "__aenter__")):
         raise ConfigError(f"client: expected an AsyncOpenAI or AsyncAzureOpenAI, got {type_name(client)}")
     create = client.with_options(max_retries=0).chat.completions.with_streaming_response.create

@@ -1,4 +1,4 @@
-"""Chat completions, parsed from the JSON of many servers with slightly different formats, streamed or not.
+"""Parsing of chat completions from many servers with slightly different formats, streamed or not.
 
 A missing value is None, never zero: without a reported usage, `usage` is None; without token ids, `token_ids` is None.
 """
@@ -49,16 +49,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """An answer of a model.
+    """A model's answer.
 
     Attributes:
         message: the assistant's message, with `tool_calls` and `reasoning_content` if present.
-        finish_reason: the provider's reason why it ends ("stop", "length", "tool_calls", "content_filter").
+        finish_reason: the reason for the end of the answer that the provider reports ("stop", "length", "tool_calls",
+            "content_filter").
         usage: the usage; None if the provider reports none.
         prompt_ids: (P,) the token ids of the prompt as the model read it.
         token_ids: (N,) the sampled token ids.
         logprobs: (N,) the natural logarithms of their probabilities.
-        retries: the number of attempts that failed before this one.
+        retries: the number of failed attempts before the answer.
     """
 
     message: Message
@@ -81,13 +82,17 @@ class RequestFacts:
 
 
 def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = None) -> ChatCompletion:
-    """Return the completion in a server's JSON value; a ProviderError without a choice or with a malformed one."""
+    """Return the completion in a server's JSON value.
+
+    Raises:
+        ProviderError: the value has no choice, or the choice is malformed.
+    """
     choices = data.get("choices") if isinstance(data, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
         shown = excerpt(json.dumps(data, ensure_ascii=False), facts.secrets)
-        missing = "without choices" if choice is None else "whose choice has no message"
-        raise ProviderError(f"{facts.where} answered {missing}: {shown}")
+        missing = "an answer without choices" if choice is None else "a choice without a message"
+        raise ProviderError(f"{facts.where} returned {missing}: {shown}")
     logprobs, spelled_ids = _logprobs(choice.get("logprobs"))
     finish_reason = choice.get("finish_reason")
     return ChatCompletion(
@@ -127,11 +132,11 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
         )
     except (ValidationError, AttributeError, KeyError, TypeError) as error:
         shown = excerpt(json.dumps(raw, ensure_ascii=False), facts.secrets)
-        raise ProviderError(f"{facts.where} answered with a message in an unknown format: {shown}") from error
+        raise ProviderError(f"{facts.where} returned a message in an unknown format: {shown}") from error
 
 
 def _clean(text: Any) -> Any:
-    """Return text that UTF-8 can encode: surrogate pairs split by a stream are joined, lone ones replaced."""
+    """Return text that UTF-8 can encode: surrogate pairs split by a stream are joined, lone surrogates are replaced."""
     if not isinstance(text, str):
         return text
     try:
@@ -163,7 +168,7 @@ def _count(value: Any) -> int | None:
 
 
 def _logprobs(raw: Any) -> tuple[list[float] | None, list[int] | None]:
-    """Return log-probabilities, and token ids if tokens are written as ids; None for values that a token lacks."""
+    """Return log-probabilities, and token ids if the tokens are written as ids; None for values that a token lacks."""
     entries = raw.get("content") if isinstance(raw, Mapping) else None
     if not entries:
         return None, None
@@ -185,9 +190,9 @@ _PIECE_BYTES = 56
 
 
 class EventReader:
-    """Splits bytes into the `data` texts of events, however the network split the bytes.
+    """Splits a byte stream into the `data` texts of server-sent events, even if an event spans several chunks.
 
-    Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"); chat completions use `data`.
+    Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"); chat completions use only `data`.
     """
 
     def __init__(self) -> None:
@@ -218,7 +223,7 @@ class EventReader:
 
 
 class StreamedCompletion:
-    """Combines the chunks of a streamed chat completion into the equivalent JSON value without streaming.
+    """Combines the chunks of a streamed chat completion into the JSON value of the same answer without streaming.
 
     Messages include the URL `where` and hide the `secrets`.
     """
@@ -227,7 +232,7 @@ class StreamedCompletion:
         self._where = where
         self._secrets = tuple(secrets)
         self._events = EventReader()
-        # The amounts that may still be received and kept. All limits bound memory: a kept text also counts
+        # The remaining amounts that may be received and stored. All limits bound memory: a stored text also counts
         # `_PIECE_BYTES`, Python's overhead per text.
         self._stream_left, self._bytes_left = MODEL_STREAM_BYTES, MODEL_ANSWER_BYTES
         self._values_left = MODEL_ANSWER_VALUES
@@ -260,11 +265,9 @@ class StreamedCompletion:
         return self._done
 
     def result(self) -> dict[str, Any]:
-        """Return the completion in its form without streaming; a TransientError if the stream was cut short."""
+        """Return the completion as if it had not been streamed; raise a TransientError if the stream was cut short."""
         if not self._done and self._choice.get("finish_reason") is None:
-            raise TransientError(
-                f"{self._where} cut its stream short: it ended without a finish_reason and without {_DONE}"
-            )
+            raise TransientError(f"{self._where} closed the stream early, without a finish_reason or {_DONE}")
         if not self._choice:
             return {**self._top, "choices": []}
         message: dict[str, Any] = {key: "".join(parts) for key, parts in self._texts.items()}

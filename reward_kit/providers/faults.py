@@ -1,7 +1,7 @@
-"""Failures of endpoints: actionable one-sentence messages, and whether a retry may help.
+"""Errors of endpoints: messages that suggest a fix, and whether a retry may help.
 
 These error types are used between a transport and a `ChatEndpoint`, which raises a plain `ProviderError` or
-`DeadlineError` when it gives up. Secrets are masked before a text is truncated, so that no part of one remains.
+`DeadlineError` when it gives up. Secrets are masked before a text is truncated, so that no part of a secret remains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from reward_kit.errors import DeadlineError, LimitError, ProviderError, RewardKi
 from reward_kit.safe_input import TooLargeError
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-"""Timeouts, conflicts, rate limits and server errors; from 520 on, those of Cloudflare and Anthropic."""
+"""HTTP statuses that are retried: timeouts, conflicts, rate limits and server errors; 520 and above are used by
+Cloudflare and Anthropic.
+"""
 EndpointError = ProviderError | DeadlineError | LimitError
 """The errors that a request to an endpoint raises."""
 ENDPOINT_ERRORS = (ProviderError, DeadlineError, LimitError)
@@ -63,19 +65,19 @@ class TransientError(ProviderError):
 
 
 class UnreachableError(TransientError):
-    """No connection could be made."""
+    """The connection could not be established."""
 
 
 class UnknownHostError(ProviderError):
-    """The host name does not resolve, or its certificate is not accepted: a wrong URL, or no network."""
+    """The host name does not resolve, or its certificate is rejected; the URL is wrong, or there is no network."""
 
 
 class WrongEndpointError(ProviderError):
-    """The URL is not that of a model endpoint, or the model does not exist there (HTTP 404 or 405)."""
+    """The URL does not belong to a model endpoint, or the endpoint does not have the model (HTTP 404 or 405)."""
 
 
 class HtmlError(TransientError):
-    """An HTML page came instead of an answer: from a proxy that may recover, or because the URL is wrong."""
+    """The answer is an HTML page; it comes from a proxy that may recover, or the URL is wrong."""
 
 
 class AccessError(ProviderError):
@@ -91,7 +93,10 @@ class AccessError(ProviderError):
         self.is_certain = status != 403
 
     def explained(self, no_key: str) -> AccessError:
-        """Return the error with the reason why no key was sent; `self` if one was sent or money is the problem."""
+        """Return this error with the reason why no key was sent.
+
+        Return `self` if a key was sent, or if the account lacks credit.
+        """
         is_about_key = no_key and self._status in (401, 403)
         return AccessError(f"{self}; no key was sent: {no_key}", self._status) if is_about_key else self
 
@@ -101,17 +106,17 @@ class IdleTimeoutError(DeadlineError):
 
 
 def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
-    """Return the error for an answer beyond a limit of `safe_input`; a retry would not help."""
+    """Return the error for an answer that exceeds a limit of `safe_input`; a retry would not help."""
     return ProviderError(
-        f"{where} sent an answer of more than {limit}, which is the limit; the rest was not read. Lower max_tokens or "
-        "top_logprobs, or check that base_url is a model endpoint"
+        f"{where} sent an answer that exceeds the limit of {limit}; the rest was not read. Lower max_tokens "
+        "or top_logprobs, or check that base_url is a model endpoint"
     )
 
 
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = (), advice: str = ""
 ) -> ProviderError | LimitError:
-    """Return the error for an HTTP status that is not a success, with the provider's own text, and advice."""
+    """Return the error for an HTTP status that is not a success, with the provider's own text and the given advice."""
     if 300 <= status < 400:
         return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to it")
     try:
@@ -134,7 +139,9 @@ def status_error(
 
 
 def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:
-    """Return the error for a success status with the body `{"error": …}`, as routers send after they have started."""
+    """Return the error for a body `{"error": …}` with a success status, which routers send once they have started to
+    answer.
+    """
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error instead of a completion: {text}"
@@ -143,7 +150,7 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
 
 
 def excerpt(text: bytes | str, secrets: Iterable[str] = (), limit: int = EXCERPT_CHARS) -> str:
-    """Return the first `limit` characters in one line, without secrets."""
+    """Return at most `limit` characters of a text as one line, without secrets."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     for secret in secrets:
@@ -196,11 +203,11 @@ def _date(text: str | None) -> float | None:
 
 
 _PASSING = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that may not recur on another attempt (RFC 9110 section 15.5, RFC 6585, RFC 8470)."""
+"""Statuses below 500 that another attempt may avoid (RFC 9110 section 15.5, RFC 6585, RFC 8470)."""
 _NO_ANSWER = frozenset(
     {
         *("ConnectionError", "TimeoutError", "Timeout", "TransportError"),  # Python, requests, httpx
-        *("APIConnectionError", "ClientConnectionError", "ClientPayloadError"),  # openai and its likes, aiohttp
+        *("APIConnectionError", "ClientConnectionError", "ClientPayloadError"),  # openai and similar packages, aiohttp
     }
 )
 _NO_CONNECTION = frozenset({"ConnectionRefusedError", "ConnectError", "ClientConnectorError"})
@@ -219,15 +226,15 @@ class TransientFailure(NamedTuple):
 
 
 def find_transient_failure(error: BaseException) -> TransientFailure | None:
-    """Return the temporary failure reported by any client's error or its cause, or None."""
+    """Return the temporary failure that an error of any client, or its cause, reports; None without one."""
     fault = client_error(error, "the endpoint")
     return TransientFailure(fault.retry_after_s) if isinstance(fault, TransientError) else None
 
 
 def client_error(error: BaseException, where: str) -> EndpointError | None:
-    """Return the endpoint error for the error of a model or HTTP client or its cause, else None.
+    """Return the endpoint error that corresponds to an error of a model or HTTP client, or to its cause; else None.
 
-    Clients are known by an HTTP status, their own or their response's, or by the name of the error's class: openai,
+    A client's error is recognized by an HTTP status, its own or its response's, or by the name of its class: openai,
     anthropic, httpx, aiohttp, requests and others.
     """
     cause: BaseException | None = error
@@ -240,7 +247,7 @@ def client_error(error: BaseException, where: str) -> EndpointError | None:
         if (status := _status(cause)) or (status := _status(answer)):
             return _client_status_error(cause, answer, status, where)
         if any(kind.__name__ in _NO_ANSWER for kind in type(cause).__mro__):
-            message = f"{where} gave no answer: {excerpt(f'{type(cause).__name__}: {safe_str(cause)}')}"
+            message = f"{where} did not answer: {excerpt(f'{type(cause).__name__}: {safe_str(cause)}')}"
             return UnreachableError(message) if _is_unreachable(cause) else TransientError(message)
         cause = _cause(cause)
     return None
@@ -272,7 +279,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 class client_errors:
-    """Raise the errors of model and HTTP clients in this block as endpoint errors; others pass unchanged.
+    """Context manager that converts errors of model and HTTP clients to endpoint errors; other errors pass unchanged.
 
     Args:
         where: the endpoint, for messages.
@@ -293,7 +300,7 @@ class client_errors:
 
 
 def _status(source: Any) -> int:
-    """Return the HTTP status of an error or an answer; 0 without any."""
+    """Return the HTTP status of an error or an answer; 0 if it has no status."""
     values = (getattr(source, name, None) for name in ("status_code", "status", "code"))
     return next((value for value in values if type(value) is int and 400 <= value < 600), 0)
 

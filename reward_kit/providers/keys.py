@@ -1,14 +1,15 @@
-"""The endpoint that receives requests, and the keys that each server may receive.
+"""Selection of the endpoint, and of the keys that each server may receive.
 
 A key is sent only to the origins (scheme, host, port) configured for it. A task file, train file or `.env` may name
-servers and variables but configures nothing, because it may be untrusted. The origins of a variable are
+servers and variables but cannot configure origins, because it may be untrusted. The origins of a variable are
 
 1. the provider's own, from `PROVIDERS`; for OPENAI_API_KEY, that of OPENAI_BASE_URL if it is set in the same place;
 2. each origin that REWARD_KIT_KEY_ORIGINS pairs with it, which is read only from the process's environment.
 
 Values on the command line (`--base-url`, `-T policy.base_url=…`) or in Python are the user's choice and are not
 checked. The endpoint and its key are taken from arguments, then the environment, then the nearest `.env` in the working
-directory or above it, which never overrides a set variable and is read, not exported. No key is in a repr or a message.
+directory or above it. The `.env` file never overrides a set variable, and its values are not exported. A key never
+appears in a repr or a message.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _SAME_AS = {"ws": "http", "wss": "https"}
 
 
 def url_origin(url: str) -> str:
-    """Return the scheme, host and port of a URL, without a default port; `ws` counts as `http`, `wss` as `https`."""
+    """Return the scheme, host and port of a URL without a default port; `ws` counts as `http`, `wss` as `https`."""
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
-        raise ValueError(f"{url!r} has no origin: it needs http or https, and an ASCII host")
+        raise ValueError(f"{url!r} has no origin; write a URL with http or https and an ASCII host")
     host = f"[{host}]" if ":" in host else host
     is_usual = parts.port in (None, _USUAL_PORTS[scheme])
     return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{parts.port}"
@@ -73,7 +74,7 @@ def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
         except ValueError:
             shown = f"{name}=…" if separator and name.isidentifier() else "an entry"  # the rest may be a key itself
             raise ConfigError(
-                f"{ORIGINS_VARIABLE}: {shown} is not a variable and an origin, such as MY_KEY=https://llm.example"
+                f"{ORIGINS_VARIABLE}: {shown} is not a variable with an origin, such as MY_KEY=https://llm.example"
             ) from None
     return origins
 
@@ -85,7 +86,7 @@ def configured_variables(shell: Mapping[str, str]) -> set[str]:
 
 
 def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Return the origins configured for a variable."""
+    """Return the origins that are configured for a variable."""
     own = PROVIDERS.get(name)
     if name == OPENAI_KEY and (url := (shell if beside is None else beside).get(OPENAI_URL)):
         try:
@@ -102,21 +103,21 @@ def allow_command(name: str, origin: str, shell: Mapping[str, str]) -> str:
 
 
 def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> None:
-    """Refuse to send a variable to a URL for which it is not configured; arguments as in `allowed_origins`."""
+    """Raise a ConfigError if a variable is not configured for a URL; see `allowed_origins` for the arguments."""
     try:
         origin = url_origin(url)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if origin not in allowed_origins(name, shell, beside):
         raise ConfigError(
-            f"{name} is not configured for {origin}, and a file cannot send it there; to allow that server: "
-            f"{allow_command(name, origin, shell)}"
+            f"{name} is not configured for {origin}, and a file cannot send it there; to allow that server, "
+            f"run {allow_command(name, origin, shell)}"
         )
 
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 NO_KEY = ""
-"""The `api_key_env` that sends no key, whatever the environment contains."""
+"""The value of `api_key_env` that sends no key, whatever the environment contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class EndpointSettings:
 
 
 class _Variables(NamedTuple):
-    """The variables that are set: those of the process, and those of the nearest `.env`."""
+    """The variables of the process and those of the nearest `.env`."""
 
     shell: Mapping[str, str]
     dotenv: Mapping[str, str]
@@ -152,7 +153,7 @@ class _Variables(NamedTuple):
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
-        """Return whether a variable may be sent to a URL; False if the URL has no origin."""
+        """Return True if a variable may be sent to a URL; False if the URL has no origin."""
         try:
             origin = url_origin(url)
         except ValueError:
@@ -169,10 +170,10 @@ def resolve_endpoint(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> EndpointSettings:
-    """Return the endpoint to use. Arguments count as set by the user; `key_variable` checks those of a file.
+    """Return the endpoint to use, given arguments that the user set; `key_variable` checks those of a file.
 
     Args:
-        base_url: by default OPENAI_BASE_URL, else OpenAI's own.
+        base_url: by default OPENAI_BASE_URL, else OpenAI's own URL.
         api_key: by default the value of `api_key_env`, else of OPENAI_API_KEY.
         api_key_env: the name of the variable that contains the key, which is then required; "" sends no key.
         needs_key: False for a replay, which needs no key.
@@ -180,7 +181,7 @@ def resolve_endpoint(
         folder: the directory in which the search for `.env` begins; by default the working directory.
 
     Raises:
-        ConfigError: a required key is missing, or a value cannot be used.
+        ConfigError: a required key is missing, or a value is invalid.
     """
     for name, value in (("base_url", base_url), ("api_key", api_key), ("api_key_env", api_key_env)):
         if value is not None and not isinstance(value, str):
@@ -194,7 +195,7 @@ def resolve_endpoint(
         key = ""
     elif base_url or not _is_url_of_dotenv(variables) or variables.may_get(key_name, url):
         key = variables.get(key_name).strip()
-    else:  # the key from the same place as the URL, never one from the shell
+    else:  # the key comes from the same place as the URL, never from the shell
         key = variables.dotenv.get(key_name, "").strip()
     no_key = "" if key else _why_no_key(key_name, url, variables)
     if needs_key and not key and (api_key_env or url == OPENAI_BASE_URL):
@@ -212,11 +213,12 @@ def key_variable(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> str | None:
-    """Return the `api_key_env` with which the endpoint of a task file's block is resolved.
+    """Return the `api_key_env` with which to resolve the endpoint of a section of a task file.
 
-    Only this function decides on keys that a file names: such a variable is sent only to an origin that the user
-    configured for it, and the default key is not sent (`NO_KEY`) unless the file's URL is such an origin. `of_user`
-    contains the names of those of the two keys that the user, not the file, set on the command line or in Python.
+    Only this function decides on keys that a file names. Such a variable is sent only to an origin that the user
+    configured for it. The default key is not sent (`NO_KEY`) unless the file's URL is such an origin. `of_user`
+    contains those of the names `base_url` and `api_key_env` that the user, not the file, set on the command line or in
+    Python.
     """
     if api_key_env == NO_KEY:
         return NO_KEY
@@ -248,8 +250,8 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
     """Return the reason why no key is sent to a URL and how to change that."""
     if not variables.get(name):
         return (
-            f"set {name} in the environment or in a .env file, or point base_url ({OPENAI_URL}) at an endpoint that "
-            "needs none"
+            f"set {name} in the environment or in a .env file, or set base_url (now {OPENAI_URL}) to an "
+            "endpoint that needs no key"
         )
     try:
         origin = url_origin(url)
@@ -258,13 +260,15 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
     own = next((variable for variable, other in PROVIDERS.items() if other == origin), None)
     provider = f"write api_key_env: {own}, or " if own not in (None, name) else ""
     return (
-        f"{name} was not sent, because it is not configured for {origin}; to allow it: {provider}"
-        f"{allow_command(name, origin, variables.shell)}"
+        f"{name} was not sent, because it is not configured for {origin}; to allow it, "
+        f"{provider}{allow_command(name, origin, variables.shell)}"
     )
 
 
 def _checked_url(url: str) -> str:
-    """Return `url` without a slash at its end. Refuse a URL that may hold a credential, without showing it."""
+    """Return `url` without a trailing slash; reject a URL that may contain a credential, without showing the
+    credential.
+    """
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
         raise ConfigError(f"base_url {url!r} is not a URL such as http://127.0.0.1:8000/v1")
@@ -283,7 +287,7 @@ def _checked_url(url: str) -> str:
 
 
 def read_dotenv(folder: Path) -> dict[str, str]:
-    """Return the variables of the nearest `.env` in `folder` or above it; {} without one that can be read."""
+    """Return the variables of the nearest `.env` in `folder` or above it; {} if no such file can be read."""
     for parent in (folder, *folder.parents):
         try:
             text = (parent / ".env").read_text(encoding="utf-8-sig")

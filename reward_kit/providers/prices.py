@@ -29,12 +29,14 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """The price of each model."""
+    """The prices of models."""
 
     models: Mapping[str, Price]
 
     def cost(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
-        """Return US dollars for one completion; `prompt_tokens` include cached ones. None for an unknown model."""
+        """Return the cost of one completion in US dollars; None for an unknown model. `prompt_tokens` includes cached
+        ones.
+        """
         price = self.models.get(model)
         if price is None:
             return None
@@ -44,10 +46,12 @@ class PriceTable:
 
 
 def load_prices(path: str | Path) -> PriceTable:
-    """Read the prices in a YAML or JSON file: model -> input, output and optionally cached (else the input's price).
+    """Load the prices in a YAML or JSON file, which maps a model to `input`, `output` and optionally `cached`.
+
+    `cached` defaults to the price of `input`.
 
     Raises:
-        ConfigError: the file cannot be read or has an invalid form; the message names file and field.
+        ConfigError: the file cannot be read or is invalid; the message names the file and the field.
     """
     path = Path(path)
     try:
@@ -83,7 +87,7 @@ def _price(value: Any, where: str) -> Price:
     for key in _FIELDS:
         price = value.get(key, value["input"] if key == "cached" else None)
         if price is None:
-            raise ConfigError(f"{where}.{key}: missing; give US dollars per million tokens")
+            raise ConfigError(f"{where}.{key}: missing; set a price in US dollars per million tokens")
         is_number = isinstance(price, int | float) and not isinstance(price, bool)
         if not (is_number and math.isfinite(price) and price >= 0):
             wanted = "expected US dollars per million tokens, a number of at least 0"

@@ -1,6 +1,6 @@
 """The queue for one model of an endpoint: rate limits, concurrency, outages and retries of all requests of a run.
 
-A request has a `Permit` of its `RequestQueue` and waits for its turn before each attempt; the wait counts neither as
+A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt; the wait counts neither as
 an attempt nor toward the retry budget. `development/traffic.md` explains the reasons.
 """
 
@@ -68,7 +68,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The number and duration of attempts.
+    """Limits on the number and duration of attempts.
 
     Attributes:
         max_attempts: the maximum number of attempts, including the first.
@@ -83,18 +83,19 @@ class RetryPolicy:
     cap_s: float = 30.0
 
     def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
-        """Return the seconds before retry number `retry` (from 0): its Retry-After plus full jitter.
+        """Return the seconds to wait before retry number `retry` (from 0): the Retry-After plus full jitter.
 
-        The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that callers rejected together retry apart.
+        The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that requests rejected together are not retried
+        together.
         """
         # Far beyond 2**64 the cap applies anyway; the bound keeps the power a float.
         return (retry_after_s or 0.0) + jitter.uniform(0.0, min(self.cap_s, self.base_s * 2.0 ** min(retry, 64)))
 
 
 class Bucket:
-    """A token bucket with the capacity of one second's supply, at least 1.
+    """A token bucket that holds the supply of one second, at least 1.
 
-    The total taken in any window of w minutes is at most `per_minute` * w, plus one bucket, plus one amount larger
+    In any window of w minutes, the total taken is at most `per_minute` * w, plus one bucket, plus one amount larger
     than the bucket: a full bucket allows such an amount, and later requests wait until the overdraft is refilled.
     """
 
@@ -113,14 +114,14 @@ class Bucket:
         return lacking / self._rate if lacking > _EPSILON else 0.0
 
     def take(self, amount: float) -> None:
-        """Take `amount`; a negative amount is returned to the bucket."""
+        """Take `amount` from the bucket; a negative amount is returned to it."""
         self._level = min(self._capacity, self._level - amount)
 
 
 class TokenEstimate:
     """An estimate of a request's tokens, learned from the usage of earlier requests.
 
-    Before the first answer, assume 4 bytes of the request per token and an answer of maximum length.
+    Before the first answer, it assumes 4 bytes of the request per token and an answer of maximum length.
     """
 
     __slots__ = ("_completion", "_tokens_per_byte")
@@ -149,11 +150,11 @@ _LONGEST_PAUSE_S = 30.0
 class Concurrency:
     """The limit on concurrent requests, learned from the endpoint's rejections.
 
-    The rule is TCP's (RFC 5681): a cut after a rejection, doubling per round trip up to the size that last caused one,
-    and growth by one per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to the number of
-    requests that the endpoint did not reject, whichever is less. As in BBRv2, rejections that are rare and do not
-    depend on the load cause no cut: once a request was answered, the share of rejections, averaged over about two round
-    trips, must exceed 10 %.
+    The rule is that of TCP (RFC 5681): a cut after a rejection, then doubling per round trip up to the size that last
+    caused a rejection, and growth by one per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to
+    the number of requests that the endpoint did not reject, whichever is less. As in BBRv2, rejections that are rare
+    and do not depend on the load cause no cut: once a request was answered, the share of rejections, averaged over
+    about two round trips, must exceed 10 %.
 
     Attributes:
         limit: the current limit; infinite until the first rejection unless `most` is set.
@@ -172,7 +173,7 @@ class Concurrency:
         self._has_answers = False  # since the last cut
 
     def answered(self, is_scarce: bool, in_flight: int = 1) -> None:
-        """Record an answer; the limit grows if requests are waiting for it (`is_scarce`)."""
+        """Record an answer; the limit grows if requests are waiting because of it (`is_scarce`)."""
         self._cuts_in_a_row = 0
         self._has_answers = True
         self._share -= self._weight(in_flight) * self._share
@@ -205,7 +206,9 @@ class Concurrency:
         return min(0.2, 0.5 / max(in_flight, 1))
 
     def pause_s(self) -> float:
-        """Return the seconds to pause after a rejection without a stated time; longer with each consecutive cut."""
+        """Return the seconds to pause after a rejection that states no time; the pause grows with each consecutive
+        cut.
+        """
         doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
         return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
 
@@ -250,7 +253,9 @@ class Outage:
         return since
 
     def failed(self, request: int, fault: Fault, now: float, *, is_last: bool = False) -> bool:
-        """Record a failed attempt, possibly the last one of its request; return True if an outage begins."""
+        """Record a failed attempt; return True if it begins an outage. `is_last` marks the last attempt of a
+        request.
+        """
         if self.since is None:
             self.since, self._first = now, request
         self.is_shared = self.is_shared or request != self._first
@@ -315,20 +320,20 @@ class Permit:
     """A request's right to use a queue, for all its attempts."""
 
     queue: RequestQueue
-    request: int  # the request's number
-    size: int  # bytes of its body
+    request: int  # number of the request
+    size: int  # bytes of the request's body
     max_completion: float  # maximum number of answer tokens, 0 if unknown
     budget_s: float  # the seconds during which rejections of only this request are retried
     attempts: int = 0  # made so far
-    number: int = 0  # of the latest attempt; the queue numbers all its attempts as they are sent
-    tokens: float = 0.0  # estimated for the latest attempt
-    admitted: float = 0.0  # start time of the latest attempt
+    number: int = 0  # attempts made so far
+    tokens: float = 0.0  # number of the latest attempt; the queue numbers all its attempts as they are sent
+    admitted: float = 0.0  # tokens estimated for the latest attempt
     waited_s: float = 0.0  # seconds that do not count towards the retry budget
     is_in: bool = False
     is_probe: bool = False
 
     async def enter(self) -> None:
-        """Wait until the next attempt may be made; a ProviderError if the endpoint has been given up."""
+        """Wait until the next attempt may be made; raise a ProviderError if the run has given up on the endpoint."""
         await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
@@ -525,17 +530,17 @@ class RequestQueue:
         return excused
 
     def _rejected(self, error: EndpointError) -> None:
-        """Stop the run if every request so far was rejected, which no other request can expect to change."""
+        """Stop the run if every request so far was rejected, since further requests would be rejected too."""
         if self._has_completed or isinstance(error, AccessError | LimitError):
             return
         self._rejections += 1
         if isinstance(error, WrongEndpointError):
             self._stop_soon(str(error))
         elif self._rejections == STREAK:
-            self._stop_soon(f"the first {STREAK} requests all failed; the latest: {error}")
+            self._stop_soon(f"the first {STREAK} requests all failed; the latest error: {error}")
 
     def _fault(self, error: EndpointError) -> Fault | None:
-        """Return the endpoint state that an error reveals; None if the error is an answer to the request."""
+        """Return the endpoint state that an error reveals; None if the error concerns only the request."""
         has_answered = self._last_answer >= 0
         if isinstance(error, AccessError) and (error.is_certain or not has_answered):
             self._stop_soon(str(error))
@@ -556,7 +561,7 @@ class RequestQueue:
         if asked_s is not None:
             most_s = self._watcher.outage_time_s or _OUTAGE_S
             if asked_s > most_s:
-                self._stop_soon(f"{self._name} asks for a pause of {asked_s:g} s")
+                self._stop_soon(f"{self._name} requests a pause of {asked_s:g} s")
             self._paused_until = max(self._paused_until, now + min(asked_s, most_s))
         elif is_news:
             self._paused_until = max(self._paused_until, now + self._concurrency.pause_s())
@@ -566,9 +571,9 @@ class RequestQueue:
 
     def _notify_limit(self) -> None:
         wait_s = self._paused_until - self._clock.now()
-        pause = f", none for {wait_s:.0f} s" if wait_s >= 1 else ""
+        pause = f", and none for {wait_s:.0f} s" if wait_s >= 1 else ""
         most = int(self._concurrency.limit)
-        self._watcher.tell(f"{self._name} limits the rate: at most {most} requests in flight from now on{pause}")
+        self._watcher.tell(f"{self._name} limits the rate; at most {most} requests in flight from now on{pause}")
 
     def _patience_s(self, error: EndpointError) -> float:
         if self._watcher.outage_time_s is not None:
@@ -578,7 +583,7 @@ class RequestQueue:
         return _FIRST_REFUSAL_S if self._is_first_refusal(error) else _FIRST_OUTAGE_S
 
     def _is_first_refusal(self, error: EndpointError) -> bool:
-        """Return True if nothing ever listened at the address, and the user set no time to wait for it."""
+        """Return True if no server ever listened at the address, and the user set no time to wait for it."""
         is_default = self._watcher.outage_time_s is None
         return is_default and self._last_answer < 0 and isinstance(error, UnreachableError)
 
@@ -603,7 +608,7 @@ class RequestQueue:
         self._patience = self._clock.call_later(left_s, lose_patience)
 
     def _what(self, message: str) -> str:
-        """Return an error's message without the URL that begins this queue's name."""
+        """Return an error's message without the URL that this queue's name begins with."""
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
@@ -611,7 +616,9 @@ class RequestQueue:
         asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
 
     def _stop(self, reason: str, *, fail: bool) -> None:
-        """Notify the run, which may cancel waiting requests; with `fail`, end those that still wait with an error."""
+        """Notify the run, which may cancel waiting requests; if `fail` is true, raise an error in those that still
+        wait.
+        """
         self._watcher.give_up(reason)
         if not fail:
             return
@@ -627,15 +634,15 @@ async def with_retries(
 ) -> tuple[T, int]:
     """Return the result of `attempt`, and the number of retries.
 
-    Attempts are limited by their number and by a budget of seconds from the first one. A wait beyond the budget is not
-    started. A Retry-After is never shortened, since an earlier request would be rejected again.
+    The number of attempts is limited, as is the time in which they may begin. A wait that would exceed the budget is
+    not started. A Retry-After is never shortened, since an earlier request would be rejected again.
 
     Only `TransientError` and `IdleTimeoutError` are retried; all other errors are raised at once. With a permit, each
     attempt waits for its turn, and a failure caused by an outage or overload of the endpoint counts neither as an
     attempt nor as time. The caller reports an answer to the permit.
 
     Raises:
-        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message states which.
+        ProviderError, DeadlineError: the last failure, once attempts or budget are used up; the message states which.
         LimitError: raised unchanged from the attempt.
     """
     started = time.monotonic()
@@ -661,7 +668,7 @@ async def with_retries(
             if is_last:
                 why = f"; gave up after {counted} attempts (max_attempts)" if counted > 1 else ""
             elif asked_s is not None and asked_s > left_s:
-                why = f"; its Retry-After of {asked_s:g} s is more than what is left of {budget}"
+                why = f"; its Retry-After of {asked_s:g} s exceeds the rest of {budget}"
                 why += "; raise retry_budget_s to wait for it"
             else:
                 wait_s = policy.wait_s(counted - 1, asked_s, jitter)

@@ -1,6 +1,6 @@
-"""`ResponseCache`: model answers of earlier runs by request, so that an unchanged request costs nothing.
+"""`ResponseCache`, which stores model answers of earlier runs, so that an unchanged request costs nothing.
 
-Unlike a cassette, a cache answers only requests that it knows, and other requests go to the endpoint. The file is an
+Unlike a cassette, a cache answers only the requests that it contains; other requests go to the endpoint. The file is an
 SQLite database, which several runs may use at the same time.
 """
 
@@ -21,19 +21,19 @@ from reward_kit.errors import ConfigError
 from reward_kit.private_files import private_opener
 
 _log = logging.getLogger(__name__)
-_APPLICATION_ID = 0x7277_6B63  # marks the file as ours
-_WAIT_S = 10.0  # for another process that is writing
+_APPLICATION_ID = 0x7277_6B63  # identifies the file as a response cache
+_WAIT_S = 10.0  # to wait for another process that is writing
 
 
 class ResponseCache:
-    """Answers by the hash of URL and request; errors are not kept.
+    """A cache of answers by the hash of URL and request; errors are not stored.
 
     Args:
         path: the file; it is created if it does not exist.
 
     Attributes:
-        hits: the number of answers found.
-        misses: the number of requests without an answer.
+        hits: the number of requests answered from the cache.
+        misses: the number of requests without a cached answer.
         redact: applied to each answer before it is written.
 
     Raises:
@@ -58,7 +58,7 @@ class ResponseCache:
         (mark,) = self._database.execute("PRAGMA application_id").fetchone()
         (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and mark != _APPLICATION_ID:
-            raise ConfigError(f"{self.path} is an SQLite database, but not a response cache; name another file")
+            raise ConfigError(f"{self.path} is an SQLite database, but not a response cache; choose another file")
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.execute(f"PRAGMA application_id={_APPLICATION_ID}")
@@ -67,8 +67,8 @@ class ResponseCache:
     def key(self, url: str, body: bytes, scope: str) -> bytes:
         """Return the key of a request that `scope`, such as an episode, sends to a URL.
 
-        The answer to a request with a seed or at temperature 0 is the same for everyone. Any other request is a new
-        sample: its key also has the scope, and the number of equal requests that the scope sent before.
+        The answer to a request with a seed or at temperature 0 is the same for all scopes. Any other request is a new
+        sample: its key also contains the scope, and the number of equal requests that the scope has sent before.
         """
         request = json.loads(body)
         parts = [url, json.dumps(request, sort_keys=True, separators=(",", ":"))]
@@ -80,7 +80,7 @@ class ResponseCache:
         return hashlib.sha256("\n".join(parts).encode()).digest()
 
     def find(self, key: bytes) -> Any:
-        """Return the JSON value of a known answer, else None."""
+        """Return the JSON value of a cached answer, else None."""
         row = self._execute("SELECT answer FROM answers WHERE key = ?", key)
         if row is None:
             self.misses += 1
@@ -89,7 +89,6 @@ class ResponseCache:
         return json.loads(row[0])
 
     def keep(self, key: bytes, value: Any) -> None:
-        """Store an answer."""
         answer = self.redact(json.dumps(value, separators=(",", ":")).encode("ascii"))
         self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, answer)
 
@@ -98,11 +97,12 @@ class ResponseCache:
         return {"path": str(self.path), "hits": self.hits, "misses": self.misses}
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
     def _execute(self, statement: str, *values: bytes) -> tuple[bytes] | None:
-        """Execute a statement and return its first row; an error, such as a full disk, costs only the entry."""
+        """Execute a statement and return its first row; after an error, such as a full disk, only this entry is
+        lost.
+        """
         try:
             with self._lock:
                 row: tuple[bytes] | None = self._database.execute(statement, values).fetchone()

@@ -1,4 +1,4 @@
-"""`ProviderSession`: the queues, the cassette and the notices that all requests of one run share."""
+"""`ProviderSession`, the queues, the cassette and the notices that all requests of one run share."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ProviderSession:
         is_dry_run: True if no request will be made; a missing key is then a notice instead of an error.
 
     Attributes:
-        notice: called with one line when an endpoint goes down, comes back, or limits the rate.
-        gave_up: called once with the reason when further requests are pointless: the patience is exhausted, or the key,
-            the account or the host is not accepted. It is called outside of any request and before the waiting ones
+        notice: called with one line when an endpoint goes down, recovers, or limits the rate.
+        gave_up: called once with the reason when further requests are pointless: the waiting time is exhausted, or the
+            key, the account or the host is rejected. It is called outside of any request, before the waiting requests
             fail, so that it can cancel them.
 
     Raises:
@@ -70,7 +70,7 @@ class ProviderSession:
         return any(queue.is_down for queue in self._queues.values())
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
-        """Return the queue of a model at an endpoint; the same pair gives the same queue.
+        """Return the queue of a model at an endpoint; the same pair always returns the same queue.
 
         Raises:
             ConfigError: the queue exists with other rates.
@@ -87,7 +87,7 @@ class ProviderSession:
         return queue
 
     def report_missing_key(self, problem: str) -> None:
-        """Report a missing key that a run would need, once."""
+        """Report a missing key that a real run would need; reported once."""
         if problem not in self._reported:
             self._reported.add(problem)
             self.tell(problem)
@@ -115,7 +115,7 @@ def endpoint_for(
     api_key: str | None = None,
     api_key_env: str | None = None,
 ) -> EndpointSettings:
-    """Call `resolve_endpoint` for this session: a replay needs no key, and a dry run gets a notice."""
+    """Call `resolve_endpoint` for this session: a replay needs no key, and in a dry run a missing key is a notice."""
     named = (base_url, api_key, api_key_env)
     if traffic is None or not traffic.is_dry_run:
         return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
@@ -129,7 +129,7 @@ def endpoint_for(
 
 
 def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """Call `key_variable` for this session: a replay sends no key, and a dry run gets a notice."""
+    """Call `key_variable` for this session: a replay sends no key, and in a dry run an error is a notice."""
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
         return named  # the file's own; a wrong value is rejected where it is used

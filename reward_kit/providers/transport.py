@@ -1,7 +1,7 @@
 """The only module that sends bytes to a model endpoint: a POST over aiohttp that distinguishes every failure.
 
-`development/transport.md` explains with measurements why aiohttp is used instead of an SDK. All higher layers call
-`Transport.post`, so a test or recorder replaces one method. aiohttp is imported with the first request.
+`development/transport.md` explains, with measurements, why aiohttp is used instead of an SDK. All higher layers call
+`Transport.post`, so a test or a recorder replaces only that method. aiohttp is imported with the first request.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Transport:
         body: bytes,
         on_chunk: Callable[[bytes], bool] | None = None,
     ) -> Any:
-        """Return the JSON value of one request's answer; None for an event stream, which is passed to `on_chunk`.
+        """Send one request and return the JSON value of the answer.
+
+        For an event stream, pass its bytes to `on_chunk` and return None.
 
         Args:
             url: the URL, shown in messages, so it must not contain a secret.
@@ -84,10 +86,11 @@ class Transport:
             on_chunk: receives the bytes of an event stream as they arrive and returns True once it needs no more.
 
         Raises:
-            TransientError: no connection (`UnreachableError`), a dropped one, a status worth retrying, HTML, no JSON.
-            ProviderError: any other failure, among them `UnknownHostError` and `AccessError`, or an answer that is
-                larger than `MODEL_ANSWER_BYTES`.
-            IdleTimeoutError: no byte came for `idle_timeout_s`.
+            TransientError: no connection (`UnreachableError`), a dropped connection, a status worth retrying, or an
+                answer that is HTML or not JSON.
+            ProviderError: any other failure, including `UnknownHostError`, `AccessError`, and an answer that is larger
+                than `MODEL_ANSWER_BYTES`.
+            IdleTimeoutError: no byte arrived for `idle_timeout_s`.
             DeadlineError: the attempt took longer than `total_timeout_s`.
         """
         import aiohttp
@@ -119,7 +122,7 @@ class Transport:
             raise self._fault(error, url, secrets) from error
 
     async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Any:
-        """Return the JSON value at a URL, or None if none comes within `timeout_s`."""
+        """Return the JSON value at a URL; None if no answer arrives within `timeout_s`."""
         import aiohttp
 
         session = await self._session_of_this_loop()
@@ -145,7 +148,7 @@ class Transport:
             # is in place before the first await, so that concurrent requests share it.
             old, self._loop = self._session, loop
             self._session = aiohttp.ClientSession(
-                # Queues and the run limit the requests in flight; a wait in here would count as the endpoint's.
+                # Queues and the run limit the requests in flight; a wait here would be attributed to the endpoint.
                 connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(
@@ -163,8 +166,8 @@ class Transport:
 
         if isinstance(error, aiohttp.ServerTimeoutError):
             return IdleTimeoutError(
-                f"{url} sent nothing for idle_timeout_s={self._idle_timeout_s:g}; raise idle_timeout_s, or stream the "
-                "answer (stream: true) so that bytes come while the model writes"
+                f"{url} sent nothing for idle_timeout_s={self._idle_timeout_s:g}; raise idle_timeout_s, or "
+                "stream the answer (stream: true) so that data arrives while the model writes"
             )
         if isinstance(error, TimeoutError):
             return DeadlineError(
@@ -173,12 +176,12 @@ class Transport:
             )
         detail = excerpt(str(error) or type(error).__name__, secrets)
         if isinstance(error, aiohttp.ClientPayloadError):
-            return TransientError(f"{url} cut its answer short: {detail}")
+            return TransientError(f"{url} cut the answer short: {detail}")
         if isinstance(error, aiohttp.ClientConnectorDNSError | aiohttp.ClientSSLError):
             return UnknownHostError(f"{url} cannot be reached; check base_url: {detail}")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # Lower concurrency helps against this error, too.
-            return TransientError(f"{url}: no file descriptor is left; raise `ulimit -n`: {detail}", status=429)
+            return TransientError(f"{url}: no file descriptor is available; raise `ulimit -n`: {detail}", status=429)
         if isinstance(error, aiohttp.ClientConnectorError):
             if error.os_error.errno == errno.ECONNREFUSED:
                 return UnreachableError(f"{url} refused the connection; is the server running?")
@@ -195,7 +198,12 @@ def header_secrets(headers: Mapping[str, str]) -> list[str]:
 
 
 def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]) -> Any:
-    """Return an answer's JSON value; raise TransientError if it has none, TooLargeError if it has too many values."""
+    """Parse the JSON value of an answer.
+
+    Raises:
+        TransientError: the answer is not JSON.
+        TooLargeError: it has too many values.
+    """
     if "html" in content_type.lower() or answer[:64].lstrip()[:1] == b"<":
         raise HtmlError(f"{what} with an HTML page: {excerpt(answer, secrets)}")
     check_values(answer, MODEL_ANSWER_VALUES)
@@ -207,13 +215,14 @@ def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:
-    """Pass an event stream to its reader until the reader is finished."""
+    """Pass an event stream to its reader until the reader needs no more."""
     import aiohttp
 
     async for chunk in content.iter_any():
         if on_chunk(chunk):
-            # Reading to the end lets the connection be reused. A server that keeps the stream open is not waited for,
-            # one that continues sending is cut off, and errors of the connection no longer affect the answer.
+            # Reading to the end lets the connection be reused. The read does not wait for a server that keeps the
+            # stream open, cuts off one that continues to send, and ignores errors of the connection, which no longer
+            # affect the answer.
             with suppress(aiohttp.ClientError, OSError):
                 async with asyncio.timeout(_DRAIN_S):
                     left = _DRAIN_BYTES

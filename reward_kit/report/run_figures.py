@@ -264,7 +264,7 @@ _REASONS_IN_ALL = 1_500_000  # in characters; a larger page is slow to open
 _SHORTEST_REASON = 60
 _MOST_CHOICES = 60
 _TEXTS = ("id", "link", "word", "text")
-Cell = str | float | list[str] | None
+Cell = str | float | Sequence[str | float | None] | None
 """A list holds the displayed text and the value if they differ."""
 Rows = Sequence[Sequence[Cell]]
 

@@ -1,4 +1,4 @@
-"""Confined execution of reward functions and of model-written code."""
+"""Sandboxed execution of reward functions and of model-written code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The bytes between host and confined code: framed JSON, with a name drawn for each call, read strictly.
+"""Framed JSON between the host and sandboxed code, with a nonce for each call, parsed strictly.
 
-The harness in the child repeats the host's nonce, and a call is answered by exactly one frame: any data before or after
-it, or another nonce, invalidates the answer. Nothing is unpickled, and ambiguous JSON is refused. The child imports
-this file, so it imports almost nothing.
+The harness in the child repeats the host's nonce, and a call is answered by exactly one frame. Data before or after it,
+or another nonce, invalidates the answer. Nothing is unpickled, and ambiguous JSON is rejected. The child imports this
+file, so it imports almost nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAGIC: Final = b"RKF1"
 HEADER: Final = struct.Struct("!4s16sI")
 NONCE_BYTES: Final = 16
 READY: Final = b"R"
-"""The byte that a confined child writes before it reads a program."""
+"""The byte that a sandboxed child writes before it reads a program."""
 MAX_DEPTH: Final = 100
 MAX_INTEGER_DIGITS: Final = 1_000
 FrameFault = Literal[
@@ -40,7 +40,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class FrameError(ValueError):
-    """The bytes are not one valid answer; `kind` names the fault."""
+    """The bytes are not exactly one valid answer; `kind` names the fault."""
 
     def __init__(self, kind: FrameFault, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class FrameError(ValueError):
 
 
 def pack(nonce: bytes, payload: bytes) -> bytes:
-    """Return one frame."""
+    """Return a payload as one frame."""
     return HEADER.pack(MAGIC, nonce, len(payload)) + payload
 
 
@@ -58,7 +58,7 @@ def encode_request(value: Any) -> bytes:
 
 
 def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | None:
-    """Return the end of the frame at the start of `data`, without the ready byte; None while it is incomplete.
+    """Return the end of the frame at the start of `data`, excluding the ready byte; None while the frame is incomplete.
 
     Raises:
         FrameError: `forged_frame` for a wrong magic or nonce, `result_size` for a longer payload. It is raised as soon
@@ -85,12 +85,12 @@ def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
     if end is None:
         raise FrameError("truncated_frame", "the process ended in the middle of its result")
     if len(data) > end:
-        raise FrameError("extra_frame", "more data on the result channel after the result")
+        raise FrameError("extra_frame", "there is more data on the result channel after the result")
     return decode(bytes(data[HEADER.size : end]))
 
 
 def decode(payload: bytes) -> Any:
-    """Parse strict JSON; a FrameError has the kind of the fault."""
+    """Parse strict JSON; raise a FrameError that names the kind of the fault."""
     if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH:
         depth = 0
         for match in _BRACKETS.finditer(payload):
@@ -122,19 +122,19 @@ def decode(payload: bytes) -> Any:
 
 
 def _refuse_constant(text: str) -> Any:
-    raise FrameError("non_finite", f"the result contains {text}, which JSON does not have")
+    raise FrameError("non_finite", f"the result contains {text}, which is not valid JSON")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise FrameError("non_finite", f"the result contains {text[:40]}, which exceeds every float")
+        raise FrameError("non_finite", f"the result contains {text[:40]}, which is out of the range of floats")
     return value
 
 
 def _bounded(text: str) -> int:
     if len(text) > MAX_INTEGER_DIGITS:
-        raise FrameError("huge_integer", f"the result contains an integer of {len(text):,} digits")
+        raise FrameError("huge_integer", f"the result contains an integer with {len(text):,} digits")
     return int(text)
 
 
@@ -150,7 +150,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_text(value: Any) -> None:
-    """Raise FrameError for lone surrogates; the depth is already bounded."""
+    """Raise FrameError for lone surrogates; the nesting depth has been checked before."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")

@@ -1,7 +1,7 @@
-"""The confined child's own code: read a program and its calls, and answer each in one frame.
+"""Code that runs in the sandboxed child: it reads a program and its calls, and answers each call in one frame.
 
-It shares a process with hostile code, so it confines nothing. It reports honest mistakes precisely, and binds the names
-it uses before that code can change them; the host does not trust it and parses its answers strictly.
+It shares a process with hostile code, so it does not isolate anything. It reports honest mistakes precisely, and binds
+the names that it uses before that code can change them. The host does not trust it and parses its answers strictly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ERRNO_KINDS = {
 OWN_FILES: set[str] = set()
 """The files whose lines a traceback shows: the program and other code sent as text."""
 SPOILT: list[str] = []
-"""Reasons of code in this process to refuse further calls."""
+"""Reasons why this process must not answer further calls, added by code that runs in it."""
 
 # Bound at import, since the code under test may replace any builtin.
 _len, _isinstance, _str = len, isinstance, str
@@ -50,7 +50,7 @@ class _TooLarge(Exception):
 
 
 def serve(channel: int, max_result: int, *, is_single: bool) -> None:
-    """Answer calls on `channel` until it closes, or one call; never returns."""
+    """Answer calls on `channel` until it closes, or answer one call if `is_single`; never return."""
     first = _read_frame(channel)
     if first is None:
         _exit(0)
@@ -135,7 +135,7 @@ def _call(target: Any, form: str, request: dict[str, Any]) -> dict[str, Any]:
         value = target(*request["args"], **request["kwargs"])
         if _isinstance(value, types.CoroutineType):
             value.close()
-            return {"error": _error("type", "", "it returned a coroutine; the function must not be async")}
+            return {"error": _error("type", "", "the function returned a coroutine; it must not be async")}
         if form == "reward" and _type_of(value).__module__.startswith("reward_kit"):
             value = value.model_dump(mode="python")
     except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host gets a description
@@ -168,7 +168,7 @@ def _describe(error: BaseException, kind: str) -> dict[str, Any]:
 
 
 def errno_kind(error: OSError) -> str | None:
-    """Return the kind of limit or restriction behind an OSError; None for other errors."""
+    """Return the kind of the limit or restriction that caused an OSError; None for other errors."""
     return _ERRNO_KINDS.get(error.errno or 0)
 
 
@@ -176,7 +176,7 @@ def _text(error: BaseException) -> str:
     try:
         return _str(error)
     except BaseException as second:  # noqa: BLE001 - a hostile __str__ may raise anything
-        return f"<its text cannot be read: {_type_of(second).__name__}>"
+        return f"<error whose __str__ raised {_type_of(second).__name__}>"
 
 
 def _error(kind: str, name: str, message: str, trace: str = "") -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _flush() -> None:
 
 
 def _encode(answer: dict[str, Any], max_result: int, lowest: int, channel: int) -> bytes:
-    """Encode the answer with what the call left behind; a result without a JSON form becomes an error."""
+    """Encode the answer and the leftovers of the call; a result that has no JSON form becomes an error."""
     try:
         payload = _json_of({**answer, "left": _left_behind(lowest, channel)})
         if _len(payload) > max_result:
@@ -207,9 +207,9 @@ def _encode(answer: dict[str, Any], max_result: int, lowest: int, channel: int) 
         problem = _error("nesting", "", "the result is nested too deeply")
     except ValueError as error:
         kind = "cycle" if "ircular" in _text(error) else "huge_integer" if "digits" in _text(error) else "not_json"
-        problem = _error(kind, "", f"the result cannot be written as JSON: {_text(error)}")
+        problem = _error(kind, "", f"the result cannot be converted to JSON: {_text(error)}")
     except TypeError as error:
-        problem = _error("type", "", f"the result cannot be written as JSON: {_text(error)}")
+        problem = _error("type", "", f"the result cannot be converted to JSON: {_text(error)}")
     else:
         return payload
     return _json_of({"error": problem, "left": _left_behind(lowest, channel)})
@@ -222,7 +222,7 @@ def _json_of(value: Any) -> bytes:
 
 
 def _converted(value: Any) -> Any:
-    """Convert NumPy numbers and pydantic models, as the `default` of a JSON encoder."""
+    """Convert NumPy numbers and pydantic models; used as the `default` of a JSON encoder."""
     kind = _type_of(value)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
@@ -239,7 +239,7 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         left.append("processes")
-    except ChildProcessError:  # no children of any generation: orphans become children of process 1
+    except ChildProcessError:  # there are no children or descendants; orphans become children of process 1
         again = -1
     try:
         again = _dup(channel)
@@ -252,7 +252,7 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
 
 
 def prepare() -> None:
-    """Do the common work of all children once, in the zygote."""
+    """Do the work that all children share, once, in the zygote."""
     for name in ("stdout", "stderr"):
         # Line-buffered, so that output before a reached limit is kept.
         getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)

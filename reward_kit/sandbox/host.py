@@ -1,4 +1,4 @@
-"""`Sandbox`: concurrent confined calls, each in a fresh child or a warm worker."""
+"""`Sandbox`, which runs concurrent calls in confined processes: a fresh child per call, or a warm worker."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ _CONFINING: tuple[Strength, ...] = ("namespaces", "landlock")
 class Sandbox:
     """A context manager that runs programs in confined processes.
 
-    Zygotes are started on demand, with at most `slots` busy. Idle zygotes are reused or evicted (LRU).
+    Zygotes are started on demand, and at most `slots` of them are busy. Idle zygotes are reused, or evicted in LRU
+    order.
 
     Args:
-        strength: "auto" uses the strongest available of "namespaces" and "landlock", and raises without either. A name
-            requires that strength. "process" only sets limits and does not confine; "auto" never chooses it.
+        strength: "auto" uses the stronger available one of "namespaces" and "landlock", and raises an error if neither
+            is available. A name requires that strength. "process" only sets limits and does not confine; "auto" never
+            chooses it.
         slots: the maximum number of concurrent calls; by default the number of CPUs.
 
     Raises:
-        ConfigError: on entering, if the strength is not available; the message has the reason.
+        ConfigError: raised on entering if the strength is not available; the message contains the reason.
     """
 
     def __init__(self, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None) -> None:
@@ -66,7 +68,7 @@ class Sandbox:
 
     @property
     def waiting_children(self) -> set[int]:
-        """The process ids of prepared children, which have not received a call."""
+        """The pids of prepared children that have not received a call."""
         return {zygote.prepared_pid for zygote in self._idle} - {0}
 
     @property
@@ -97,8 +99,8 @@ class Sandbox:
 
         Args:
             program: the program to call.
-            request: the arguments by name for the form "reward", the one argument for "plain"; any JSON value. The code
-                gets a copy.
+            request: any JSON value. For the form "reward" it maps argument names to values; for "plain" it is the only
+                argument. The code gets a copy.
             limits: by default `Limits()`.
             level: "isolated" uses a fresh child, "warm" a child that may have answered calls of this program before.
 
@@ -124,7 +126,7 @@ class Sandbox:
         """Call the program with each input in turn in one fresh child, and return the outcomes.
 
         The child receives one input at a time and no expected answers. The limits apply to all inputs together; if the
-        child ends, the remaining inputs fail with the same outcome.
+        child ends, the remaining inputs get the same outcome.
 
         Raises:
             ConfigError: as for `call`.
@@ -158,8 +160,8 @@ class Sandbox:
         may_start = limits.processes > 0
         if may_start and self.strength == "landlock":
             raise ConfigError(
-                "limits.processes needs namespaces, since processes could otherwise outlive the call; "
-                "this sandbox has Landlock only"
+                "limits.processes needs namespaces, since processes could otherwise outlive the call; this "
+                "sandbox uses only Landlock"
             )
         key = (may_start, program.imports, program.read_paths, program.search_paths)
         if key not in self._specs:
@@ -177,7 +179,7 @@ class Sandbox:
             await self._give_back(zygote, spec)
 
     async def _take(self, spec: ZygoteSpec, limits: Limits, program: Program) -> ZygoteProcess:
-        """Return a zygote of this spec, preferably with a prepared child."""
+        """Return a zygote of this spec, preferably one with a prepared child."""
         if not self._is_open:
             raise ConfigError("the sandbox is not open; use it inside its `async with`")
         while dead := next((zygote for zygote in self._idle if not zygote.is_alive), None):
@@ -225,10 +227,16 @@ class Sandbox:
 
 
 def encode_call(program: Program, request: Any) -> bytes:
-    """Return the frame payload of a call; ConfigError if it is not JSON, or for a reward not named arguments."""
+    """Return the frame payload of a call.
+
+    Raises:
+        ConfigError: the request has no JSON form, or the request for a reward is not a mapping of argument names.
+    """
     if program.form == "reward":
         if not isinstance(request, dict):
-            raise ConfigError(f"a reward function is called with arguments by name, not with {type(request).__name__}")
+            raise ConfigError(
+                f"a reward function is called with a mapping of argument names, got {type(request).__name__}"
+            )
         call: dict[str, Any] = {"args": [], "kwargs": request}
     else:
         call = {"args": [request], "kwargs": {}}
@@ -288,7 +296,7 @@ class ChildSession:
     async def start(
         cls, zygote: ZygoteProcess, program: Program, limits: Limits, strength: Strength, level: Level
     ) -> ChildSession:
-        """Start a session with a new child."""
+        """Start a session in a new child."""
         cpu_s = _WARM_CPU_S if level == "warm" else limits.cpu_s
         child = await zygote.spawn(limits, is_single=False, cpu_s=cpu_s)
         return cls(zygote, child, program, strength, level)
@@ -304,7 +312,7 @@ class ChildSession:
         child = self._child
         answered = child.answered = self._loop.create_future()
         self._cpu_before = child.cpu_s()
-        # A warm call is not charged for earlier calls, but the calls of one `ask` share the limits.
+        # A warm call is not charged for earlier calls, but all calls of one `ask` share the limits.
         self._cpu_of_earlier_calls = self._cpu_before if self._level == "warm" else 0.0
         self._arm(answered, started + wall_s, max(0.0, min(wall_s, self._cpu_left_s())))
         child.send(self._program, payload)
@@ -337,7 +345,7 @@ class ChildSession:
         self._timer = self._loop.call_later(delay_s, self._check_limits, answered, deadline)
 
     def _check_limits(self, answered: asyncio.Future[None], deadline: float) -> None:
-        """End the call at its deadline or CPU limit, else set a timer for the earlier of them."""
+        """End the call if its deadline or CPU limit was reached, else set a timer for the earlier of the two."""
         left_s = deadline - self._loop.time()
         cpu_left_s = self._cpu_left_s()
         if left_s > 0.001 and cpu_left_s > 0.001:
@@ -352,7 +360,7 @@ class ChildSession:
         return self._limits.cpu_s - (self._child.cpu_s() - self._cpu_of_earlier_calls)
 
     def _is_sound(self, evidence: Evidence) -> bool:
-        """Check that nothing is left running or open, and that the child grew by less than half its memory limit."""
+        """Return True if nothing is left running or open, and the child grew by less than half its memory limit."""
         answer = evidence.answer
         if evidence.fault is not None or not isinstance(answer, dict) or (answer.get("left") and self._level == "warm"):
             return False
@@ -367,11 +375,11 @@ class ChildSession:
         return resident - self._first_resident_mb <= self._limits.memory_mb / 2
 
     def is_clean(self) -> bool:
-        """Report whether the child is alive and has sent nothing since its last answer."""
+        """Return True if the child is alive and has sent nothing since its last answer."""
         return self.is_usable and not self._child.ended.done() and not self._child.has_extra
 
     async def close(self) -> None:
-        """End the child; the zygote stays usable."""
+        """End the child; the zygote remains usable."""
         try:
             if self._program.last_call and self._calls and self.is_clean():
                 await self.call(encode_call(self._program, json.loads(self._program.last_call)), _LAST_CALL_S)
@@ -382,7 +390,7 @@ class ChildSession:
             self._child.close()
 
 
-# Both a socket and the list of accounts must be unreachable in a working sandbox.
+# In a working sandbox, neither a socket nor the list of accounts can be opened.
 _TRIAL = """
 def trial(_):
     reached = []
@@ -413,12 +421,16 @@ class Availability:
 
 
 async def probe() -> tuple[Availability, ...]:
-    """Try every strength, strongest first; results are cached for the lifetime of this process."""
+    """Test every strength, strongest first; results are cached for the lifetime of this process."""
     return tuple([await _availability(strength) for strength in STRENGTHS])
 
 
 async def best_strength(wanted: Strength | Literal["auto"]) -> Strength:
-    """Return the strength to use; ConfigError if it (for "auto": every confining one) does not work here."""
+    """Return the strength to use.
+
+    Raises:
+        ConfigError: the strength does not work here, or for "auto", no confining strength works.
+    """
     missing = []
     for strength in _CONFINING if wanted == "auto" else (wanted,):
         result = await _availability(strength)
@@ -449,5 +461,5 @@ async def _try(strength: Strength) -> Availability:
     if outcome.failure is not None:
         return Availability(strength, False, outcome.failure.message)
     if outcome.value and strength != "process":
-        return Availability(strength, False, f"confined code still reached {' and '.join(outcome.value)}")
+        return Availability(strength, False, f"sandboxed code could still access {' and '.join(outcome.value)}")
     return Availability(strength, True, landlock=int(zygote.facts["landlock"]))

@@ -1,4 +1,4 @@
-"""Landlock (linux/landlock.h): limits file access and, on newer kernels, TCP and outgoing signals.
+"""Landlock (linux/landlock.h), which limits file access and, on newer kernels, TCP and outgoing signals.
 
 It works without namespaces. Versions: 1 files (Linux 5.13), 2 renaming across directories, 3 truncation, 4 TCP, 5
 device ioctls, 6 abstract sockets and signals.
@@ -45,13 +45,13 @@ def abi() -> int:
     if number is None:
         return 0
     try:
-        return linux.syscall(number, 0, 0, _CREATE_VERSION, step="ask for Landlock")
+        return linux.syscall(number, 0, 0, _CREATE_VERSION, step="query the Landlock version")
     except linux.SetupError:
         return 0
 
 
 def handled(version: int) -> int:
-    """Return all rights over files that a ruleset of this version handles."""
+    """Return all file access rights that a ruleset of this version handles."""
     newest = {1: 12, 2: 13, 3: 14, 4: 14}.get(version, 15)
     return (1 << (newest + 1)) - 1
 
@@ -62,7 +62,7 @@ def work_folder_rights(version: int, *, may_execute: bool) -> int:
 
 
 def restrict(version: int, rules: Iterable[tuple[str, int]]) -> None:
-    """Confine the calling thread and its descendants permanently. It must have `no_new_privs` set."""
+    """Confine the calling thread and its descendants permanently. The thread must have `no_new_privs` set."""
     files = handled(version)
     attr = _RulesetAttr(files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24

@@ -1,4 +1,4 @@
-"""Linux through ctypes: system calls and their numbers, giving up root, and resource limits.
+"""Linux through ctypes: system calls and their numbers, dropping root privileges, and resource limits.
 
 Each failure becomes a `SetupError`. The zygote imports this file, so it imports nothing else of the package.
 """
@@ -20,12 +20,12 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 class SetupError(Exception):
-    """A step of the confinement failed; no untrusted code has run.
+    """A step of the sandbox setup failed; no untrusted code has run.
 
     Attributes:
         step: the failed action, such as "mount the work directory".
-        reason: why it failed, in words.
-        errno: the kernel's number; 0 if unknown.
+        reason: a description of the cause.
+        errno: the kernel's error number; 0 if unknown.
     """
 
     def __init__(self, step: str, reason: str, errno: int = 0) -> None:
@@ -34,7 +34,7 @@ class SetupError(Exception):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Keep the interpreter's lock, which a child without the other threads could not reacquire.
+# Keep the GIL, which a child without the other threads could not acquire again.
 _python = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -60,7 +60,7 @@ def fork() -> int:
 
 
 def failed(step: str) -> SetupError:
-    """Return the error of the call that just failed."""
+    """Return the error of the system call that just failed."""
     number = ctypes.get_errno()
     return SetupError(step, os.strerror(number), number)
 
@@ -101,8 +101,8 @@ def enter_namespace(descriptor: int, kind: int, step: str) -> None:
 _AUDIT_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMNS = {"x86_64": 1, "aarch64": 2}
 
-# name:x86-64:aarch64; "-" where a machine has no such call. Sources: Linux 6.1 `asm/unistd_64.h` (x86-64) and
-# `asm-generic/unistd.h` (aarch64), plus the calls added up to 6.7. A call that is missing here is never allowed.
+# name:x86-64:aarch64; "-" if a machine has no such call. Sources: Linux 6.1 `asm/unistd_64.h` (x86-64) and
+# `asm-generic/unistd.h` (aarch64), plus the calls added up to 6.7. A call that is not listed here is never allowed.
 _TABLE = """
 access:21:- alarm:37:- arch_prctl:158:- bind:49:200 brk:12:214 capget:125:90 capset:126:91 chdir:80:49 chmod:90:-
 clock_getres:229:114 clock_gettime:228:113 clock_nanosleep:230:115 clone3:435:435 clone:56:220 close:3:57
@@ -143,12 +143,12 @@ def machine() -> str:
 
 
 def audit_arch(name: str) -> int | None:
-    """Return seccomp's number for the machine; None without a table for it."""
+    """Return seccomp's number for the machine; None if it has no table."""
     return _AUDIT_ARCHES.get(name)
 
 
 def numbers(name: str) -> dict[str, int]:
-    """Return the machine's calls by name; empty for a machine without a table."""
+    """Return the machine's system calls by name; {} if it has no table."""
     if name not in _COLUMNS:
         return {}
     rows = (entry.split(":") for entry in _TABLE.split())
@@ -172,7 +172,7 @@ class _Sets(ctypes.Structure):
 
 
 def keep_capabilities(*numbers: int) -> None:
-    """Drop all capabilities of this thread except these, which it must have; none survives an `execve`."""
+    """Drop all capabilities of this thread except these, which it must have; `execve` drops them all."""
     mask = sum(1 << number for number in numbers)
     header = _Header(_VERSION_3, 0)
     sets = _Sets(mask, mask, 0, 0, 0, 0)
@@ -181,7 +181,7 @@ def keep_capabilities(*numbers: int) -> None:
 
 
 def empty_bounding_set() -> None:
-    """Prevent programs that this process starts, including set-user-id ones, from gaining a capability."""
+    """Prevent programs that this process starts, including set-user-id programs, from gaining a capability."""
     for number in range(_LAST_KNOWN + 1):
         try:
             prctl(PR_CAPBSET_DROP, number, "drop capabilities")
@@ -192,39 +192,42 @@ def empty_bounding_set() -> None:
 
 
 def become_user(user: int, *, keep_read_search: bool = False) -> None:
-    """Change permanently from root to an unprivileged user id that no other process has."""
+    """Change permanently from root to an unprivileged user id that no other process uses."""
     try:
         os.setgroups([])
         os.setresgid(user, user, user)
         if keep_read_search:
-            prctl(PR_SET_KEEPCAPS, 1, "give up root")
+            prctl(PR_SET_KEEPCAPS, 1, "drop root privileges")
         os.setresuid(user, user, user)
     except OSError as error:
-        raise SetupError("give up root", os.strerror(error.errno or 0), error.errno or 0) from error
+        raise SetupError("drop root privileges", os.strerror(error.errno or 0), error.errno or 0) from error
     keep_capabilities(*([CAP_DAC_READ_SEARCH] if keep_read_search else []))
     if os.getresuid() != (user, user, user) or os.getresgid() != (user, user, user):
-        raise SetupError("give up root", "the user id did not change")
+        raise SetupError("drop root privileges", "the user id did not change")
 
 
 MEBIBYTE = 1 << 20
 THREADS = 64
-"""The maximum number of concurrent threads of confined code, regardless of its limits."""
+"""The maximum number of concurrent threads of sandboxed code, regardless of its limits."""
 SIGNALS_AND_TIMERS = 1_024
-"""Maximum pending signals and kernel timers, counted together for all processes of a user id."""
+"""The maximum number of pending signals and kernel timers, counted together over all processes of a user id."""
 _SIGPENDING = 11
 """`RLIMIT_SIGPENDING` (asm-generic/resource.h), which Python does not define."""
 SPARE_TASKS = 1_024
-"""The number of tasks that a shared user id may gain before confined code can no longer start a thread."""
+"""The number of tasks by which a shared user id may grow before sandboxed code can no longer start a thread."""
 
 
 def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:
-    """Limit this process, in the kernel's units; `tasks` limits all tasks of its user id, and 0 means no limit."""
+    """Set the resource limits of this process, in the kernel's units.
+
+    `tasks` limits all tasks of the process's user id; 0 means no limit.
+    """
     limits = [
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_AS, address_space),
         (resource.RLIMIT_FSIZE, file_size),
         (resource.RLIMIT_NOFILE, open_files),
-        # Not 0, with which the kernel still pipes a dump to a collector; 1 byte is too small for any dump.
+        # Not 0, with which the kernel still pipes a dump to a collector. 1 byte is too small for any dump.
         (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_MEMLOCK, 0),
         (_SIGPENDING, SIGNALS_AND_TIMERS),
@@ -240,7 +243,7 @@ def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_file
 
 
 def count_tasks(user: int) -> int:
-    """Return the processes and threads of this user id; 0 if /proc does not show them."""
+    """Return the number of processes and threads of this user id; 0 if /proc does not show them."""
     count = 0
     try:
         folders = [f"/proc/{name}" for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
@@ -254,5 +257,5 @@ def count_tasks(user: int) -> int:
 
 
 def address_space_in_use(statm: int) -> int:
-    """Return the bytes of address space this process has mapped, from an open descriptor of its `/proc/self/statm`."""
+    """Return the bytes of address space mapped by this process, given an open descriptor of its `/proc/self/statm`."""
     return int(os.pread(statm, 64, 0).split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,11 +1,12 @@
-"""Namespaces for confined code (user, mount, PID, network, IPC, UTS, cgroup) and a root on tmpfs.
+"""Namespaces for sandboxed code (user, mount, PID, network, IPC, UTS, cgroup) and a root on tmpfs.
 
-The order matters. A zygote running as root first builds its read-only root (while an interpreter in a private home is
-still readable), then gives up root, then makes the user namespace; an ordinary user makes the user namespace first. The
-zygote is process 1 of a PID namespace owned by its user namespace, so that it can return to it after sending each child
-into another one. A child adds a PID, a mount, an IPC, a UTS and a cgroup namespace and a work directory. It shares two
-namespaces with its zygote: user, since mapping ids of another one needs `/proc`, which is missing; and network, since
-another one costs a third of a millisecond and is useless without `socket`.
+The order matters. A zygote that runs as root first builds its read-only root (while an interpreter in a private home is
+still readable), then drops root privileges, then creates the user namespace. An ordinary user creates the user
+namespace first. The zygote is process 1 of a PID namespace owned by its user namespace, so that it can return to that
+namespace after starting each child in another one. A child adds a PID, a mount, an IPC, a UTS and a cgroup namespace
+and a work directory. It shares two namespaces with its zygote. One is the user namespace, because mapping the ids of
+another one needs `/proc`, which is missing. The other is the network namespace, because another one costs a third of a
+millisecond and is useless without `socket`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from reward_kit.sandbox import linux
 
 WORK_FOLDER: Final = "/tmp"
 INNER_ID: Final = 1000
-"""The user and group id of confined code, in its own user namespace."""
+"""The user and group id of sandboxed code, in its own user namespace."""
 DEVICES: Final = ("null", "zero", "random", "urandom")
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEWUSER, NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -46,7 +47,7 @@ def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> i
         _unshare_all(proc)
         _build_root(read_paths)
     else:
-        linux.unshare(_NEWNS, "make a mount namespace")
+        linux.unshare(_NEWNS, "create a mount namespace")
         _build_root(read_paths)
         linux.become_user(outer_user)
         _unshare_all(proc)
@@ -54,7 +55,7 @@ def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> i
 
 
 def proc_file(proc: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file in this process's directory of the old `/proc`."""
+    """Open a file in this process's directory of the original `/proc`."""
     try:
         return os.open(f"self/{name}", flags | os.O_CLOEXEC, dir_fd=proc)
     except OSError as error:
@@ -63,21 +64,21 @@ def proc_file(proc: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 def _unshare_all(proc: int) -> None:
     user, group = os.geteuid(), os.getegid()
-    linux.prctl(linux.PR_SET_DUMPABLE, 1, "own the files of this process in /proc")
-    linux.unshare(_NEWUSER | _NEWNS, "make a user namespace")
+    linux.prctl(linux.PR_SET_DUMPABLE, 1, "make /proc files of this process accessible")
+    linux.unshare(_NEWUSER | _NEWNS, "create a user namespace")
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{INNER_ID} {user} 1"),
         ("gid_map", f"{INNER_ID} {group} 1"),
     ):
         _write(proc_file(proc, name, os.O_WRONLY), text, f"write {name}")
-    linux.unshare(_NEWNET | _NEWIPC | _NEWUTS | NEWPID, "make network, IPC, UTS and PID namespaces")
+    linux.unshare(_NEWNET | _NEWIPC | _NEWUTS | NEWPID, "create network, IPC, UTS and PID namespaces")
     _unshare_groups()
 
 
 def _unshare_groups() -> None:
     try:
-        linux.unshare(_NEWCGROUP, "make a cgroup namespace")
+        linux.unshare(_NEWCGROUP, "create a cgroup namespace")
     except linux.SetupError as error:
         if error.errno != 22:  # EINVAL: a kernel without cgroups
             raise
@@ -93,10 +94,10 @@ def _write(descriptor: int, text: str, step: str) -> None:
 
 
 def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
-    """Replace `/` with a tmpfs that shows the paths, and detach the old root."""
+    """Replace `/` with a tmpfs that contains the paths, and detach the old root."""
     linux.mount("", "/", "", _MS_REC | _MS_PRIVATE, "", "make mounts private")
     base = WORK_FOLDER
-    linux.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a root")
+    linux.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a new root")
     os.mkdir(base + _OLD)  # noqa: PTH102
     names = [ctypes.create_string_buffer(os.fsencode(path)) for path in (base, base + _OLD)]
     addresses = [ctypes.addressof(name) for name in names]
@@ -108,7 +109,7 @@ def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
     for device in DEVICES:
         _show(f"/dev/{device}", f"/dev/{device}", is_device=True)
     os.makedirs(WORK_FOLDER, exist_ok=True)  # noqa: PTH103
-    linux.unmount(_OLD, _MNT_DETACH, "let go of the old root")
+    linux.unmount(_OLD, _MNT_DETACH, "detach the old root")
     os.rmdir(_OLD)  # noqa: PTH106
     flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID
     linux.mount("", "/", "", flags, "", "make the root read-only")
@@ -118,7 +119,7 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
     """Mount `real` from the old root read-only at `path` in the new root."""
     source = _OLD + real
     if os.path.lexists(path):
-        return  # beneath an existing mount
+        return  # below an existing mount
     os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
     if os.path.isdir(source):  # noqa: PTH112
         os.mkdir(path)  # noqa: PTH102
@@ -142,19 +143,19 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
 
 def send_next_child_away(own: int) -> None:
     """Make the next forked child process 1 of a new PID namespace."""
-    linux.enter_namespace(own, NEWPID, "return to the own PID namespace")
-    linux.unshare(NEWPID, "make a PID namespace")
+    linux.enter_namespace(own, NEWPID, "return to the original PID namespace")
+    linux.unshare(NEWPID, "create a PID namespace")
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
     """Give the child its own mount, IPC, UTS and cgroup namespaces, and an empty work directory in memory."""
-    linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
+    linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "create mount, IPC and UTS namespaces")
     _unshare_groups()
     kept = []
     for path in keep:
         name = ctypes.create_string_buffer(os.fsencode(path))
         tree_flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
-        number, step = linux.NUMBERS["open_tree"], f"take hold of {path}"
+        number, step = linux.NUMBERS["open_tree"], f"open {path}"
         tree = linux.syscall(number, _AT_FDCWD, ctypes.addressof(name), tree_flags, step=step)
         kept.append((path, tree, os.path.isdir(path)))  # noqa: PTH112
     flags = _MS_NOSUID | _MS_NODEV | (0 if may_execute else _MS_NOEXEC)

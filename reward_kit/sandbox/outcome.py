@@ -1,4 +1,4 @@
-"""The outcome of one call, decided by the host from its bytes and the kernel's counters."""
+"""The outcome of one call, which the host decides from the received bytes and the kernel's counters."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ OutcomeKind = (
 )
 MEANINGS: Final[dict[OutcomeKind, str]] = {
     "ok": "The function returned a value.",
-    "wall": "It ran longer than its limit of wall time.",
-    "cpu": "It used more CPU time than its limit.",
-    "memory": "It needed more memory than the limit.",
-    "disk": "Its work directory exceeds the limit.",
-    "open_files": "It opened more files than the limit.",
-    "processes": "It started more processes or threads than the limit; by default none may be started.",
-    "denied": "It attempted something that the sandbox denies, such as the network or an unlisted file.",
-    "exception": "The function raised.",
-    "load": "Its file could not be loaded: a syntax error, a missing module, or a missing function.",
-    "exit": "Its process exited before it returned a result.",
-    "signal": "Its process was killed by a signal, such as a crash of a native extension.",
-    "forbidden_call": "It made a system call of another architecture.",
-    "type": "Its result contains a value that JSON cannot represent.",
-    "cycle": "Its result contains itself.",
+    "wall": "The call ran longer than its limit of wall time.",
+    "cpu": "The call used more CPU time than its limit.",
+    "memory": "The call needed more memory than its limit.",
+    "disk": "The work directory exceeds its limit.",
+    "open_files": "The code opened more files than the limit.",
+    "processes": "The code started more processes or threads than the limit; by default it must not start any.",
+    "denied": "The code attempted something that the sandbox denies, such as using the network or an unlisted file.",
+    "exception": "The function raised an exception.",
+    "load": "The file could not be loaded, because of a syntax error, a missing module, or a missing function.",
+    "exit": "The process exited before it returned a result.",
+    "signal": "The process was killed by a signal, such as a crash of a native extension.",
+    "forbidden_call": "The code made a system call of another architecture.",
+    "type": "The result contains a value that JSON cannot represent.",
+    "cycle": "The result contains itself.",
     "setup": "The sandbox could not be set up, so the code was not run; `reward-kit doctor` shows the reason.",
     "zygote": "The process that starts the sandbox's children ended; the call can be retried.",
-    "no_result": "Its process ended before it returned a result.",
+    "no_result": "The process ended before it returned a result.",
     "forged_frame": "The answer was not written by the harness.",
     "truncated_frame": "The answer is incomplete.",
     "extra_frame": "More than one answer was written.",
-    "result_size": "Its result is larger than the limit.",
+    "result_size": "The result is larger than the limit.",
     "not_json": "The answer is not JSON.",
-    "non_finite": "Its result contains NaN or an infinity.",
-    "huge_integer": "Its result contains an integer of more than a thousand digits.",
-    "duplicate_key": "A mapping in its result has a duplicate key.",
-    "nesting": "Its result is nested too deeply.",
-    "surrogate": "A text in its result is not valid Unicode.",
+    "non_finite": "The result contains NaN or an infinity.",
+    "huge_integer": "The result contains an integer of more than a thousand digits.",
+    "duplicate_key": "A mapping in the result has a duplicate key.",
+    "nesting": "The result is nested too deeply.",
+    "surrogate": "A text in the result is not valid Unicode.",
 }
 """The meaning of each kind, for the documentation."""
 _CLASSES: Final[dict[str, FailureClass]] = {
@@ -120,19 +120,19 @@ class Outcome:
 
     @staticmethod
     def class_of(kind: OutcomeKind) -> FailureClass:
-        """Return the failure class that records count for a kind."""
+        """Return the failure class under which records count a kind."""
         return _CLASSES.get(kind, "crash")
 
 
 @dataclass(slots=True)
 class Evidence:
-    """The facts about a call from which its outcome is decided."""
+    """Facts about a call, from which its outcome is decided."""
 
     is_ready: bool = False  # True if the child reported its confinement before it read the program
     answer: Any = None  # the decoded answer; meaningless if `fault` is set
     fault: FrameError | None = None  # the reason for a missing answer
-    # Why it was killed: "late", "cpu" or "disk" at the respective limit, "fault" for invalid output, "killed" for
-    # another reason; "lost" if the zygote died.
+    # The reason why it was killed: "late", "cpu" or "disk" at the respective limit, "fault" for invalid output,
+    # "killed" for another reason; "lost" if the zygote died.
     how: Literal["ended", "late", "cpu", "disk", "fault", "killed", "lost"] = "ended"
     exit: int | None = None  # see `Outcome`
     wall_s: float = 0.0
@@ -179,7 +179,7 @@ def _value(evidence: Evidence, limits: Limits) -> Any:
         detail = evidence.stderr.decode("utf-8", "replace").strip() or f"exit status {evidence.exit}"
         raise _CallFailed("setup", f"the sandbox could not be set up, so the code was not run: {detail[:500]}", "")
     if evidence.how == "late":
-        raise _CallFailed("wall", f"it ran longer than {limits.wall_s:g} s of wall time{_raise('wall_s')}", "")
+        raise _CallFailed("wall", f"the call ran longer than {limits.wall_s:g} s of wall time{_raise('wall_s')}", "")
     if evidence.how == "cpu":
         raise _beyond_cpu(limits)
     if evidence.how == "disk":
@@ -190,17 +190,17 @@ def _value(evidence: Evidence, limits: Limits) -> Any:
         if status == -_SIGKILL and evidence.cpu_s >= 0.75 * limits.cpu_s:
             raise _beyond_cpu(limits)
         if status == -_SIGSYS:
-            raise _CallFailed("forbidden_call", "it made a system call of another architecture", "")
+            raise _CallFailed("forbidden_call", "the code made a system call of another architecture", "")
         if status is not None and status < 0:
-            raise _CallFailed("signal", f"it was killed by signal {-status} before it returned a result", "")
-        raise _CallFailed("no_result", f"it exited with status {status} before it returned a result", "")
+            raise _CallFailed("signal", f"the process was killed by signal {-status} before it returned a result", "")
+        raise _CallFailed("no_result", f"the process exited with status {status} before it returned a result", "")
     if fault is not None:
         raise _CallFailed(fault.kind, _with_limit(fault.kind, str(fault), limits), "")
     return _checked(evidence.answer, limits)
 
 
 def _beyond_cpu(limits: Limits) -> _CallFailed:
-    return _CallFailed("cpu", f"it used more than {limits.cpu_s:g} s of CPU time{_raise('cpu_s')}", "")
+    return _CallFailed("cpu", f"the call used more than {limits.cpu_s:g} s of CPU time{_raise('cpu_s')}", "")
 
 
 def _checked(answer: Any, limits: Limits) -> Any:
@@ -224,11 +224,11 @@ def _checked(answer: Any, limits: Limits) -> Any:
 def _with_limit(kind: str, message: str, limits: Limits) -> str:
     """Append the limit that was reached, if any, and how to raise it."""
     texts = {
-        "memory": (f"it needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
-        "disk": (f"its work directory holds {limits.disk_mb:,} MiB", "disk_mb"),
-        "open_files": (f"it may have {limits.open_files:,} descriptors open", "open_files"),
-        "processes": (f"it may start {limits.processes:,} processes; threads may be {THREADS}", "processes"),
-        "result_size": (f"a result may have {limits.result_kb:,} KiB", "result_kb"),
+        "memory": (f"the call needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
+        "disk": (f"the work directory is limited to {limits.disk_mb:,} MiB", "disk_mb"),
+        "open_files": (f"the limit is {limits.open_files:,} open descriptors", "open_files"),
+        "processes": (f"the limit is {limits.processes:,} processes and {THREADS} threads", "processes"),
+        "result_size": (f"a result is limited to {limits.result_kb:,} KiB", "result_kb"),
     }
     if kind not in texts:
         return message
@@ -237,4 +237,4 @@ def _with_limit(kind: str, message: str, limits: Limits) -> str:
 
 
 def _raise(name: str) -> str:
-    return f"; raise limits.{name} if it needs more"
+    return f"; raise limits.{name} if the code needs more"

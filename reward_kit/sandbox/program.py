@@ -1,4 +1,4 @@
-"""Programs that a sandbox runs, the limits of their calls, and what they import and may read."""
+"""Programs that run in a sandbox, the limits of their calls, and the files that they import and may read."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class Program:
         source: the source text.
         function: the name of the function to call.
         filename: the file name in tracebacks.
-        form: "reward" calls `function(messages=…, ground_truth=…, …)` and unpacks a result model; "plain" passes the
-            argument unchanged.
-        imports: the modules to import once, before any call. They are imported without secrets and, with namespaces,
-            without network or files of the host, but before a call's limits and filter: list only trusted modules.
-        read_paths: further readable files and directories, absolute, on the machine where it runs.
+        form: "reward" calls `function(messages=…, ground_truth=…, …)` and converts a result model to JSON; "plain"
+            passes the argument and the result unchanged.
+        imports: the modules to import once, before the first call. They are imported without secrets and, with
+            namespaces, without network or files of the host, but before a call's limits and filter apply: list only
+            trusted modules.
+        read_paths: further readable files and directories, absolute, on the machine where the program runs.
         search_paths: directories that the program may import from and read.
-        last_call: for the form "plain": JSON of the argument of a last call that a warm child gets at a regular end;
-            its answer is ignored. "" for none.
+        last_call: for the form "plain": the argument, as JSON, of a last call that a warm child gets before it ends
+            normally; its answer is ignored. "" for none.
     """
 
     source: str
@@ -64,10 +65,10 @@ class Program:
             if not os.path.isabs(path) or os.path.normpath(path) != path:  # noqa: PTH117
                 raise ConfigError(f"read paths must be absolute and normalized, got {path!r}")
             if path in _NEVER_READ or path.startswith(("/proc/", "/sys/", "/dev/")):
-                raise ConfigError(f"{path} is never readable in the sandbox; name the directory that is needed")
+                raise ConfigError(f"{path} is never readable in the sandbox; specify the directory that is needed")
 
     def payload(self) -> bytes:
-        """Return the JSON for a child, the content of a frame."""
+        """Return the JSON for a child, which is sent in a frame."""
         fields = {
             "source": self.source,
             "filename": self.filename,
@@ -80,7 +81,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ZygoteSpec:
-    """The configuration of a zygote; programs with the same one share zygotes."""
+    """The configuration of a zygote; programs with the same configuration share zygotes."""
 
     imports: tuple[str, ...]
     sys_path: tuple[str, ...]
@@ -96,7 +97,7 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
         if os.geteuid() == 0:
             wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
             if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
-                raise ConfigError(f"{path} is not readable by the sandbox's user: chmod o+rX {path}")
+                raise ConfigError(f"{path} is not readable by the sandbox's user; run chmod o+rX {path}")
     library = library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
     if may_start_processes:
@@ -129,13 +130,14 @@ class Limits:
     Attributes:
         wall_s: the wall time limit in seconds.
         cpu_s: the CPU time limit of each process, rounded up to whole seconds.
-        memory_mb: MiB of address space of each process, beyond what the preloaded interpreter has mapped. A call with
-            `processes` above 0 can hold `memory_mb` times (1 + `processes`), and `disk_mb` of files.
-        processes: the maximum number of processes it may start; 0 forbids starting any. Threads count as processes.
+        memory_mb: MiB of address space of each process, in addition to the memory of the preloaded interpreter. A call
+            with `processes` above 0 can use `memory_mb` times (1 + `processes`), and `disk_mb` of files.
+        processes: the maximum number of processes that the code may start; 0 forbids starting any. Threads count as
+            processes.
         open_files: the maximum number of descriptors, including the initial four.
         disk_mb: the maximum size of files in its temporary directory in MiB.
         output_kb: KiB stored of each of stdout and stderr; the rest is dropped, which the outcome reports.
-        result_kb: the maximum size of its result in KiB.
+        result_kb: the maximum size of the result in KiB.
     """
 
     wall_s: float = 10.0
@@ -156,8 +158,8 @@ class Limits:
                 raise ConfigError(f"limits.{field.name} must be {wanted}, got {value!r}")
             if is_count and not _AT_LEAST[field.name] <= value <= _AT_MOST[field.name]:
                 raise ConfigError(
-                    f"limits.{field.name} must lie between {_AT_LEAST[field.name]} and {_AT_MOST[field.name]:,}, "
-                    f"got {value:,}"
+                    f"limits.{field.name} must be between {_AT_LEAST[field.name]} and "
+                    f"{_AT_MOST[field.name]:,}, got {value:,}"
                 )
             if not is_count and not (math.isfinite(value) and 0 < value <= 86_400):
                 raise ConfigError(f"limits.{field.name} must be a positive number of seconds up to a day, got {value}")

@@ -1,9 +1,9 @@
-"""The seccomp filter of confined code: a list of the system calls it needs; everything else fails with EPERM.
+"""The seccomp filter of sandboxed code, which lists the system calls it needs; all other calls fail with EPERM.
 
-Namespaces are not enough by themselves, so `socket` is not listed (AF_VSOCK reaches the hypervisor and netlink
-the kernel, whatever the network namespace). Calls that are harmless only with some arguments are let through by
-argument. The kernel runs the program on `struct seccomp_data` (linux/seccomp.h). A search tree over the numbers needs
-about eight steps per call; a list would need a hundred.
+Namespaces alone are not enough, so `socket` is not listed (AF_VSOCK reaches the hypervisor and netlink the kernel,
+whatever the network namespace). Calls that are harmless only with some arguments are allowed by argument. The kernel
+runs the program on `struct seccomp_data` (linux/seccomp.h). A search tree over the numbers needs about eight steps per
+call; a list would need a hundred.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Instruction(NamedTuple):
 
 
 def errno_action(number: int) -> int:
-    """Return the action that lets a call fail with this error number."""
+    """Return the action that makes a call fail with this error number."""
     return _ERRNO | number
 
 
 def answer(action: int) -> Code:
-    """End with `action`."""
+    """Return with `action`."""
     return (Instruction(_RETURN, 0, 0, action),)
 
 
@@ -58,7 +58,7 @@ def high(argument: int) -> Code:
 
 
 def masked(mask: int) -> Code:
-    """Keep these bits of the loaded value."""
+    """Keep only these bits of the loaded value."""
     return (Instruction(_AND, 0, 0, mask),)
 
 
@@ -81,9 +81,9 @@ def if_one_of(values: Sequence[int], then: Code, otherwise: Code) -> Code:
 
 
 def assemble(arch: int, rules: Mapping[int, Code], default: Code) -> bytes:
-    """Return the whole filter, as the kernel reads it; each rule of a system call number must end.
+    """Return the whole filter in the kernel's binary format; each rule of a system call number must end.
 
-    A call made for another machine than `arch`, or with the bit of the x32 machine, kills the process.
+    A call made for another machine than `arch`, or with the x32 bit set, kills the process.
     """
     foreign = answer(KILL_PROCESS)
     entry = (Instruction(_LOAD, 0, 0, _MACHINE_AT), Instruction(_EQUAL, 1, 0, arch), *foreign)
@@ -136,8 +136,8 @@ timerfd_gettime eventfd eventfd2 signalfd signalfd4
 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6
 recvfrom shutdown wait4 waitid
 """
-# They need no file that was opened to be written, so Landlock does not see them (or, with `truncate`, not before its
-# third version): without a separate root, code could change the modes and times of any file of its user.
+# These calls do not need a file opened for writing, so Landlock does not check them (or, for `truncate`, not before its
+# third version). Without a separate root, code could change the modes and times of any file of its user.
 _OF_ANY_FILE: Final = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat truncate"
 _FOR_SUBPROCESSES: Final = "fork vfork execve execveat setsid setpgid kill tgkill"
 # File copying tries these calls and falls back if they fail.
@@ -164,13 +164,13 @@ class _Program(ctypes.Structure):
 
 
 def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> bytes:
-    """Return the filter for confined processes, to be completed by `for_process`.
+    """Return the filter for sandboxed processes, to be completed by `for_process`.
 
-    With `has_own_root`, a process sees no writable file of the host, whatever its user's rights.
+    If `has_own_root` is true, no process can see a writable file of the host, whatever the rights of its user are.
     """
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
-        raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
+        raise linux.SetupError("build the system call filter", f"there is no table of system calls for {machine}")
     allow, deny = answer(ALLOW), answer(errno_action(errno.EPERM))
     rules = {known[name]: code for name, code in _by_argument(allow, deny).items() if name in known}
     names = [*_ALLOWED.split(), *(_FOR_SUBPROCESSES.split() if may_start_processes else ())]
@@ -185,16 +185,16 @@ def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> byt
 
 
 def build_for_zygote(machine: str) -> bytes:
-    """Return the filter of a process without namespaces that starts confined ones and needs no network."""
+    """Return the filter of a process without namespaces that starts sandboxed processes and needs no network."""
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
-        raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
+        raise linux.SetupError("build the system call filter", f"there is no table of system calls for {machine}")
     deny = answer(errno_action(errno.EPERM))
     return assemble(arch, {known[name]: deny for name in _NOT_FOR_ZYGOTES.split()}, answer(ALLOW))
 
 
 def for_process(filter_code: bytes, own_pid: int) -> bytes:
-    """Return the filter for the process of this id, the only one it may send signals to."""
+    """Return the filter for the process with this id, the only process to which it may send signals."""
     return filter_code.replace(_OWN_PID.to_bytes(4, sys.byteorder), own_pid.to_bytes(4, sys.byteorder))
 
 
@@ -223,7 +223,9 @@ def _by_argument(allow: Code, deny: Code) -> dict[str, Code]:
 
 
 def load(filter_code: bytes) -> None:
-    """Confine the calling thread and its descendants permanently. It must have `no_new_privs` set."""
+    """Apply the filter permanently to the calling thread and its descendants. The thread must have `no_new_privs`
+    set.
+    """
     code = ctypes.create_string_buffer(filter_code, len(filter_code))
     header = _Program(len(filter_code) // 8, ctypes.addressof(code))
     number = linux.NUMBERS["seccomp"]

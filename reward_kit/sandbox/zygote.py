@@ -1,4 +1,4 @@
-"""The zygote: a program that imports the modules of all calls, confines itself, and forks a child for each call.
+"""The zygote, a program that imports the modules of all calls, confines itself, and forks a child for each call.
 
 It is run as `python -I -S zygote.py CONTROL`, with an empty environment and one socket. It never sees a byte of a
 program, a request or a result, so no data of one call is in the memory that the next child copies. It runs one call at
@@ -43,7 +43,7 @@ _DEVICE_READ = ("random", "urandom")
 
 
 class Spawn(NamedTuple):
-    """The record that requests a child; its descriptors come with it: channel, output, errors."""
+    """The record that requests a child. Its descriptors come with it: channel, output, errors."""
 
     cpu_s: int
     memory: int  # bytes
@@ -55,7 +55,7 @@ class Spawn(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The record of a child's end."""
+    """The record that reports the end of a child."""
 
     status: int  # from `waitpid`
     user_s: float
@@ -127,7 +127,7 @@ class Zygote:
         return ended
 
     def _watch(self, child: int, folder: str, disk: int) -> int:
-        """Wait for the child's end; kill it on the host's request, at its disk limit, or when the host is gone."""
+        """Wait for the child's end; kill it on the host's request, at its disk limit, or when the host has ended."""
         ending = os.pidfd_open(child)
         poll = select.poll()
         poll.register(ending, select.POLLIN)
@@ -153,7 +153,7 @@ class Zygote:
         """Confine the child, then serve calls. Never returns."""
         try:
             _take_descriptors(self._null, descriptors)
-            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the zygote")
+            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "end with the zygote")
             if self._strength != "namespaces" and os.getppid() != parent:
                 os._exit(SETUP_EXIT)
             self._confine_child(spawn, folder)
@@ -199,7 +199,7 @@ def files_in(disk: int) -> int:
 
 
 def uses_more(folder: str, disk: int) -> bool:
-    """Report whether a work directory on a real disk exceeds its limits, or cannot be measured."""
+    """Return True if a work directory on a real disk exceeds its limits, or cannot be measured."""
     pending, files, size = [folder], 0, 0
     try:
         while pending:
@@ -228,7 +228,10 @@ def _take_descriptors(null: int, descriptors: Sequence[int]) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Remove a call's files without following links. Directories are moved up before emptying, so paths stay short."""
+    """Remove a call's files without following links.
+
+    Directories are moved up before they are emptied, so that paths stay short.
+    """
     pending, number, token = [path], 0, os.urandom(8).hex()
     while pending:
         folder = pending.pop()
@@ -247,7 +250,7 @@ def remove_folder(path: str) -> None:
 
 
 def _enter(config: dict[str, Any]) -> tuple[int, int]:
-    """Confine the zygote; return descriptors of its PID namespace and of its `statm`, each -1 if missing."""
+    """Confine the zygote; return descriptors of its PID namespace and of its `statm`, or -1 for a missing one."""
     strength, user = config["strength"], config["outer_user"]
     if strength == "namespaces":
         proc = namespaces.enter(config["read_paths"], outer_user=user)
@@ -256,7 +259,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
             os.closerange(0, 1 << 16)
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the parent")
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "end with the parent")
         pid_namespace = namespaces.proc_file(proc, "ns/pid")
         statm = namespaces.proc_file(proc, "statm")
         os.close(proc)
@@ -268,14 +271,16 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
             linux.become_user(user, keep_read_search=config["keep_read_search"])
     config["others"] = linux.count_tasks(os.getuid()) if config["shares_user"] else 0
     if strength != "process":
-        linux.prctl(linux.PR_SET_DUMPABLE, 0, "close this process to others")
-        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "give up gaining rights")
+        linux.prctl(linux.PR_SET_DUMPABLE, 0, "make this process inaccessible to others")
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "disable privilege escalation")
         if not landlock.abi():
-            raise linux.SetupError("confine files with Landlock", "this kernel has none, or was booted without it")
+            raise linux.SetupError(
+                "confine files with Landlock", "Landlock is missing from this kernel, or was disabled at boot"
+            )
     if strength == "landlock":
-        # Without namespaces, imports have the same file access as calls, and no network.
+        # Without namespaces, imports have the same file access as calls, and no network access.
         version = landlock.abi()
-        if version >= 2:  # version 1 forbids moving files between directories, which the removal of directories needs
+        if version >= 2:  # Version 1 forbids moving files between directories, which removing directories requires.
             work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
             landlock.restrict(version, [*shared_rules(config), work])
         seccomp.load(seccomp.build_for_zygote(linux.machine()))
@@ -283,7 +288,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return Landlock's rules for devices, and for the paths that every call may read without a separate root."""
+    """Return Landlock's rules for devices and for the paths that every call may read without a separate root."""
     rules = [(real, landlock.READ) for _, real in config["read_paths"]]
     for device in namespaces.DEVICES:
         rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE
@@ -310,11 +315,11 @@ def _preload(config: dict[str, Any]) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Read the configuration, confine this process, import, report readiness, and serve."""
+    """Read the configuration, confine this process, import modules, report readiness, and serve."""
     control = _socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)  # the new root is for another user than its creator
-    # Only host and zygote have the socket open, so each notices when the other exits.
+    # Only host and zygote have the socket open, so each of them notices when the other exits.
     os.closerange(descriptor + 1, 1 << 16)
     config = json.loads(control.recv(1 << 20))
     try:

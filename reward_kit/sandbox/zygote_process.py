@@ -37,7 +37,7 @@ _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "TMPDIR": "/tmp",
     "USER": "sandbox",
-    # A zygote that forks must have one thread, and address space is what memory limits count.
+    # A zygote that forks must have only one thread, and memory limits count address space.
     "MALLOC_ARENA_MAX": "2",
     "MKL_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -46,7 +46,7 @@ _ENVIRONMENT = {
 _PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
 _BOOT_S = 120.0
 BACKSTOP_S = 2.0
-"""Seconds for a zygote to end a child before the zygote is killed."""
+"""Seconds that a zygote has to end a child before the zygote is killed."""
 _FIRST_UNUSED_ID = 1_900_000_000
 
 
@@ -66,7 +66,11 @@ class ZygoteProcess:
 
     @classmethod
     async def start(cls, spec: ZygoteSpec, strength: Strength) -> ZygoteProcess:
-        """Start a zygote and wait until it has imported everything; SetupError if that or its confinement fails."""
+        """Start a zygote and wait until it has imported everything.
+
+        Raises:
+            SetupError: the start or the confinement fails.
+        """
         config, work_root = _configuration(spec, strength)
         control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
@@ -95,17 +99,21 @@ class ZygoteProcess:
             raise
         if "ready" not in reply:
             await self.close()
-            raise SetupError(reply.get("step", "start the zygote"), reply.get("reason", "it ended at once"))
+            raise SetupError(
+                reply.get("step", "start the zygote"), reply.get("reason", "the process ended immediately")
+            )
         self.facts = reply
         self._loop.add_reader(control.fileno(), self._on_record)
         return self
 
     async def spawn(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> Child:
-        """Return a child that waits for a call, the prepared one if it fits. If the zygote died, `ended` is None."""
+        """Return a child that waits for a call; use the prepared child if it fits. `ended` is None if the zygote
+        died.
+        """
         wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
         if child is not None:
-            # It has neither ended nor written anything since its creation.
+            # The child has neither ended nor written anything since its creation.
             if child.spawn == wanted and child.may_run(limits, program) and not (child.ended.done() or child.has_extra):
                 return child
             try:
@@ -122,12 +130,12 @@ class ZygoteProcess:
                 self._prepared.load(program)
 
     def is_prepared(self, limits: Limits, program: Program) -> bool:
-        """Report whether a child with these limits is ready, which has loaded this program or none."""
+        """Return True if a child with these limits is ready that has loaded this program or none."""
         return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
 
     @property
     def prepared_pid(self) -> int:
-        """The process id of the prepared child; 0 without one."""
+        """The pid of the prepared child; 0 if there is none."""
         return self._prepared.pid if self._prepared is not None else 0
 
     @property
@@ -155,7 +163,7 @@ class ZygoteProcess:
                 self._died()
 
     async def end_child(self, child: Child) -> Ended | None:
-        """Kill the child and wait for its end, about a millisecond; on a timeout, end the zygote."""
+        """Kill the child and wait for its end, which takes about a millisecond; on a timeout, end the zygote."""
         self.kill_child(child)
         waiting = self._loop.create_task(asyncio.wait({child.ended}, timeout=BACKSTOP_S))
         try:
@@ -187,7 +195,7 @@ class ZygoteProcess:
             self._child.ended.set_result(None)
 
     async def close(self) -> None:
-        """End the zygote and everything it started, and wait for that, even during cancellation."""
+        """End the zygote and everything that it started, and wait for the end, even during cancellation."""
         if self._ending is None:
             self._ending = self._loop.create_task(self._end())
         await asyncio.shield(self._ending)
@@ -207,7 +215,7 @@ class ZygoteProcess:
             remove_folder(self._work_root)
 
     async def _is_gone(self, timeout_s: float) -> bool:
-        """Report whether the zygote ends within this time."""
+        """Return True if the zygote ends within this time."""
         if self._process.poll() is not None:
             return True
         ending = os.pidfd_open(self._process.pid)
@@ -249,7 +257,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
                 os.chown(work_root, user, user)
             except OSError as error:  # for example in a user namespace with a single user
                 remove_folder(work_root)
-                raise SetupError("give a work directory to a free user id", str(error)) from error
+                raise SetupError("give a work directory to an unused user id", str(error)) from error
             # Only passage is allowed; other entries stay closed to other users.
             temporary_root().chmod(0o711)
     ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
@@ -320,7 +328,7 @@ class Capture:
 
 
 class Child:
-    """The host's view of a confined child: a channel for frames, two outputs, and its end."""
+    """The host's view of a sandboxed child: a channel for frames, two outputs, and its end."""
 
     def __init__(self, limits: Limits, spawn: Spawn) -> None:
         self._loop = asyncio.get_running_loop()
@@ -337,7 +345,7 @@ class Child:
         self._unsent = b""
         self._nonce = b""
         self._fault: FrameError | None = None
-        self.is_ready = False  # whether it reported that it is confined
+        self.is_ready = False  # whether the child reported that it is confined
         self.pid = 0  # its id in this process's namespace, sent by the kernel with its first byte
         # Resolves when an answer is complete or invalid; new for each call.
         self.answered: asyncio.Future[None] | None = None
@@ -346,7 +354,7 @@ class Child:
         self._loop.add_reader(self._channel.fileno(), self._read)
 
     def may_run(self, limits: Limits, program: Program | None) -> bool:
-        """Report whether the child has these limits and has not been sent another program."""
+        """Return True if the child has these limits and has not been sent another program."""
         return self.limits == limits and self._program in (None, program)
 
     @property
@@ -367,7 +375,7 @@ class Child:
             self._push(pack(secrets.token_bytes(NONCE_BYTES), program.payload()))
 
     def send(self, program: Program, call: bytes) -> None:
-        """Send a call, with the program before the first one."""
+        """Send a call; before the first call, send the program."""
         self.load(program)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._push(pack(self._nonce, call))
@@ -409,7 +417,7 @@ class Child:
         return True
 
     def _ready_byte(self) -> bytes:
-        """Read the ready byte, with which the kernel sends the writer's process id."""
+        """Read the ready byte; the kernel sends the writer's process id with it."""
         data, ancillary, _, _ = self._channel.recvmsg(len(READY), socket.CMSG_SPACE(_CREDENTIALS.size))
         if data != READY:
             return b""
@@ -421,14 +429,14 @@ class Child:
         return b""
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds it has used, as counted by the kernel; 0.0 if unknown."""
+        """Return the CPU seconds that the child has used, as counted by the kernel; 0.0 if unknown."""
         try:
             return time.clock_gettime((~self.pid << 3) | _CPU_OF_PROCESS) if self.pid else 0.0
         except OSError:
             return 0.0
 
     def resident_mb(self) -> float:
-        """Return its resident memory in MiB; 0.0 if unknown."""
+        """Return the child's resident memory in MiB; 0.0 if unknown."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1])
         except (OSError, IndexError):
@@ -440,7 +448,7 @@ class Child:
         try:
             end = answer_end(self._received, self._nonce, self._max_result)
             if end is not None and len(self._received) > end:
-                raise FrameError("extra_frame", "more data on the result channel after the result")
+                raise FrameError("extra_frame", "there is more data on the result channel after the result")
         except FrameError as error:
             self._fault = self._fault or error
             # Ignore everything after a fault.
@@ -475,7 +483,7 @@ class Child:
         evidence.is_output_cut = is_output_cut or are_errors_cut
 
     def take_end(self, evidence: Evidence, ended: Ended | None) -> None:
-        """Move the record of its end and all unread bytes into `evidence`."""
+        """Move the record of the child's end and all unread bytes into `evidence`."""
         for _ in range(2 + (self._max_result + HEADER.size) // _CHUNK):
             if not self._read():
                 break
@@ -490,7 +498,7 @@ class Child:
         evidence.peak_memory_mb = ended.peak_memory / MEBIBYTE
 
     def close(self) -> None:
-        """Close every descriptor; the child sees its channel close."""
+        """Close every descriptor, including the channel to the child."""
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()

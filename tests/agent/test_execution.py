@@ -260,7 +260,7 @@ class TestToolCalls:
         episode = await collected([action], tools=registry, limits={"wall_time_s": 0.3})
         assert reason(episode) == "wall_time_limit"
         assert tool_answers(episode).count("done") <= 1
-        assert sum("the episode's time is up" in answer for answer in tool_answers(episode)) >= 4
+        assert sum("the time limit of the episode was reached" in answer for answer in tool_answers(episode)) >= 4
 
     async def test_unresponsive_resource_ends_the_episode_with_a_timeout(self):
         episode = await collected([call(), call("slow"), call()], resource_type=WORLD, limits={"tool_time_s": 0.02})
@@ -326,7 +326,7 @@ class TestToolCalls:
     async def test_arguments_that_are_not_a_mapping_are_a_tool_error(self):
         action = {"type": "tool_call", "name": "add", "arguments": [1]}
         episode = await collected([action], resource_type=WORLD, max_episode_steps=1)
-        assert tool_answers(episode) == ["Error: the arguments of 'add' are a list, not an object"]
+        assert tool_answers(episode) == ["Error: the arguments of 'add' must be an object, got a list"]
 
     async def test_content_and_reasoning_beside_a_call_are_kept(self):
         action = {**call(), "content": "I add.", "reasoning_content": "hm"}

@@ -216,7 +216,7 @@ class TestBaselines:
 
     async def test_expert_that_calls_a_hidden_tool_is_an_error(self):
         worker = worker_of(ExpertPolicy(), resource_type=WORLD, offered=["win"])
-        with pytest.raises(PolicyError, match=r"the expert of Counter calls 'add', .*: name it in tools"):
+        with pytest.raises(PolicyError, match=r"the expert of Counter calls 'add', .*: add it to the task's tools"):
             await worker.run_episode()
 
 

@@ -126,7 +126,9 @@ class TestValues:
 
     @pytest.mark.campaign
     def test_color_and_sign_match_the_advantage(self, window: Opened, forked: Path) -> None:
-        for place, cell in cells_of(opened(window, forked)).items():
+        shown = opened(window, forked)
+        shown.page.select_option("[data-control=field]", "A")
+        for place, cell in cells_of(shown).items():
             level = int(cell["colour"].removeprefix("heat-").replace("m", "-").replace("p", "+"))
             assert level * cell["A"] > 0 or level == cell["A"] == 0, place
             assert ("V" in cell["sign"]) == (cell["A"] > 0), "a plus has an upright line, a minus none"
@@ -137,7 +139,6 @@ class TestValues:
         shown.page.select_option("[data-control=field]", "A_E")
         for cell in cells_of(shown).values():
             assert (cell["A_E"] > 0) == cell["colour"].startswith("heat-p")
-        shown.page.select_option("[data-control=field]", "A")
 
     @pytest.mark.campaign
     def test_panel_lists_the_actions_of_the_state_with_mean_returns(self, window: Opened, forked: Path) -> None:
@@ -156,6 +157,50 @@ class TestValues:
         assert len(told) == 2
         assert "right 3×, mean return +0.833; left 1×, mean return 0.000" in told[0]
         assert "#4: 3 steps, score 0.5" in shown.page.inner_text(".tree-words")
+
+
+@pytest.mark.campaign
+class TestPeers:
+    def test_equal_scores_have_no_color_although_discounting_gives_advantages(
+        self, window: Opened, tmp_path: Path
+    ) -> None:
+        run = stored(tmp_path, WALKS, dict.fromkeys(WALKS, 1.0))
+        assert any(abs(row["A"]) > 0.1 for row in read_credit(run)), "shorter episodes have a higher discounted return"
+        shown = opened(window, run, "#/episode/a/2")
+        assert {cell["colour"] for cell in cells_of(shown).values()} <= {"heat-0", "heat-none"}
+        assert shown.page.locator("[class*=heat-p], [class*=heat-m], .bar .more, .bar .less").count() == 0
+        assert "All episodes of this group have the same score, so no step has credit." in shown.page.inner_text(
+            ".tied"
+        )
+        assert "only because later rewards are discounted" in shown.page.inner_text(".tied")
+        shown.page.goto(shown.page.url.split("#")[0] + "#/group/g")
+        shown.page.locator("#view > .tied").wait_for()
+
+    def test_different_scores_have_no_such_note(self, window: Opened, forked: Path) -> None:
+        assert opened(window, forked).page.locator(".tied").count() == 0
+
+    def test_ranking_follows_peers_rather_than_the_discount(self, window: Opened, tmp_path: Path) -> None:
+        # The state of "good" never changes: only discounting makes its last step better than its first.
+        walks = {"good": [("hall", "ask")] * 3 + [("fork", "left")], "bad": [("hall", "wait"), ("fork", "right")]}
+        run = stored(tmp_path, walks, {"good": 1.0, "bad": 0.0})
+        advantages = [row["A"] for row in read_credit(run) if row["rollout_id"] == "good"][:3]
+        assert advantages == sorted(advantages) and advantages[0] < advantages[2]
+        shown = opened(window, run, "#/episode/good/0")
+        steps = [step["peer"] for step in shown.page.evaluate("(id) => RK.episode(id)", "good")["steps"]]
+        # Five steps were taken in the hall or at the fork: 1 - 3/4 in the hall, 1 - 1/2 at the fork.
+        assert steps == pytest.approx([0.25, 0.25, 0.25, 0.5])
+        colors = [cells_of(shown)[0, step]["colour"] for step in range(4)]
+        assert len(set(colors[:3])) == 1 and colors[0] < colors[3], "levels p1 to p4"
+
+    def test_step_without_peers_is_not_colored(self, window: Opened, forked: Path) -> None:
+        cells = cells_of(opened(window, forked))
+        assert cells[3, 1]["colour"] == "heat-none", "only one episode was in the attic"
+
+    def test_whole_episodes_are_compared_if_no_states_are_shared(self, window: Opened, tmp_path: Path) -> None:
+        walks = {name: [(f"{name}{t}", "go") for t in range(2)] for name in "ab"}
+        shown = opened(window, stored(tmp_path, walks, {"a": 1.0, "b": 0.0}))
+        levels = {place: cell["colour"] for place, cell in cells_of(shown).items()}
+        assert levels == {(0, 0): "heat-p4", (0, 1): "heat-p4", (1, 0): "heat-m4", (1, 1): "heat-m4"}
 
 
 @pytest.mark.campaign
@@ -302,7 +347,7 @@ class TestInteraction:
         shown = opened(window, run)
         cells = cells_of(shown)
         assert all(cell["A"] is None for cell in cells.values())
-        assert shown.page.input_value("[data-control=field]") == "ret"
+        assert shown.page.input_value("[data-control=field]") == "peer"
         assert "unscored#2" in drawn(shown, ".tree-view .end")
         assert [cells[0, step]["G"] for step in range(3)] == [1.0, 1.0, 1.0], "the environment's, not discounted"
 

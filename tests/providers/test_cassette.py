@@ -136,7 +136,7 @@ async def test_unused_recorded_answer_is_used_for_another_episode(tmp_path):
     recorded = await record(path, misbehave, [(request("a"), "e1"), (request("a"), "e2")])
     replayed = await replay(path, [(request("a"), "new"), (request("a"), "e2"), (request("a"), "e3")])
     assert replayed[:2] == recorded
-    assert "it was recorded 2 times, and all recordings are used" in replayed[2][1]
+    assert "it was recorded 2 times, and all recorded answers have been used" in replayed[2][1]
 
 
 async def test_unrecorded_request_error_names_the_nearest_recorded_request(tmp_path):
@@ -262,7 +262,7 @@ def test_oversized_or_deeply_nested_line_is_rejected_with_its_number(tmp_path, m
     path = tmp_path / "answers.jsonl"
     header = '{"schema_version": 1}\n'
     for line, problem in (
-        ("x" * 30_000, ":2: this line has more than"),
+        ("x" * 30_000, ":2: this line is larger than the limit of"),
         ("[" * 15_000, ":2: this line is not a recorded exchange"),
         ('{"key": "k", "scope": "", "occurrence": 0, "request": 1}', ":2: this line is not a recorded exchange"),
     ):

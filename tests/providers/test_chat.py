@@ -180,7 +180,7 @@ async def test_split_surrogate_pairs_are_joined(text, read, stream):
 
 
 async def test_request_that_is_not_json_is_not_sent():
-    with pytest.raises(ProviderError, match="it is not JSON"):
+    with pytest.raises(ProviderError, match="it has no JSON form"):
         await ask(answer(), request={**REQUEST, "temperature": float("nan")})
 
 

@@ -48,7 +48,7 @@ TRANSIENT = {
         for code in (408, 409, 429, 500, 502, 503, 504, 520, 529)
     },
     "dropped connection": (dropped(), "dropped the connection"),
-    "cut body": (cut_body(), "cut its answer short"),
+    "cut body": (cut_body(), "cut the answer short"),
     "html": (html(), "with an HTML page: <html><body>Please wait"),
     "html by type only": (raw("Please wait", "text/html"), "with an HTML page: Please wait"),
     "html by content only": (raw(" \n<!doctype html>", "application/json"), "with an HTML page: <!doctype"),
@@ -58,8 +58,8 @@ TRANSIENT = {
     "routed rate limit": (raw('{"error": {"code": 429, "message": "slow down"}}'), "slow down"),
 }
 TRANSIENT_STREAMS = {
-    "cut stream": (cut_stream(), "cut its stream short"),
-    "cut connection": (cut_stream(connection=True), "cut its answer short"),
+    "cut stream": (cut_stream(), "closed the stream early"),
+    "cut connection": (cut_stream(connection=True), "cut the answer short"),
     "no json event": (events("{oops"), "not a JSON object: {oops"),
     "error event": (events({"error": {"code": 503, "message": "worker died"}}), "worker died"),
     "html": (html(), "HTML page"),
@@ -101,7 +101,7 @@ PERMANENT = {
     "no choices": (raw('{"object": "list"}'), 'without choices: {"object": "list"}'),
     "empty choices": (raw('{"choices": []}'), "without choices"),
     "null choices": (raw('{"choices": null}'), "without choices"),
-    "no message": (raw('{"choices": [{"text": "old"}]}'), "whose choice has no message"),
+    "no message": (raw('{"choices": [{"text": "old"}]}'), "a choice without a message"),
     "no object": (raw("[1, 2]"), "without choices: [1, 2]"),
     "content of no kind": (raw('{"choices": [{"message": {"content": 5}}]}'), "in an unknown format"),
     "call without function": (raw('{"choices": [{"message": {"tool_calls": [{}]}}]}'), "in an unknown format"),
@@ -195,7 +195,7 @@ async def test_retries_stop_after_max_attempts():
 async def test_retry_after_beyond_the_budget_fails_immediately():
     script = [status(429, {"Retry-After": "120"})]
     async with ChatServer(script) as server, endpoint(server, retry=RetryPolicy(budget_s=60.0)) as chat:
-        with pytest.raises(ProviderError, match=r"Retry-After of 120 s is more than .* retry_budget_s=60"):
+        with pytest.raises(ProviderError, match=r"Retry-After of 120 s exceeds .* retry_budget_s=60"):
             await chat.complete(REQUEST)
         assert len(server.requests) == 1
 

@@ -78,7 +78,7 @@ def test_origins_variable_is_split_at_whitespace_and_commas() -> None:
     "entry", ["sk-a-key", "MY_KEY=sk-a-key", "MY KEY=https://x", "=https://x", "*=https://sk-a-key"]
 )
 def test_invalid_origins_entry_is_reported_without_its_value(entry: str) -> None:
-    with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: .* is not a variable and an origin") as caught:
+    with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: .* is not a variable with an origin") as caught:
         configured_origins({ORIGINS_VARIABLE: entry})
     assert "sk-a-key" not in str(caught.value)
 

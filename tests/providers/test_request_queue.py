@@ -194,7 +194,7 @@ async def test_burst_of_refusals_costs_no_attempts_and_finds_endpoint_capacity()
     assert max(task.result() for task in tasks) <= 2
     assert sum(task.result() for task in tasks) < 30, "a burst costs hardly one in ten an attempt, and not all of them"
     assert refusals < 350
-    assert [line for line in scene.watcher.lines if "limits the rate: at most 10 requests" in line]
+    assert [line for line in scene.watcher.lines if "limits the rate; at most 10 requests" in line]
 
 
 async def test_retry_after_pauses_the_whole_queue():
@@ -214,7 +214,7 @@ async def test_retry_after_beyond_outage_time_stops_the_run():
     await answered_once(scene)
     scene.request(1, TransientError("tomorrow", 86_400.0, 429), seconds=0.0)
     await scene.clock.advance(1.0)
-    assert scene.watcher.reasons == ["http://there asks for a pause of 86400 s"]
+    assert scene.watcher.reasons == ["http://there requests a pause of 86400 s"]
     await scene.end()
 
 
@@ -328,7 +328,7 @@ async def test_run_stops_when_the_first_five_requests_are_rejected():
     await scene.clock.advance(4.5)
     assert not scene.watcher.reasons
     await scene.clock.advance(0.6)
-    assert scene.watcher.reasons == ["the first 5 requests all failed; the latest: unknown parameter"]
+    assert scene.watcher.reasons == ["the first 5 requests all failed; the latest error: unknown parameter"]
 
 
 async def test_rejected_requests_after_a_completion_do_not_stop_the_run():

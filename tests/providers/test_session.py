@@ -91,7 +91,7 @@ async def test_a_refused_key_stops_the_run_before_the_request_fails():
     [
         ("qwen3-9b", "/v1", status(404, text="no such model"), "; did you mean 'qwen3-8b'?"),
         ("gpt", "/v1", status(404, error={"message": "x"}), "; known: llama-3, qwen3-8b"),
-        ("gpt", "", status(404), "; set base_url to URL/v1, which has the models qwen3-8b, llama-3"),
+        ("gpt", "", status(404), "; set base_url to URL/v1, which offers the models qwen3-8b, llama-3"),
         ("gpt", "/api", status(404), "; check base_url, which usually ends in /v1"),
         ("gpt", "/v2", status(404), "; check base_url"),
         ("gpt", "/v1", html(), "; known: llama-3, qwen3-8b"),

@@ -393,7 +393,7 @@ class TestKeyForTaskFileAddress:
     @pytest.mark.parametrize("origins", ["rewards.example", "https://", "https://x:99999"])
     def test_invalid_configured_origin_is_reported(self, origins: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(ORIGINS_VARIABLE, f"{KEY_VARIABLE}={origins}")
-        with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: {KEY_VARIABLE}=… is not a variable and an origin"):
+        with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: {KEY_VARIABLE}=… is not a variable with an origin"):
             check_named_by_file(FOREIGN)
 
     def test_dotenv_cannot_configure_origins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ class TestLoading:
             ("def reward(messages:\n", r"SyntaxError"),
             ("def rewards(messages): pass\n", r"has no 'reward'; did you mean 'rewards'\?"),
             ("def reward(message): pass\n", r"a pointwise reward needs the parameter 'messages'"),
-            ("import os\nos._exit(3)\n", r"cannot be loaded in the sandbox: it exited with status 3"),
+            ("import os\nos._exit(3)\n", r"cannot be loaded in the sandbox: the process exited with status 3"),
             ("from elsewhere import x\n", r"No module named 'elsewhere'"),
         ],
     )

@@ -340,7 +340,7 @@ async def test_missing_read_path_is_rejected(sandbox):
 async def test_requests_that_are_not_json_are_rejected(sandbox):
     with pytest.raises(ConfigError, match="JSON"):
         await run(sandbox, "return 1", object())
-    with pytest.raises(ConfigError, match="by name"):
+    with pytest.raises(ConfigError, match="argument names"):
         await sandbox.call(Program("def evaluate(): pass"), [1])
 
 

@@ -136,9 +136,9 @@ asyncio.run(main())
 """
     done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True)
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("False make a"), done.stderr
+    assert lines[0].startswith("False create a"), done.stderr
     assert lines[1] == "landlock"
-    assert "cannot confine code (namespaces: make a" in lines[2]
+    assert "cannot confine code (namespaces: create a" in lines[2]
 
 
 async def test_process_strength_can_be_requested_explicitly():

@@ -1,4 +1,4 @@
-"""The built-in policies by their names in task files, and the creation of policies from options."""
+"""The registry of built-in policies, and the creation of policies from options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUILT_IN: dict[str, str] = {
     "replay": "reward_kit.agent.policies.replay_policy:ReplayPolicy",
     "scripted": "reward_kit.agent.policies.simple_policies:ScriptedPolicy",
 }
-# Parameters supplied by the program are not task file options.
+# Parameters supplied by the program are not options of a task file.
 _NOT_OPTIONS = {"expert": {"resource"}, "human": {"reader", "writer"}, "openai": {"client", "http_client"}}
 _SHARED = "traffic"
 
@@ -39,14 +39,14 @@ def make_policy(
     section: str = "policy",
     of_user: Collection[str] = (),
 ) -> AgentPolicy:
-    """Create a policy from its built-in name or `module:Class` and its options.
+    """Create a policy from its options, given its built-in name or `module:Class`.
 
     Args:
         name: the name, as in a task file's `policy.type`.
         options: the other keys; each is a parameter of the policy's constructor.
         folder: the directory to which a `file.py:Class` is relative.
         traffic: the session shared by all requests of a run; passed to a policy whose constructor has this parameter.
-        section: the key of this block in the task file, for messages.
+        section: the key of this section in the task file, for messages.
         of_user: the names of options set on the command line or in Python. All others are assumed to come from the task
             file, which may send a key only to its configured origins (`providers/keys.py`).
 
@@ -90,7 +90,9 @@ def make_policy(
 
 
 def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path, message: str) -> str:
-    """Return a hint with the directory in which a name was looked up as a path, and a similar name in it."""
+    """Return a hint that names the directory in which a path was looked up and, if there is one, a similar name in
+    it.
+    """
     for key in kind.maybe_path_options:
         value = options.get(key)
         if not isinstance(value, str) or not (
@@ -106,7 +108,7 @@ def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path
 def policy_class(
     name: str, options: Mapping[str, Any], folder: Path | None = None, *, section: str = "policy"
 ) -> type[AgentPolicy]:
-    """Return the class of a policy after checking its option names; arguments and errors as in `make_policy`."""
+    """Return the class of a policy after checking its option names; see `make_policy` for arguments and errors."""
     kind = _find_class(name, folder)
     known = _option_names(name, kind)
     if known is None:
@@ -122,7 +124,11 @@ def policy_class(
 
 
 def option_names(name: str, folder: Path | None = None) -> set[str] | None:
-    """Return the keys that a policy accepts, or None if it accepts any; an unknown policy raises a ConfigError."""
+    """Return the keys that a policy accepts, or None if it accepts any.
+
+    Raises:
+        ConfigError: the policy is unknown.
+    """
     return _option_names(name, _find_class(name, folder))
 
 
@@ -135,7 +141,7 @@ def _option_names(name: str, kind: type[AgentPolicy]) -> set[str] | None:
 
 def _find_class(name: str, folder: Path | None) -> type[AgentPolicy]:
     if name.endswith(".py"):
-        raise ConfigError(f"policy {name!r}: add the name of the class, as in {name}:Agent")
+        raise ConfigError(f"policy {name!r}: append the name of the class, as in {name}:Agent")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         try:

@@ -1,8 +1,8 @@
-"""`HFAgentPolicy`: act with any causal language model of `transformers`, on exact token ids throughout an episode.
+"""`HFAgentPolicy`, which acts with any causal language model of `transformers`, on exact token ids.
 
-A session's context is the exact ids of its episode so far plus the text that the chat template adds for new messages.
-Sampled tokens are recorded with their log-probabilities, the version of the weights, and the ids that a constraint
-allowed. All sessions share one engine, which acts with a copy of the trained weights.
+The context of a session consists of the exact ids of its episode so far and the text that the chat template adds for
+new messages. Sampled tokens are recorded with their log-probabilities, the version of the weights, and the ids that a
+constraint allowed. All sessions share one engine, which acts with a copy of the trained weights.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ class HFAgentPolicy(AgentPolicy):
 
     Args:
         model: a directory written by `save_pretrained`, a name on the hub, or a model object.
-        tokenizer: a tokenizer, or its directory or name; by default the one saved with the model.
-        action_format: the format of tool calls: hermes, llama, mistral, template, plain, bare; by default the one saved
-            with the model, else inferred from its tokenizer and chat template.
+        tokenizer: a tokenizer, or its directory or name; by default the tokenizer saved with the model.
+        action_format: the format of tool calls: hermes, llama, mistral, template, plain, bare; by default the format
+            saved with the model, else inferred from its tokenizer and chat template.
         temperature: the divisor of the logits; 0 selects the most likely token.
-        top_p: sample from the smallest set of tokens with this total probability. Episodes sampled this way cannot be
-            used for training, since the excluded tokens are not recorded.
-        top_k: sample from this many of the most likely tokens; 0 for all. As for `top_p`, not usable for training.
+        top_p: sample from the smallest set of tokens with this total probability. Such episodes cannot be used for
+            training, since the excluded tokens are not recorded.
+        top_k: sample from this many of the most likely tokens; 0 for all. As with `top_p`, the episodes cannot be used
+            for training.
         max_new_tokens: the maximum number of tokens in one answer.
         constrain: force every answer to be a tool call that is valid for its schema.
         tools_in_prompt: pass the tools to the chat template; by default as in the model's training, else True.
-        tool_role: the role of tool results in the prompt, "tool" or "user"; by default as in the model's training,
-            else "tool".
+        tool_role: the role of tool results in the prompt, "tool" or "user"; by default as in the model's training, else
+            "tool".
         chat_template: a Jinja text or file that replaces the tokenizer's template.
         template_options: variables of the chat template, such as `{enable_thinking: false}`.
         lockstep: sample for all open sessions together, so that a run is bit-for-bit reproducible.
@@ -132,7 +133,7 @@ class HFAgentPolicy(AgentPolicy):
         language_model = _language_model(acting)
         config = language_model.config.get_text_config(decoder=True)
         if len(self.tokenizer) > int(config.vocab_size):
-            sizes = f"it has {len(self.tokenizer)} tokens, but the model has {config.vocab_size}"
+            sizes = f"the tokenizer has {len(self.tokenizer)} tokens, but the model has {config.vocab_size}"
             raise ConfigError(f"tokenizer: {sizes}; use the tokenizer of this model")
         template = str(chat_template) if chat_template is not None else None
         if template is not None and (isinstance(chat_template, Path) or "{" not in template):
@@ -144,7 +145,7 @@ class HFAgentPolicy(AgentPolicy):
         self._form = find_action_format(format_name, self.tokenizer, self._layout.source, self._layout.opening)
         end_id = self._layout.end_id if self._layout.end_id is not None else self.tokenizer.eos_token_id
         if not isinstance(end_id, int):
-            raise ConfigError("tokenizer: no end-of-answer token in eos_token or in the chat template")
+            raise ConfigError("tokenizer: neither eos_token nor the chat template defines an end-of-answer token")
         self._end_id = end_id
         self._stop_ids = _stop_ids(language_model, self.tokenizer, end_id)
         if max_context is None:
@@ -155,7 +156,7 @@ class HFAgentPolicy(AgentPolicy):
             max_context = min(limits)
         if max_new_tokens >= max_context:
             raise ConfigError(
-                f"max_new_tokens: {max_new_tokens} leaves no space for a prompt in a context of {max_context} tokens"
+                f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in a context of {max_context} tokens"
             )
         self._constraints = TurnConstraints(self._layout, self.tokenizer, end_id, max_new_tokens)
         self._started: Engine | None = None
@@ -250,8 +251,11 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        """Return the call format for these tools; raise a PolicyError if it is unknown or cannot express their
-        calls."""
+        """Return the call format for these tools.
+
+        Raises:
+            PolicyError: the format is unknown or cannot express calls of these tools.
+        """
         if isinstance(self._form, PolicyError):
             raise PolicyError(str(self._form))
         self._form.check(tools)
@@ -315,7 +319,7 @@ class HFSession(AgentPolicy):
 
 
 def _language_model(model: nn.Module) -> PreTrainedModel:
-    """Return the language model without a value head."""
+    """Return the language model without its value head."""
     inner = model.policy if isinstance(model, PolicyWithValue) else model
     if not isinstance(inner, PreTrainedModel):
         raise ConfigError(f"model must be a directory, a name or a PreTrainedModel, got {type(inner).__name__}")

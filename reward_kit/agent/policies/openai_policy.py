@@ -1,7 +1,7 @@
-"""`OpenAIAgentPolicy`: act through an OpenAI-compatible endpoint.
+"""`OpenAIAgentPolicy`, which acts through an OpenAI-compatible endpoint.
 
-One policy owns one `ChatEndpoint`, and the sessions of all episodes share its connections. A session contains the
-per-episode state: its seed and its already encoded messages.
+One policy owns one `ChatEndpoint`, and the sessions of all episodes share its connections. A session contains the state
+of its episode: the seed and the messages that are already encoded.
 """
 
 from __future__ import annotations
@@ -35,30 +35,31 @@ class OpenAIAgentPolicy(AgentPolicy):
         model: the model's name at the endpoint.
         client: an `openai.AsyncOpenAI` or `AsyncAzureOpenAI` that sends the requests, with its own URL, key and
             headers. You must close it. Its `max_retries` and `timeout` are ignored in favor of the options below.
-        http_client: an `httpx.AsyncClient` to use instead of the built-in one, for proxies and certificates. You must
-            close it.
+        http_client: an `httpx.AsyncClient` to use instead of the built-in client, for proxies and certificates. You
+            must close it.
         default_headers: headers sent with each request, such as `{"api-key": …}`.
         base_url: the endpoint's URL, which may include a query such as `?api-version=1`; by default OPENAI_BASE_URL,
-            else OpenAI's.
+            else OpenAI's own URL.
         api_key: the key; by default the value of `api_key_env`, else OPENAI_API_KEY; both may also come from `.env`.
-        api_key_env: the name of the variable that contains the key; "" sends none. In Python, both may be anything; a
-            task file may name only variables configured for that origin (`providers/keys.py`).
-        temperature: sent only if set, like the next three options; otherwise the endpoint's defaults apply.
+        api_key_env: the name of the variable that contains the key; "" sends no key. In Python any variable is allowed;
+            a task file may name only variables configured for that origin (`providers/keys.py`).
+        temperature: sent only if set, like the next three options; otherwise the endpoint's default applies.
         top_p: as in the chat completions API.
         max_tokens: the maximum number of tokens in one answer.
         parallel_tool_calls: whether one answer may contain several calls.
         logprobs: request the log-probabilities of the sampled tokens.
-        stream: stream answers, so that long ones do not hit `idle_timeout_s`.
+        stream: stream answers, so that `idle_timeout_s` does not end a long answer.
         send_seed: send the episode's seed (modulo 2**31) with each request.
         send_reasoning: send earlier `reasoning_content` back; some endpoints require it, others reject it.
         extra_body: additional keys of the request, such as `return_token_ids` or `max_completion_tokens`.
-        idle_timeout_s: seconds without a byte after which an attempt ends and is retried; by default 60 with `stream`,
-            otherwise unlimited within the total, because nothing arrives before the whole answer.
+        idle_timeout_s: seconds without a byte after which an attempt ends and is retried. The default is 60 with
+            `stream`. Without streaming, only the total timeout applies, because no byte arrives before the whole
+            answer.
         total_timeout_s: seconds after which an attempt ends.
         max_attempts: the maximum number of attempts per action, including the first.
         retry_budget_s: seconds after the first attempt during which further attempts may begin.
         retry_base_s: the upper bound in seconds of the first random wait between attempts; it doubles each time.
-        price_file: a YAML or JSON file with US dollars per million tokens; see `providers/prices.py`.
+        price_file: a YAML or JSON file with prices in US dollars per million tokens; see `providers/prices.py`.
         trust_env: use the proxies set in the environment.
         requests_per_minute: the rate limit of attempts, spread evenly, over all episodes of the run.
         tokens_per_minute: the rate limit of prompt and answer tokens, likewise.
@@ -129,7 +130,7 @@ class OpenAIAgentPolicy(AgentPolicy):
             own = {"http_client": http_client, "default_headers": default_headers, "base_url": base_url}
             own |= {"api_key": api_key, "api_key_env": api_key_env, "trust_env": trust_env or None}
             if given := [name for name, value in own.items() if value is not None]:
-                raise ConfigError(f"{given[0]}: the client has this setting; set it there, or omit client")
+                raise ConfigError(f"{given[0]}: the client defines this setting; set it on the client, or omit client")
             transport = ClientTransport(
                 openai_sender(client), idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s
             )
@@ -140,7 +141,7 @@ class OpenAIAgentPolicy(AgentPolicy):
             settings = endpoint_for(traffic, base_url, api_key, "" if has_key and not api_key else api_key_env)
             if http_client is not None:
                 if trust_env:
-                    raise ConfigError("trust_env: http_client has this setting; set it there")
+                    raise ConfigError("trust_env: http_client defines this setting; set it on the client")
                 send = http_sender(http_client, settings.base_url.partition("?")[2])
                 transport = ClientTransport(send, idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
         self._prices = load_prices(price_file) if price_file is not None else None
@@ -165,7 +166,7 @@ class OpenAIAgentPolicy(AgentPolicy):
 
     @property
     def knows_cost(self) -> bool:
-        """True if the price file lists the model, so that every answer with a usage has a cost."""
+        """True if the price file lists the model, so that every answer with a reported usage has a cost."""
         return self._prices is not None and self._request["model"] in self._prices.models
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -179,7 +180,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         return await _ChatSession(self, None).get_action(observation, available_tools_specs)
 
     async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
-        """Return the model's answer to a chat request; this policy's options override the request's keys.
+        """Return the model's answer to a chat request; this policy's options override keys of the request.
 
         Raises:
             ProviderError: the endpoint rejected the request, or all retries failed.
@@ -214,7 +215,7 @@ class _ChatSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Ask the model for its next message.
+        """Request the next message from the model.
 
         Raises:
             ProviderError: the endpoint rejected the request, or all retries failed.
@@ -240,7 +241,7 @@ def _check_extra_body(extra_body: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"extra_body: expected a mapping, got {extra_body!r}")
     for key in _OWN_KEYS:
         if key in extra_body:
-            raise ConfigError(f"extra_body.{key}: this key belongs to the policy and cannot be set here")
+            raise ConfigError(f"extra_body.{key}: this key is set by the policy and cannot be overridden")
     try:
         encode_json(dict(extra_body))
     except ProviderError as error:

@@ -1,8 +1,8 @@
-"""`OwnAgentPolicy`: run an agent with its own loop, in any framework, and record its requests to the model.
+"""`OwnAgentPolicy`, which runs an agent with its own loop, in any framework, and records its model requests.
 
-Each episode's agent gets a private OpenAI-compatible URL in front of the real model and needs no code of this package.
-It runs in a task next to the worker, and the two take turns: while `get_action` runs, only the agent may use the
-episode's environment; otherwise only the worker.
+The agent of each episode gets a private OpenAI-compatible URL in front of the real model and needs no code of this
+package. It runs in a task next to the worker, and the two take turns: while `get_action` runs, only the agent may use
+the episode's environment; otherwise only the worker may.
 
 `RecordingEndpoint` is the OpenAI-compatible server on loopback to which the agent sends its requests.
 """
@@ -99,7 +99,7 @@ def _parse_request(data: bytes) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """A completion to return to a client, with its id and the model's name."""
+    """A completion to return to a client, with its id and the name of the model."""
 
     completion: ChatCompletion
     id: str
@@ -155,7 +155,10 @@ Answerer = Callable[[ChatRequest], Awaitable[RecordedAnswer]]
 
 
 class RecordingEndpoint:
-    """The server for all episodes of a policy, started by the first `open`; `model` is the reported model name."""
+    """The server for all episodes of a policy, started by the first `open`.
+
+    `model` is the name of the model that answers report.
+    """
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -165,7 +168,7 @@ class RecordingEndpoint:
         self._url = ""
 
     async def open(self, answerer: Answerer) -> str:
-        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1", whose requests `answerer` answers."""
+        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1". `answerer` answers its requests."""
         async with self._starting:
             if self._runner is None:
                 app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
@@ -274,16 +277,18 @@ class AgentTask:
 
 
 Agent = Callable[[AgentTask, str], Any]
-"""`async def agent(task, base_url)`, or a plain function, which runs in its own thread. It returns its final
-answer as text, or None if that is the model's last answer."""
+"""`async def agent(task, base_url)`, or a plain function, which runs in a separate thread.
+
+It returns the final answer as text, or None if the final answer is the model's last answer.
+"""
 
 
 class OwnAgentPolicy(AgentPolicy):
-    """Runs an agent and records every model answer it receives as one action.
+    """Runs an agent and records every model answer that it receives as one action.
 
-    An action is complete when the agent sends its next request or ends; the `results` of the action contain the work
-    in between, including tool calls. A policy's time limits therefore include the agent's own work, and the agent is
-    stopped when its episode ends.
+    An action is complete when the agent sends its next request or ends. The `results` of the action contain the work in
+    between, including tool calls. A policy's time limits therefore include the agent's own work. The agent is stopped
+    when its episode ends.
 
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
@@ -332,8 +337,8 @@ class OwnAgentPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError: an agent acts only within an episode."""
-        raise PolicyError("own_agent acts only in episodes; open a session first")
+        """Raise a PolicyError, since an agent acts only within an episode."""
+        raise PolicyError("own_agent acts only within an episode; open a session first")
 
     async def close(self) -> None:
         """Stop the recording endpoint and close the connections to the real one."""
@@ -363,7 +368,7 @@ class CallMade:
 
 
 class _AgentSession(AgentPolicy):
-    """A run of an agent: requests arrive through `endpoint`, and the model `upstream` answers them."""
+    """A run of an agent, whose requests arrive through `endpoint` and are answered by the model `upstream`."""
 
     def __init__(
         self,
@@ -406,7 +411,11 @@ class _AgentSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Answer the agent's next request and record how it uses the answer; a failed agent raises a PolicyError."""
+        """Answer the agent's next request and record how the agent uses the answer.
+
+        Raises:
+            PolicyError: the agent failed.
+        """
         self._tools[:] = available_tools_specs or []
         if self._running is None:
             self._conversation = [message.to_chat() for message in observation]
@@ -554,8 +563,8 @@ class _AgentSession(AgentPolicy):
 async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a plain function in a separate thread, which continues if the awaiting task is cancelled.
 
-    A thread pool would delay episodes while all its threads wait for a model, and one hanging thread would keep the
-    program from exiting.
+    With a thread pool, episodes would be delayed while all threads wait for a model, and one hanging thread would keep
+    the program from exiting.
     """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()  # cancelling the waiting task does not cancel a running call
@@ -591,10 +600,10 @@ def read_results(
 
 
 def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) -> list[ChatMessage]:
-    """Return the results of an action that no later request of the agent contains.
+    """Return the results of an action that appear in no later request of the agent.
 
     Each call that was `made` (matched by name and order) or prevented by the end of the episode gets a tool message.
-    Each other call, executed by the agent itself, gets a user message with its answer.
+    Each other call, which the agent executed itself, gets a user message with its answer.
     """
     left, messages = list(made), []
     for call in get_tool_calls(action):
@@ -608,7 +617,7 @@ def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) ->
 
 
 def same_conversation(given: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> bool:
-    """Return whether a model reads both conversations alike, despite added or dropped keys, nulls and spaces."""
+    """Return True if both conversations read the same to a model, ignoring added or dropped keys, nulls and spaces."""
     if len(given) != len(other):
         return False
     return all(one == two or _normalized(one) == _normalized(two) for one, two in zip(given, other, strict=True))

@@ -1,6 +1,6 @@
-"""`ReplayPolicy`: repeat a recorded run, and report the first difference.
+"""`ReplayPolicy`, which repeats a recorded run and reports the first difference.
 
-The new episode repeats the actions, tokens, usage and value estimates of the recorded one in a newly built
+The new episode repeats the actions, tokens, usage and value estimates of the recorded episode in a newly built
 environment. Its observations are compared with the record before every action and at the end.
 """
 
@@ -31,14 +31,14 @@ _ENVIRONMENT_FAILURES = ("EnvironmentFailure", "ToolError")
 
 
 class _Line(NamedTuple):
-    """The attempt number of the episode in a line, and the line's offset in the file; the latest attempt counts."""
+    """The attempt number of an episode's line, and the line's offset in the file; only the latest attempt counts."""
 
     attempt: int
     offset: int
 
 
 class ReplayPolicy(AgentPolicy):
-    """Replays the recorded episode with the same rollout id, else with the same sample and group position.
+    """Replays the recorded episode with the same rollout id, else with the same sample and position in its group.
 
     Args:
         run: the directory of a run, or its `episodes.jsonl`. Only an index of the file is kept in memory.
@@ -74,7 +74,7 @@ class ReplayPolicy(AgentPolicy):
         if not labels:
             raise ConfigError(f"{self._file} has no finished episode")
         if policy is None and len(labels) > 1:
-            raise ConfigError(f"{self._file} has episodes of {', '.join(sorted(labels))}; name one of them as policy")
+            raise ConfigError(f"{self._file} has episodes of {', '.join(sorted(labels))}; set policy to one of them")
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Return a session that replays one recorded episode.
@@ -86,7 +86,7 @@ class ReplayPolicy(AgentPolicy):
         line = self._by_id.get(context.rollout_id) or self._by_position.get(position)
         if line is None:
             number = f"rollout {context.rollout_index} of sample {context.sample_id!r}"
-            raise PolicyError(f"{self._file} has no episode to replay for {number} ({context.rollout_id})")
+            raise PolicyError(f"{self._file} has no recorded episode for {number} ({context.rollout_id})")
         episode = await anyio.to_thread.run_sync(self._read, line.offset)
         return _ReplaySession(episode, f"replay of {episode.id_} ({self._file})", self._stops, context.call_tool)
 
@@ -101,8 +101,8 @@ class ReplayPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError: actions belong to an episode; use the session returned by `open`."""
-        raise PolicyError("a replay acts only in episodes; open a session first")
+        """Raise a PolicyError, since actions belong to an episode; use the session returned by `open`."""
+        raise PolicyError("a replay acts only within an episode; open a session first")
 
 
 class _ReplaySession(AgentPolicy):
@@ -149,7 +149,7 @@ class _ReplaySession(AgentPolicy):
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Compare the messages after the last action with the record; a PolicyError if they differ."""
+        """Compare the messages after the last action with the record; raise a PolicyError if they differ."""
         self._compare(messages, self._episode.messages)
 
     def _compare(self, now: Sequence[Message], before: Sequence[Message]) -> None:
@@ -228,7 +228,7 @@ def recorded_labels(run: Path) -> list[str]:
 
 
 def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the offset and first fields of each line, skipping an incomplete last line."""
+    """Yield the offset and first fields of each line; skip an incomplete last line."""
     for number, (offset, line) in enumerate(complete_lines(file), 1):
         # Quotes are escaped inside JSON strings, so this match is the key itself; the long part need not be parsed.
         end = line.find(_AFTER_IDENTITY)

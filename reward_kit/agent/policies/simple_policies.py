@@ -28,14 +28,15 @@ from reward_kit.models import Message
 
 Script = Sequence[Action] | Callable[[Sequence[Message], list[ToolSpec] | None], Any]
 HELP = 'Type text to answer, "NAME {json}" or "NAME key=value …" to call a tool, /tools to list them, /end to stop.'
-_NEXT_LINE = "\n  "  # indented, so that a text cannot look like another message
+_NEXT_LINE = "\n  "  # indented so that a text cannot look like another message
 
 
 class RandomPolicy(AgentPolicy):
-    """Acts randomly, seeded by the episode's policy seed; a baseline for all agents.
+    """Acts randomly, seeded by the episode's policy seed; a baseline for other agents.
 
-    If the resource lists its admissible actions, each that calls an offered tool is equally likely; otherwise each tool
-    is, with arguments drawn from its schema. Without tools, the policy answers with an empty text.
+    If the resource lists its admissible actions, each action that calls an offered tool is equally likely. Otherwise
+    each tool is equally likely, with arguments drawn from its schema. Without tools, the policy answers with an empty
+    text.
     """
 
     is_free = True
@@ -86,7 +87,7 @@ class ScriptedPolicy(AgentPolicy):
         self._next: int | None = None  # outside of an episode, the list's first action is repeated
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session with a separate position in the list."""
+        """Return a session with its own position in the list."""
         if callable(self._script):
             return self
         session = copy.copy(self)
@@ -111,7 +112,7 @@ class ScriptedPolicy(AgentPolicy):
 
 
 class ExpertPolicy(AgentPolicy):
-    """Takes the resource's `expert_action`, and terminates when there is none; an upper bound for the task.
+    """Executes the resource's `expert_action`, and terminates when it returns no action; an upper bound for the task.
 
     Args:
         resource: the episode's resource, set by `open`.
@@ -132,7 +133,11 @@ class ExpertPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action; raise a PolicyError if the resource has no expert, or it calls a hidden tool."""
+        """Return the expert's action.
+
+        Raises:
+            PolicyError: the resource has no expert, or the expert calls a hidden tool.
+        """
         action = await self._resource.expert_action() if self._resource else None
         if action is not None:
             output = check_output(PolicyOutput(dict(action), action.get("content")))
@@ -140,13 +145,15 @@ class ExpertPolicy(AgentPolicy):
             hidden = [call["name"] for call in get_tool_calls(action) if call["name"] not in offered]
             if hidden:
                 who = f"the expert of {type(self._resource).__name__}"
-                fix = "name it in tools, or choose another policy"
+                fix = "add it to the task's tools, or choose another policy"
                 raise PolicyError(f"{who} calls {hidden[0]!r}, which the task does not offer: {fix}")
             self._has_acted = True
             return output
         if self._has_acted:
             return PolicyOutput({"type": "terminate"})
-        raise PolicyError(f"{type(self._resource).__name__} has no expert; define expert_action() or choose a policy")
+        raise PolicyError(
+            f"{type(self._resource).__name__} has no expert; define expert_action() or choose another policy"
+        )
 
 
 class HumanPolicy(AgentPolicy):

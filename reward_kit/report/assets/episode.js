@@ -1,4 +1,4 @@
-// One episode step by step: messages and actions, and beside each step its credit and the actions of its peers.
+// One episode step by step: the conversation first, then its score, then how credit compares it with its group.
 (() => {
   const { el, numbersOf, peersOf, scalesOf } = RK;
   const MANY = 200; // steps on the page at a time
@@ -10,6 +10,10 @@
       this.group = group;
       this.episode = episode;
       this.scales = scalesOf(group);
+      this.isCredited = Boolean(RK.credit) || group.episodes.some(({ steps }) => steps.some((step) => step.A !== null));
+      const has = (key) => episode.steps.some(({ usage }) => usage[key] !== null);
+      this.has = { prompt: has("prompt"), completion: has("completion"), policy_s: has("policy_s"), cost: has("cost") };
+      this.hasRewards = episode.steps.some((step) => step.reward);
       this.anchors = new Map(
         group.anchors.flatMap((anchor) =>
           anchor.members.filter(([e]) => e === episode.index).map(([, t]) => [t, anchor]),
@@ -20,9 +24,16 @@
       this.tree = el("div");
       this.list = el("ol", { class: "steps", start: 0 });
       container.replaceChildren(
-        ...[this.bar(), this.head(), this.strip(), this.groupPart(), this.before(), this.list, this.after()].filter(
-          Boolean,
-        ),
+        ...[
+          this.bar(),
+          this.head(),
+          this.strip(),
+          this.before(),
+          this.list,
+          this.after(),
+          RK.episodeResult(episode),
+          this.creditPart(),
+        ].filter(Boolean),
       );
       this.shows(0);
     }
@@ -74,7 +85,7 @@
     strip() {
       const { steps } = this.episode;
       if (!steps.length) return null;
-      const [key, name] = this.episode.credit.is_credited ? ["A", "A"] : ["ret", "G"];
+      const key = "peer";
       this.cells = steps.map((step, t) =>
         el(
           "a",
@@ -82,31 +93,36 @@
             class: `cell ${RK.heat(step[key], this.scales[key])}`,
             href: RK.href("episode", this.episode.id, t),
             title: this.toldOf(step),
-            "aria-label": `step ${t}, ${name} ${RK.signed(step[key])}`,
+            "aria-label": `step ${t}, ${RK.signed(step[key])} beside its peers`,
           },
           step[key] > 0 ? "+" : step[key] < 0 ? "−" : "·",
         ),
       );
-      return el("nav", { class: "strip", "aria-label": "Steps" }, this.cells);
+      const hidden = !this.isCredited || !this.scales.peer; // a row of equal cells shows nothing
+      return el("nav", { class: "strip", "aria-label": "Steps", hidden }, this.cells);
     }
 
     toldOf(step) {
       return `step ${step.index}: ${RK.cut(step.action, 80)}; reward ${RK.signed(step.reward)}, G ${RK.signed(step.ret)}, A ${RK.signed(step.A)}`;
     }
 
-    groupPart() {
-      if (!RK.tree || this.group.episodes.length < 2 || !this.group.episodes.some((one) => one.steps.length))
-        return null;
-      return el(
+    creditPart() {
+      if (!this.episode.steps.length) return null;
+      this.hasTree = this.group.episodes.length > 1;
+      this.credit = el(
         "details",
-        { class: "group-part", open: true },
-        el("summary", null, "The group side by side"),
+        { class: "group-part", open: this.isCredited, ontoggle: () => this.drawTree() },
+        el("summary", null, this.hasTree ? "Credit: the group side by side" : "Credit"),
+        RK.creditTold(this.episode),
+        RK.tiedNote(this.group),
         this.tree,
       );
+      return this.credit;
     }
 
     drawTree() {
-      if (this.tree.isConnected) RK.tree(this.tree, this.group, this.episode.index, this.current ?? 0);
+      if (this.hasTree && this.credit.open && this.tree.isConnected)
+        RK.tree(this.tree, this.group, this.episode.index, this.current ?? 0);
     }
 
     // The conversation
@@ -139,21 +155,50 @@
       return messages.slice(begin, end);
     }
 
-    card(t) {
+    // The reward of a step if some step of the episode has one; the figures beside a credited step have it already.
+    rewardTold(step) {
+      return this.hasRewards && !this.isCredited ? [`reward ${RK.signed(step.reward)}`] : [];
+    }
+
+    // The credit of a step, beside it.
+    side(t) {
       const step = this.episode.steps[t];
       const anchor = this.anchors.get(t);
       const others = anchor ? anchor.members.length - 1 : 0;
-      const messages = this.messagesOf(t);
       const key =
         step.key === null
           ? null
           : step.key.length > 40 || /^[0-9a-f]{32,}$/.test(step.key)
             ? `${RK.cut(step.key, KEY_SHOWN)}…`
             : step.key;
+      return el(
+        "div",
+        { class: "step-side" },
+        numbersOf(step, this.scales),
+        el(
+          "p",
+          { class: "state faint" },
+          key === null
+            ? "no state recorded"
+            : [
+                "state ",
+                el("span", { class: "stranger", title: RK.cut(step.key, 300) }, key),
+                el("br"),
+                others ? `${RK.count(others)} peer${others === 1 ? "" : "s"}` : "no peers",
+              ],
+        ),
+      );
+    }
+
+    card(t) {
+      const step = this.episode.steps[t];
+      const messages = this.messagesOf(t);
+      const own = messages?.[0];
+      const isTold = own && (own.text || own.calls.length || own.reasoning); // the message of terminate is empty
       const card = el(
         "li",
         {
-          class: "step",
+          class: this.isCredited ? "step" : "step whole",
           tabindex: -1,
           "aria-label": this.toldOf(step),
           value: t,
@@ -168,29 +213,19 @@
             el("a", { href: RK.href("episode", this.episode.id, t) }, `Step ${t}`),
             step.is_valid === false ? el("span", { class: "tag bad" }, "invalid action") : null,
             step.tool_errors.length ? el("span", { class: "tag bad" }, "tool error") : null,
+            el(
+              "span",
+              { class: "usage" },
+              [...this.rewardTold(step), ...RK.usageTold(step, this.has)].map((one) => el("span", null, one)),
+            ),
           ),
-          messages ? RK.chat(messages) : el("div", { class: "message assistant" }, RK.folded(step.action)),
+          isTold ? null : el("div", { class: "message assistant" }, RK.folded(step.action)),
+          messages ? RK.chat(messages) : null,
           step.reward_reason
             ? el("p", { class: "faint stranger" }, `reward: ${RK.cut(step.reward_reason, 400)}`)
             : null,
         ),
-        el(
-          "div",
-          { class: "step-side" },
-          numbersOf(step, this.scales),
-          el(
-            "p",
-            { class: "state faint" },
-            key === null
-              ? "no state recorded"
-              : [
-                  "state ",
-                  el("span", { class: "stranger", title: RK.cut(step.key, 300) }, key),
-                  el("br"),
-                  others ? `${RK.count(others)} peer${others === 1 ? "" : "s"}` : "no peers",
-                ],
-          ),
-        ),
+        this.isCredited ? this.side(t) : null,
         el("div", { class: "step-more", hidden: true }),
       );
       this.cards.set(t, card);
@@ -220,15 +255,8 @@
     }
 
     after() {
-      const { episode } = this;
-      const how = episode.score === null ? "It is unscored." : `Its score is ${RK.figure(episode.score)}.`;
-      return el(
-        "p",
-        { class: "the-end" },
-        "The episode ended by ",
-        el("span", { class: "stranger" }, episode.stop),
-        `. ${how}`,
-      );
+      const stop = el("span", { class: "stranger" }, this.episode.stop);
+      return el("p", { class: "the-end" }, "The episode ended by ", stop, ".");
     }
 
     // Go to a step. A quiet one was clicked, so it is already in view.
@@ -267,7 +295,10 @@
 
     fill(more, t) {
       more.hidden = false;
-      more.replaceChildren(peersOf(this.group, this.anchors.get(t), [this.episode.index, t], this.scales.A));
+      const anchor = this.anchors.get(t);
+      const peers = anchor || this.isCredited ? peersOf(this.group, anchor, [this.episode.index, t], this.scales.A) : "";
+      const folded = () => el("details", null, el("summary", null, "Other actions in this state"), peers);
+      more.replaceChildren(this.isCredited || !peers ? peers : folded());
       if (RK.tokens && this.episode.tokens) {
         const tokens = el("div");
         more.append(el("h4", null, "Tokens"), tokens);

@@ -1,4 +1,4 @@
-// The head of an episode: its score with the reason, its end, and its sample.
+// An episode apart from its conversation: the head before it; its score, sample and credit after it.
 (() => {
   const { el } = RK;
 
@@ -22,18 +22,32 @@
     );
   };
 
-  const outcome = (episode) =>
+  const outcome = (episode, kind) => [
     el(
-      "p",
-      { class: "outcome" },
-      el(
-        "span",
-        { class: episode.score === null ? "big unscored" : "big" },
-        episode.score === null ? "unscored" : RK.figure(episode.score),
-      ),
-      episode.is_imputed ? el("span", { class: "tag" }, "imputed") : null,
-      episode.error ? el("span", { class: "tag bad" }, `error: ${episode.error}`) : null,
-    );
+      "span",
+      { class: episode.score === null ? `${kind} unscored` : kind },
+      episode.score === null ? "unscored" : RK.figure(episode.score),
+    ),
+    episode.is_imputed ? el("span", { class: "tag" }, "imputed") : null,
+    episode.error ? el("span", { class: "tag bad" }, `error: ${episode.error}`) : null,
+  ];
+
+  const dollars = (cost) => `$${cost.toFixed(4)}`;
+  const counted = (tokens) => (tokens === null ? RK.DASH : RK.count(tokens));
+
+  // The tokens, latency and cost of a step; only kinds of figures that some step of the episode has.
+  RK.usageTold = ({ usage }, has) =>
+    [
+      has.prompt || has.completion ? `${counted(usage.prompt)} → ${counted(usage.completion)} tokens` : null,
+      has.policy_s ? RK.seconds(usage.policy_s) : null,
+      has.cost ? (usage.cost === null ? `cost ${RK.DASH}` : dollars(usage.cost)) : null,
+    ].filter(Boolean);
+
+  const totals = ({ usage, is_partly_priced }) => [
+    `prompt tokens ${counted(usage.prompt)}`,
+    `completion tokens ${counted(usage.completion)}`,
+    `cost ${usage.cost === null ? RK.DASH : `${is_partly_priced ? "at least " : ""}${dollars(usage.cost)}`}`,
+  ];
 
   const facts = (episode) => {
     const told = [
@@ -43,6 +57,7 @@
       episode.took_s === null ? null : `took ${RK.seconds(episode.took_s)}`,
       episode.attempt ? `attempt ${episode.attempt + 1}` : null,
       episode.environment_return === null ? null : `environment return ${RK.signed(episode.environment_return)}`,
+      ...totals(episode),
     ];
     const shown = told.filter(Boolean).map((one) => el("li", { class: "stranger" }, one));
     return el("ul", { class: "facts" }, shown);
@@ -81,6 +96,14 @@
     ];
   };
 
+  // The note on a group without differences.
+  RK.tiedNote = (group) => {
+    if (!group.is_tied) return null;
+    const isDiscounted = group.episodes.some(({ steps }) => steps.some((step) => step.A));
+    const rest = isDiscounted ? " Its advantages differ from 0 only because later rewards are discounted." : "";
+    return el("p", { class: "tied" }, `All episodes of this group have the same score, so no step has credit.${rest}`);
+  };
+
   // The source of the figures beside the steps, and how to compute missing ones.
   RK.creditTold = ({ credit }) => {
     const hint = [
@@ -97,12 +120,19 @@
       { class: "episode-head" },
       crumbs(episode, group),
       heading,
-      outcome(episode),
+      el("p", { class: "outcome" }, "score ", outcome(episode, "known")),
       facts(episode),
       failure(episode),
+    );
+
+  RK.episodeResult = (episode) =>
+    el(
+      "section",
+      { class: "episode-result", "aria-label": "Score and metrics" },
+      el("h3", null, "Score and metrics"),
+      el("p", { class: "outcome" }, outcome(episode, "big")),
       episode.reason ? RK.folded(episode.reason, undefined, "reason") : null,
       metrics(episode),
       asides(episode),
-      RK.creditTold(episode),
     );
 })();

@@ -131,13 +131,25 @@
       .reverse();
   };
 
+  // The recorded tokens, seconds and cost of an action; null if missing.
+  const usageOf = (usage, policy_s) => ({
+    prompt: number(usage?.prompt_tokens),
+    completion: number(usage?.completion_tokens),
+    policy_s: number(policy_s),
+    cost: number(usage?.cost),
+  });
+
   const stepsOf = (record, score, credit, messages) => {
     const steps = record.steps ?? [];
     const outputs = new Map((score?.result?.step_outputs ?? []).map((output) => [output.step_index, output]));
     const byStep = new Map(credit.map((line) => [line.step, line]));
     const { rewards, counted, of } = rewardsOf(record, score, steps.length);
     const gamma = number(settings?.gamma) ?? 1;
-    const returns = returnsOf(counted, number(score?.score), gamma, number(settings?.default_step_reward) ?? 0);
+    const usual = number(settings?.default_step_reward) ?? 0;
+    const final = number(score?.score);
+    const returns = returnsOf(counted, final, gamma, usual);
+    const credited = steps.map((_, t) => (byStep.has(t) ? number(byStep.get(t).base_reward) : counted[t]));
+    const undiscounted = final === null ? [] : returnsOf(credited, final, 1, usual);
     const places = new Map(
       messages.map((message, place) => [message.role === "assistant" ? message.step : undefined, place]),
     );
@@ -152,6 +164,8 @@
         reward: line ? number(line.base_reward) : rewards[t],
         reward_reason: outputs.get(t)?.reason ? plainText(outputs.get(t).reason) : null,
         ret: line ? number(line.return_to_go) : returns[t],
+        undiscounted: undiscounted[t] ?? null,
+        peer: null, // set for the whole group
         A_E: number(line?.A_E),
         A_S: number(line?.A_S),
         A: number(line?.A),
@@ -161,6 +175,7 @@
         anchor: line?.anchor ?? null,
         peers: [],
         is_valid: outcome.is_action_valid ?? null,
+        usage: usageOf(outcome.usage, record.timing?.steps_policy_s?.[t]),
         tool_errors: (outcome.tools ?? []).filter((tool) => tool?.error).map((tool) => plainText(tool.error)),
         version: number(step?.outputs?.policy_version),
       };
@@ -236,7 +251,8 @@
       policy_s: number(known.timing?.policy_s),
       environment_s: number(known.timing?.environment_s),
       environment_return: number(known.environment_return),
-      usage: known.usage ?? {},
+      usage: usageOf(known.usage),
+      is_partly_priced: steps.some(({ usage }) => usage.cost === null && usage.completion !== null),
       metrics: metricsOf(result),
       query: result?.query ? plainText(result.query) : null,
       response: result?.response ? plainText(result.response) : null,
@@ -268,7 +284,29 @@
       members: own,
       mean_return: of(own, "ret"),
       mean_A: of(own, "A"),
+      mean_peer: of(own, "peer"),
     }));
+  };
+
+  // `peer` of each step: its undiscounted return minus the mean of all steps in the same state; null if no other episode
+  // was in it. If episodes share no states, whole episodes are compared. Discounting would favor late steps even among
+  // equal episodes.
+  const comparePeers = (episodes, states) => {
+    const known = (steps) => steps.filter((step) => step.undiscounted !== null);
+    const all = known(episodes.flatMap(({ steps }) => steps));
+    const least = 1e-9 * all.reduce((most, step) => Math.max(most, Math.abs(step.undiscounted)), 1);
+    const compare = (step, own, others) => {
+      const difference = own - mean(others.map((other) => other.undiscounted));
+      step.peer = Math.abs(difference) < least ? 0 : difference;
+    };
+    const shared = states.filter((members) => new Set(members.map(([e]) => e)).size > 1);
+    for (const members of shared) {
+      const steps = known(members.map(([e, t]) => episodes[e].steps[t]));
+      for (const step of steps) compare(step, step.undiscounted, steps);
+    }
+    if (shared.length) return;
+    const firsts = known(episodes.flatMap(({ steps }) => steps.slice(0, 1)));
+    for (const { steps } of episodes) for (const step of known(steps)) compare(step, steps[0].undiscounted, firsts);
   };
 
   // Computed on demand: storing the peers of all steps would be quadratic.
@@ -277,8 +315,8 @@
     Object.defineProperty(step, "peers", { get, enumerable: true });
   };
 
-  // The states shared by several steps of the group; recorded keys if the estimator uses no states.
-  const anchorsOf = (episodes) => {
+  // The steps [episode, step] of each state that several steps share; recorded keys if the estimator uses no states.
+  const statesOf = (episodes) => {
     const states = new Map();
     episodes.forEach((one, e) =>
       one.steps.forEach((step, t) => {
@@ -288,27 +326,25 @@
         states.get(name).push([e, t]);
       }),
     );
-    return [...states.values()]
-      .filter((members) => members.length > 1)
-      .map((members) => {
-        const [[e, t]] = members;
-        for (const [one, step] of members) withPeers(episodes[one].steps[step], one, step, members);
-        const { key, anchor, key_text } = episodes[e].steps[t];
-        const actions = actionsOf(episodes, members);
-        return {
-          key,
-          anchor,
-          text: key_text,
-          members,
-          mean_return: mean(members.map(([a, b]) => episodes[a].steps[b].ret)),
-          actions,
-        };
-      });
+    return [...states.values()].filter((members) => members.length > 1);
   };
+
+  const anchorsOf = (episodes, states) =>
+    states.map((members) => {
+      const [[e, t]] = members;
+      for (const [one, step] of members) withPeers(episodes[one].steps[step], one, step, members);
+      const { key, anchor, key_text } = episodes[e].steps[t];
+      const mean_return = mean(members.map(([a, b]) => episodes[a].steps[b].ret));
+      return { key, anchor, text: key_text, members, mean_return, actions: actionsOf(episodes, members) };
+    });
 
   const groupOf = (id, size, first, ids, stored) => {
     const episodes = stored.map((one, place) => episodeOf(one, ids[place], id, place));
     const scores = episodes.map((one) => one.score);
+    const known = scores.filter((score) => score !== null);
+    const states = statesOf(episodes);
+    comparePeers(episodes, states);
+    const differs = episodes.some(({ steps }) => steps.some((step) => step.peer));
     return {
       id,
       size,
@@ -317,8 +353,9 @@
       policy: [...new Set(episodes.map((one) => one.policy))].join(", "),
       episodes,
       baseline: mean(scores),
-      scored: scores.filter((score) => score !== null).length,
-      anchors: anchorsOf(episodes),
+      scored: known.length,
+      is_tied: known.length > 1 && new Set(known).size === 1 && !differs,
+      anchors: anchorsOf(episodes, states),
     };
   };
 

@@ -5,10 +5,10 @@
   const LEAST = 0.8; // smallest scale to fit a diagram that is slightly too wide
   const MANY = 24; // lanes shown at first
   const FIELDS = [
-    ["A", "A, the advantage"], ["A_S", "A_S, step part"], ["A_E", "A_E, episode part"],
+    ["peer", "peers in the same state"], ["A", "A, the advantage"], ["A_S", "A_S, step part"], ["A_E", "A_E, episode part"],
     ["ret", "G, return from this step on"], ["reward", "reward of the step"],
   ];
-  const choice = { field: "A", all: false, whole: false }; // kept from step to step
+  const choice = { field: "peer", all: false, whole: false }; // kept from step to step
   const trees = new WeakMap(); // container -> diagram
   const placed = new WeakMap(); // group -> layout
   const { el, svg } = RK;
@@ -42,18 +42,17 @@
       this.container = container;
       this.group = group;
       this.names = RK.actionNames(group);
-      // Hide a part of the advantage that is 0 everywhere, such as A_S with many estimators.
-      this.fields = FIELDS.filter(([key]) => largest(group, key) > 0);
-      if (!this.fields.length) this.fields = FIELDS.filter(([key]) => key === "reward");
+      // Hide a part of the advantage that is 0 everywhere, such as A_S with many estimators. Equal episodes get no color.
+      this.fields = FIELDS.filter(([key]) => key === "peer" || (!group.is_tied && largest(group, key) > 0));
     }
 
     build(own, step) {
       this.at = [own, step];
       this.field = this.fields.some(([key]) => key === choice.field) ? choice.field : this.fields[0][0];
-      this.most = Math.max(1e-9, largest(this.group, this.field));
+      this.most = largest(this.group, this.field);
       this.shown = chosen(this.group, own);
       this.places = placesOf(this.group, this.shown, this.names);
-      this.panel = RK.treePanel(this.group, this.names, { most: this.most, field: this.field });
+      this.panel = RK.treePanel(this.group, this.names);
       this.view = el("div", { class: "tree-view", onscroll: () => this.draw() }, this.canvas());
       const words = RK.treeWords(this.group, this.names);
       this.container.replaceChildren(el("div", { class: "tree" }, RK.treeCaption(this.group), this.head(), this.view, this.panel.element, words));
@@ -273,18 +272,18 @@
       };
       const [all, some] = [this.group.episodes.length, this.shown.length];
       const more = choice.all ? `all ${all} episodes: show fewer` : `${some} of ${all} episodes, from best to worst: show all`;
-      return el("div", { class: "tree-head" }, RK.treeScale(this.most, this.field), el("div", null,
+      return el("div", { class: "tree-head" }, this.most ? RK.treeScale(this.most, this.field) : el("span"), el("div", null,
         all > MANY ? el("button", { type: "button", data: { control: "all" }, onclick: again(() => { choice.all = !choice.all; }) }, more) : null,
         el("label", null, el("input", { type: "checkbox", checked: choice.whole, data: { control: "whole" }, onchange: again((box) => { choice.whole = box.checked; }) }), "full width"),
-        el("label", null, "colour", el("select", { data: { control: "field" }, onchange: again((box) => { choice.field = box.value; }) }, options))));
+        options.length > 1 && el("label", null, "color", el("select", { data: { control: "field" }, onchange: again((box) => { choice.field = box.value; }) }, options))));
     }
   }
 
-  // The most decisive step: the best in the state with the largest difference in return between actions.
+  // The most decisive step: the best in the state with the largest difference from peers between actions.
   const crossroads = (group) => {
     const found = group.anchors.filter((anchor) => anchor.actions.length > 1).map((anchor) => {
-      const sorted = anchor.actions.filter((one) => one.mean_return !== null).sort((a, b) => b.mean_return - a.mean_return);
-      return { place: sorted[0]?.members[0], spread: sorted.length ? sorted[0].mean_return - sorted.at(-1).mean_return : -1 };
+      const sorted = anchor.actions.filter((one) => one.mean_peer !== null).sort((a, b) => b.mean_peer - a.mean_peer);
+      return { place: sorted[0]?.members[0], spread: sorted.length ? sorted[0].mean_peer - sorted.at(-1).mean_peer : -1 };
     });
     found.sort((a, b) => b.spread - a.spread);
     return found.find((one) => one.place)?.place ?? [group.episodes.findIndex((one) => one.steps.length), 0];

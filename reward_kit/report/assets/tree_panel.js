@@ -7,6 +7,7 @@
   const NUMBERS = [
     ["reward", "reward", "of this step"], ["ret", "G", "return from this step on"], ["A_E", "A_E", "the episode compared with its group"],
     ["A_S", "A_S", "the step compared with others in its state"], ["A", "A", "advantage, both combined"],
+    ["peer", "peers", "undiscounted return compared with the other episodes in this state"],
   ];
   // An action as a call with one argument, in Python or JSON syntax.
   const CALL = /^([\w.-]+)\(([\w.-]+)=(?:"(.*)"|'(.*)'|([^,"']*))\)$/s;
@@ -54,7 +55,8 @@
     const size = group.size ?? group.episodes.length;
     const mean = typeof group.baseline === "number" ? `, mean score ${RK.short(group.baseline)}` : "";
     return RK.el("p", { class: "faint tree-caption" }, `${RK.count(size)} episode${size === 1 ? "" : "s"} from one start${mean}. `,
-      "A lane is an episode, a cell a step: + and blue where it did better than the others, − and orange where it did worse. ",
+      "A lane is an episode, a cell a step",
+      group.is_tied ? ". " : ": + and blue where it did better than the others, − and orange where it did worse. ",
       "Steps in one frame were taken in the same state. Each lane ends with its score and episode number.");
   };
 
@@ -70,7 +72,7 @@
     write(1, "start", RK.signed(-most, 2));
     write(94, "middle", "0");
     write(188, "end", RK.signed(most, 2));
-    const [less, more] = field.startsWith("A") ? ["worse", "better"] : ["below 0", "above 0"];
+    const [less, more] = field === "peer" || field.startsWith("A") ? ["worse", "better"] : ["below 0", "above 0"];
     return RK.el("span", { class: "tree-scale" }, less, bar, more);
   };
 
@@ -86,7 +88,7 @@
     return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
   };
 
-  // The actions taken in the state of a step, best first: {text, members, ret, A}.
+  // The actions taken in the state of a step, best first: {text, members, ret, A, peer}.
   const doneThere = (group, names, episode, step) => {
     const one = group.episodes[episode].steps[step];
     const actions = new Map();
@@ -98,18 +100,22 @@
       actions.get(text).steps.push(group.episodes[e].steps[t]);
     }
     return [...actions.values()]
-      .map(({ text, members, steps }) => ({ text, members, ret: mean(steps.map((s) => s.ret)), A: mean(steps.map((s) => s.A)) }))
-      .sort((a, b) => (b.ret ?? -Infinity) - (a.ret ?? -Infinity) || b.members.length - a.members.length);
+      .map(({ text, members, steps }) => {
+        const [ret, A, peer] = ["ret", "A", "peer"].map((key) => mean(steps.map((step) => step[key])));
+        return { text, members, ret, A, peer };
+      })
+      .sort((a, b) => (b.peer ?? -Infinity) - (a.peer ?? -Infinity) || b.members.length - a.members.length);
   };
   RK.doneThere = doneThere;
 
   // The panel under the picture.
-  RK.treePanel = (group, names, { most }) => {
+  RK.treePanel = (group, names) => {
     const element = RK.el("div", { class: "tree-panel" });
+    const scales = RK.scalesOf(group);
     const mostReturn = group.episodes.reduce((most, one) => one.steps.reduce((larger, step) => Math.max(larger, Math.abs(step.ret ?? 0)), most), 1e-9);
 
     const numbers = (one) => RK.el("dl", { class: "tree-numbers" }, NUMBERS.map(([key, name, hint]) => RK.el("div", { title: hint },
-      RK.el("dt", null, key.startsWith("A_") ? ["A", RK.el("sub", null, key.slice(2))] : name), RK.el("dd", { class: key[0] === "A" ? RK.heat(one[key], most) : null }, RK.signed(one[key])))));
+      RK.el("dt", null, key.startsWith("A_") ? ["A", RK.el("sub", null, key.slice(2))] : name), RK.el("dd", { class: key in scales && key !== "reward" && key !== "ret" ? RK.heat(one[key], scales[key]) : null }, RK.signed(one[key])))));
 
     const bar = (value) => {
       const width = value === null ? 0 : (Math.abs(value) / mostReturn) * 80;
@@ -124,7 +130,7 @@
     const row = (found, isOwn) => RK.el("tr", { class: isOwn ? "own" : null },
       RK.el("th", { scope: "row" }, RK.el("span", { class: "stranger", dir: "auto" }, RK.shown(found.text, 80)), isOwn ? RK.el("span", { class: "this" }, "this step") : null),
       RK.el("td", { class: "n" }, `${found.members.length}×`), bar(found.ret),
-      RK.el("td", { class: "n" }, RK.el("span", { class: `chip-heat ${RK.heat(found.A, most)}` }, RK.signed(found.A, 2))), links(found.members));
+      RK.el("td", { class: "n" }, RK.el("span", { class: `chip-heat ${RK.heat(found.A, scales.A)}` }, RK.signed(found.A, 2))), links(found.members));
 
     const table = (episode, step) => {
       const found = doneThere(group, names, episode, step);
@@ -163,7 +169,7 @@
       for (const [e, t] of [[episode, place], ...(step.peers ?? [])]) seen.add(`${e} ${t}`);
       const found = doneThere(group, names, episode, place);
       if (found.length < 2) return;
-      const spread = (found[0].ret ?? 0) - (found[found.length - 1].ret ?? 0);
+      const spread = (found[0].peer ?? 0) - (found[found.length - 1].peer ?? 0);
       const parts = found.slice(0, 6).map((done) => `${RK.shown(done.text, 60)} ${done.members.length}×, mean return ${RK.signed(done.ret)}`);
       lines.push([spread, `In the state of episode ${RK.numberOf(group, episode)}, step ${place}: ${parts.join("; ")}${found.length > 6 ? "; …" : ""}.`]);
     }));
@@ -171,7 +177,7 @@
     const ends = group.episodes.map((one, place) => `#${RK.numberOf(group, place)}: ${one.steps.length} steps, ${typeof one.score === "number" ? "score " : ""}${RK.scoreText(one)}`);
     return RK.el("details", { class: "tree-words" }, RK.el("summary", null, "Text description"),
       RK.el("p", null, `${group.episodes.length} episodes. ${ends.join(". ")}.`),
-      lines.length ? RK.el("p", null, "States with different actions, largest difference in return first:") : null,
+      lines.length ? RK.el("p", null, "States with different actions, largest difference from peers first:") : null,
       RK.el("ol", null, lines.slice(0, CROSSROADS).map(([, line]) => RK.el("li", { class: "stranger" }, line))),
       lines.length > CROSSROADS ? RK.el("p", null, `and ${lines.length - CROSSROADS} more states.`) : null);
   };

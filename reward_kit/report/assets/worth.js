@@ -9,6 +9,7 @@
     ["A_E", "A_E", "the episode's advantage: its score compared with its group"],
     ["A_S", "A_S", "the step's advantage: its return compared with others in the same state"],
     ["A", "A", "advantage: the combination used in training"],
+    ["peer", "peers", "undiscounted return compared with the other episodes in this state"],
   ];
 
   // Numbers
@@ -21,13 +22,14 @@
     return found;
   };
   const scalesOf = (group) => {
-    const advantages = most(group, ["A_E", "A_S", "A"]);
+    const advantages = group.is_tied ? 0 : most(group, ["A_E", "A_S", "A"]); // 0: neither bars nor colors
     return {
       reward: most(group, ["reward"]),
       ret: most(group, ["ret"]),
       A_E: advantages,
       A_S: advantages,
       A: advantages,
+      peer: most(group, ["peer"]),
     };
   };
 
@@ -57,7 +59,7 @@
           el(
             "dd",
             null,
-            barOf(step[key], scales[key], key.startsWith("A")),
+            barOf(step[key], scales[key], key !== "reward" && key !== "ret"),
             el(
               "span",
               { class: key === "A" ? `value ${RK.heat(step[key], scales[key])}` : "value" },
@@ -114,7 +116,7 @@
         { class: "faint" },
         "No other step of the group was taken in this state, so there is nothing to compare.",
       );
-    const worth = (action) => action.mean_A ?? action.mean_return ?? -Infinity;
+    const worth = (action) => action.mean_peer ?? -Infinity;
     const actions = [...anchor.actions].sort((one, other) => worth(other) - worth(one));
     const isOwn = (action) => action.members.some(([e, t]) => e === own[0] && t === own[1]);
     const place = actions.findIndex(isOwn);

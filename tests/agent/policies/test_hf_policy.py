@@ -315,10 +315,10 @@ async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
         ({"model": "small", "max_new_tokens": True}, "max_new_tokens: expected a whole number above 0, got True"),
         ({"model": "small", "max_sessions": 0}, "max_sessions: expected a whole number above 0, got 0"),
         ({"model": "small", "max_context": 0}, "max_context: expected a whole number above 0, got 0"),
-        ({"model": "small", "max_context": 5000}, "max_context: 5000 is more than the 4096 positions"),
+        ({"model": "small", "max_context": 5000}, "max_context: 5000 exceeds the 4096 positions"),
         ({"model": "small", "temperature": "hot"}, "temperature: expected a number of at least 0, got 'hot'"),
         ({"model": "small", "lockstep": "yes"}, "lockstep must be true or false, got 'yes'"),
-        ({"model": "small", "max_new_tokens": 4096}, "max_new_tokens: 4096 leaves no space for a prompt in a context"),
+        ({"model": "small", "max_new_tokens": 4096}, "max_new_tokens: 4096 leaves no room for a prompt in a context"),
         ({"model": "small", "tokenizer": "."}, r"tokenizer: .* has no tokenizer; save it there with save_pretrained"),
         (
             {"model": "small", "action_format": "hermess"},
@@ -344,7 +344,7 @@ def test_model_object_without_tokenizer_is_rejected():
 
 
 def test_tokenizer_larger_than_the_model_is_rejected():
-    with pytest.raises(ConfigError, match=r"tokenizer: it has \d+ tokens, but the model has 10"):
+    with pytest.raises(ConfigError, match=r"tokenizer: the tokenizer has \d+ tokens, but the model has 10"):
         HFAgentPolicy(small_llama(10), BYTES)
 
 
@@ -384,8 +384,11 @@ class TestStoredOptions:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ({"action_format": "plain"}, "action_format: the model was trained with bare .* here it is plain; remove"),
-            ({"tools_in_prompt": True}, "tools_in_prompt: the model was trained with false .* here it is true"),
+            (
+                {"action_format": "plain"},
+                "action_format: the model was trained with bare .* the option is plain; remove",
+            ),
+            ({"tools_in_prompt": True}, "tools_in_prompt: the model was trained with false .* the option is true"),
         ],
     )
     def test_contradicting_options_are_rejected(self, tmp_path, options, told):

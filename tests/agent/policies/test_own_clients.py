@@ -109,7 +109,7 @@ async def test_azure_client_addresses_its_deployment() -> None:
     [
         (status(401), r"answered HTTP 401: .*check the key"),
         (status(500), r"answered HTTP 500"),
-        (dropped(), r"gave no answer"),
+        (dropped(), r"did not answer"),
     ],
 )
 async def test_failure_of_the_given_client_is_a_provider_error(behaviour: Any, message: str) -> None:
@@ -132,7 +132,7 @@ async def test_failure_of_the_given_client_is_a_provider_error(behaviour: Any, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"client": "own", "base_url": "http://127.0.0.1:1/v1"}, "base_url: the client has this setting"),
+        ({"client": "own", "base_url": "http://127.0.0.1:1/v1"}, "base_url: the client defines this setting"),
         ({"client": "sync"}, "client: expected an AsyncOpenAI or AsyncAzureOpenAI, got an OpenAI"),
         ({"http_client": 3, "api_key": "k"}, r"http_client: expected an httpx\.AsyncClient, got an int"),
         ({"default_headers": {"a": 1}, "api_key": "k"}, "default_headers must be a mapping of names to strings"),
@@ -272,7 +272,7 @@ async def test_policy_that_has_called_tools_is_not_retried() -> None:
             return await super().get_action(observation, available_tools_specs)
 
     async with ChatServer([status(503)]) as server, worker_of(Acting, server.base_url) as worker:
-        with pytest.raises(ProviderError, match=r"HTTP 503.*get_action had called tools"):
+        with pytest.raises(ProviderError, match=r"HTTP 503.*get_action had already called tools"):
             await worker.run_episode()
     assert len(server.requests) == 1
 

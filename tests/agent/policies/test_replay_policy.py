@@ -302,7 +302,7 @@ class TestRecordedRun:
         (first,) = await collect(ScriptedPolicy([text("done")]))
         _, second = await collect(ReplayPolicy(written(tmp_path, first)), rollouts=2)
         assert (
-            f"{tmp_path / 'episodes.jsonl'} has no episode to replay for rollout 1 of sample 's'"
+            f"{tmp_path / 'episodes.jsonl'} has no recorded episode for rollout 1 of sample 's'"
             in failure(second)["message"]
         )
 
@@ -329,7 +329,7 @@ class TestRecordedRun:
             written(tmp_path, *await collect(ScriptedPolicy([text(f"I am {label}")]), label=label))
         (again,) = await collect(ReplayPolicy(tmp_path, policy="b"), label="b")
         assert again.messages[-1].text == "I am b"
-        with pytest.raises(ConfigError, match="has episodes of a, b; name one of them as policy"):
+        with pytest.raises(ConfigError, match="has episodes of a, b; set policy to one of them"):
             ReplayPolicy(tmp_path)
         with pytest.raises(ConfigError, match="no episode of policy 'c'"):
             ReplayPolicy(tmp_path, policy="c")

@@ -53,7 +53,7 @@ def hf(model: Path, options: dict[str, Any]) -> dict[str, Any]:
         ({"model": "walker"}, {}, "model 'walker': it is neither a directory.*Looked for in"),
         ({"model": "train.yml"}, {}, r"Looked for in .*; did you mean 'train.yaml'"),
         ({"temprature": 1}, {}, "policy.temprature: unknown key"),
-        ({"max_new_tokens": 512}, {}, "leaves no space for a prompt"),
+        ({"max_new_tokens": 512}, {}, "leaves no room for a prompt"),
     ],
 )
 def test_unsuitable_policy_options_are_rejected(

@@ -1,1 +1,1 @@
-"""The engine that samples actions from a local language model, and the formats and constraints of its answers."""
+"""Sampling of actions from a local language model: the engine, action formats, and constraints on answers."""

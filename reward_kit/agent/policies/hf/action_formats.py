@@ -1,6 +1,6 @@
-"""Action formats: how a model writes tool calls, for parsing and for constraining them.
+"""Action formats, which define how a model writes tool calls. They are used to parse and to constrain calls.
 
-A model's text becomes an assistant message and then an action, in the same way as an endpoint's answer: arguments that
+A model's text becomes an assistant message and then an action, in the same way as an endpoint's answer. Arguments that
 are not a JSON object are stored verbatim as `arguments_text`, and the worker answers with a tool error.
 """
 
@@ -24,7 +24,7 @@ from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
 from reward_kit.safe_input import parse_json
 
 MAX_LISTED = 10_000
-"""The maximum number of listed calls; with more, a grammar is used."""
+"""Maximum number of listed calls; above it, a grammar is used."""
 Literal = Callable[[str], str]
 Schema = Callable[[Mapping[str, Any]], str]
 _THINK_END = "</think>"
@@ -35,7 +35,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool that can be called now, with the JSON schema of its arguments, which describes an object."""
+    """A tool that can be called now, with the JSON schema of its arguments, which are an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -48,7 +48,7 @@ class ToolSchema:
 
     @cached_property
     def text_parameter(self) -> str | None:
-        """The name of the tool's only parameter, if it has exactly one and its type is text."""
+        """The name of the tool's only parameter if that parameter is a text, else None."""
         if len(self.parameters) != 1:
             return None
         ((name, schema),) = self.parameters.items()
@@ -123,7 +123,7 @@ class ActionFormat(ABC):
 
     @abstractmethod
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
-        """Return the right side of a Lark rule for a turn with exactly one call, of this tool.
+        """Return the right-hand side of a Lark rule for a turn with exactly one call of this tool.
 
         `literal` converts a text and `schema` a JSON schema into terminals of the grammar.
         """
@@ -137,9 +137,9 @@ class ActionFormat(ABC):
         return ""
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
-        """Return the action for a turn's complete sampled text, without the token that ended it.
+        """Return the action for the complete sampled text of a turn, without the token that ended it.
 
-        Call ids contain `turn`. Without `may_reason`, an end-of-reasoning marker is ordinary text.
+        Call ids contain `turn`. If `may_reason` is false, an end-of-reasoning marker is ordinary text.
         """
         before, end, rest = text.partition(_THINK_END) if may_reason else (text, "", "")
         content, calls, reasoning = self.read(rest.strip("\n") if end else text, tools)
@@ -254,7 +254,7 @@ class Plain(ActionFormat):
     def check(self, tools: Sequence[ToolSchema]) -> None:
         for tool in tools:
             if tool.name.split() != [tool.name]:
-                problem = f"action_format plain cannot call {tool.name!r}: the name of a tool must not contain a space"
+                problem = f"action_format plain cannot call {tool.name!r}, because the tool's name contains a space"
                 raise PolicyError(f"{problem}; set action_format: hermes")
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
@@ -287,7 +287,7 @@ class Plain(ActionFormat):
 
 
 class Bare(ActionFormat):
-    """The whole text is the only argument of the only tool."""
+    """The whole text as the only argument of the only tool."""
 
     name = "bare"
 
@@ -318,7 +318,7 @@ class Bare(ActionFormat):
 class ResponseTemplate(ActionFormat):
     """The tokenizer's own `response_template` (see `PreTrainedTokenizerBase.parse_response`), for parsing only.
 
-    `opening`, the text between the last message and an answer, may contain the start of its reasoning.
+    `opening` is the text between the last message and an answer; it may contain the start of the answer's reasoning.
     """
 
     name = "template"
@@ -351,7 +351,7 @@ class ResponseTemplate(ActionFormat):
 
 
 def _is_object_of(value: str, parameter: str) -> bool:
-    """Return whether a text is a JSON object with only this key."""
+    """Return True if a text is a JSON object with only this key."""
     try:
         parsed = parse_json(value) if value.startswith("{") else None
     except (ValueError, RecursionError):
@@ -360,7 +360,7 @@ def _is_object_of(value: str, parameter: str) -> bool:
 
 
 def _split_json(text: str) -> tuple[str, str]:
-    """Split a text into its leading JSON value and the rest; the rest is "" if the JSON is broken."""
+    """Split a text into its leading JSON value and the rest; the rest is "" if the JSON is invalid."""
     try:
         _, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
@@ -369,7 +369,7 @@ def _split_json(text: str) -> tuple[str, str]:
 
 
 def _read_call(block: str) -> RawToolCall:
-    """Parse the call in a JSON text; if the JSON is broken, keep the recognizable parts verbatim."""
+    """Parse the call in a JSON text; if the JSON is invalid, keep the recognizable parts verbatim."""
     try:
         value = _DECODER.decode(block)
     except (ValueError, RecursionError):
@@ -382,7 +382,7 @@ def _read_call(block: str) -> RawToolCall:
 
 
 def _as_text(arguments: Any) -> str:
-    """Return arguments as text. Some models wrap the JSON in a string."""
+    """Return arguments as text, since some models wrap the JSON in a string."""
     if isinstance(arguments, str):
         return arguments
     return "{}" if arguments is None else json_text(arguments)
@@ -395,11 +395,13 @@ _CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
 def find_action_format(
     name: str, tokenizer: Any, template: str | None, opening: str = ""
 ) -> ActionFormat | PolicyError:
-    """Return the format `name`, or the model's own for "auto"; return an error to raise once there are tools.
+    """Return the format `name`, or the model's own format for "auto".
 
-    "auto" takes the first match: the tokenizer's `response_template`; hermes if the chat template contains
+    "auto" selects the first match: the tokenizer's `response_template`; hermes if the chat template contains
     `<tool_call>` and JSON calls; mistral if it contains `[TOOL_CALLS]`; llama if it contains `<|python_tag|>`, or both
     `"parameters"` and `<|start_header_id|>`. `opening` is the template's text between the last message and an answer.
+
+    If "auto" finds no match, return a PolicyError for the caller to raise once an episode has tools.
 
     Raises:
         ConfigError: the format is unknown, or it is "template" and the tokenizer has no `response_template`.

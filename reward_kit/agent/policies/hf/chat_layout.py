@@ -1,8 +1,8 @@
 """Conversion of messages to token ids by a chat template, without tokenizing any text twice.
 
-The context of a turn is the exact ids of the episode so far, followed by the ids of the text that the template adds
-after an answer: the remainder after the answer's end token, the new messages and the generation prompt. That text is
-rendered from a short conversation with placeholders, tokenized once and cached. This is valid only if the template
+The context of a turn consists of the exact ids of the episode so far, followed by the ids of the text that the template
+adds after an answer: the remainder after the answer's end token, the new messages and the generation prompt. That text
+is rendered from a short conversation with placeholders, tokenized once and cached. This is valid only if the template
 leaves earlier text unchanged, which is first tested with the real messages.
 """
 
@@ -60,20 +60,21 @@ NO_TOOLS = Tools("", None)
 
 
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
-    """Return the tools of a turn with a fresh key, since specifications may change in place."""
+    """Return the tools of a turn with a newly computed key, since specifications may change in place."""
     return Tools(_TOOLS_ENCODER.encode(specs), specs) if specs else NO_TOOLS
 
 
 class ChatLayout:
     """A tokenizer with its chat template and the template's options; shared by all sessions.
 
-    Raises a ConfigError if the template is missing or cannot render a question and an answer.
-
     Attributes:
         source: the source of the chat template.
         shows_tools: True if tools can change the template's text.
         end_id: the token that the template appends to an answer; None if it is ordinary text.
         opening: the template's text between the last message and an answer.
+
+    Raises:
+        ConfigError: the template is missing, or cannot render a question and an answer.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -111,7 +112,7 @@ class ChatLayout:
         return ids
 
     def encoded(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text that may occur again; they are cached."""
+        """Return the cached ids of a text that may occur again."""
         return self._cache.get(("text", text), lambda: tuple(self.encode(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -120,8 +121,11 @@ class ChatLayout:
         return text
 
     def whole(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render a conversation from its beginning up to the next answer; raise a PolicyError if the template rejects
-        it."""
+        """Render a conversation from its beginning up to the next answer.
+
+        Raises:
+            PolicyError: the template rejects the conversation.
+        """
         return self._cache.get(("whole", self._key(chat), tools.key), lambda: self.whole_uncached(chat, tools))
 
     def whole_uncached(self, chat: Sequence[Chat], tools: Tools) -> Delta:
@@ -149,11 +153,14 @@ class ChatLayout:
         return self._cache.get(("delta", self._key(new), tools.key), render)
 
     def keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, *, reasons: bool) -> bool:
-        """Return whether new messages of these roles leave the text before them unchanged.
+        """Return True if new messages of these roles leave the text before them unchanged.
 
-        This is tested once per sequence of roles, with two answers, since an earlier answer may be rendered differently
-        from the last. `first` are the messages before the first answer; `reasons` is True if answers contain reasoning.
-        A template that rejects or omits messages raises a PolicyError.
+        This is tested once per sequence of roles, with two answers, since a template may render an earlier answer
+        differently from the last one. `first` contains the messages before the first answer; `reasons` is True if
+        answers contain reasoning.
+
+        Raises:
+            PolicyError: the template rejects or omits messages.
         """
 
         def test() -> bool:
@@ -162,15 +169,15 @@ class ChatLayout:
             head, tail = self.whole(first, tools), self.delta(marked, tools)
             if tail.text.count(_MARK) < len(marked):
                 raise PolicyError(
-                    f"the chat template omits messages of role {' or '.join(sorted(set(roles)))}; "
-                    "set another chat_template or, for tool results, tool_role: user"
+                    f"the chat template omits messages of role {' or '.join(sorted(set(roles)))}; set another "
+                    "chat_template or, for tool results, tool_role: user"
                 )
             whole = self._render([*first, answer, *marked, answer, *marked], tools)
             if whole != head.text + (text + tail.text) * 2:
                 return False
             ids = tuple(self.encode(whole))
             if ids[: len(head.ids)] != head.ids or ids[len(ids) - len(tail.ids) :] != tail.ids:
-                logger.info("text between answers has different token ids alone than in context; it is tokenized alone")
+                logger.info("text between answers has different token ids alone and in context; it is tokenized alone")
             return True
 
         roles, first_roles = (tuple(message["role"] for message in chat) for chat in (new, first))
@@ -200,7 +207,7 @@ class ChatLayout:
         return text
 
     def _mark_nested(self, value: Any) -> Any:
-        """Mark control tokens in parameter names too, which `mark_control_tokens` leaves unchanged."""
+        """Mark control tokens in parameter names too; `mark_control_tokens` leaves them unchanged."""
         if isinstance(value, Mapping):
             return {self._mark_nested(key): self._mark_nested(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -233,7 +240,7 @@ class RecentResults:
         self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the result for a key, calling `make` only for a new key."""
+        """Return the cached result for a key; call `make` for a new key."""
         if key in self._known:
             self._known.move_to_end(key)
             known: _Value = self._known[key]
@@ -272,7 +279,7 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 
 
 class PromptTokens(NamedTuple):
-    """The model's input in one turn: the whole context, and the reason if it does not extend the previous one."""
+    """The model's input in one turn: the whole context, and the reason if it does not extend the previous context."""
 
     ids: list[int]
     reason: str | None
@@ -289,7 +296,7 @@ class TokenConversation:
         self._chat: list[Chat] = []
         self._tools = NO_TOOLS
         self._has_ended = self._awaits_answer = False
-        self._reasoned: set[bool] = set()  # for the sampled answers in the context: do they have reasoning
+        self._reasoned: set[bool] = set()  # True for each sampled answer in the context that has reasoning
 
     def prompt(self, observation: Sequence[Message], tools: Tools) -> PromptTokens:
         """Return the context of the next turn; messages after the last answer are new.

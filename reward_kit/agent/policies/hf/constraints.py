@@ -37,7 +37,7 @@ class TokenConstraint(Protocol):
         """Return the ids that may come next; None for any."""
 
     def advance(self, token_id: int) -> None:
-        """Record the sampled token."""
+        """Record a sampled token."""
 
 
 class TurnConstraints:
@@ -64,7 +64,7 @@ class TurnConstraints:
                 trie = ChoiceTrie({text: self._layout.encoded(text) for text in texts}, self._stop_id)
                 if trie.longest > self._max_new_tokens:
                     limit = f"max_new_tokens={self._max_new_tokens}"
-                    raise PolicyError(f"the longest choice has {trie.longest} tokens, more than {limit}")
+                    raise PolicyError(f"the longest choice has {trie.longest} tokens, but the limit is {limit}")
                 return trie
             lines = [f"start: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
             for number, tool in enumerate(tools):
@@ -109,7 +109,10 @@ class _Node:
 class ChoiceTrie:
     """A trie of the token ids of texts, each followed by the stop token. Many turns can share it.
 
-    `choices` contains the ids of each text without the stop token; empty or duplicate choices raise a PolicyError.
+    `choices` contains the ids of each text without the stop token.
+
+    Raises:
+        PolicyError: there are no choices, or two of them have the same ids.
     """
 
     __slots__ = ("longest", "root")
@@ -124,8 +127,8 @@ class ChoiceTrie:
                 raise PolicyError(f"the choice {text!r} contains the token {stop_id}, which ends a turn")
             if key in by_ids:
                 raise PolicyError(
-                    f"the choices {by_ids[key]!r} and {text!r} have the same token ids; the tokenizer cannot "
-                    "distinguish them (are their words in its vocabulary?)"
+                    f"the choices {by_ids[key]!r} and {text!r} have the same token ids, so the tokenizer "
+                    "cannot distinguish them; check that their words are in its vocabulary"
                 )
             by_ids[key] = text
         self.longest = max(map(len, by_ids))
@@ -156,17 +159,18 @@ class Choices:
         return self._node.allowed
 
     def advance(self, token_id: int) -> None:
-        """Record the sampled token; raise a PolicyError if it does not continue a choice."""
+        """Record a sampled token; raise a PolicyError if it does not continue a choice."""
         node = self._node.child(token_id)
         if node is None:
-            raise PolicyError(f"token {token_id} is not among the allowed {self._node.allowed.tolist()}")
+            raise PolicyError(f"token {token_id} is not allowed here; allowed: {self._node.allowed.tolist()}")
         self._node = node
 
 
 class GrammarCompiler:
     """Compiles each grammar once, for a fast `transformers` tokenizer with byte-level tokens.
 
-    Raises a ConfigError if llguidance is not installed or cannot read the tokenizer.
+    Raises:
+        ConfigError: llguidance is not installed or cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, stop_id: int) -> None:
@@ -185,16 +189,19 @@ class GrammarCompiler:
         self.ids_of = lru_cache(_MASKS)(_allowed_ids)
 
     def literal(self, text: str) -> str:
-        """Return `text` as a grammar literal; a text that equals one added token becomes that token."""
+        """Return `text` as a grammar literal; a text that equals an added token becomes that token."""
         return f"<[{self._added[text]}]>" if text in self._added else json.dumps(text)
 
     def schema(self, schema: Mapping[str, Any]) -> str:
-        """Return the rule for JSON valid for `schema`, with spaces only after commas and colons."""
+        """Return the rule for JSON that is valid for `schema`, with spaces only after commas and colons."""
         return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
 
     def start(self, grammar: str) -> JsonGrammar:
-        """Return a constraint for `grammar`, a Lark grammar with a rule `start`; raise a PolicyError if it is
-        invalid."""
+        """Return a constraint for `grammar`, a Lark grammar with a rule `start`.
+
+        Raises:
+            PolicyError: the grammar is invalid.
+        """
         return JsonGrammar(self, self._matcher(grammar).deep_copy())
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -228,7 +235,7 @@ class JsonGrammar:
         return ids
 
     def advance(self, token_id: int) -> None:
-        """Record the sampled token; raise a PolicyError if it does not match the grammar."""
+        """Record a sampled token; raise a PolicyError if it does not match the grammar."""
         if token_id == self._compiler.stop_ids[0] and self._matcher.is_accepting():
             self.is_done = True
             return

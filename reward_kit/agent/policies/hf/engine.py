@@ -1,9 +1,9 @@
-"""`Engine`: sampling from a `transformers` causal LM for many sessions at the same time.
+"""`Engine`, which samples from a `transformers` causal LM for many sessions at the same time.
 
 Each session requests turns. A single task owns the model and computes waiting and running turns together in a worker
 thread, in bursts of forward passes; new turns join between two forward passes. A session's keys and values are cached
 between its turns, so that only new tokens are computed, and prompts with a common prefix share it. Weights are swapped
-only while no turn is running, so a turn and all keys and values it attends to come from one version.
+only while no turn is running, so a turn and all keys and values that it attends to come from one version.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from reward_kit.agent.policies.hf.constraints import TokenConstraint
 
 QUIET_PASSES = 8
-"""The number of event loop passes without a new turn after which a burst begins without the idle sessions."""
+"""Number of event loop passes without a new turn after which a burst begins without the idle sessions."""
 WORTH_SHARING = 16
-"""The number of additional cached tokens that another row must offer before they are copied."""
+"""Number of additional cached tokens that another row must offer before they are copied."""
 MASK_CELLS = 2**25
-"""The approximate maximum number of cells in one forward pass's mask; longer prompts are split into pieces."""
+"""Approximate maximum number of cells in the mask of one forward pass; longer prompts are split into pieces."""
 
 
 class Generated(NamedTuple):
     """The tokens sampled in one turn, including the stop token.
 
-    The log-probabilities are those of the sampling distribution after temperature, filters and constraint. They are
+    The log-probabilities are those of the sampling distribution, after temperature, filters and constraint. They are
     0.0 for greedy and forced tokens, which had probability one.
     """
 
@@ -66,7 +66,7 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class GeneratedTurn:
-    """A call of `generate` and, once it is over, its result or error."""
+    """A call of `generate` with its result or error, once the turn is over."""
 
     slot: Slot
     prompt: Ints
@@ -74,7 +74,7 @@ class GeneratedTurn:
     sampling: Sampling
     constraint: TokenConstraint | None
     allowed: Ints | None = None  # ids that the constraint allows next; None for any
-    allowed_ids: list[Ints | None] = field(default_factory=list)  # at each token so far
+    allowed_ids: list[Ints | None] = field(default_factory=list)  # the allowed ids at each token so far
     value: float | None = None
     finish_reason: str = ""  # "" while the turn is running
     generated: Generated | None = None
@@ -86,7 +86,7 @@ class GeneratedTurn:
         return bool(self.finish_reason) or self.error is not None
 
     def advance(self, token_id: int) -> None:
-        """Pass a token to the constraint. If no token may follow, end the turn, even on its last allowed token."""
+        """Pass a token to the constraint; end the turn if no further token may follow."""
         assert self.constraint is not None
         self.constraint.advance(token_id)
         if self.constraint.is_done:
@@ -122,12 +122,12 @@ class Engine:
     """Samples turns for many sessions concurrently.
 
     Args:
-        model: a causal LM that nothing else uses from now on; it stays on its device.
+        model: a causal LM that is used by nothing else from now on; it stays on its device.
         stop_ids: tokens that end a turn.
         max_context: the maximum number of tokens in a context, prompt and answer together.
-        max_slots: the number of contexts cached at once. With more sessions, the longest-idle ones lose their cache
-            and recompute it.
-        lockstep: start a batch only when every open session has requested a turn, with rows in order of rank: the same
+        max_slots: the number of contexts cached at once. With more sessions, the sessions that were idle for longest
+            lose their cache and recompute it.
+        lockstep: start a batch only when every open session has requested a turn, with rows ordered by rank. The same
             sessions with the same seeds then produce bit-identical results.
         value_head: a module that maps the last hidden states (B, H) to values (B,) or (B, 1).
         tokens_per_forward: the maximum number of new tokens in one forward pass.
@@ -176,7 +176,7 @@ class Engine:
         return self._running.version
 
     def open(self, rank: Any, seed: int) -> Slot:
-        """Open a session. In lockstep, `rank` determines the order of rows; all ranks must be mutually sortable."""
+        """Open a session. In lockstep, `rank` determines the order of rows, so all ranks must be comparable."""
         self._check_open()
         slot = Slot(rank, np.random.default_rng(seed))
         self._open.add(slot)
@@ -191,7 +191,7 @@ class Engine:
         sampling: Sampling,
         constraint: TokenConstraint | None = None,
     ) -> Generated:
-        """Sample one turn. A session runs one turn at a time; each turn needs its own constraint.
+        """Sample one turn. A session runs one turn at a time, and each turn needs a new constraint.
 
         The prompt is the whole context; the prefix cached in the session's row is not computed again.
 
@@ -201,7 +201,7 @@ class Engine:
         """
         self._check_open()
         if slot.is_closed or slot.turn is not None:
-            state = "closed" if slot.is_closed else "in a turn already"
+            state = "closed" if slot.is_closed else "already sampling a turn"
             raise PolicyError(f"the session of {slot.rank!r} is {state}")
         prompt = np.array(prompt_ids, dtype=np.int64)
         if not len(prompt) or max_new_tokens < 1:
@@ -212,7 +212,9 @@ class Engine:
             raise PolicyError(f"a prompt token is outside the model's vocabulary of {self._model.vocabulary}")
         capacity = self._model.slots.capacity
         if len(prompt) + max_new_tokens > capacity:
-            raise LimitError(f"{len(prompt)} tokens and {max_new_tokens} new ones do not fit a context of {capacity}")
+            raise LimitError(
+                f"{len(prompt)} prompt tokens and {max_new_tokens} new tokens do not fit into a context of {capacity}"
+            )
         turn = GeneratedTurn(slot, prompt, max_new_tokens, sampling.check(), constraint)
         slot.turn = turn
         event = self._callers[turn] = asyncio.Event()
@@ -248,7 +250,8 @@ class Engine:
     async def publish(
         self, state_dict: Mapping[str, Tensor], version: int, *, value_head: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Use new weights from the next turn on; return once they are in use. They must not change in the meantime.
+        """Use new weights from the next turn on; return once they are in use. The caller must not change them before
+        that.
 
         Running turns finish with the weights they began with, and no new turn begins before the swap.
 
@@ -423,7 +426,9 @@ class _Running:
         return left
 
     def _row_for(self, slot: Slot) -> int:
-        """Return the session's row, else a free row, else that of the longest-idle session; -1 if all are busy."""
+        """Return the session's row, else a free row, else the row of the session that was idle for longest; -1 if all
+        are busy.
+        """
         if slot.row >= 0:
             return slot.row
         if None in self._owners:
@@ -437,7 +442,7 @@ class _Running:
         return row
 
     def _is_worth_waiting(self, turn: GeneratedTurn) -> bool:
-        """Return whether a running turn will soon cache a prefix of this prompt; if so, make that turn pause there."""
+        """Return True if a running turn will soon cache a prefix of this prompt; if so, make that turn pause there."""
         own = self._slots.common(turn.slot.row, turn.prompt) if turn.slot.row >= 0 else 0
         if len(turn.prompt) - own <= WORTH_SHARING or not self.turns:
             return False
@@ -453,7 +458,7 @@ class _Running:
         return True
 
     def release(self, slot: Slot) -> None:
-        """Take a session's row away. The row's content remains until another context needs the row."""
+        """Free a session's row. Its content remains until another context needs the row."""
         if slot.row >= 0:
             self._owners[slot.row], slot.row = None, -1
 
@@ -481,7 +486,7 @@ class _Running:
             self._follow(row, may_force=self._value_head is None)
 
     def step(self) -> list[GeneratedTurn]:
-        """Run one forward pass, append a token to each row with a complete context, and return the ended turns."""
+        """Run one forward pass, append a token to each row with a complete context, and return the turns that ended."""
         if self.turns and not self._ended:
             rows_B, counts_B = self._due()
             is_ready_B = self._slots.held_R[rows_B] + counts_B == self._counts_R[rows_B]
@@ -493,7 +498,7 @@ class _Running:
         return ended
 
     def _due(self) -> tuple[Ints, Ints]:
-        """Return the rows to compute next and their token counts, shortest first if not all fit."""
+        """Return the rows to compute next and their token counts, shortest first if not all of them fit."""
         rows_B = np.array(sorted(self.turns), dtype=np.int64)
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
         counts_B = np.where(stops_B > held_B, stops_B, self._counts_R[rows_B]) - held_B

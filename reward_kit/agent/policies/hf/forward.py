@@ -33,11 +33,11 @@ from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
 
 Ints = NDArray[np.int64]
 _POSITIONS = 256
-"""The number of positions per row that are allocated initially."""
+"""Number of positions that are initially allocated per row."""
 
 
 class SlotLayer(CacheLayerMixin):
-    """A layer's keys and values, (R, C, heads, width), for the reserved R rows of C positions."""
+    """A layer's keys and values, each of shape (R, C, heads, width), for R reserved rows of C positions."""
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -68,7 +68,9 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the current chunk's (B, heads, T, width); return the keys and values that its tokens attend to."""
+        """Write the keys and values of the current chunk, (B, heads, T, width); return those that its tokens attend
+        to.
+        """
         if self.stores is None:
             self.lazy_initialization(key_states, value_states)
         chunk = self._slots.chunk
@@ -87,7 +89,7 @@ class SlotLayer(CacheLayerMixin):
         return self._slots.chunk.length if self._slots.chunk else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the mask sizes for models that build their own mask; they receive the chunk's mask anyway."""
+        """Return the mask sizes for models that build a mask themselves; they receive the chunk's mask anyway."""
         return self.get_seq_length(), 0
 
     def get_max_length(self) -> int:
@@ -153,11 +155,11 @@ class KVSlots(Cache):
 
 
 IMPLEMENTATION = "reward_kit_rows"
-_EIGHT = 8  # alignment of the rows of masks for GPU kernels
+_EIGHT = 8  # alignment of mask rows for GPU kernels
 
 
 class NewTokens(NamedTuple):
-    """The tokens to compute: for each row of `rows_B`, its next `counts_B` tokens from position `starts_B` on.
+    """The tokens to compute: for each row in `rows_B`, the next `counts_B` tokens from position `starts_B` on.
 
     `length` is the number of positions in a row that they can attend to.
     """
@@ -169,9 +171,9 @@ class NewTokens(NamedTuple):
 
 
 class PaddedChunk:
-    """(B, T) inputs, with shorter rows padded at the end.
+    """(B, T) inputs in which shorter rows are padded at the end.
 
-    Padding repeats the row's last token at the same position, so that it writes the same values again.
+    Padding repeats the row's last token at the same position, so it writes the same values again.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
@@ -190,7 +192,7 @@ class PaddedChunk:
         }
 
     def seen(self, store_RCHW: Tensor) -> Tensor:
-        """Return the chunk's rows, copied."""
+        """Return a copy of the chunk's rows."""
         return store_RCHW[:, : self.length].index_select(0, self._rows_B).transpose(1, 2)
 
 
@@ -278,7 +280,10 @@ class _Part:
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Return (B*T, heads, width). Heads that share keys become queries of one head, to avoid repeating keys."""
+        """Return the attention, (B*T, heads, width).
+
+        Heads that share keys are merged into the queries of one head, to avoid repeating keys.
+        """
         lines, width = self.positions_BT.shape
         shared = query_NHW.shape[1] // keys.shape[2]
         query = query_NHW if self.queries_BT is None else query_NHW[self.queries_BT.flatten()]
@@ -337,11 +342,14 @@ def attend_to_rows(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for `transformers`' attention interface: the current packed chunk over all stored rows.
+    """Compute attention over all stored rows for the current packed chunk, as `transformers`' attention interface
+    requires.
 
-    The query is (1, heads, N, width); key and value are the layer's stores, (R, C, heads, width), from the cache. The
-    chunk builds its own mask. Of the other options, only `sliding_window` may change the result; an unknown one raises
-    a NotImplementedError. Outside of an engine's forward pass, compute scaled dot-product attention.
+    The query has shape (1, heads, N, width). Key and value are the layer's stores from the cache, (R, C, heads, width).
+    The chunk builds its own mask. Outside of an engine's forward pass, compute scaled dot-product attention.
+
+    Raises:
+        NotImplementedError: an option other than `sliding_window` may change the result.
     """
     chunk: PackedChunk | None = getattr(_current, "chunk", None)
     if chunk is None:
@@ -356,17 +364,17 @@ AttentionInterface.register(IMPLEMENTATION, attend_to_rows)
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 _PROBE = 7
-"""The length in tokens of the contexts used to test a layout."""
+"""Length in tokens of the contexts used to test a layout."""
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""The allowed deviation of last hidden states from a plain forward pass, in standard deviations."""
+"""Maximum deviation of last hidden states from a plain forward pass, in standard deviations."""
 
 
 class RowModel:
     """A causal LM and the cache rows in which it computes.
 
     Logits are computed only for the requested tokens: a hook before the output embedding selects their hidden states,
-    which works for every causal LM. Rows are packed if the model uses the attention interface, else padded; either
-    layout is first tested against a plain forward pass.
+    which works for every causal LM. Rows are packed if the model uses the attention interface, else padded; both
+    layouts are tested against a plain forward pass before use.
 
     Args:
         model: the model; it stays in evaluation mode from now on.
@@ -384,9 +392,7 @@ class RowModel:
         text = model.config.get_text_config(decoder=True)
         positions = getattr(text, "max_position_embeddings", None) or capacity
         if capacity > positions:
-            raise ConfigError(
-                f"max_context: {capacity} is more than the {positions} positions of {type(model).__name__}"
-            )
+            raise ConfigError(f"max_context: {capacity} exceeds the {positions} positions of {type(model).__name__}")
         self._model = model.train(mode=False)
         # transformers 5.24 renamed past_key_values; a model's own code may keep the old name.
         has_new_name = "cache" in inspect.signature(model.forward).parameters
@@ -423,7 +429,7 @@ class RowModel:
         value_head: nn.Module | None = None,
         head_state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load the weights of the model and, if passed, of the value head; load all or none.
+        """Load the weights of the model and, if passed, of the value head; load all of them or none.
 
         Raises:
             PolicyError: names or shapes do not match the model or the value head.
@@ -444,7 +450,9 @@ class RowModel:
         """Compute the next `counts_B` tokens of `rows_B`, each row once, and store their keys and values.
 
         For every requested token, `picked` contains its index in `rows_B` and its index among the row's new tokens.
-        Returns their logits, logits_PV, and last hidden states, hidden_PH.
+
+        Returns:
+            The logits of the requested tokens, logits_PV, and their last hidden states, hidden_PH.
         """
         slots, starts_B = self.slots, self.slots.held_R[rows_B]
         kind, end = PackedChunk if self.is_packed else PaddedChunk, int((starts_B + counts_B).max())
@@ -464,7 +472,7 @@ class RowModel:
     def _choose_layout(self, text: PretrainedConfig) -> None:
         """Choose packed rows if they reproduce the last hidden states of a plain forward pass, else padded rows.
 
-        One of two test contexts is computed in two passes, the other in one.
+        One of the two test contexts is computed in two passes, the other in one.
         """
         slots, nowhere = self.slots, np.zeros(0, dtype=np.int64)
         lines, count = min(2, slots.rows), min(_PROBE, slots.capacity)
@@ -478,7 +486,7 @@ class RowModel:
         for self.is_packed in (True, False):
             self._attend_with(IMPLEMENTATION if self.is_packed else self._own_attention)
             try:
-                with boundary(ConfigError, "tried out"):
+                with boundary(ConfigError, "test of a layout"):
                     slots.ids_RC[:lines, :count] = ids_BT
                     slots.forget()
                     if first_B[0]:

@@ -45,31 +45,33 @@ def no_progress_bars() -> Iterator[None]:
 def remember(tokenizer: Any, **options: Any) -> None:
     """Store options with the tokenizer; `save_pretrained` writes them to `tokenizer_config.json`.
 
-    A model trained to answer with bare commands performs badly, without any error, if its answers are parsed as JSON.
-    The options that determine the form of prompts and answers are therefore saved with the tokenizer, like its chat
-    template.
+    A model that was trained to answer with bare commands performs badly, without any error, if its answers are parsed
+    as JSON. The options that determine the form of prompts and answers are therefore saved with the tokenizer, like its
+    chat template.
 
     Args:
         tokenizer: a tokenizer of `transformers`.
-        **options: keys of `OPTIONS`; options stored earlier remain.
+        **options: keys of `OPTIONS`; options stored earlier are kept.
 
     Raises:
         ConfigError: an option is unknown.
     """
     if unknown := sorted(options.keys() - OPTIONS.keys()):
-        raise ConfigError(f"unknown option {', '.join(unknown)}; options saved with a model: {', '.join(OPTIONS)}")
+        raise ConfigError(
+            f"unknown option {', '.join(unknown)}; options that are saved with a model: {', '.join(OPTIONS)}"
+        )
     if options:
         tokenizer.init_kwargs[_KEY] = {**remembered(tokenizer), **options}
 
 
 def remembered(tokenizer: Any) -> dict[str, Any]:
-    """Return the options stored with the tokenizer, without unknown ones."""
+    """Return the options stored with the tokenizer, ignoring unknown ones."""
     kept = getattr(tokenizer, "init_kwargs", {}).get(_KEY)
     return {key: value for key, value in kept.items() if key in OPTIONS} if isinstance(kept, dict) else {}
 
 
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Combine the given `OPTIONS` with those stored with the tokenizer; None means the stored value, if any.
+    """Combine the given `OPTIONS` with those stored with the tokenizer; None uses the stored value, if any.
 
     Raises:
         ConfigError: a given option contradicts the stored one.
@@ -83,8 +85,8 @@ def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
     for key, value in chosen.items():
         if key in kept and kept[key] != value:
             raise ConfigError(
-                f"{key}: the model was trained with {as_yaml(kept[key])} (see its tokenizer_config.json), but here "
-                f"it is {as_yaml(value)}; remove {key}"
+                f"{key}: the model was trained with {as_yaml(kept[key])} (see its tokenizer_config.json), but "
+                f"the option is {as_yaml(value)}; remove {key}"
             )
     return {**kept, **chosen}
 
@@ -99,9 +101,11 @@ class ModelSource(NamedTuple):
 
     @classmethod
     def parse(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> ModelSource:
-        """Parse the options of a policy; an unknown directory, device or dtype raises a ConfigError.
+        """Parse the options of a policy. A model that starts with a dot, a slash or a tilde, has more than one slash,
+        or is a `Path`, is a path.
 
-        A path starts with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
+        Raises:
+            ConfigError: the directory, device or dtype is unknown.
         """
         target = parse_device(device)
         if dtype != "auto" and dtype not in DTYPES:
@@ -172,7 +176,11 @@ class ModelSource(NamedTuple):
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device with this name; "auto" is the accelerator, if any. An unusable device raises a ConfigError."""
+    """Return the device with this name; "auto" selects the accelerator, if any.
+
+    Raises:
+        ConfigError: the device cannot be used.
+    """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return accelerator or torch.device("cpu")
@@ -190,7 +198,7 @@ def parse_device(name: str) -> torch.device:
 
 @torch.no_grad()
 def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights with `peft` low-rank adapters merged, under their names without adapters.
+    """Return the module's weights with `peft` low-rank adapters merged, under the names without adapters.
 
     The module is not changed. Without adapters, return its `state_dict`.
     """
@@ -216,12 +224,12 @@ def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
 class PolicyWithValue(nn.Module):
     """A causal language model and a value head, trained together.
 
-    Calling it calls the model. The value of a state is `value_head` of the hidden state at the last token before an
-    action, from which the action's first token is sampled.
+    Calling it calls the model. The value of a state is `value_head` applied to the hidden state at the last token
+    before an action; the action's first token is sampled from the same hidden state.
 
     Args:
         policy: a causal language model of `transformers`.
-        value_head: a module (…,H) -> (…,1). By default a linear layer of zeros with the model's dtype and device,
+        value_head: a module (…,H) -> (…,1). The default is a linear layer of zeros with the model's dtype and device,
             because advantages should start as plain returns, without noise from the critic.
 
     Raises:
@@ -244,7 +252,6 @@ class PolicyWithValue(nn.Module):
         self.value_head = value_head
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model."""
         return self.policy(*args, **kwargs)
 
     def get_output_embeddings(self) -> Any:

@@ -84,7 +84,10 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
 
 
 def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -> Tensor | None:
-    """Return (B, V), True for the allowed ids of each row (None allows any); None if no row is restricted."""
+    """Return a (B, V) mask that is True for the allowed ids of each row; None if no row is restricted.
+
+    An item of `allowed` that is None allows all ids.
+    """
     restricted = [row for row, ids in enumerate(allowed) if ids is not None]
     if not restricted:
         return None
@@ -110,7 +113,7 @@ class Draws:
         self._generators: list[np.random.Generator | None] = [None] * rows
 
     def begin(self, row: int, generator: np.random.Generator) -> None:
-        """Draw the numbers of `row` from `generator` from now on."""
+        """From now on, draw the numbers of `row` from `generator`."""
         self._generators[row] = generator
         self._next_R[row] = 0
         self._uniforms_RN[row] = generator.random(self.AHEAD)

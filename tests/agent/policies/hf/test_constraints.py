@@ -19,7 +19,7 @@ def test_allowed_tokens_are_exactly_the_continuations(choices, said):
         continuing = {(*each, STOP)[len(so_far)] for each in choices.values() if (*each, STOP)[: len(so_far)] == so_far}
         assert constraint.allowed().tolist() == sorted(continuing)
         if token not in continuing:
-            with pytest.raises(PolicyError, match="not among the allowed"):
+            with pytest.raises(PolicyError, match="is not allowed here"):
                 constraint.advance(token)
             return
         constraint.advance(token)

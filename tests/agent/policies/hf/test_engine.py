@@ -300,7 +300,7 @@ async def test_engine_leaves_the_model_unchanged() -> None:
 async def test_context_overflow_raises_a_limit_error() -> None:
     async with running(tiny_model(), max_context=10) as engine:
         slot = engine.open("a", 0)
-        with pytest.raises(LimitError, match="7 tokens and 4 new ones do not fit a context of 10"):
+        with pytest.raises(LimitError, match="7 prompt tokens and 4 new tokens do not fit into a context of 10"):
             await engine.generate(slot, [1] * 7, max_new_tokens=4, sampling=GREEDY)
         assert len((await engine.generate(slot, [1] * 6, max_new_tokens=4, sampling=GREEDY)).token_ids) == 4
 
@@ -321,7 +321,7 @@ async def test_invalid_prompt_is_rejected(prompt: list[int], count: int, reason:
 
 
 def test_context_beyond_the_model_positions_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="max_context: 257 is more than the 256 positions of GPT2LMHeadModel"):
+    with pytest.raises(ConfigError, match="max_context: 257 exceeds the 256 positions of GPT2LMHeadModel"):
         Engine(tiny_model("gpt2"), stop_ids=[], max_context=257)
 
 

@@ -158,7 +158,7 @@ async def test_second_concurrent_turn_of_a_session_is_rejected() -> None:
         slot = engine.open("a", 0)
         turn = asyncio.create_task(engine.generate(slot, [1, 2], **LONG))
         await asyncio.sleep(0)
-        with pytest.raises(PolicyError, match="the session of 'a' is in a turn already"):
+        with pytest.raises(PolicyError, match="the session of 'a' is already sampling a turn"):
             await engine.generate(slot, [1, 2], **LONG)
         assert (await turn).token_ids
 

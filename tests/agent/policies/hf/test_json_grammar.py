@@ -99,7 +99,7 @@ def test_token_outside_the_grammar_is_rejected():
 
 
 def test_choice_longer_than_max_new_tokens_is_rejected():
-    with pytest.raises(PolicyError, match="the longest choice has 13 tokens, more than max_new_tokens=12"):
+    with pytest.raises(PolicyError, match="the longest choice has 13 tokens, but the limit is max_new_tokens=12"):
         constraints(max_new_tokens=12).start("tools", [ROOMS], Plain())
 
 

@@ -1,0 +1,98 @@
+"""Test the page of an episode: the conversation first, then the score, with usage, errors and credit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.report.run_page import write_report
+from tests.browser.conftest import Opened
+from tests.browser.test_credit_picture import SCORES, WALKS, stored
+from tests.browser.window import PHONE, Window
+
+pytestmark = pytest.mark.campaign
+ORDER = """() => [...document.querySelectorAll(".steps, .episode-result, .group-part")].map((one) => one.className)"""
+
+
+def rewrite(run: Path, changes: dict[str, Any]) -> None:
+    """Change the first stored episode, and write the page again."""
+    first, *others = (run / "episodes.jsonl").read_text().splitlines()
+    record = json.loads(first) | changes
+    (run / "episodes.jsonl").write_text("\n".join([json.dumps(record, separators=(",", ":")), *others]) + "\n")
+    write_report(run)
+
+
+def opened(window: Opened, run: Path, **options: Any) -> Window:
+    shown = window(**options).open(run / "report.html", "#/episode/a")
+    shown.page.locator(".group-part").wait_for(state="attached")
+    return shown
+
+
+@pytest.mark.parametrize("credit", [True, False])
+def test_conversation_comes_first_and_credit_is_open_only_if_assigned(
+    window: Opened, tmp_path: Path, credit: bool
+) -> None:
+    shown = opened(window, stored(tmp_path, WALKS, dict(SCORES), credit=credit))
+    assert shown.page.evaluate(ORDER) == ["steps", "episode-result", "group-part"]
+    assert shown.page.locator(".group-part").evaluate("(one) => one.open") is credit
+    assert (shown.page.locator(".step-side").count() > 0) is credit
+    assert shown.page.locator(".strip").is_visible() is credit
+    if not credit:
+        shown.page.locator(".group-part > summary").focus()
+        shown.page.keyboard.press("Enter")
+    shown.page.locator(".tree-view .cell").first.wait_for()
+
+
+def test_each_step_shows_its_usage_and_missing_figures_are_dashes(window: Opened, tmp_path: Path) -> None:
+    run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
+    record = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
+    record["steps"][1]["info"] = {"usage": {"prompt_tokens": 1200, "completion_tokens": 34, "cost": 0.0021}}
+    record["steps"][2]["info"] = {"usage": {"prompt_tokens": 1300, "completion_tokens": 0}}
+    record["usage"] = {"prompt_tokens": 2500, "completion_tokens": 34, "cost": 0.0021}
+    record["timing"] = {"steps_policy_s": [0.25, 1.5]}
+    rewrite(run, record)
+    shown = opened(window, run)
+    assert shown.texts(".usage") == [
+        "reward 0.000\n1,200 → 34 tokens\n250 ms\n$0.0021",
+        "reward 0.000\n1,300 → 0 tokens\n1.5 s\ncost –",
+        "reward +1.000\n– → – tokens\n–\ncost –",
+    ]
+    facts = shown.texts(".episode-head .facts li")
+    assert facts[-3:] == ["prompt tokens 2,500", "completion tokens 34", "cost at least $0.0021"]
+
+
+def test_episode_without_usage_has_dashes_for_totals_only(window: Opened, tmp_path: Path) -> None:
+    shown = opened(window, stored(tmp_path, WALKS, dict(SCORES)))
+    assert shown.texts(".episode-head .facts li")[-3:] == ["prompt tokens –", "completion tokens –", "cost –"]
+    assert shown.texts(".usage") == [""] * 3
+
+
+def test_traceback_of_an_error_is_readable(window: Opened, tmp_path: Path) -> None:
+    run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
+    traceback = (
+        'Traceback (most recent call last):\n  File "tools.py", line 3, in pay\n    1 / 0 <b>\nZeroDivisionError'
+    )
+    failure = {"class": "crash", "where": "EnvironmentFailure", "message": "tool pay: boom", "traceback": traceback}
+    rewrite(run, {"failure": failure, "stop_reason": "error"})
+    shown = opened(window, run)
+    told = shown.page.locator(".failure")
+    assert told.inner_text().split("\n")[:2] == ["crash in EnvironmentFailure", "tool pay: boom"]
+    assert traceback in told.inner_text() and told.locator("b").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, (1280, 800)])
+def test_page_is_accessible_in_every_size_and_scheme(
+    window: Opened, tmp_path: Path, size: tuple[int, int], scheme: str
+) -> None:
+    run = stored(tmp_path, WALKS, dict.fromkeys(WALKS, 1.0), credit=False)
+    failure = {"class": "crash", "where": "EnvironmentFailure", "message": "boom", "traceback": "x" * 2000}
+    usage = {"prompt_tokens": 10**7, "completion_tokens": 10**6, "cost": 12.5}
+    rewrite(run, {"failure": failure, "usage": usage})
+    shown = opened(window, run, size=size, color_scheme=scheme)
+    for summary in shown.page.locator("summary").all():
+        summary.click()
+    assert (shown.sticking_out(), shown.pale(), shown.unreached()) == ([], [], [])
