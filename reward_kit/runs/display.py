@@ -220,6 +220,7 @@ class Display:
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
         self._kind, self._total = kind, total
         self.scoring: Callable[[], AgentStats | None] = lambda: None
+        self.slowest: Callable[[], str | None] = lambda: None
         self._console = console or SafeConsole(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
@@ -296,11 +297,14 @@ class Display:
             flight = "" if stats is None else f" ({stats.in_flight} in flight{median})"
             parts.append(f"{self._waiting} waiting for a score{flight}")
         if rest and rate > 0:
-            parts.append(f"{_duration(rest / rate)} left")
+            parts.append(f"{duration_text(rest / rate)} left")
+        if slowest := self.slowest():
+            parts.append(f"slowest: {slowest}")
         return "  ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Format seconds, such as "3m05s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
