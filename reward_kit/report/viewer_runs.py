@@ -25,6 +25,7 @@ from reward_kit.display_text import escape_text
 from reward_kit.episodes.record import get_attempt
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report.episode_chunks import StoredLines, split_groups
+from reward_kit.report.episode_search import EpisodeSearch
 from reward_kit.report.rendering import NAME_LENGTH
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, episode_outline, score_facts
 from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, wrap_os_errors
@@ -161,6 +162,7 @@ class WatchedRun:
         self._header_is_from: tuple[int, int] | None = None
         self._memory = _ReadLines(path)
         self._credit: tuple[tuple[int, int, int] | None, Mapping[str, LineRange]] = (None, {})
+        self._search = EpisodeSearch(path)
         self._read_header()
 
     @property
@@ -200,6 +202,12 @@ class WatchedRun:
             latest.sort(key=lambda facts: facts.place.offset if facts.place is not None else 0)
             finished = [facts for facts in latest if not facts.row.is_unfinished]
             return RunFacts(self.path, self.header, finished, self._memory.earlier, len(latest) - len(finished))
+
+    def find(self, query: str) -> list[str]:
+        """Return the ids of the episodes whose text contains the query."""
+        with self._lock:  # the texts are read without it, so that other pages do not wait
+            search, episodes = self._search, self.facts().episodes
+        return search.find(episodes, query)
 
     def changed_since(self, change: int) -> list[EpisodeOutline]:
         """Return the episodes that are new or newly scored since a change, in time proportional to their number."""
@@ -289,6 +297,7 @@ class WatchedRun:
 
     def _forget(self) -> None:
         self._memory, self._credit = _ReadLines(self.path), (None, {})
+        self._search = EpisodeSearch(self.path)
         self.change += 1
 
     def _read_header(self) -> None:

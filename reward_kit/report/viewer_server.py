@@ -76,6 +76,7 @@ async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = No
             web.get("/{run}/", viewer.page),
             web.get("/{run}/figures", viewer.figures),
             web.get("/{run}/events", viewer.events),
+            web.get("/{run}/search", viewer.search),
             web.get("/{run}/episode/{id:.+}", viewer.episode),
             web.get("/{run}/group/{id:.+}", viewer.group),
         ]
@@ -151,6 +152,11 @@ class _Viewer:
             return await run_sync(self._runs.news, request.match_info["run"], mark)
 
         return await self._stream(request, news)
+
+    async def search(self, request: web.Request) -> web.Response:
+        with _refusals("text/plain"):
+            ids = await run_sync(self._runs.search, request.match_info["run"], request.query.get("q", ""))
+            return web.json_response({"ids": ids})
 
     async def episode(self, request: web.Request) -> web.Response:
         with _refusals("text/plain"):
@@ -286,7 +292,7 @@ class _OpenRuns:
         run = self._shown(name, path)
         with run.lock:
             run.watch.poll_all()
-            return run_page(run.watch.facts(), served(path), _live_script(run.mark))
+            return run_page(run.watch.facts(), served(path), _live_script(run.mark) + asset("viewer.js"))
 
     def figures(self, name: str) -> str:
         """Return the page without table rows, to update the figures of an open page."""
@@ -319,6 +325,10 @@ class _OpenRuns:
             tables = samples_table(beside, threshold), groups_table(beside), episodes_table(changed, threshold)
             rows: Event = ("rows", {table.name: table.rows for table in tables})
             return now, [*([rows] if changed else []), ("figures", {})]
+
+    def search(self, name: str, query: str) -> list[str]:
+        """Return the ids of the episodes whose text contains a query."""
+        return self._ready(name).watch.find(query)
 
     def episode(self, name: str, rollout_id: str) -> bytes:
         """Return the stored lines of an episode's group for the page's script."""

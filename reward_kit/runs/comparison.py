@@ -238,7 +238,7 @@ def paired(baseline: Side, side: Side) -> Pairing:
     return Pairing(pairs, "rollout", is_rescoring, rollouts, single, len(common) - len(pairs))
 
 
-_COMPARED = {"name", "policy", "reward_function_path", "reward_options", "dataset_path", "pass_threshold"}
+_COMPARED = {"name", "policy", "reward_function_path", "reward_options", "rewards", "dataset_path", "pass_threshold"}
 _HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # These do not change scores
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
 _SHORT = 12

@@ -209,3 +209,15 @@ async def test_run_page_shows_the_current_status(tmp_path: Path) -> None:
             write_atomically(run / "run.json", RunHeader.read(run).replace(status="complete").to_bytes())
             await next_of(events, "figures")
             assert 'class="status complete"' in (await visitor.get("/run/figures")).body
+
+
+async def test_search_returns_the_ids_of_matching_episodes(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "one & two <three>"}]
+    make_run(tmp_path, [episode("a", messages=messages), episode("b")], [])
+    async with visiting(tmp_path) as visitor:
+        answer = await visitor.get("/run/search?q=TWO%20%3Cthree")
+        assert json.loads(answer.body) == {"ids": ["a"]} and answer.headers["content-type"].startswith(
+            "application/json"
+        )
+        assert json.loads((await visitor.get("/run/search")).body) == {"ids": []}
+        assert (await visitor.get("/nosuch/search?q=x")).status == 404
