@@ -202,7 +202,7 @@ def run_into(
     allow_many_connections()
     keep_logs_in_run(folder.redaction)
     try:
-        with noting_resume(ending.resume_command):
+        with noting_resume(ending.resume_command, folder.path):
             outcome, control = anyio.run(run)
     finally:
         if traffic is not None:
@@ -298,12 +298,12 @@ def resume_line(command: Sequence[str]) -> str:
 
 
 @contextmanager
-def noting_resume(command: Sequence[str] | None) -> Iterator[None]:
-    """Add the command that continues a run to an error that ends it, such as a full disk."""
+def noting_resume(command: Sequence[str] | None, path: Path) -> Iterator[None]:
+    """Add the command that continues the run in `path` to an error that ends it, such as a full disk."""
     try:
         yield
     except (RewardKitError, ExceptionGroup) as error:
-        if command and not isinstance(error, ConfigError):
+        if command and path.exists() and not isinstance(error, ConfigError):
             error.add_note(resume_line(command))
         raise
 

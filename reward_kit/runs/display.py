@@ -19,8 +19,8 @@ from rich.text import Text
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import printable
 from reward_kit.reward_agent.stats import AgentStats
-from reward_kit.runs.statistics import Interval
-from reward_kit.runs.summary import EpisodeRow, PolicySummary, metric_names, score_interval
+from reward_kit.runs.statistics import Interval, bounded_interval
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, metric_names
 
 _MOST_LINES = 8
 _MOST_METRICS = 40  # lines; a reward may name a metric after each test of each sample
@@ -238,7 +238,7 @@ class Display:
         rate = done / seconds
         parts = [f"{self._stopped}/{self._total}"]
         for policy, scores in self._scores.items():
-            interval = score_interval(scores, self._samples[policy])
+            interval = bounded_interval(scores, self._samples[policy])
             is_wide = interval.n_clusters < _FEWEST_SAMPLES
             shown = figure(interval.mean) if is_wide else _with_bounds(interval, figure).replace("  ", " ")
             parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")
