@@ -25,8 +25,8 @@ NAME_LENGTH = 120
 DASH = "–"
 RUN_STYLES = ("page.css", "episode.css", "tokens.css", "tree.css", "matrix.css")
 RUN_SCRIPTS = (
-    *("base.js", "tables.js", "matrix.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "episode.js"),
-    *("group.js", "sample.js", "search.js"),
+    *("base.js", "tables.js", "matrix.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "labels.js"),
+    *("episode.js", "group.js", "sample.js", "search.js"),
     *("tokens.js", "tree_layout.js", "tree_panel.js", "tree.js"),
 )
 """Styles of pages with episodes."""

@@ -119,7 +119,7 @@
       for (const value of new Set(rows.map((row) => plain(row[place])))) {
         if (!isNothing(value) && !known.has(value)) select.append(RK.el("option", { value }, value));
       }
-      select.parentElement.hidden = select.options.length < 3;
+      select.parentElement.hidden = select.options.length < (select.dataset.column === "error" ? 2 : 3);
     }
 
     said() {
@@ -163,8 +163,9 @@
       }
       const isBounded = this.bounds.some((bound) => bound.value !== "");
       const isSaid = (row, at) => this.texts[at].includes(said) || this.found?.ids?.has(stored(row[0]));
+      const isWanted = (cell, value) => (value === "(none)" && isNothing(cell)) || plain(cell) === value;
       const isChosen = (row, at) =>
-        wanted.every(([place, value]) => plain(row[place]) === value) &&
+        wanted.every(([place, value]) => isWanted(row[place], value)) &&
         (!isBounded || this.isWithin(row)) &&
         (!said || isSaid(row, at));
       return this.sorted(this.rows.filter(isChosen));
