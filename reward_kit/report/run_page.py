@@ -27,6 +27,7 @@ from reward_kit.report.run_data import RunFacts, read_run
 from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, covered_seconds, draw_timeline
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
+from reward_kit.runs.display import metric_rows
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.label_file import EpisodeLabels
 from reward_kit.runs.run_folder import RunHeader
@@ -94,6 +95,7 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
             )
             for found in figures.histograms(run.episodes)
         ],
+        "metrics": metric_rows(summaries),
         "stop_reasons": figures.stop_reasons(run.episodes),
         "failure_classes": figures.failure_classes(run.episodes),
         "spent": [(one, _cost(one.cost, one.unpriced, sum(one.tokens.values()))) for one in spent],

@@ -102,27 +102,33 @@ class _PolicyFigures:
 
 def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
     """Return a line for each metric and policy, if the rewards give metrics."""
-    lines = [
-        (name, one, one.metrics[name]) for name in metric_names(summaries) for one in summaries if name in one.metrics
-    ]
-    if not lines:
+    columns, rows = metric_rows(summaries)
+    if not rows:
         return []
-    columns: dict[str, list[Text]] = {"metric": [Text(printable(name)) for name, _, _ in lines]}
-    if len(summaries) > 1:
-        columns["policy"] = [Text(printable(one.policy)) for _, one, _ in lines]
-    columns["mean"] = [Text("no value" if mean is None else interval_text(mean)) for _, _, mean in lines]
-    columns["n"] = [Text(f"{mean.n if mean is not None else 0:,}") for _, _, mean in lines]
-    missing = [mean.n_unscored if mean is not None else one.episodes for _, one, mean in lines]
-    if any(missing):
-        columns["missing"] = [Text(f"{count:,}") for count in missing]
     table = Table(title=Text("Metrics", "bold"), box=box.SIMPLE, title_justify="left")
     for name in columns:
         is_name = name in ("metric", "policy")
         table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
-    for cells in list(zip(*columns.values(), strict=True))[:_MOST_METRICS]:
-        table.add_row(*cells)
-    more = len(lines) - _MOST_METRICS
+    for cells in rows[:_MOST_METRICS]:
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    more = len(rows) - _MOST_METRICS
     return [table, *([Text(f"… and {more:,} more in summary.json")] if more > 0 else [])]
+
+
+def metric_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of the table of metrics, without the columns of which all rows are equal."""
+    pairs = [(name, one) for name in metric_names(summaries) for one in summaries if name in one.metrics]
+    means = [one.metrics[name] for name, one in pairs]
+    missing = [mean.n_unscored if mean else one.episodes for mean, (_, one) in zip(means, pairs, strict=True)]
+    columns = {
+        "metric": [name for name, _ in pairs],
+        "policy": [one.policy for _, one in pairs] if len(summaries) > 1 else [],
+        "mean": [interval_text(mean) if mean else "no value" for mean in means],
+        "n": [f"{mean.n if mean else 0:,}" for mean in means],
+        "missing": [f"{count:,}" for count in missing] if any(missing) else [],
+    }
+    filled = {name: cells for name, cells in columns.items() if cells}
+    return [*filled], [list(cells) for cells in zip(*filled.values(), strict=True)]
 
 
 def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
