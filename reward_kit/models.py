@@ -33,6 +33,7 @@ from reward_kit.task_parts import (
     CustomRewardModel,
     EvaluationCriteriaModel,
     LimitsModel,
+    NamedRewardModels,
     PolicyModel,
     ResourceParts,
     ResourceServerConfig,
@@ -185,10 +186,10 @@ class _MappingModel(BaseModel):
 
 
 class MetricResult(_MappingModel):
-    """A named component of a score, in [0, 1]. `success=` is accepted for reward-kit 0.4 and has no effect."""
+    """A named component of a score. `success=` is accepted for reward-kit 0.4 and has no effect."""
 
     is_score_valid: bool = True
-    score: Score = Field(ge=0.0, le=1.0)
+    score: Score
     reason: str
 
     @model_validator(mode="before")
@@ -299,6 +300,10 @@ class TaskDefinitionModel(BaseModel):
     custom_reward_function: CustomRewardModel | None = Field(
         default=None, description="the reward in verl's form, instead of reward_function_path and reward_options"
     )
+    rewards: NamedRewardModels | None = Field(
+        default=None,
+        description="several rewards, instead of reward_function_path; the score is their weighted mean",
+    )
     goal_description: str | None = Field(
         default=None, description="a description of the goal, passed to reward functions"
     )
@@ -392,6 +397,14 @@ class TaskDefinitionModel(BaseModel):
         if parts is not None and (info.data.get("resource_type") or info.data.get("base_resource_config")):
             raise ValueError("resources replaces resource_type and base_resource_config; remove one of the two")
         return parts
+
+    @field_validator("rewards")
+    @classmethod
+    def _reject_two_reward_forms(cls, rewards: Any, info: ValidationInfo) -> Any:
+        for key in ("reward_function_path", "reward_options", "custom_reward_function"):
+            if rewards is not None and info.data.get(key):
+                raise ValueError(f"rewards replaces {key}; remove one of the two")
+        return rewards
 
     @model_validator(mode="after")
     def _combine_resources(self) -> TaskDefinitionModel:

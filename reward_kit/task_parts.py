@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from typing import Annotated, Any, Literal
@@ -229,6 +230,44 @@ class CustomRewardModel(BaseModel):
     path: str = Field(min_length=1, description="file.py or package.module")
     name: str = Field(default="compute_score", min_length=1, description="the function or class in it")
     reward_kwargs: dict[str, Any] = Field(default_factory=dict, description="further keyword parameters")
+
+
+class NamedRewardModel(BaseModel):
+    """One of a task's rewards. Its score is a metric under its name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=100, description="a name that is unique among the task's rewards")
+    weight: float = Field(
+        default=1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="the weight in the score, relative to the other rewards; 0 only measures",
+    )
+    reward_function_path: str = Field(min_length=1, description="file.py:function, package.module:function or a URL")
+    reward_options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword parameters of the reward function, the same for all calls"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not name.isprintable() or name != name.strip() or name == "judge_usage":
+            raise ValueError(f"the name {name!r} is invalid; use printable characters, and not 'judge_usage'")
+        return name
+
+
+def _check_rewards(rewards: list[NamedRewardModel]) -> list[NamedRewardModel]:
+    names = [reward.name for reward in rewards]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two rewards are named {twice!r}; rename one of them")
+    total = math.fsum(reward.weight for reward in rewards)
+    if not 0 < total < math.inf:
+        raise ValueError(f"the weights sum to {total:g}; give at least one reward a positive weight")
+    return rewards
+
+
+NamedRewardModels = Annotated[list[NamedRewardModel], Field(min_length=1), AfterValidator(_check_rewards)]
 
 
 class CreditModel(BaseModel):

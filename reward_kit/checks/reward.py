@@ -48,6 +48,7 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward, make_scorer
+from reward_kit.reward_agent.named_rewards import each_reward
 from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
 from reward_kit.reward_agent.sources import find_module, read_source
@@ -121,8 +122,8 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
 
 def asks_models(reward: Reward) -> bool:
     """Return True if a reward calls models, which sandboxed rewards cannot do."""
-    resources = reward.resources.values() if isinstance(reward, RewardSpec) else ()
-    return any(getattr(resource, "asks_models", False) for resource in resources)
+    specs = (one for one in each_reward(reward).values() if isinstance(one, RewardSpec))
+    return any(getattr(resource, "asks_models", False) for spec in specs for resource in spec.resources.values())
 
 
 def is_reward(target: str) -> bool:
@@ -283,12 +284,13 @@ class TaskReport:
 
     task: LoadedTask
     proofs: Sequence[SampleProof]
-    reward: RewardReport
+    rewards: Mapping[str, RewardReport]  # by name; a single reward has the name ""
 
     def exit_code(self, fail_on: str) -> int:
         """Return 1 if a sample has a problem, or the reward a finding of at least this level."""
         has_problems = any(proof.problems for proof in self.proofs)
-        return 1 if has_problems and fail_on != "never" else self.reward.exit_code(fail_on)
+        codes = (report.exit_code(fail_on) for report in self.rewards.values())
+        return 1 if has_problems and fail_on != "never" else max(codes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -302,11 +304,14 @@ class TaskReport:
             }
             for proof in self.proofs
         ]
-        return {"task": str(self.task.path), "samples": samples, "reward": self.reward.to_json()}
+        reports = {name: report.to_json() for name, report in self.rewards.items()}
+        of_rewards = {"reward": reports[""]} if "" in reports else {"rewards": reports}
+        return {"task": str(self.task.path), "samples": samples, **of_rewards}
 
     def lines(self) -> Iterator[str]:
         """Yield the report for a terminal: the reward's own report first, then the samples."""
-        yield from self.reward.lines()
+        for name, report in self.rewards.items():
+            yield from (f"{name}: {line}" if name else line for line in report.lines())
         for proof in self.proofs:
             where = proof.sample.where or proof.sample.id
             yield from (f"error:   {where}: sample {proof.sample.id!r}: {quoted(one, 300)}" for one in proof.problems)
@@ -349,15 +354,19 @@ async def check_task(
     definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
     ends = [(one.gold.request, one.nothing.request) for one in proofs if one.gold and one.nothing and not one.problems]
     rollouts = [end.request for one in first for end in (one.gold, one.nothing) if end and not end.request.failure]
-    plan = Plan(
-        str(definition.reward_function_path),
-        SandboxChoice(reward_time_s=definition.limits.reward_time_s),
-        task.path.resolve().parent,
-        Given(rollouts=rollouts, ends=ends[:_CHECKED_SAMPLES]),
-        pass_threshold=definition.pass_threshold,
-        seed=seed,
-    )
-    return TaskReport(task, proofs, await check_reward(plan, LoadedReward(task.reward), None, tell))
+    paths = {entry.name: entry.reward_function_path for entry in definition.rewards or ()}
+    reports = {}
+    for name, reward in each_reward(task.reward).items():
+        plan = Plan(
+            paths.get(name, str(definition.reward_function_path)),
+            SandboxChoice(reward_time_s=definition.limits.reward_time_s),
+            task.path.resolve().parent,
+            Given(rollouts=rollouts, ends=ends[:_CHECKED_SAMPLES]),
+            pass_threshold=definition.pass_threshold,
+            seed=seed,
+        )
+        reports[name] = await check_reward(plan, LoadedReward(reward), None, tell)
+    return TaskReport(task, proofs, reports)
 
 
 async def prove(

@@ -104,9 +104,9 @@ def command(
 ) -> None:
     """Score human-labeled answers, and show how well the scores agree with the labels.
 
-    LABELS is a CSV file with the columns `id` and `label`, and with `prompt` and `response`, `messages` (as JSON), or
-    `rollout_id` (with --data). For pairs, the columns are `winner` (A, B or tie), `prompt`, `response_a` and
-    `response_b`.
+    LABELS is the labels.jsonl of a run, written by `reward-kit view`, or a CSV file with the columns `id` and `label`,
+    and with `prompt` and `response`, `messages` (as JSON), or `rollout_id` (with --data). For pairs, the columns are
+    `winner` (A, B or tie), `prompt`, `response_a` and `response_b`.
 
     \b
     Examples:

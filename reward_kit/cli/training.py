@@ -150,7 +150,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         here = os.environ.get("LOCAL_WORLD_SIZE", str(group.processes.size))
         called = ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
     resume = [*called, "train", "--resume", str(path)]
-    with noting_resume(resume), contextlib.redirect_stdout(sys.stderr):
+    with noting_resume(resume, path), contextlib.redirect_stdout(sys.stderr):
         outcome = train_into(
             path,
             plan,

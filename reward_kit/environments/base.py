@@ -88,6 +88,8 @@ class ForkableResource(ABC):
         takes_task_folder: whether to add the directory of the task file as the configuration key `task_folder`. Paths
             are relative to it, and paths that leave it are rejected.
         takes_resource_server: whether to add the task's `resource_server` as the configuration key `resource_server`.
+        has_cheap_state: whether `final_state` takes little time and memory. The runner then also calls it at the start
+            of a group, and records the changes of each episode.
         per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`; a dotted name
             (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so list only keys whose whole
             value is data (a level, a seed, an initial state), never a command, an address, a path or the name of code.
@@ -96,6 +98,7 @@ class ForkableResource(ABC):
     fork_kind: ClassVar[ForkKind] = "none"
     deterministic: ClassVar[bool] = True
     never_waits: ClassVar[bool] = False
+    has_cheap_state: ClassVar[bool] = False
     takes_task_folder: ClassVar[bool] = False
     takes_resource_server: ClassVar[bool] = False
     per_sample_keys: ClassVar[frozenset[str]] = frozenset()

@@ -81,6 +81,7 @@ class PythonStateResource(ForkableResource):
     """A private JSON state with four built-in tools, or the tools of a subclass's `registry`."""
 
     fork_kind = "native"
+    has_cheap_state = True
     per_sample_keys = frozenset({"initial_state"})
     registry: ClassVar[ToolRegistry | None] = None
 

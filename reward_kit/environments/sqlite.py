@@ -54,6 +54,7 @@ class SqliteResource(ForkableResource):
 
     fork_kind = "native"
     takes_task_folder = True
+    has_cheap_state = True
     per_sample_keys = frozenset({"seed_sql", "expert_queries", "now"})
 
     def __init__(self) -> None:

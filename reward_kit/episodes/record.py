@@ -49,6 +49,7 @@ class EpisodeFacts(Identity, StartAndEnd, SampleFacts):
     """The `SingleAgentEpisode.custom_data` of an episode from a worker or a transcript."""
 
     user_usage: NotRequired[dict[str, float]]
+    state_changes: NotRequired[dict[str, Any]]
     timing: NotRequired[dict[str, Any]]
 
 

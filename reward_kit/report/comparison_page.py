@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from reward_kit.display_text import escape_text
 from reward_kit.errors import ConfigError
-from reward_kit.report.rendering import NAME_LENGTH, Drawing, as_script_data, bundle, r2, render, round_step
+from reward_kit.report.rendering import NAME_LENGTH, Drawing, as_script_data, bundle, href, r2, render, round_step
 from reward_kit.report.run_figures import Cell, DataTable, TableColumn, digits, tables_data
 from reward_kit.runs.comparison import CONFIDENCE, Comparison, Difference, SampleScores, Side
-from reward_kit.runs.comparison_table import comparison_notes, lines, sentence
+from reward_kit.runs.comparison_table import comparison_notes, lines, metric_lines, sentence
 from reward_kit.runs.display import signed
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import software_versions
@@ -33,19 +35,21 @@ _WIDTH, _EDGE, _ROW, _TOP = 480.0, 24.0, 64.0, 4.0
 _BAR, _HALF = 48.0, 10.0  # y of the bar within a row, and how far lines extend beyond it
 _LABEL_LENGTH = 70
 _TICKS = 3
+LinkedSide = tuple[Side, str]
+"""A side and the address of its report."""
 
 
 def write_comparison(comparison: Comparison, target: Path) -> Path:
     """Write the page of a comparison, and return its file."""
     if not target.parent.is_dir():
         raise ConfigError(f"-o {target}: directory {target.parent} does not exist; create it first")
-    write_atomically(target, comparison_page(comparison).encode("utf-8"), is_private=False)
+    write_atomically(target, comparison_page(comparison, target.parent).encode("utf-8"), is_private=False)
     return target
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """Return the page of a comparison as HTML."""
-    sides, samples = comparison.sides, samples_table(comparison)
+def comparison_page(comparison: Comparison, folder: Path) -> str:
+    """Return the page of a comparison as HTML, for a file in `folder`."""
+    sides, samples = comparison.sides, samples_table(comparison, folder)
     baseline = escape_text(comparison.baseline.label, NAME_LENGTH)
     figures = [
         ("run", [side.run_id for side in sides]),
@@ -72,6 +76,7 @@ def comparison_page(comparison: Comparison) -> str:
         "forest": draw_forest(comparison),
         "labels": [escape_text(side.label, NAME_LENGTH) for side in sides],
         "lines": [(name, [escape_text(cell, NAME_LENGTH) for cell in cells]) for name, cells in figures],
+        "metrics": metric_lines(comparison),
         "samples": samples,
     }
     return render(
@@ -120,9 +125,17 @@ def _interval_text(difference: Difference) -> str:
     return f"{signed(interval.mean)} [{signed(interval.low)}, {signed(interval.high)}]"
 
 
-def samples_table(comparison: Comparison) -> DataTable:
-    """Return a row per sample and run compared with the baseline: flips first, then by size of change."""
-    rows = [row for difference in comparison.differences for row in _rows(comparison.baseline, difference)]
+def samples_table(comparison: Comparison, folder: Path) -> DataTable:
+    """Return a row per sample and run compared with the baseline: flips first, then by size of change.
+
+    The scores link to the transcripts in the reports of the runs, relative to `folder`.
+    """
+    baseline = comparison.baseline, _report_link(comparison.baseline, folder)
+    rows = [
+        row
+        for difference in comparison.differences
+        for row in _rows(baseline, (difference.side, _report_link(difference.side, folder)), difference)
+    ]
     rows.sort(key=lambda row: (_CHANGES.index(str(row[0])), -abs(row[5] if isinstance(row[5], float) else 0.0), row[1]))
     title = "Samples" if len(rows) <= _MOST_ROWS else f"Samples (the first {_MOST_ROWS:,} of {len(rows):,})"
     table = DataTable("samples", title, _COLUMNS, rows[:_MOST_ROWS], key=3)
@@ -133,20 +146,42 @@ def samples_table(comparison: Comparison) -> DataTable:
     return table.with_choices("change", "run")
 
 
-def _rows(baseline: Side, difference: Difference) -> list[list[Cell]]:
-    side, label, rows = difference.side, escape_text(difference.side.label, NAME_LENGTH), []
-    for pair in difference.pairs:
-        change = pair.flip or ("same" if pair.difference == 0.0 else "better" if pair.difference > 0.0 else "worse")
-        rows.append(_row(change, pair.sample_id, label, pair.baseline, pair.run))
-    every = {*baseline.samples, *baseline.unscored, *side.samples, *side.unscored}
-    for name in sorted(every - {pair.sample_id for pair in difference.pairs}):
-        rows.append(_row("left out", name, label, baseline.samples.get(name), side.samples.get(name)))
+def _rows(baseline: LinkedSide, run: LinkedSide, difference: Difference) -> list[list[Cell]]:
+    sides = (baseline, run)
+    changes = {
+        pair.sample_id: (
+            pair.flip or ("same" if pair.difference == 0.0 else "better" if pair.difference > 0.0 else "worse"),
+            (pair.baseline, pair.run),
+        )
+        for pair in difference.pairs
+    }
+    every = {name for side, _ in sides for name in (*side.samples, *side.unscored)}
+    rows = [_row(change, name, sides, scores) for name, (change, scores) in changes.items()]
+    for name in sorted(every - changes.keys()):
+        rows.append(_row("left out", name, sides, [side.samples.get(name) for side, _ in sides]))
     return rows
 
 
-def _row(change: str, sample: str, label: str, before: SampleScores | None, after: SampleScores | None) -> list[Cell]:
-    both: Sequence[SampleScores | None] = (before, after)
+def _row(change: str, sample: str, sides: Sequence[LinkedSide], both: Sequence[SampleScores | None]) -> list[Cell]:
+    before, after = both
     difference = after.mean - before.mean if before and after else None
-    means = [digits(scores.mean if scores else None) for scores in both]
+    means: list[Cell] = []
+    for scores, (side, report) in zip(both, sides, strict=True):
+        mean, rollouts = digits(scores.mean if scores else None), list(side.rollouts.get(sample, ()))
+        view = href("episode", *rollouts) if len(rollouts) == 1 else href("sample", sample, side.policy)
+        means.append([mean, report + view] if report and rollouts else mean)
     passed = [f"{scores.passed} of {scores.scored}" if scores else "" for scores in both]
+    label = escape_text(sides[1][0].label, NAME_LENGTH)
     return [change, escape_text(sample, NAME_LENGTH), label, *means, digits(difference), *passed]
+
+
+def _report_link(side: Side, folder: Path) -> str:
+    """Return the address of a run's report, relative to `folder`; "" if there is no report."""
+    file = side.path / "report.html"
+    if not file.is_file():
+        return ""
+    try:
+        path = os.path.relpath(file.resolve(), folder.resolve())
+    except ValueError:  # on another drive
+        return ""
+    return f"./{quote(path.replace(os.sep, '/'))}"

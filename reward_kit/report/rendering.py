@@ -25,8 +25,8 @@ NAME_LENGTH = 120
 DASH = "–"
 RUN_STYLES = ("page.css", "episode.css", "tokens.css", "tree.css", "matrix.css")
 RUN_SCRIPTS = (
-    *("base.js", "tables.js", "matrix.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "episode.js"),
-    *("group.js", "sample.js"),
+    *("base.js", "tables.js", "matrix.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "labels.js"),
+    *("episode.js", "group.js", "sample.js", "search.js"),
     *("tokens.js", "tree_layout.js", "tree_panel.js", "tree.js"),
 )
 """Styles of pages with episodes."""
@@ -45,10 +45,13 @@ def status_text(status: str) -> str:
     return status if status in ("complete", "failed", "interrupted", "running") else "unknown"
 
 
-def href(view: str, name: str) -> str:
-    """Return the link to an episode or group by its stored name, the same as `RK.href` of the page's script."""
-    is_plain = not name.startswith(_MARKED) and not _HALVES.search(name)
-    return f"#/{view}/{quote(name if is_plain else _MARKED + json.dumps(name), safe=_UNRESERVED)}"
+def href(view: str, *names: str) -> str:
+    """Return the link to an episode, group or sample by stored names, the same as `RK.href` of the page's script."""
+    plain = (
+        name if not name.startswith(_MARKED) and not _HALVES.search(name) else _MARKED + json.dumps(name)
+        for name in names
+    )
+    return "/".join([f"#/{view}", *(quote(name, safe=_UNRESERVED) for name in plain)])
 
 
 def name_from_link(name: str) -> str:

@@ -6,7 +6,7 @@ import datetime
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import usage_cost
 from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.runs.files import read_line
+from reward_kit.runs.label_file import EpisodeLabels, read_run_labels
 from reward_kit.runs.results import LineRange
 from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
 from reward_kit.runs.summary import EpisodeRow, metric_scores
@@ -79,6 +80,7 @@ class RunFacts:
     episodes: Sequence[EpisodeOutline]
     earlier_attempts: int  # superseded by a later attempt
     unfinished: int  # cut off by a limit of the run; not results
+    labels: Mapping[str, EpisodeLabels] = field(default_factory=dict)  # by rollout id
 
     @property
     def pass_threshold(self) -> float:
@@ -104,7 +106,7 @@ def read_run(path: Path) -> RunFacts:
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
     episodes = latest.values()
     finished = [facts for facts in episodes if not facts.row.is_unfinished]
-    return RunFacts(path, header, finished, latest.earlier, len(episodes) - len(finished))
+    return RunFacts(path, header, finished, latest.earlier, len(episodes) - len(finished), read_run_labels(path))
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:

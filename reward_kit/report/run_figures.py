@@ -15,6 +15,7 @@ from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, number, r2
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
 from reward_kit.report.timeline import RunTimeline, groups_complete
+from reward_kit.runs.label_file import EpisodeLabels, display_label
 from reward_kit.runs.statistics import safe_mean
 
 _BINS = 20
@@ -264,7 +265,7 @@ _REASONS_IN_ALL = 1_500_000  # in characters; a larger page is slow to open
 _SHORTEST_REASON = 60
 _MOST_CHOICES = 60
 _TEXTS = ("id", "link", "word", "text")
-Cell = str | float | list[str] | None
+Cell = str | float | Sequence[str | float | None] | None
 """A list holds the displayed text and the value if they differ."""
 Rows = Sequence[Sequence[Cell]]
 
@@ -361,6 +362,7 @@ _EPISODE_COLUMNS = (
     TableColumn("took", "took", "seconds"),
     TableColumn("scoring", "scoring took", "seconds"),
 )
+_LABEL_COLUMNS = (TableColumn("label", "label", "word"), TableColumn("note", "note", "text"))
 
 
 def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> DataTable:
@@ -410,8 +412,12 @@ def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
     return DataTable("groups", "Groups", _GROUP_COLUMNS, cells, is_optional=True).with_choices("policy")
 
 
-def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) -> DataTable:
-    """Return a row per episode, by name."""
+def episodes_table(
+    episodes: Sequence[EpisodeOutline],
+    pass_threshold: float,
+    labels: Mapping[str, EpisodeLabels] | None = None,
+) -> DataTable:
+    """Return a row per episode, by name; with `labels`, also the users' labels and notes."""
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
     rows: list[list[Cell]] = []
     for facts in sorted(episodes, key=lambda facts: facts.row.rollout_id):
@@ -434,8 +440,12 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
                 digits(facts.score.duration_s if facts.score is not None else None),
             ]
         )
-    table = DataTable("episodes", "Episodes", _EPISODE_COLUMNS, rows, has_matrix=True)
-    return table.with_choices("policy", "outcome", "stop", "error")
+        if labels is not None:
+            word, note = display_label(labels.get(row.rollout_id, {}))
+            rows[-1] += [word, escape_text(note, _REASON_LENGTH)]
+    columns = (*_EPISODE_COLUMNS, *(_LABEL_COLUMNS if labels is not None else ()))
+    table = DataTable("episodes", "Episodes", columns, rows, has_matrix=True)
+    return table.with_choices("policy", "outcome", "stop", "error", "label")
 
 
 def _named(name: str) -> Cell:

@@ -27,7 +27,9 @@ from reward_kit.report.run_data import RunFacts, read_run
 from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, covered_seconds, draw_timeline
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
+from reward_kit.runs.display import metric_rows
 from reward_kit.runs.files import write_atomically
+from reward_kit.runs.label_file import EpisodeLabels
 from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary, summarize
@@ -72,7 +74,8 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
     summaries = summarize((facts.row for facts in run.episodes), run.pass_threshold)
     scoring = figures.scoring_figures(run, timeline)
     policies = figures.policy_names(run.episodes)
-    episodes = figures.episodes_table(listed, run.pass_threshold)
+    labels = run.labels if run.labels or data.mode == "server" else None
+    episodes = figures.episodes_table(listed, run.pass_threshold, labels)
     tables = (figures.samples_table(listed, run.pass_threshold), figures.groups_table(listed))
     spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     page = {
@@ -92,6 +95,7 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
             )
             for found in figures.histograms(run.episodes)
         ],
+        "metrics": metric_rows(summaries),
         "stop_reasons": figures.stop_reasons(run.episodes),
         "failure_classes": figures.failure_classes(run.episodes),
         "spent": [(one, _cost(one.cost, one.unpriced, sum(one.tokens.values()))) for one in spent],
@@ -106,13 +110,16 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
         "episodes": episodes,
         "tables": tables,
     }
+    tables_data = figures.tables_data((episodes, *tables))
+    if data.mode != "server":
+        tables_data["labels"] = {name: labels_data(own) for name, own in run.labels.items()}
     return render(
         "report.html.j2",
         page,
         styles=RUN_STYLES,
         script=bundle(RUN_SCRIPTS) + extra_script,
         trusted={
-            "data": as_script_data(figures.tables_data((episodes, *tables))),
+            "data": as_script_data(tables_data),
             "index": data.index,
             "chunks": data.texts,
         },
@@ -120,6 +127,11 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
         may_connect=data.mode == "server",
         mode=data.mode,
     )
+
+
+def labels_data(labels: EpisodeLabels) -> dict[str, dict[str, str | float | None]]:
+    """Return the labels of an episode for the page's script, by step; "episode" is the key of the episode itself."""
+    return {"episode" if step is None else str(step): label._asdict() for step, label in labels.items()}
 
 
 def _facts(run: RunFacts) -> list[str]:

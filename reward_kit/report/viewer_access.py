@@ -2,7 +2,8 @@
 
 A page of another site in the same browser can send requests to this machine, and can point its own host name to it. So
 a request needs the token, or the cookie exchanged for it, which the browser sends only for our pages; its Host header
-must name this machine; and only reading methods are allowed.
+must name this machine; and only reading methods are allowed, except for the POST of a label, which must have JSON and
+come from one of our own pages.
 
 The address passed to a browser is visible to other users of the machine in the process arguments. So it contains a code
 instead of the token, which can be exchanged for a cookie once, within a minute. A second use is refused and revokes the
@@ -131,23 +132,26 @@ def _is_one_of(given: str, known: Iterable[str]) -> bool:
 
 def _refuse_foreign(request: web.Request) -> None:
     """Refuse requests that our pages and addresses never make."""
-    if request.method not in ("GET", "HEAD"):
+    is_post = request.method == "POST" and request.match_info.http_exception is None  # of a route that accepts it
+    if request.method not in ("GET", "HEAD") and not is_post:
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
     hosts = request.headers.getall("Host", [])
     if len(hosts) != 1 or _name_of(hosts[0]) not in HERE:
         raise web.HTTPForbidden(text="This server accepts only requests to 127.0.0.1 or localhost.\n")
-    if not _is_from_here(request.headers, hosts[0]):
+    if not _is_from_here(request.headers, hosts[0], may_follow_links=not is_post):
         raise web.HTTPForbidden(text="Requests from other sites are refused.\n")
+    if is_post and request.content_type != "application/json":  # which no form of another site can send
+        raise web.HTTPUnsupportedMediaType(text="The Content-Type must be application/json.\n")
 
 
-def _is_from_here(headers: Mapping[str, str], host: str) -> bool:
+def _is_from_here(headers: Mapping[str, str], host: str, *, may_follow_links: bool) -> bool:
     """Return whether a request comes from our pages, the address bar, or a program other than a browser."""
     origin = headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
         return False
     # Followed links are admitted: the linking page cannot read the response, and has no cookie of ours.
     site, mode = headers.get("Sec-Fetch-Site", "none"), headers.get("Sec-Fetch-Mode", "navigate")
-    return site in ("none", "same-origin") or mode == "navigate"
+    return site in ("none", "same-origin") or (may_follow_links and mode == "navigate")
 
 
 def _name_of(host: str) -> str | None:

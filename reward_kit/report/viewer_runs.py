@@ -25,9 +25,11 @@ from reward_kit.display_text import escape_text
 from reward_kit.episodes.record import get_attempt
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report.episode_chunks import StoredLines, split_groups
+from reward_kit.report.episode_search import EpisodeSearch
 from reward_kit.report.rendering import NAME_LENGTH
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, episode_outline, score_facts
 from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, wrap_os_errors
+from reward_kit.runs.label_file import LABELS, EpisodeLabels, add_label, check_label
 from reward_kit.runs.results import LineRange, index_credit
 from reward_kit.runs.run_folder import FILE, RunHeader, check_score, is_open_elsewhere, line_record
 from reward_kit.runs.summary import PolicySummary, summarize, summary_from_json
@@ -136,6 +138,8 @@ class _ReadLines:
     def __init__(self, path: Path) -> None:
         self.episodes = TailReader(path / "episodes.jsonl")
         self.scores = TailReader(path / "scores.jsonl", check_score)
+        self.label_lines = TailReader(path / LABELS, check_label)
+        self.labels: dict[str, EpisodeLabels] = {}
         self.known: dict[str, _Known] = {}
         self.by_change: dict[str, None] = {}
         self.groups: dict[str, list[str]] = defaultdict(list)
@@ -161,6 +165,7 @@ class WatchedRun:
         self._header_is_from: tuple[int, int] | None = None
         self._memory = _ReadLines(path)
         self._credit: tuple[tuple[int, int, int] | None, Mapping[str, LineRange]] = (None, {})
+        self._search = EpisodeSearch(path)
         self._read_header()
 
     @property
@@ -199,7 +204,27 @@ class WatchedRun:
             latest = [known.facts for known in self._memory.known.values()]
             latest.sort(key=lambda facts: facts.place.offset if facts.place is not None else 0)
             finished = [facts for facts in latest if not facts.row.is_unfinished]
-            return RunFacts(self.path, self.header, finished, self._memory.earlier, len(latest) - len(finished))
+            unfinished = len(latest) - len(finished)
+            return RunFacts(self.path, self.header, finished, self._memory.earlier, unfinished, dict(self.labels))
+
+    @property
+    def labels(self) -> Mapping[str, EpisodeLabels]:
+        """The users' labels by rollout id."""
+        return self._memory.labels
+
+    def check_step(self, rollout_id: str, step: int | None) -> None:
+        """Raise a ConfigError if the episode or step does not exist."""
+        known = self._memory.known.get(rollout_id)
+        if known is None:
+            raise ConfigError(f"this run has no episode {rollout_id!r:.200}")
+        if step is not None and step >= known.facts.row.num_steps:
+            raise ConfigError(f"episode {rollout_id!r:.200} has {known.facts.row.num_steps} steps, and no step {step}")
+
+    def find(self, query: str) -> list[str]:
+        """Return the ids of the episodes whose text contains the query."""
+        with self._lock:  # the texts are read without it, so that other pages do not wait
+            search, episodes = self._search, self.facts().episodes
+        return search.find(episodes, query)
 
     def changed_since(self, change: int) -> list[EpisodeOutline]:
         """Return the episodes that are new or newly scored since a change, in time proportional to their number."""
@@ -262,8 +287,8 @@ class WatchedRun:
     def _read_lines(self) -> bool:
         # Scores first, so that lines of episodes scored from the start are read once.
         memory = self._memory
-        scores, episodes = memory.scores.news(), memory.episodes.news()
-        if scores.is_new_file or episodes.is_new_file:
+        scores, episodes, labels = memory.scores.news(), memory.episodes.news(), memory.label_lines.news()
+        if scores.is_new_file or episodes.is_new_file or labels.is_new_file:
             self._forget()
             return False
         for place, record in scores.lines:
@@ -285,10 +310,15 @@ class WatchedRun:
             if known is None or row.attempt >= known.facts.row.attempt:
                 memory.known[row.rollout_id] = _Known(facts)
                 self._note(row.rollout_id, memory.known[row.rollout_id])
-        return scores.is_all and episodes.is_all
+        for _, record in labels.lines:
+            add_label(memory.labels, record)
+            if (labeled := memory.known.get(record["rollout_id"])) is not None:
+                self._note(record["rollout_id"], labeled)
+        return scores.is_all and episodes.is_all and labels.is_all
 
     def _forget(self) -> None:
         self._memory, self._credit = _ReadLines(self.path), (None, {})
+        self._search = EpisodeSearch(self.path)
         self.change += 1
 
     def _read_header(self) -> None:
@@ -432,7 +462,7 @@ class RunCatalog:
         if self._only not in (None, name) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
             return None
         path, root = self._folder / name, self._folder.resolve()
-        parts = [path, *(path / file for file in (*_FILES, "credit.jsonl", *_FOLDERS))]
+        parts = [path, *(path / file for file in (*_FILES, "credit.jsonl", LABELS, *_FOLDERS))]
         for folder in _FOLDERS:
             with contextlib.suppress(OSError), os.scandir(path / folder) as entries:
                 parts += [Path(entry.path) for entry in entries if entry.is_symlink()]

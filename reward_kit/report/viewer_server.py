@@ -1,4 +1,4 @@
-"""The server of `reward-kit view`: loopback only, read-only, and protected by a token."""
+"""The server of `reward-kit view`: loopback only and protected by a token. It writes only `labels.jsonl`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from reward_kit.report.run_figures import (
     samples_table,
     tables_data,
 )
-from reward_kit.report.run_page import run_page
+from reward_kit.report.run_page import labels_data, run_page
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.report.viewer_access import TOKEN, Access
 from reward_kit.report.viewer_runs import SUMMARY, GroupLines, RunCatalog, RunRow, WatchedRun
 from reward_kit.runs.files import EPISODES, METRICS
+from reward_kit.runs.label_file import append_label, parse_label
 from reward_kit.runs.run_folder import FILE, RunHeader
 
 LOOPBACK = "127.0.0.1"
@@ -43,6 +44,7 @@ _LOOK_EVERY_S = 0.5
 _ALIVE_EVERY = 30
 _MOST_IN_MEMORY = 8
 _MESSAGE_LENGTH = 600
+_MOST_POSTED = 1 << 16  # bytes of a request's body
 _COLUMNS = (
     TableColumn("run", "run", "link"),
     TableColumn("policy", "policy", "id"),
@@ -65,7 +67,7 @@ EventSource = Callable[[str], Awaitable[tuple[str, list[Event]]]]
 async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
     """Serve the runs of a catalog inside the block; yield the address."""
     access = access or Access()
-    app = web.Application()
+    app = web.Application(client_max_size=_MOST_POSTED)
     access.install(app)
     viewer = _Viewer(catalog)
     app.add_routes(
@@ -76,6 +78,9 @@ async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = No
             web.get("/{run}/", viewer.page),
             web.get("/{run}/figures", viewer.figures),
             web.get("/{run}/events", viewer.events),
+            web.get("/{run}/search", viewer.search),
+            web.get("/{run}/labels", viewer.labels),
+            web.post("/{run}/labels", viewer.add_label),
             web.get("/{run}/episode/{id:.+}", viewer.episode),
             web.get("/{run}/group/{id:.+}", viewer.group),
         ]
@@ -151,6 +156,26 @@ class _Viewer:
             return await run_sync(self._runs.news, request.match_info["run"], mark)
 
         return await self._stream(request, news)
+
+    async def search(self, request: web.Request) -> web.Response:
+        with _refusals("text/plain"):
+            ids = await run_sync(self._runs.search, request.match_info["run"], request.query.get("q", ""))
+            return web.json_response({"ids": ids})
+
+    async def labels(self, request: web.Request) -> web.Response:
+        with _refusals("text/plain"):
+            run, rollout_id = request.match_info["run"], request.query.get("rollout_id", "")
+            return web.json_response(await run_sync(self._runs.labels, run, rollout_id))
+
+    async def add_label(self, request: web.Request) -> web.Response:
+        try:
+            line = parse_label(await request.json())
+        except (ValueError, RecursionError) as error:
+            raise web.HTTPBadRequest(text=f"The body is not JSON: {error}\n"[:_MESSAGE_LENGTH]) from error
+        except ConfigError as error:
+            raise web.HTTPBadRequest(text=_message(error)) from error
+        with _refusals("text/plain"):
+            return web.json_response(await run_sync(self._runs.add_label, request.match_info["run"], line))
 
     async def episode(self, request: web.Request) -> web.Response:
         with _refusals("text/plain"):
@@ -286,7 +311,7 @@ class _OpenRuns:
         run = self._shown(name, path)
         with run.lock:
             run.watch.poll_all()
-            return run_page(run.watch.facts(), served(path), _live_script(run.mark))
+            return run_page(run.watch.facts(), served(path), _live_script(run.mark) + asset("viewer.js"))
 
     def figures(self, name: str) -> str:
         """Return the page without table rows, to update the figures of an open page."""
@@ -316,9 +341,28 @@ class _OpenRuns:
                 return now, []
             changed, threshold = run.watch.changed_since(int(change)), run.watch.pass_threshold
             beside = run.watch.beside(changed)
-            tables = samples_table(beside, threshold), groups_table(beside), episodes_table(changed, threshold)
+            tables = (
+                samples_table(beside, threshold),
+                groups_table(beside),
+                episodes_table(changed, threshold, run.watch.labels),
+            )
             rows: Event = ("rows", {table.name: table.rows for table in tables})
             return now, [*([rows] if changed else []), ("figures", {})]
+
+    def search(self, name: str, query: str) -> list[str]:
+        """Return the ids of the episodes whose text contains a query."""
+        return self._ready(name).watch.find(query)
+
+    def labels(self, name: str, rollout_id: str) -> dict[str, Any]:
+        """Return the labels of an episode."""
+        return labels_data(self._ready(name).watch.labels.get(_decoded(rollout_id), {}))
+
+    def add_label(self, name: str, line: Mapping[str, Any]) -> dict[str, Any]:
+        """Append a label to the run's file; return the labels of its episode."""
+        watch = self._ready(name).watch
+        watch.check_step(line["rollout_id"], line.get("step"))
+        append_label(watch.path, line)
+        return labels_data(self._ready(name).watch.labels.get(line["rollout_id"], {}))
 
     def episode(self, name: str, rollout_id: str) -> bytes:
         """Return the stored lines of an episode's group for the page's script."""

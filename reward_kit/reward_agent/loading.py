@@ -188,8 +188,12 @@ def make_scorer(reward: Reward, deadline_s: float | None = None) -> Scorer:
     """
     if isinstance(reward, RewardSpec):
         return in_process_scorer(reward, deadline_s)
+    from reward_kit.reward_agent.named_rewards import NamedRewards, NamedScorer
     from reward_kit.reward_agent.sandboxed import SandboxedReward, SandboxedScorer
 
+    if isinstance(reward, NamedRewards):
+        parts = reward.parts.items()
+        return NamedScorer({name: (make_scorer(part.reward, deadline_s), part.weight) for name, part in parts})
     if isinstance(reward, SandboxedReward):
         return SandboxedScorer(reward)
     from reward_kit.reward_agent.remote import RemoteReward

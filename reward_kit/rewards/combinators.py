@@ -52,20 +52,24 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
     weights = {name: weight / total for name, (_, weight) in pairs.items()}
 
     async def combine(call: Call) -> EvaluateResult:
-        results = {name: await call(name) for name in weights}
-        steps: dict[str, float] = {}
-        for name, result in results.items():
-            for output in result.step_outputs or ():
-                index = str(output.step_index)
-                steps[index] = steps.get(index, 0.0) + weights[name] * output.base_reward
-        return EvaluateResult(
-            score=sum(weights[name] * result.score for name, result in results.items()),
-            reason="; ".join(f"{name} {result.score:g} × {weights[name]:g}" for name, result in results.items()),
-            metrics={name: _metric(result) for name, result in results.items()},
-            step_outputs=[StepOutput(step_index=index, base_reward=reward) for index, reward in steps.items()] or None,
-        )
+        return weighted_result({name: await call(name) for name in weights}, weights)
 
     return combined(id, {name: reward for name, (reward, _) in pairs.items()}, combine)
+
+
+def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str, float]) -> EvaluateResult:
+    """Return the weighted sum of results, with a metric for each; step outputs are summed per step."""
+    steps: dict[str, float] = {}
+    for name, result in results.items():
+        for output in result.step_outputs or ():
+            index = str(output.step_index)
+            steps[index] = steps.get(index, 0.0) + weights[name] * output.base_reward
+    return EvaluateResult(
+        score=sum(weights[name] * result.score for name, result in results.items()),
+        reason="; ".join(f"{name} {result.score:g} × {weights[name]:g}" for name, result in results.items()),
+        metrics={name: _metric(result) for name, result in results.items()},
+        step_outputs=[StepOutput(step_index=index, base_reward=reward) for index, reward in steps.items()] or None,
+    )
 
 
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:
@@ -214,9 +218,4 @@ def rollout_values(spec: RewardSpec) -> frozenset[str]:
 
 
 def _metric(result: EvaluateResult) -> MetricResult:
-    """Return a part's score as a metric in [0, 1]; a score outside is in the reason."""
-    reason = result.reason or ""
-    return MetricResult(
-        score=min(max(result.score, 0.0), 1.0),
-        reason=reason if 0 <= result.score <= 1 else f"scores {result.score:g}: {reason}",
-    )
+    return MetricResult(score=result.score, reason=result.reason or "")

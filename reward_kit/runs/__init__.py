@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from reward_kit.runs.finished import FinishedRun
     from reward_kit.runs.run_folder import read_episodes, read_scores
     from reward_kit.runs.statistics import (
+        bounded_interval,
         mean_interval,
         mean_pass_at_k,
         mean_pass_hat_k,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FinishedRun",
     "Task",
+    "bounded_interval",
     "evaluate",
     "evaluate_async",
     "load_task",
@@ -50,7 +52,9 @@ _MODULES = {
     "finished": "FinishedRun",
     "evaluation": "Task evaluate evaluate_async score_transcripts",
     "run_folder": "read_episodes read_scores",
-    "statistics": "mean_interval mean_pass_at_k mean_pass_hat_k paired_figures pass_at_k pass_hat_k t_quantile",
+    "statistics": (
+        "bounded_interval mean_interval mean_pass_at_k mean_pass_hat_k paired_figures pass_at_k pass_hat_k t_quantile"
+    ),
     "summary": "summary_from_json",
     "tasks": "load_task",
 }

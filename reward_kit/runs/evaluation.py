@@ -31,7 +31,6 @@ from reward_kit.runs.runner import run
 from reward_kit.runs.scoring import data_origin, load_scoring_setup, scoring_run
 from reward_kit.runs.task_file import LocatedYaml, overrides_in_python
 from reward_kit.runs.task_objects import (
-    InputCopy,
     LivePolicy,
     TaskObjects,
     check_rows,
@@ -244,6 +243,10 @@ _PLAIN = {
 """The task file key of each parameter that takes an object."""
 
 
+RewardOrPair = str | Callable[..., Any] | tuple[str | Callable[..., Any], float]
+"""A reward, alone or with its weight."""
+
+
 class Task:
     """A task defined in Python, validated on construction.
 
@@ -251,6 +254,8 @@ class Task:
         name: the name of the task, and the prefix of its run directories.
         reward: a reward function or class, which runs in this process without a sandbox; or `file.py:function`,
             which runs in the sandbox.
+        rewards: several rewards by name instead, each alone or as a pair with its weight. The score is their weighted
+            mean, and the score of each is a metric under its name.
         policy: an `AgentPolicy` instance, or a class without required arguments; a built-in name;
             `openai/NAME`; `file.py:Class`; or the keys of a `policy:` block. A run can replace it.
         tools: the task's own tools: a `ToolRegistry`, or the file that defines one. Or a list of the tools that the
@@ -275,6 +280,7 @@ class Task:
         name: str,
         *,
         reward: str | Callable[..., Any] | None = None,
+        rewards: Mapping[str, RewardOrPair] | Sequence[Mapping[str, Any]] | None = None,
         policy: str | Mapping[str, Any] | LivePolicy | None = None,
         tools: str | ToolRegistry | Sequence[str | ToolRegistry] | None = None,
         dataset: str | Path | Iterable[Mapping[str, Any]] | None = None,
@@ -286,8 +292,10 @@ class Task:
             raise ConfigError(f"name must be a str, got {type_name(name)}; to read a task file, use Task.from_file")
         own, offered = _split_tools(tools)
         keys |= {} if offered is None else {"tools": offered}
+        entries, live = _split_rewards(rewards)
+        keys |= {} if entries is None else {"rewards": entries}
         objects = {"reward": reward, "tools": own, "dataset": dataset, "resource": resource}
-        values, given = _read(name, objects, policy, keys)
+        values, given = _read(name, objects, policy, keys, live)
         path = placeholder_path(Path(folder) if folder is not None else None, name)
         self._begin(lambda overrides: resolve_task(LocatedYaml.from_values(values, path), overrides, given))
 
@@ -410,8 +418,27 @@ def _split_tools(tools: Any) -> tuple[Any, list[Any] | None]:
     return registries[0] if registries else None, [name for several in names for name in several]
 
 
+def _split_rewards(rewards: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the entries of `rewards` as in a task file, and the objects among the rewards by name."""
+    if not isinstance(rewards, Mapping):
+        return rewards, {}
+    pairs = {name: given if isinstance(given, tuple) else (given, 1.0) for name, given in rewards.items()}
+    if wrong := next((name for name, pair in pairs.items() if len(pair) != 2), None):
+        raise ConfigError(f"rewards: {wrong}: expected a reward, or a pair of a reward and its weight")
+    live = {name: reward for name, (reward, _) in pairs.items() if not isinstance(reward, str)}
+    entries = [
+        {
+            "name": name,
+            "weight": weight,
+            "reward_function_path": reward if isinstance(reward, str) else object_reference(reward),
+        }
+        for name, (reward, weight) in pairs.items()
+    ]
+    return entries, live
+
+
 def _read(
-    name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any]
+    name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any], rewards: Mapping[str, Any]
 ) -> tuple[dict[str, Any], TaskObjects]:
     """Return the task file keys for these objects, and the objects that a file cannot name."""
     values: dict[str, Any] = {"name": name, **keys}
@@ -423,7 +450,9 @@ def _read(
         if isinstance(one, str | Path) and what in _PLAIN:
             values[key] = str(one)
     names: dict[str, Any] = {"task": name}
-    kept: dict[str, InputCopy] = {**copy_sources({what: live[what] for what in ("reward", "resource") if what in live})}
+    named = {f"reward {what}": one for what, one in rewards.items()}
+    kept = copy_sources({**{what: live[what] for what in ("reward", "resource") if what in live}, **named})
+    names |= {what: object_reference(one) for what, one in named.items()}
     if "reward" in live:
         values["reward_function_path"] = names["reward"] = object_reference(live["reward"])
     if "resource" in live:
@@ -447,4 +476,4 @@ def _read(
     elif policy is not None and not is_policy_object(policy):
         raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {type_name(policy)}")
     given = policy if is_policy_object(policy) else None
-    return values, TaskObjects(live.get("reward"), live.get("tools"), rows, given, names, kept)
+    return values, TaskObjects(live.get("reward"), live.get("tools"), rows, given, names, kept, rewards)

@@ -20,6 +20,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference, user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.private_files import make_private_folder
+from reward_kit.reward_agent.named_rewards import NamedRewards
 from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import collect_sources, user_roots
@@ -51,6 +52,7 @@ def find_inputs(
     code = {
         "tools": definition.tools_module_path,
         "reward": definition.reward_function_path,
+        **{f"reward {reward.name}": reward.reward_function_path for reward in definition.rewards or ()},
         "redaction": definition.redact,
         "resource": definition.resource_type,
         "policy": definition.policy and definition.policy.type,
@@ -96,6 +98,8 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
 
 def reward_files(reward: Reward) -> tuple[Path, ...]:
     """Return the files that a reward depends on: its own file, and those that it may read on this machine."""
+    if isinstance(reward, NamedRewards):
+        return tuple(dict.fromkeys(file for part in reward.parts.values() for file in reward_files(part.reward)))
     if isinstance(reward, SandboxedReward):
         return reward.files
     if isinstance(reward, RewardSpec) and reward.origin is not None:
@@ -107,8 +111,11 @@ def scorer_hash(reward: Reward) -> str:
     """Return the identity of a reward: the SHA-256 of its file if it depends on nothing else.
 
     Otherwise the SHA-256 of the sorted SHA-256s of its files and options, one per line; for a reward behind HTTP, of
-    its URL and its server's digest.
+    its URL and its server's digest; for several rewards, of the name, weight and SHA-256 of each.
     """
+    if isinstance(reward, NamedRewards):
+        parts = [[name, part.weight, scorer_hash(part.reward)] for name, part in reward.parts.items()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     if reward.origin is None:
         from reward_kit.reward_agent.remote import RemoteReward
 

@@ -1,9 +1,9 @@
-"""Read a CSV of human labels as rows that a reward can score."""
+"""Read a CSV of human labels, or the `labels.jsonl` of a run, as rows that a reward can score."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.runs.datasets import read_rows
+from reward_kit.runs.label_file import LABELED_AT, LABELS
 from reward_kit.runs.scoring import parse_messages, read_transcripts, recorded_episode
 
 Pairs = Literal["scores", "judge"]
@@ -63,18 +64,34 @@ def read_labels(
     Each row has a label and the labeled answer: `prompt` and `response`, `messages` as JSON, or a `rollout_id` of
     `data`. A pair has a winner (A, B, tie), and `response_a` and `response_b` or `messages_a` and `messages_b`. The
     reward receives `ground_truth` and, as `sample`, all columns except the label or winner.
+
+    The `labels.jsonl` of a run, written by the viewer, refers to the episodes of that run unless `data` is given. The
+    last label of each episode counts; lines of steps and lines without a label are skipped.
     """
+    if data is None and path.name == LABELS and (path.parent / "episodes.jsonl").exists():
+        data = path.parent / "episodes.jsonl"
     episodes = {} if data is None else {episode.id_: episode for episode in read_transcripts(data)}
     reader = _LabelReader(columns or LabelColumns(), episodes, pairs)
-    rows = [reader.row(where, index, row) for index, (where, row) in enumerate(read_rows(path))]
+    rows = [reader.row(where, index, row) for index, (where, row) in enumerate(_last_labels(read_rows(path)))]
     if not rows:
-        raise ConfigError(f"{path} has no rows")
+        raise ConfigError(f"{path} has no rows with a label")
     if pairs == "judge" and not rows[0].is_pair:
         raise ConfigError(f"{rows[0].where}: --pairs judge compares two answers, but this row has one; remove it")
     if odd := next((row for row in rows if row.is_pair != rows[0].is_pair), None):
         kinds = "a pair" if odd.is_pair else "a single answer"
         raise ConfigError(f"{odd.where}: this row is {kinds}, unlike the earlier rows; put them in separate files")
     return rows
+
+
+def _last_labels(rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Reduce the lines written by the viewer to the last label of each episode."""
+    kept: dict[object, tuple[str, dict[str, Any]]] = {}
+    for where, row in rows:
+        if LABELED_AT not in row:
+            kept[where] = where, row
+        elif row.get("step") is None:
+            kept[str(row.get("rollout_id")), LABELED_AT] = where, row
+    return [(where, row) for where, row in kept.values() if LABELED_AT not in row or row.get("label") is not None]
 
 
 @dataclass(frozen=True, slots=True)

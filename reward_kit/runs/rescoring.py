@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from reward_kit.runs.run_folder import placed_scores
 from reward_kit.runs.scoring import SourceRun
-from reward_kit.runs.statistics import Interval, mean_interval
-from reward_kit.runs.summary import EpisodeRow, score_interval
+from reward_kit.runs.statistics import Interval, bounded_interval, mean_interval
+from reward_kit.runs.summary import EpisodeRow
 
 _MOST_EXAMPLES = 10
 _SAME = 1e-12  # rounding error
@@ -115,8 +115,8 @@ def _change(
         difference_interval = interval
     return PolicyChange(
         policy=policy,
-        before=score_interval(earlier, samples) if any(score is not None for score in earlier) else None,
-        after=score_interval(later, samples) if any(score is not None for score in later) else None,
+        before=bounded_interval(earlier, samples) if any(score is not None for score in earlier) else None,
+        after=bounded_interval(later, samples) if any(score is not None for score in later) else None,
         difference=difference_interval,
         paired=len(both),
         episodes=Counts(

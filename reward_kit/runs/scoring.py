@@ -177,7 +177,7 @@ def load_scoring_setup(
                 "reward_options and redact can be set here"
             )
     # The sandbox settings and options of a run apply only to its own reward.
-    known = {name: value for name, value in origin.task.items() if name not in _OF_REWARD}
+    known = {name: value for name, value in origin.task.items() if name not in (*_OF_REWARD, "rewards")}
     own = {"reward_function_path": reward, **({"pass_threshold": pass_threshold} if pass_threshold is not None else {})}
     try:
         definition = TaskDefinitionModel.model_validate({**apply_overrides(known, changes), **own})

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Method = Literal["bca", "percentile"]
+IntervalMethod = Literal["t", "wilson", "gaffke"]
 _SQUARABLE = 1e100  # The sum of squares of many numbers up to this limit is finite
 _ALIKE = 1e-12
 _DRAWN_AT_ONCE = 200_000
@@ -33,14 +34,17 @@ _NORMAL = NormalDist()
 class Interval:
     """A mean with its confidence interval.
 
+    Bounds are None with fewer than two samples, and for equal scores outside [0, 1] in `bounded_interval`.
+
     Attributes:
         mean: the mean of the scored values.
-        low: the lower bound; None with fewer than two samples.
-        high: the upper bound; None with fewer than two samples.
+        low: the lower bound, or None.
+        high: the upper bound, or None.
         standard_error: the cluster-robust standard error of the mean; None with fewer than two samples.
         n: the number of scored values.
         n_clusters: the number of samples with a scored value.
         n_unscored: the number of unscored values, which are excluded.
+        method: how the bounds were computed: "t" with the clustered standard error, "wilson", or "gaffke".
     """
 
     mean: float
@@ -50,6 +54,7 @@ class Interval:
     n: int
     n_clusters: int
     n_unscored: int = 0
+    method: IntervalMethod = "t"
 
     def clipped(self, lowest: float, highest: float) -> Interval:
         """Clip the bounds to the range of possible means."""
@@ -108,14 +113,93 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
     for value, (_, cluster) in zip(values.tolist(), pairs, strict=True):
         deviations[cluster].append(0.0 if is_constant else value - mean)
     sums = [math.fsum(items) for items in deviations.values()]
-    counts = {"n": len(values), "n_clusters": len(sums), "n_unscored": len(scores) - len(values)}
+    counts: dict[str, Any] = {"n": len(values), "n_clusters": len(sums), "n_unscored": len(scores) - len(values)}
     if len(sums) < 2:
         return Interval(mean, None, None, None, **counts)
     error = math.sqrt(len(sums) / (len(sums) - 1) * math.fsum(s * s for s in sums)) / len(values)
     if error < 1e-12 and np.isin(values, (0.0, 1.0)).all():
-        return Interval(mean, *wilson_bounds(mean, len(sums), confidence), error, **counts)
+        return Interval(mean, *wilson_bounds(mean, len(sums), confidence), error, **counts, method="wilson")
     half = t_quantile((1.0 + confidence) / 2.0, len(sums) - 1) * error
     return Interval(mean, mean - half, mean + half, error, **counts)
+
+
+_FEW_CLUSTERS = 100
+_LOG_TIMES = np.arange(-16.0, 14.0, 0.1)
+_BISECTIONS = 30
+
+
+def bounded_interval(
+    scores: Sequence[float | None], clusters: Sequence[Hashable], confidence: float = 0.95
+) -> Interval:
+    """Return the mean of scores with an interval that also holds for few samples, if all scores are in [0, 1].
+
+    Student's t interval is too narrow for few skewed scores, and has no width if all scores are equal. Therefore, up
+    to 100 clusters have Gaffke's bounds (2005, "Three test statistics for a nonparametric one-sided hypothesis on the
+    mean of a nonnegative variable"; Learned-Miller and Thomas 2019, arXiv:1905.06208): add a cluster with the score 1,
+    weight all clusters by independent exponential variables, and take the upper quantile of the weighted mean; the
+    lower bound adds the score 0. For scores of 0 and 1 of one rollout per sample, these are the exact bounds of Clopper
+    and Pearson (1934). More clusters have the interval of `mean_interval`, clipped to [0, 1].
+
+    If a score is outside [0, 1], the interval is that of `mean_interval`, without bounds if all scores are equal.
+
+    Args:
+        scores: (N,) the scores, None if unscored.
+        clusters: (N,) the sample of each score.
+        confidence: the probability that the interval covers the true mean.
+
+    Raises:
+        ValueError: as `mean_interval`.
+    """
+    interval = mean_interval(scores, clusters, confidence)
+    if interval.standard_error is None:
+        return interval
+    pairs = [(score, cluster) for score, cluster in zip(scores, clusters, strict=True) if score is not None]
+    if not all(0.0 <= score <= 1.0 for score, _ in pairs):
+        is_equal = all(score == pairs[0][0] for score, _ in pairs)
+        return replace(interval, low=None, high=None) if is_equal else interval
+    if interval.n_clusters > _FEW_CLUSTERS:
+        return interval.clipped(0.0, 1.0)
+    grouped: dict[Hashable, list[float]] = defaultdict(list)
+    for score, cluster in pairs:
+        grouped[cluster].append(score)
+    mean_G = np.array([safe_mean(items) for items in grouped.values()])
+    size_G = np.array([float(len(items)) for items in grouped.values()])
+    tail = (1.0 - confidence) / 2.0
+    low, high = 1.0 - _gaffke_upper(1.0 - mean_G, size_G, tail), _gaffke_upper(mean_G, size_G, tail)
+    return replace(interval, low=min(low, interval.mean), high=max(high, interval.mean), method="gaffke")
+
+
+def _gaffke_upper(mean_G: Floats, size_G: Floats, tail: float) -> float:
+    """Return q with P(Σ w_g·(m_g − q) <= 0) = 1 − `tail`, by bisection over the distinct clusters.
+
+    w_g is exponential with mean n_g, and one of the clusters is an added one with score 1 and mean size.
+    """
+    added = np.stack([np.append(mean_G, 1.0), np.append(size_G, size_G.mean())])
+    (mean_D, size_D), count_D = np.unique(added, axis=1, return_counts=True)
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        if _probability_below_zero(size_D * (mean_D - middle), count_D) < 1.0 - tail:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _probability_below_zero(weight_D: Floats, count_D: Integers) -> float:
+    """Return P(S <= 0) of a weighted sum S of independent standard exponential variables.
+
+    By inversion of the characteristic function Π (1 − i·w_d·t)^(−c_d) (Gil-Pelaez 1951; Imhof 1961, eq. 3.2), with the
+    trapezoidal rule over log t, whose error for at least three variables is below 1e-6.
+    """
+    scale = math.sqrt(float((count_D * weight_D**2).sum()))
+    if scale < _TINY:
+        return 1.0
+    product_TD = np.exp(_LOG_TIMES)[:, None] / scale * weight_D
+    angle_T = np.arctan(product_TD) @ count_D
+    log_size_T = 0.5 * np.log1p(product_TD**2) @ count_D
+    step = float(_LOG_TIMES[1] - _LOG_TIMES[0])
+    return 0.5 - step / math.pi * float((np.sin(angle_T) * np.exp(-log_size_T)).sum())
 
 
 def wilson_bounds(share: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from reward_kit.reward_agent.stats import usage_cost
 from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.runs.statistics import (
     Interval,
-    mean_interval,
+    bounded_interval,
     mean_pass_at_k,
     mean_pass_hat_k,
     safe_mean,
@@ -191,13 +191,6 @@ def metric_scores(result: Mapping[str, Any]) -> dict[str, float | None]:
     return scores
 
 
-def score_interval(scores: Sequence[float | None], samples: Sequence[str]) -> Interval:
-    """Return the mean score with its interval, clipped to [0, 1] if all scores are within."""
-    interval = mean_interval(scores, samples)
-    inside = all(0.0 <= score <= 1.0 for score in scores if score is not None)
-    return interval.clipped(0.0, 1.0) if inside else interval
-
-
 def summarize(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicySummary]:
     """Return one summary per policy, sorted by name."""
     by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
@@ -224,7 +217,7 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         policy=policy,
         episodes=len(rows),
         scored=len(scored),
-        score=score_interval([row.score for row in rows], [row.sample_id for row in rows]) if scores else None,
+        score=bounded_interval([row.score for row in rows], [row.sample_id for row in rows]) if scores else None,
         pass_at_1=mean_pass_at_k(complete, 1).mean if complete else None,
         k=k,
         pass_at_k=mean_pass_at_k(complete, k).mean if k > 1 else None,
@@ -253,7 +246,7 @@ def _summarize_metrics(rows: Sequence[EpisodeRow]) -> dict[str, Interval | None]
     for name in dict.fromkeys(name for row in rows for name in row.metrics):
         values = [row.metrics.get(name) for row in rows]
         is_known = any(value is not None for value in values)
-        means[name] = score_interval(values, samples) if is_known else None
+        means[name] = bounded_interval(values, samples) if is_known else None
     return means
 
 

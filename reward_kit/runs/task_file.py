@@ -210,7 +210,8 @@ def parse_task(
         from reward_kit.sandbox.program import Limits
 
         sandbox, usual, folder = definition.sandbox, Limits(), located.path.resolve().parent
-        is_own_reward = not is_built_in(definition.reward_function_path or "")
+        paths = [reward.reward_function_path for reward in definition.rewards or ()]
+        is_own_reward = not all(map(is_built_in, paths or [definition.reward_function_path or ""]))
         looser: dict[tuple[str, ...], Any] = {
             ("level",): sandbox.level if sandbox.level == "in_process" and is_own_reward else None,
             ("read_paths",): [
@@ -236,7 +237,7 @@ def parse_task(
         "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
         "nudge": "the simulated user answers text messages" if definition.user else "",
     }
-    if not definition.reward_function_path:
+    if not definition.reward_function_path and not definition.rewards:
         unused |= dict.fromkeys(("sandbox", "reward_options", "credit"), "the task has no reward_function_path")
     for key, why in unused.items():
         if why and key in definition.model_fields_set:

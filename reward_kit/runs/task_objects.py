@@ -77,6 +77,7 @@ class TaskObjects:
 
     Attributes:
         reward: the reward function or class.
+        rewards: those of several rewards that are objects, by name.
         tools: the task's tools.
         rows: its dataset.
         policy: the default policy of runs.
@@ -90,11 +91,13 @@ class TaskObjects:
     policy: LivePolicy | None = None
     names: Mapping[str, Any] = field(default_factory=dict)
     copies: Mapping[str, InputCopy] = field(default_factory=dict)
+    rewards: Mapping[str, Any] = field(default_factory=dict)
 
     def reject_overrides(self, overrides: Mapping[str, Any]) -> None:
         """Raise ConfigError for an override of a key that a Python object replaces."""
         objects = {
             "reward": (self.reward, "reward_function_path", "custom_reward_function"),
+            "rewards": (self.rewards or None, "rewards"),
             "tools": (self.tools, "tools_module_path"),
             "dataset": (self.rows, "dataset_path"),
             "policy": (self.policy, "policy"),
@@ -102,7 +105,7 @@ class TaskObjects:
         for name, (value, *keys) in objects.items():
             for key in overrides:
                 if value is not None and key.partition(".")[0] in keys:
-                    raise ConfigError(f"overrides: {key} has no effect: the task's {name} is a Python object")
+                    raise ConfigError(f"overrides: {key} has no effect: the task's {name} is given in Python")
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each copy."""

@@ -28,6 +28,7 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import NO_KEY
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
 from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward
+from reward_kit.reward_agent.named_rewards import NamedRewards, RewardPart, each_reward
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, find_inputs, hash_path
@@ -143,10 +144,11 @@ def resolve_task(
     samples = tuple(read_samples(definition, folder, objects.rows))
     check_samples(definition, samples)
     if reward is not None:
-        with error_context(located, "reward_function_path"):
-            check_parameters(reward)
-            fields = (key for sample in samples for key in sample.row)
-            check_truth(reward, (sample.ground_truth for sample in samples), fields)
+        fields = {key for sample in samples for key in sample.row}
+        for index, (name, one) in enumerate(each_reward(reward).items()):
+            with error_context(located, *(("rewards", index) if name else ("reward_function_path",))):
+                check_parameters(one)
+                check_truth(one, [sample.ground_truth for sample in samples], fields)
     inputs = find_inputs(located.path if located.is_written else None, folder, definition, reward)
     digests = {name: hash_path(path) for name, path in inputs.items()}
     has_dataset = definition.dataset_path is not None or objects.rows is not None
@@ -197,19 +199,43 @@ def _resolve_reward(
     of_user: Collection[str],
 ) -> tuple[Reward | None, Sequence[str]]:
     """Return the task's reward and notes on it; errors name the line of the key."""
+    if definition.rewards is None:
+        return _resolve_one_reward(located, definition, overrides, objects.reward, of_user)
+    parts, notes = {}, dict[str, None]()
+    for index, entry in enumerate(definition.rewards):
+        keys = {"reward_function_path": entry.reward_function_path, "reward_options": entry.reward_options}
+        own, live = definition.model_copy(update=keys), objects.rewards.get(entry.name)
+        reward, more = _resolve_one_reward(located, own, overrides, live, of_user, ("rewards", index))
+        assert reward is not None  # Each entry names one
+        parts[entry.name] = RewardPart(reward, entry.weight)
+        notes.update(dict.fromkeys(more))
+    return NamedRewards(parts), tuple(notes)
+
+
+def _resolve_one_reward(
+    located: LocatedYaml,
+    definition: TaskDefinitionModel,
+    overrides: Mapping[str, Any],
+    live: Any,
+    of_user: Collection[str],
+    section: tuple[str | int, ...] = (),
+) -> tuple[Reward | None, Sequence[str]]:
+    """Return a reward and notes on it; `section` is its position in the task file, `live` its object, if any."""
     path, options = definition.reward_function_path or "", definition.reward_options
+    prefix = ".".join(map(str, section))
     try:
-        if objects.reward is not None:
-            here, note = wrap_reward_object(objects.reward, definition)
+        if live is not None:
+            here, note = wrap_reward_object(live, definition)
             return here, (note,)
-        if path.startswith(("http://", "https://")) and not overridden_keys("", ["reward_function_path"], of_user):
+        if path.startswith(("http://", "https://")) and not overridden_keys(prefix, ["reward_function_path"], of_user):
             from reward_kit.reward_agent.remote import check_named_by_file
 
             check_named_by_file(path)
         client = options.get("client")
         named = client.get("api_key_env") if isinstance(client, Mapping) else None
-        typed = overridden_keys("reward_options", ["base_url"], of_user)
-        typed |= overridden_keys("reward_options.client", ["api_key_env"], of_user)
+        block = f"{prefix}.reward_options" if prefix else "reward_options"
+        typed = overridden_keys(block, ["base_url"], of_user)
+        typed |= overridden_keys(f"{block}.client", ["api_key_env"], of_user)
         settings = {"base_url": options.get("base_url"), "api_key_env": named}
         try:
             variable = key_variable_for(CURRENT_PROVIDER_SESSION.get(), settings, typed)
@@ -217,7 +243,7 @@ def _resolve_reward(
             raise ConfigError(f"client.api_key_env: {error}") from error
         loaded = load_task_reward(definition, located.path.resolve().parent)
     except ConfigError as error:
-        key: tuple[str, ...] = ("reward_function_path",)
+        key: tuple[str | int, ...] = ("reward_function_path",)
         message = f"reward_function_path: {error}"
         if str(error).startswith("client.api_key_env: "):
             key, message = ("reward_options", "client", "api_key_env"), f"reward_options.{error}"
@@ -225,6 +251,8 @@ def _resolve_reward(
             key, message = ("reward_options", match[1]), f"reward_options.{match[1]}: {error}"
         elif match := _OF_SANDBOX.match(str(error)):
             key, message = ("sandbox", match[1]), str(error)
+        if section and key[0] != "sandbox":
+            key, message = (*section, *key), f"{prefix}.{message}"
         raise ConfigError(f"{error_location(located, key, overrides)}: {message}") from error
     if loaded is None:
         return None, ()

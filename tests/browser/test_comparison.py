@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.report.comparison_page import write_comparison
+from reward_kit.report.run_page import write_report
 from tests.browser.conftest import Opened
 from tests.browser.window import PHONE
 from tests.runs.comparison.made import Scores, compared, make_run
@@ -61,6 +62,23 @@ def test_comparison_is_accessible_on_desktop_and_phone(window: Opened, page: Pat
         assert opened.sticking_out() == []
         assert opened.pale() == []
         assert opened.unreached() == []
+
+
+def test_scores_open_the_transcripts_of_both_runs(window: Opened, tmp_path: Path) -> None:
+    scores: Scores = {HOSTILE: [1.0], "two": [0.0, 1.0]}
+    runs = [make_run(tmp_path / name, scores, policy=f"{name} {HOSTILE}") for name in ("a", "b")]
+    for run in runs:
+        write_report(run)
+    target = write_comparison(compared(*runs), tmp_path / "compare.html")
+    for row, column, run, name in ((0, 0, "a", HOSTILE), (0, 1, "b", HOSTILE), (1, 0, "a", "two"), (1, 1, "b", "two")):
+        opened = window().open(target)
+        links = opened.page.locator("[data-table=samples] tbody tr").nth(row).get_by_role("link")
+        assert links.count() == 2
+        links.nth(column).focus()
+        opened.page.keyboard.press("Enter")
+        opened.page.locator("#view h2").wait_for()
+        assert f"/{run}/report.html#/" in opened.page.url
+        assert opened.page.inner_text("#view h2").startswith(name[:9])
 
 
 def test_untrusted_names_are_escaped(window: Opened, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_two_runs_of_one_task_are_compared_in_a_table(project: Project) -> None:
     done = project.call("compare", "runs/wrong", "runs/done")
     assert (done.returncode, done.stderr) == (0, ""), "no warning: only the policy differs"
     lines = {line[:21].strip(): line[21:].split() for line in done.stdout.splitlines()}
-    assert lines["mean score"] == ["0.000", "[0.000,", "0.324]", "0.500", "[0.053,", "0.947]"]
+    assert lines["mean score"] == ["0.000", "[0.000,", "0.369]", "0.500", "[0.157,", "0.843]"]
     assert lines["difference"] == ["+0.500", "[+0.053,", "+0.947]"]
     assert lines["p (permutation)"] == ["0.12"]
     assert lines["samples won, lost"] == ["4,", "0"]
@@ -65,7 +65,7 @@ def test_markdown_is_a_table_whose_texts_are_no_markup(own: Project) -> None:
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {4}
     assert table[0] == r"|  | base (baseline) | a\|b\<b\>\*\[x\](y) |" and table[1] == "|---|---:|---:|"
-    assert r"| mean score | 0.000  \[0.000, 0.324\] |" in table[2]
+    assert r"| mean score | 0.000  \[0.000, 0.369\] |" in table[2]
     assert done.stdout.startswith("### Evaluation\n\n- ") and "- Gate failed: " in done.stdout
     assert own.call("compare", first, second, "--markdown", "--json").returncode == 2
 
@@ -107,11 +107,11 @@ class TestGates:
         assert told in done.stderr
 
     def test_lower_bound_gate_checks_the_last_run(self, project: Project) -> None:
-        runs, gate = ["runs/wrong", "runs/done"], ["--fail-under", "0.06"]
+        runs, gate = ["runs/wrong", "runs/done"], ["--fail-under", "0.2"]
         assert project.call("compare", *runs, *gate).returncode == 0
         done = project.call("compare", *runs, *gate, "--lower-bound")
         assert done.returncode == 1
-        assert "the lower bound of the mean score of done is 0.053, below 0.06" in done.stderr
+        assert "the lower bound of the mean score of done is 0.157, below 0.2" in done.stderr
 
 
 OTHER = """

@@ -38,6 +38,7 @@ class ServerProject:
             folder,
             rows,
             resource_type="http",
+            tools=["add", "wait"],
             base_resource_config={"tools_endpoint": "/tools"},
             resource_server={
                 "start_command": f"'{sys.executable}' -S counter_server.py --port {{port}} --chatty {options}",
@@ -87,6 +88,7 @@ class McpProject(ServerProject):
         shutil.copy(MCP_SERVER, folder)
         self.project.write_task(
             resource_type="mcp",
+            tools=["put", "wait"],
             base_resource_config={
                 "command": ["{python}", "-I", "-S", str(folder / MCP_SERVER.name), "{working_copy}"],
                 "working_copy": "shelf",

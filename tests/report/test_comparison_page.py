@@ -11,6 +11,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.report.comparison_page import draw_forest, samples_table, write_comparison
+from reward_kit.report.run_page import write_report
 from reward_kit.runs.comparison_table import comparison_notes, lines
 from tests.report.made import Parsed
 from tests.runs.comparison.made import Scores, compared, make_run
@@ -50,9 +51,26 @@ def test_samples_table_lists_lost_samples_first(written: Parsed) -> None:
     assert written.column("samples", "after") == ["0 of 1", "1 of 1", "0 of 2", "0 of 1", ""]
 
 
+def test_scores_link_to_the_transcripts_of_both_runs(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "runs" / n, scores) for n, scores in (("a b", BEFORE), ("after", AFTER))]
+    for run in runs:
+        write_report(run)
+    (tmp_path / "pages").mkdir()
+    parsed = page(write_comparison(compared(*runs), tmp_path / "pages" / "compare.html"))
+    links = dict(zip(parsed.column("samples", "sample"), parsed.column("samples", "score"), strict=True))
+    assert links["a"] == [0.0, "./../runs/after/report.html#/episode/a-p-0"]
+    assert links["c"] == [0.0, "./../runs/after/report.html#/sample/c/p"], "two episodes"
+    assert links["gone"] == [None, "./../runs/after/report.html#/episode/gone-p-0"], "an error has a transcript"
+    assert parsed.column("samples", "baseline")[0] == [1.0, "./../runs/a%20b/report.html#/episode/a-p-0"]
+
+
+def test_score_of_a_run_without_report_has_no_link(written: Parsed) -> None:
+    assert written.column("samples", "baseline") == [1.0, 0.0, 0.5, 0.0, 1.0]
+
+
 def test_samples_of_several_runs_have_a_policy_column(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, BEFORE, policy=name) for name in ("x", "y", "z")]
-    table = samples_table(compared(*runs))
+    table = samples_table(compared(*runs), tmp_path)
     assert {row[2] for row in table.rows} == {"y", "z"} and len(table.rows) == 10
 
 

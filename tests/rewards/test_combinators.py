@@ -106,7 +106,7 @@ async def test_clip_moves_to_the_nearer_bound():
     assert (await score(far)).score == 5.0
     assert (await score(clip(far))).score == 1.0
     assert (await score(clip(length, 0.6, 0.9))).score == 0.6
-    assert (await score(weighted(a=far))).result.metrics["a"].score == 1.0
+    assert (await score(weighted(a=far))).result.metrics["a"].score == 5.0
 
 
 async def test_first_of_returns_the_first_valid_score():

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import random
+import subprocess
+import sys
 
 import pytest
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.runs.label_file import Label, append_label, parse_label, read_run_labels
 from reward_kit.runs.labels import LabelColumns, read_labels
+from tests.browser.walks import walk, write_walks
 
 TALK = json.dumps([{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}])
 
@@ -169,3 +174,75 @@ def test_pairs_and_single_answers_do_not_mix(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ConfigError, match="jsonl:2: this row is a pair"):
         read_labels(path)
+
+
+def labeled_run(tmp_path, *labels):
+    draw = random.Random(0)
+    run = write_walks(tmp_path, (walk(n, draw, rollout_id=name) for n, name in enumerate("ab")), is_credited=False)
+    for label in labels:
+        append_label(run, parse_label(label))
+    return run
+
+
+def test_labels_of_the_viewer_are_read_without_options(tmp_path):
+    run = labeled_run(
+        tmp_path,
+        {"rollout_id": "a", "label": "fail", "note": "first"},
+        {"rollout_id": "b", "label": 0.25},
+        {"rollout_id": "a", "label": "pass"},
+        {"rollout_id": "a", "step": 0, "label": "fail"},
+    )
+    rows = read_labels(run / "labels.jsonl")
+    assert [(row.id, row.label) for row in rows] == [("a", 1.0), ("b", 0.25)], "the last label of each episode"
+    assert texts(rows[0].requests[0])[0] == ("system", "You walk along a street.")
+    assert read_run_labels(run) == {"a": {None: Label("pass"), 0: Label("fail")}, "b": {None: Label(0.25)}}
+    append_label(run, parse_label({"rollout_id": "b", "label": None, "note": "unsure"}))
+    append_label(run, parse_label({"rollout_id": "a", "step": 0, "label": None}))
+    assert [row.id for row in read_labels(run / "labels.jsonl")] == ["a"], "a note is not a label"
+    assert read_run_labels(run) == {"a": {None: Label("pass")}, "b": {None: Label(None, "unsure")}}
+
+
+def test_file_with_only_notes_has_no_labels(tmp_path):
+    run = labeled_run(tmp_path, {"rollout_id": "a", "label": None, "note": "x"})
+    with pytest.raises(ConfigError, match="no rows with a label"):
+        read_labels(run / "labels.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "must be an object"),
+        ({"label": "pass"}, "rollout_id must be a text"),
+        ({"rollout_id": "a"}, "label must be .*, got nothing"),
+        ({"rollout_id": "a", "label": "maybe"}, "got 'maybe'"),
+        ({"rollout_id": "a", "label": True}, "got True"),
+        ({"rollout_id": "a", "label": float("nan")}, "got nan"),
+        ({"rollout_id": "a", "label": 10**400}, "label must be"),
+        ({"rollout_id": "a", "label": "pass", "step": -1}, "step must be"),
+        ({"rollout_id": "a", "label": "pass", "step": True}, "step must be"),
+        ({"rollout_id": "a", "label": "pass", "note": "x" * 10_001}, "at most 10,000"),
+        ({"rollout_id": "a", "label": "pass", "labeled_at": "now"}, "unknown field 'labeled_at'"),
+    ],
+)
+def test_invalid_label_is_rejected(given, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_label(given)
+
+
+def test_concurrent_writers_lose_no_label_and_torn_line_is_removed(tmp_path):
+    (tmp_path / "labels.jsonl").write_text('{"rollout_id": "torn", "la')
+    code = """
+import sys
+from pathlib import Path
+from reward_kit.runs.label_file import append_label, parse_label
+for n in range(50):
+    append_label(Path(sys.argv[1]), parse_label({"rollout_id": sys.argv[2] + str(n), "label": n, "note": "x" * 9000}))
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "abc"]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert set(read_run_labels(tmp_path)) == {f"{name}{n}" for name in "abc" for n in range(50)}
+
+
+def test_unwritable_folder_is_reported(tmp_path):
+    with pytest.raises(StoreError, match=r"cannot write .*labels.jsonl: .*; labels need a writable run directory"):
+        append_label(tmp_path / "missing", parse_label({"rollout_id": "a", "label": "pass"}))

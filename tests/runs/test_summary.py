@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from reward_kit.runs.summary import (
     EpisodeRow,
     PolicySummary,
-    score_interval,
     summarize,
     summary_from_json,
     summary_to_json,
@@ -189,17 +188,6 @@ class TestRows:
 def test_tool_errors_are_counted_over_all_episodes() -> None:
     found = summary_of(row("a", 0, 1.0, tool_errors=2), row("b", 0, 1.0, tool_errors=3))
     assert (found.tool_errors, found.errors) == (5, {})
-
-
-class TestInterval:
-    def test_interval_of_scores_within_0_and_1_is_clipped(self) -> None:
-        found = score_interval([1.0, 1.0, 0.9], ["a", "b", "c"])
-        assert found.high == 1.0 and found.low is not None and found.low < found.mean
-
-    def test_scores_beyond_0_and_1_are_not_clipped(self) -> None:
-        found = score_interval([5.0, -5.0], ["a", "b"])
-        assert found.low is not None and found.high is not None
-        assert found.low < -5.0 and found.high > 5.0
 
 
 figures = st.builds(

@@ -123,7 +123,9 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
                 yield Workers(ClusterWorker(pool, TRAINED, publishing), held_out)
 
     def scorer(task: LoadedTask) -> Scorer:
-        assert task.reward is not None and task.definition.reward_function_path is not None
+        assert task.reward is not None, "load_plan refuses tasks without one"
+        if task.definition.reward_function_path is None:
+            raise ConfigError("engine.reward_workers has no effect on several rewards; remove it, or name one reward")
         return RayScorer(
             task.reward,
             task.definition.reward_function_path,

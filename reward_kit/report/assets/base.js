@@ -209,6 +209,7 @@ const RK = (() => {
     cut,
     data: read("data"),
     el,
+    encoded,
     figure,
     go,
     heat,

@@ -32,6 +32,8 @@
           this.list,
           this.after(),
           RK.episodeResult(episode),
+          RK.stateChanges(episode),
+          RK.labelBox(episode),
           this.creditPart(),
         ].filter(Boolean),
       );
@@ -298,7 +300,7 @@
       const anchor = this.anchors.get(t);
       const peers = anchor || this.isCredited ? peersOf(this.group, anchor, [this.episode.index, t], this.scales.A) : "";
       const folded = () => el("details", null, el("summary", null, "Other actions in this state"), peers);
-      more.replaceChildren(this.isCredited || !peers ? peers : folded());
+      more.replaceChildren(this.isCredited || !peers ? peers : folded(), RK.labelBox(this.episode, t));
       if (RK.tokens && this.episode.tokens) {
         const tokens = el("div");
         more.append(el("h4", null, "Tokens"), tokens);

@@ -46,7 +46,7 @@
       }
       RK.forget?.();
       state.came += told.episodes.length;
-      status(`Live: ${RK.count(state.came)} ${state.came === 1 ? "episode" : "episodes"} new or scored.`);
+      status(`Live: ${RK.count(state.came)} ${state.came === 1 ? "episode" : "episodes"} new, scored or labeled.`);
     };
 
     const said = (text) => { if (text) status(text); };

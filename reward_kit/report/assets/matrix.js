@@ -1,13 +1,12 @@
 // Samples by policy: a grid of mean scores above the list of episodes. A row is shown if one of its episodes matches the
 // list's filters. Only the visible rows are in the page.
 (() => {
-  const { el } = RK;
+  const { el, stored } = RK;
   const ROW = 34; // pixels, as in matrix.css
   const AROUND = 12; // rows rendered above and below the visible ones
 
   // Cells
 
-  const stored = (cell) => (Array.isArray(cell) ? cell[1] : cell);
   const meanOf = (cell) => (cell?.scored ? cell.sum / cell.scored : null);
 
   // Samples with a cell for each policy, from rows of the table of episodes.
@@ -32,7 +31,8 @@
       if (row[outcome] === "passed") cell.passed += 1;
       else if (row[outcome] === "error") cell.errors += 1;
     }
-    return { samples: [...samples.values()], policies: [...policies.values()].sort((a, b) => (a.name < b.name ? -1 : 1)) };
+    const byName = (found) => [...found.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+    return { samples: byName(samples), policies: byName(policies) };
   };
 
   // The largest difference between the means of two policies; null with fewer than two.
@@ -94,8 +94,8 @@
 
     sorted(samples) {
       const { key, down } = this.sort;
-      const valueOf =
-        key === "sample" ? ({ name }) => name : key === "difference" ? differenceOf : ({ cells }) => meanOf(cells[key.of]);
+      if (key === "sample") return down ? samples.reverse() : samples; // they are by name
+      const valueOf = key === "difference" ? differenceOf : ({ cells }) => meanOf(cells[key.of]);
       const keyed = samples.map((sample) => [valueOf(sample), sample]);
       keyed.sort(([a, one], [b, other]) => {
         if (a === null || b === null) return (a === null) - (b === null) || (one.name < other.name ? -1 : 1);
@@ -215,5 +215,4 @@
     table.shown = (rows) => RK.matrix.show(rows);
     table.show(0);
   });
-  Object.assign(RK, { stored });
 })();

@@ -14,6 +14,7 @@
 
   // A cell may be [text, link target].
   const plain = (cell) => (Array.isArray(cell) ? cell[0] : cell);
+  const stored = (cell) => (Array.isArray(cell) ? cell[1] : cell);
   const isNothing = (value) => value === null || value === "";
   const isOwn = (href) => /^(#|\/(?!\/)|\.\/)/.test(href);
 
@@ -29,6 +30,7 @@
       this.selects = [...section.querySelectorAll("select")];
       this.chip = section.querySelector(".chip");
       this.exact = null;
+      this.found = null; // {said, ids}: the episodes whose text contains the search
       this.sort = null;
       this.page = 0;
       this.texts = null;
@@ -36,7 +38,9 @@
       this.shown = null; // called with the matching rows
       this.heads = [...section.querySelectorAll("th")];
       this.heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => this.by(place)));
-      this.search.addEventListener("input", () => this.show(0));
+      this.search.addEventListener("input", () => this.searchTexts());
+      this.bounds = [...section.querySelectorAll("[data-bound]")]; // of the score
+      this.bounds.forEach((bound) => bound.addEventListener("input", () => this.show(0)));
       this.selects.forEach((select) => select.addEventListener("change", () => this.show(0)));
       this.chip.addEventListener("click", () => this.only(null));
       [this.back, this.next] = section.querySelectorAll(".pager button");
@@ -70,9 +74,7 @@
 
     reset() {
       this.search.value = "";
-      this.selects.forEach((select) => {
-        select.value = "";
-      });
+      for (const control of [...this.selects, ...this.bounds]) control.value = "";
     }
 
     clear() {
@@ -100,7 +102,8 @@
       this.selects.forEach((select) => this.offer(select, rows));
       this.texts = null;
       this.version += 1;
-      this.show(this.page);
+      if (this.found) this.searchTexts(this.page);
+      else this.show(this.page);
     }
 
     remove(isGone) {
@@ -116,13 +119,39 @@
       for (const value of new Set(rows.map((row) => plain(row[place])))) {
         if (!isNothing(value) && !known.has(value)) select.append(RK.el("option", { value }, value));
       }
-      select.parentElement.hidden = select.options.length < 3;
+      select.parentElement.hidden = select.options.length < (select.dataset.column === "error" ? 2 : 3);
+    }
+
+    said() {
+      return this.search.value.trim().toLowerCase();
+    }
+
+    // Show the rows whose cells match, then also those whose episode's text matches.
+    async searchTexts(page = 0) {
+      const said = this.said();
+      if (this.name !== "episodes" || !RK.searchText) return this.show(page);
+      if (said !== this.found?.said) this.found = said ? { said, ids: null } : null;
+      this.show(page);
+      if (!said) return;
+      const ids = await RK.searchText(said).catch(() => new Set());
+      if (said !== this.said()) return;
+      this.found = { said, ids };
+      // The texts only add rows. Without a new row, keep what is rendered, and the focus in it.
+      if (this.chosen().length === this.count) return this.tell();
+      const keeping = RK.keeping ?? ((body, change) => change());
+      keeping(this.body, () => this.show(page));
+    }
+
+    isWithin(row) {
+      const [low, high] = this.bounds.map((bound) => bound.valueAsNumber);
+      const score = row[this.place("score")];
+      return score !== null && !(score < low) && !(score > high);
     }
 
     chosen() {
       const wanted = this.selects.filter((one) => one.value).map((one) => [this.place(one.dataset.column), one.value]);
       if (this.exact) wanted.push([this.place(this.exact.key), this.exact.value]);
-      const said = this.search.value.trim().toLowerCase();
+      const said = this.said();
       if (said && !this.texts) {
         const words = (row) =>
           row
@@ -132,13 +161,14 @@
             .toLowerCase();
         this.texts = this.rows.map(words);
       }
-      const found = [];
-      this.rows.forEach((row, at) => {
-        if (wanted.every(([place, value]) => plain(row[place]) === value) && (!said || this.texts[at].includes(said))) {
-          found.push(row);
-        }
-      });
-      return this.sorted(found);
+      const isBounded = this.bounds.some((bound) => bound.value !== "");
+      const isSaid = (row, at) => this.texts[at].includes(said) || this.found?.ids?.has(stored(row[0]));
+      const isWanted = (cell, value) => (value === "(none)" && isNothing(cell)) || plain(cell) === value;
+      const isChosen = (row, at) =>
+        wanted.every(([place, value]) => isWanted(row[place], value)) &&
+        (!isBounded || this.isWithin(row)) &&
+        (!said || isSaid(row, at));
+      return this.sorted(this.rows.filter(isChosen));
     }
 
     sorted(rows) {
@@ -164,13 +194,20 @@
       const begin = this.page * PAGE;
       const shown = rows.slice(begin, begin + PAGE);
       this.body.replaceChildren(...shown.map((row) => this.line(row)));
-      const of = rows.length === this.rows.length ? "" : ` (of ${RK.count(this.rows.length)})`;
-      this.status.textContent = rows.length
-        ? `${begin + 1}–${begin + shown.length} of ${RK.count(rows.length)}${of}`
-        : `nothing found${of}`;
+      this.count = rows.length;
+      this.tell();
       this.back.disabled = this.page === 0;
       this.next.disabled = this.page === last;
       if (!isTurned) this.shown?.(rows);
+    }
+
+    tell() {
+      const begin = this.page * PAGE;
+      const of = this.count === this.rows.length ? "" : ` (of ${RK.count(this.rows.length)})`;
+      const text = this.count
+        ? `${begin + 1}–${Math.min(begin + PAGE, this.count)} of ${RK.count(this.count)}${of}`
+        : `nothing found${of}`;
+      this.status.textContent = this.found && !this.found.ids ? `${text}, searching texts …` : text;
     }
 
     wantedPolicy() {
@@ -186,8 +223,13 @@
     }
 
     cell(column, value) {
-      if (column.kind in formats)
-        return RK.el("td", { class: "n" }, isNothing(value) ? RK.DASH : formats[column.kind](value));
+      if (column.kind in formats) {
+        const number = plain(value);
+        const shown = isNothing(number) ? RK.DASH : formats[column.kind](number);
+        const isLink = Array.isArray(value) && isOwn(value[1]);
+        const label = `${shown}, transcripts of ${column.label}`;
+        return RK.el("td", { class: "n" }, isLink ? RK.el("a", { href: value[1], "aria-label": label }, shown) : shown);
+      }
       const text = isNothing(value) ? "" : String(plain(value));
       return RK.el("td", { class: column.kind === "link" ? "id" : column.kind }, this.content(column, value, text));
     }
@@ -236,5 +278,5 @@
       if (button) goTo("episodes", button.dataset.key, button.dataset.value);
     });
   });
-  Object.assign(RK, { Table, enliven, plain, tables });
+  Object.assign(RK, { Table, enliven, plain, stored, tables });
 })();

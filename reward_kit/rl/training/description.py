@@ -70,13 +70,14 @@ def describe_plan(plan: TrainingPlan) -> str:
     """Describe the plan in words and formulas, with the values in effect."""
     config, definition, schedule = plan.config, plan.task.definition, plan.config.pipeline
     kind = config.reward_manager.normalization_type
+    reward = definition.reward_function_path or " + ".join(one.name for one in definition.rewards or ())
     parts = f"{plan.samples_per_minibatch} groups at a time, each with all the epochs and mini-batches of `ppo`"
     sections = {
         "Training": _training(plan),
         "Engine": _engine(config),
         "Pipeline": [f"{schedule.value}: {_PIPELINES[schedule]}", *([parts] if schedule.updates_early else [])],
         "Scores": [
-            f"{definition.reward_function_path}, {config.reward.max_concurrency} calls at a time; "
+            f"{reward}, {config.reward.max_concurrency} calls at a time; "
             "unscored episodes are excluded, not counted as 0",
             f"reward manager {config.reward_manager.name}, normalization {kind}: {_NORMALIZATIONS[kind]}",
         ],

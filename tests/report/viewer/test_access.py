@@ -14,7 +14,8 @@ from reward_kit.report.viewer_server import serving
 from tests.report.made import episode, make_run, score
 from tests.report.viewer.asking import Visitor, visiting
 
-PATHS = ["/", "/events", "/run", "/run/", "/run/figures", "/run/events", "/run/episode/a", "/run/group/x-p", "/no/such"]
+PATHS = ["/", "/events", "/run", "/run/", "/run/figures", "/run/events", "/run/search"]
+PATHS += ["/run/episode/a", "/run/group/x-p", "/no/such"]
 
 
 @pytest.fixture
@@ -231,3 +232,50 @@ async def test_occupied_port_is_reported(folder: Path) -> None:
         with pytest.raises(ConfigError, match=rf"--port {visitor.port}: .*; choose another"):
             async with serving(RunCatalog(folder), visitor.port):
                 pass
+
+
+LABEL = {"rollout_id": "a", "label": "pass"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": None, "Sec_Fetch_Site": None, "Sec_Fetch_Mode": None}, 200),  # not a browser
+        ({"Cookie": None}, 403),
+        ({"Cookie": "reward_kit_00000000=x"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}, 403),
+        ({"Origin": None, "Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "navigate"}, 403),
+        ({"Content_Type": "text/plain"}, 415),
+        ({"Content_Type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+async def test_only_own_pages_post_a_label(folder: Path, headers: dict[str, str | None], status: int) -> None:
+    async with visiting(folder) as visitor:
+        answer = await visitor.post("/run/labels", LABEL, **headers)
+        assert answer.status == status
+        assert (folder / "run" / "labels.jsonl").exists() == (status == 200)
+
+
+@pytest.mark.parametrize("name", ["../run", "..%2Frun", "nosuch", "out"])
+async def test_label_of_a_run_outside_the_folder_is_not_written(tmp_path: Path, name: str) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    outside = make_run(tmp_path, [episode("a")], [])
+    (inside / "out").symlink_to(outside)
+    async with visiting(inside) as visitor:
+        answer = await visitor.post(f"/{name}/labels", LABEL)
+        assert answer.status in (404, 405)
+    assert not (outside / "labels.jsonl").exists()
+
+
+async def test_label_is_not_written_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    run = make_run(tmp_path / "in", [episode("a")], [])
+    (run / "labels.jsonl").symlink_to(tmp_path / "target")
+    async with visiting(tmp_path / "in") as visitor:
+        assert (await visitor.post("/run/labels", LABEL)).status == 404
+    assert not (tmp_path / "target").exists()

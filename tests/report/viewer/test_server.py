@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import RunHeader
-from tests.report.made import Parsed, episode, make_run, random_run, score
+from tests.report.made import Parsed, episode, make_run, page_of, random_run, score
 from tests.report.viewer.asking import Visitor, visiting
 
 
@@ -209,3 +210,73 @@ async def test_run_page_shows_the_current_status(tmp_path: Path) -> None:
             write_atomically(run / "run.json", RunHeader.read(run).replace(status="complete").to_bytes())
             await next_of(events, "figures")
             assert 'class="status complete"' in (await visitor.get("/run/figures")).body
+
+
+async def test_search_returns_the_ids_of_matching_episodes(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "one & two <three>"}]
+    make_run(tmp_path, [episode("a", messages=messages), episode("b")], [])
+    async with visiting(tmp_path) as visitor:
+        answer = await visitor.get("/run/search?q=TWO%20%3Cthree")
+        assert json.loads(answer.body) == {"ids": ["a"]} and answer.headers["content-type"].startswith(
+            "application/json"
+        )
+        assert json.loads((await visitor.get("/run/search")).body) == {"ids": []}
+        assert (await visitor.get("/nosuch/search?q=x")).status == 404
+
+
+async def test_posted_label_is_stored_shown_and_sent_to_other_pages(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("a"), episode("b \ud800")], [])
+    async with visiting(tmp_path) as visitor, visitor.events(f"/run/events?since={await mark_of(visitor)}") as events:
+        answer = await visitor.post("/run/labels", {"rollout_id": "a", "label": "pass", "note": "<b>good</b>"})
+        assert json.loads(answer.body) == {"episode": {"value": "pass", "note": "<b>good</b>"}}
+        rows = (await next_of(events, "rows"))["episodes"]
+        assert [row[:1] + row[-2:] for row in rows] == [["a", "pass", "<b>good</b>"]]
+        await visitor.post("/run/labels", {"rollout_id": "b \ud800", "step": 1, "label": 0.5})
+        page = await page_at(visitor, "/run/")
+        assert page.column("episodes", "label") == ["pass", "1 step"]
+        assert json.loads((await visitor.get("/run/labels?rollout_id=a")).body)["episode"]["value"] == "pass"
+        assert json.loads((await visitor.get("/run/labels?rollout_id=x")).body) == {}
+    lines = [json.loads(line) for line in (run / "labels.jsonl").read_text().splitlines()]
+    assert [(line["rollout_id"], line.get("step"), line["label"]) for line in lines] == [
+        ("a", None, "pass"),
+        ("b \ud800", 1, 0.5),
+    ]
+    assert (run / "labels.jsonl").stat().st_mode & 0o777 == 0o600
+    static = page_of(run)
+    assert static.column("episodes", "label") == ["pass", "1 step"]
+    assert static.tables["labels"]["a"] == {"episode": {"value": "pass", "note": "<b>good</b>"}}
+
+
+async def mark_of(visitor: Visitor) -> str:
+    return mark_in((await visitor.get("/run/")).body)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"\xff", 400, "not JSON"),
+        (b"[" * 60_000, 400, "not JSON"),
+        (b"[]", 400, "must be an object"),
+        (b'{"rollout_id": "a", "label": NaN}', 400, "label must be"),
+        (b'{"rollout_id": "nosuch", "label": "pass"}', 404, "no episode 'nosuch'"),
+        (b'{"rollout_id": "a", "label": "pass", "step": 2}', 404, "has 2 steps"),
+        (b'{"rollout_id": "a", "label": "pass", "note": "' + b"x" * 70_000 + b'"}', 413, ""),
+    ],
+)
+async def test_invalid_label_is_refused(tmp_path: Path, body: bytes, status: int, message: str) -> None:
+    run = make_run(tmp_path, [episode("a")], [])
+    async with visiting(tmp_path) as visitor:
+        answer = await visitor.post("/run/labels", body)
+        assert (answer.status, message in answer.body) == (status, True), answer
+    assert not (run / "labels.jsonl").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_label_in_a_read_only_folder_is_a_clear_error(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("a")], [])
+    run.chmod(0o500)
+    async with visiting(tmp_path) as visitor:
+        answer = await visitor.post("/run/labels", {"rollout_id": "a", "label": "pass"})
+        assert answer.status == 404 and "labels need a writable run directory" in answer.body
+    run.chmod(0o700)

@@ -177,3 +177,31 @@ def test_training_run_is_rejected(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [], training={"train_path": "x"})
     with pytest.raises(ConfigError, match="training run"):
         WatchedRun(run)
+
+
+def test_search_finds_texts_and_calls_of_the_latest_lines(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": '{"town": "Oslo"}'}}
+    coded = {"__type__": "text", "value": "aGFsZiBcdWQ4MDA="}
+    messages = [{"role": "user", "content": "Wie heißt die STRASSE?"}, {"role": "assistant", "tool_calls": [call]}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a picture"}]}, {"role": "tool", "content": coded}]
+    run = make_run(tmp_path, [episode("a", messages=messages), episode("b", messages=parts)], [])
+    watch = WatchedRun(run)
+    watch.poll_all()
+    for query, found in {
+        "HEISST": [],
+        "heißt die strasse": ["a"],
+        "look_up": ["a"],
+        "oslo": ["a"],
+        "A Picture": ["b"],
+        "assistant": [],
+        "tool_calls": [],
+        "": [],
+        "\ud800": [],
+    }.items():
+        assert watch.find(query) == found, query
+    add(run, "episodes", episode("c", messages=messages), episode("a", attempt=1, messages=parts))
+    watch.poll_all()
+    assert watch.find("oslo") == ["c"], "a later attempt replaces the earlier one"
+    (run / "episodes.jsonl").write_text(json.dumps(episode("d", steps=[{"action": "go to Oslo"}])) + "\n")
+    watch.poll_all()
+    assert watch.find("oslo") == ["d"], "without messages, the actions are searched"

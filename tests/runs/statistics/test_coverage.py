@@ -10,6 +10,7 @@ import pytest
 
 from reward_kit.runs.statistics import (
     bootstrap_mean,
+    bounded_interval,
     difference_interval,
     mean_interval,
     paired_t_test,
@@ -126,3 +127,34 @@ def test_permutation_test_has_the_nominal_error_rate(kind, samples):
         found_t += (paired_t_test(values) or 1.0) <= 0.05
     print(f"\nfalse findings, {kind}, {samples} samples: permutation {found / 5_000:.2%}, t {found_t / 5_000:.2%}")
     assert found / 5_000 <= 0.05 + 3 * (0.05 * 0.95 / 5_000) ** 0.5
+
+
+FEW_DRAWS = 2_000
+FEW = {
+    "coin 0.5": lambda rng, size: ((rng.uniform(size=size) < 0.5).astype(float), 0.5),
+    "coin 0.8": lambda rng, size: ((rng.uniform(size=size) < 0.8).astype(float), 0.8),
+    "coin 0.97": lambda rng, size: ((rng.uniform(size=size) < 0.97).astype(float), 0.97),
+    "uniform": lambda rng, size: (rng.uniform(size=size), 0.5),
+    "beta(5, 2)": lambda rng, size: (rng.beta(5, 2, size=size), 5 / 7),
+    "beta(0.2, 0.8)": lambda rng, size: (rng.beta(0.2, 0.8, size=size), 0.2),
+    "beta(0.1, 2)": lambda rng, size: (rng.beta(0.1, 2, size=size), 1 / 21),
+    "0.9, or 0 in one of ten": lambda rng, size: (0.9 * (rng.uniform(size=size) < 0.9), 0.81),
+    "4 rollouts": lambda rng, size: (passes(rng, size)[0], 0.4),
+}
+
+
+@pytest.mark.parametrize("samples", [3, 5, 10, 30])
+@pytest.mark.parametrize("name", FEW)
+def test_bounded_interval_of_few_samples_has_at_least_nominal_coverage(name, samples):
+    widths = []
+
+    def bounds(values: Any, number: int) -> Any:
+        rollouts = values.size // samples
+        interval = bounded_interval(values.ravel().tolist(), np.repeat(np.arange(samples), rollouts).tolist())
+        widths.append(interval.high - interval.low)
+        return interval.low, interval.high
+
+    share = covered(FEW[name], samples, bounds, FEW_DRAWS)
+    plain = covered(FEW[name], samples, clustered, FEW_DRAWS)
+    print(f"\nfew, {name}, {samples} samples: {share:.1%}, mean width {np.mean(widths):.2f} (t or Wilson: {plain:.1%})")
+    assert share >= 0.94

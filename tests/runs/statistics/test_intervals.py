@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reward_kit.runs.statistics import mean_interval, wilson_bounds
+from reward_kit.runs.statistics import bounded_interval, incomplete_beta, mean_interval, wilson_bounds
 
 finite = st.floats(-100, 100)
 pairs = st.lists(st.tuples(finite, st.integers(0, 5)), min_size=2, max_size=30)
@@ -156,3 +156,58 @@ def test_wilson_bounds_solve_the_score_equation():
     z = NormalDist().inv_cdf(0.975)
     for bound in wilson_bounds(0.3, 10):
         assert abs(0.3 - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / 10))
+
+
+class TestBoundedInterval:
+    @pytest.mark.parametrize(("passes", "trials"), [(3, 3), (0, 3), (2, 3), (4, 5), (5, 10), (29, 30), (50, 100)])
+    def test_passes_and_failures_have_the_exact_binomial_bounds(self, passes, trials):
+        """Clopper and Pearson: each bound leaves 2.5% of the binomial distribution beyond the observed passes."""
+        interval = bounded_interval([1.0] * passes + [0.0] * (trials - passes), range(trials))
+        assert interval.method == "gaffke"
+        at_least = incomplete_beta(passes, trials - passes + 1, interval.low) if passes else 0.025
+        at_most = 1 - incomplete_beta(passes + 1, trials - passes, interval.high) if passes < trials else 0.025
+        assert (at_least, at_most) == (pytest.approx(0.025, abs=1e-5), pytest.approx(0.025, abs=1e-5))
+
+    @pytest.mark.parametrize("sizes", [[1] * 5, [3, 1, 2, 1, 3]])
+    def test_bounds_match_a_simulation_of_the_weights(self, sizes):
+        rng = np.random.default_rng(3)
+        mean_G, size_G = rng.beta(0.5, 0.5, size=len(sizes)), np.array(sizes, dtype=float)
+        clusters = np.repeat(np.arange(len(sizes)), sizes)
+        interval = bounded_interval(mean_G[clusters].tolist(), clusters.tolist())
+        weight_DG = rng.exponential(size=(400_000, len(sizes) + 1)) * np.append(size_G, size_G.mean())
+        for added, tail, bound in ((0.0, 0.025, interval.low), (1.0, 0.975, interval.high)):
+            drawn_D = weight_DG @ np.append(mean_G, added) / weight_DG.sum(axis=1)
+            assert bound == pytest.approx(np.quantile(drawn_D, tail), abs=0.003)
+
+    def test_three_equal_scores_have_a_wide_interval(self):
+        interval = bounded_interval([0.5] * 3, "abc")
+        assert (interval.low, interval.high) == (pytest.approx(0.1462, abs=1e-4), pytest.approx(0.8538, abs=1e-4))
+
+    @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), min_size=2, max_size=30))
+    def test_bounds_enclose_the_mean_within_0_and_1(self, given_pairs):
+        scores, clusters = zip(*given_pairs, strict=True)
+        assume(len(set(clusters)) > 1)
+        interval = bounded_interval(scores, clusters)
+        assert 0.0 <= interval.low <= interval.mean <= interval.high <= 1.0
+        assert interval.high - interval.low > 0.1
+        mirrored = bounded_interval([1 - score for score in scores], clusters)
+        assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((interval.low, interval.high), abs=1e-6)
+
+    def test_more_than_100_samples_have_the_t_interval(self):
+        scores = np.random.default_rng(0).uniform(size=101).tolist()
+        bounded, plain = bounded_interval(scores, range(101)), mean_interval(scores, range(101))
+        assert (bounded.low, bounded.high, bounded.method) == (plain.low, plain.high, "t")
+        narrower = bounded_interval(scores[:100], range(100))
+        assert narrower.method == "gaffke"
+        assert narrower.high - narrower.low == pytest.approx(plain.high - plain.low, rel=0.1)
+
+    def test_scores_outside_0_and_1_have_the_t_interval(self):
+        interval = bounded_interval([5.0, -5.0], ["a", "b"])
+        assert interval.method == "t" and interval.low < -5.0 and interval.high > 5.0
+
+    def test_equal_scores_outside_0_and_1_have_no_bounds(self):
+        interval = bounded_interval([7.0] * 4, "abcd")
+        assert (interval.mean, interval.low, interval.high) == (7.0, None, None)
+
+    def test_single_sample_has_no_bounds(self):
+        assert bounded_interval([1.0, 0.0], "aa").low is None
