@@ -9,12 +9,21 @@ from typing import Any
 import click
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.options import Number, WholeNumber, complete_runs, json_option, newest_run_option, two_newest
+from reward_kit.cli.options import (
+    Number,
+    WholeNumber,
+    complete_runs,
+    fail_under_option,
+    json_option,
+    newest_run_option,
+    two_newest,
+)
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import compare, read_sides, regression_gates, to_json, under_gate
 from reward_kit.runs.comparison_table import comparison_markdown, comparison_notes, comparison_table
+from reward_kit.runs.summary import Threshold
 
 
 class _Margin(Number):
@@ -59,7 +68,7 @@ class _Margin(Number):
     metavar="[MARGIN]",
     help="Exit 1 if a run is significantly worse than the baseline, by more than MARGIN (default 0).",
 )
-@click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if the mean score of the last run is below X.")
+@fail_under_option("the mean score of the last run")
 @click.option(
     "--lower-bound",
     is_flag=True,
@@ -77,7 +86,7 @@ def command(
     log_dir: Path,
     output: Path | None,
     fail_on_regression: float | None,
-    fail_under: float | None,
+    fail_under: tuple[Threshold, ...],
     lower_bound: bool,
     seed: int,
     display: str | None,
@@ -97,14 +106,14 @@ def command(
       reward-kit compare runs/before runs/after --markdown >> "$GITHUB_STEP_SUMMARY"
       reward-kit compare runs/both --policy openai/small --policy openai/large
     """
-    if lower_bound and fail_under is None:
+    if lower_bound and not fail_under:
         raise click.UsageError("--lower-bound needs --fail-under")
     if as_markdown and as_json:
         raise click.UsageError("use either --markdown or --json")
     comparison = compare(read_sides(runs or two_newest(log_dir), policies), seed)
     gates = regression_gates(comparison, fail_on_regression) if fail_on_regression is not None else []
-    if fail_under is not None:
-        gates.append(under_gate(comparison.sides[-1], fail_under, by_lower_bound=lower_bound))
+    for least, metric, _ in fail_under:
+        gates.append(under_gate(comparison.sides[-1], least, metric=metric, by_lower_bound=lower_bound))
     if as_json:
         echo_json({**to_json(comparison), "gates": [gate._asdict() for gate in gates]}, allow_nan=False)
     elif as_markdown:

@@ -13,7 +13,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, as_script_data, bundle, href, r2, render, round_step
 from reward_kit.report.run_figures import Cell, DataTable, TableColumn, digits, tables_data
 from reward_kit.runs.comparison import CONFIDENCE, Comparison, Difference, SampleScores, Side
-from reward_kit.runs.comparison_table import comparison_notes, lines, sentence
+from reward_kit.runs.comparison_table import comparison_notes, lines, metric_lines, sentence
 from reward_kit.runs.display import signed
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import software_versions
@@ -76,6 +76,7 @@ def comparison_page(comparison: Comparison, folder: Path) -> str:
         "forest": draw_forest(comparison),
         "labels": [escape_text(side.label, NAME_LENGTH) for side in sides],
         "lines": [(name, [escape_text(cell, NAME_LENGTH) for cell in cells]) for name, cells in figures],
+        "metrics": metric_lines(comparison),
         "samples": samples,
     }
     return render(

@@ -28,6 +28,7 @@ from reward_kit.report.run_slices import slice_columns, slice_rows
 from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, covered_seconds, draw_timeline
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
+from reward_kit.runs.display import metric_rows
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.label_file import EpisodeLabels
 from reward_kit.runs.run_folder import RunHeader
@@ -105,6 +106,7 @@ def run_page(
             )
             for found in figures.histograms(run.episodes)
         ],
+        "metrics": metric_rows(summaries),
         "stop_reasons": figures.stop_reasons(run.episodes),
         "failure_classes": figures.failure_classes(run.episodes),
         "slices": slices,

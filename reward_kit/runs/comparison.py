@@ -13,14 +13,16 @@ from reward_kit.runs.display import figure, signed
 from reward_kit.runs.results import read_results
 from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.statistics import (
+    Interval,
     PairedFigures,
     benjamini_hochberg,
+    difference_interval,
     holm,
     mcnemar_test,
     paired_figures,
     safe_mean,
 )
-from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarize
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, Threshold, summarize
 
 _LARGEST = 1e99  # Keeps differences and the squares of their sums finite
 
@@ -53,6 +55,7 @@ class Side:
         unscored: the samples without a scored episode.
         rollouts: the score of each rollout of each sample, by id; None if unscored.
         starts: the initial state keys of each sample, if the environment reports them.
+        metrics: the values of each metric by sample and rollout, without missing ones.
         is_unit: True if every score is between 0 and 1.
         scorers: the id and the first characters of the hash of each reward.
         unfinished: the number of missing episodes of the run.
@@ -68,6 +71,7 @@ class Side:
     unscored: frozenset[str]
     rollouts: Mapping[str, Mapping[str, float | None]]
     starts: Mapping[str, frozenset[str]]
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]
     is_unit: bool
     scorers: frozenset[str]
     unfinished: int
@@ -130,6 +134,8 @@ def _sides_of(path: Path) -> dict[str, Side]:
             row = result.row()
         if row.score is not None and abs(row.score) > _LARGEST:
             raise ConfigError(f"{path}: the score of {row.rollout_id} is beyond 1e99 and cannot be compared")
+        if large := next((name for name, value in row.metrics.items() if abs(value or 0.0) > _LARGEST), None):
+            raise ConfigError(f"{path}: metric {large!r} of {row.rollout_id} is beyond 1e99 and cannot be compared")
         row.error_traceback = None
         rows[row.policy].append(row)
         scorer, start = (result.score or {}).get("scorer") or {}, result.episode.get("start")
@@ -146,8 +152,12 @@ def _sides_of(path: Path) -> dict[str, Side]:
     for policy, own in rows.items():
         (summary,) = summarize(own, threshold)
         rollouts: dict[str, dict[str, float | None]] = defaultdict(dict)
+        metrics: dict[str, dict[str, dict[str, float]]] = {name: {} for name in summary.metrics}
         for row in sorted(own, key=lambda row: row.rollout_id):
             rollouts[row.sample_id][row.rollout_id] = row.score
+            for name, value in row.metrics.items():
+                if value is not None:
+                    metrics[name].setdefault(row.sample_id, {})[row.rollout_id] = value
         samples = {name: scores for name, of in rollouts.items() if (scores := _sample_scores(of, threshold))}
         sides[policy] = Side(
             path=path,
@@ -160,6 +170,7 @@ def _sides_of(path: Path) -> dict[str, Side]:
             unscored=frozenset(rollouts.keys() - samples.keys()),
             rollouts=dict(rollouts),
             starts=starts[policy],
+            metrics=metrics,
             is_unit=all(0.0 <= row.score <= 1.0 for row in own if row.score is not None),
             scorers=frozenset(scorers[policy]),
             unfinished=unfinished,
@@ -238,6 +249,49 @@ def paired(baseline: Side, side: Side) -> Pairing:
     return Pairing(pairs, "rollout", is_rescoring, rollouts, single, len(common) - len(pairs))
 
 
+class MetricDifference(NamedTuple):
+    """The paired difference of a metric that both runs have.
+
+    `missing` is the number of samples of both runs without a value to pair; the means exclude them. The means are
+    None if no sample is left.
+    """
+
+    name: str
+    samples: int
+    missing: int
+    baseline_mean: float | None = None
+    run_mean: float | None = None
+    interval: Interval | None = None
+
+
+def metric_differences(baseline: Side, side: Side, by: Literal["rollout", "sample"]) -> list[MetricDifference]:
+    """Compare each metric that both sides have, paired like their scores."""
+    shared, found = sorted(baseline.rollouts.keys() & side.rollouts.keys()), []
+    for name in (name for name in baseline.metrics if name in side.metrics):
+        pairs = []
+        for sample in shared:
+            before, after = (each.metrics[name].get(sample, {}) for each in (baseline, side))
+            if by == "rollout":
+                both = before.keys() & after.keys()
+                before, after = ({key: of[key] for key in sorted(both)} for of in (before, after))
+            if before and after:
+                pairs.append((safe_mean([*before.values()]), safe_mean([*after.values()])))
+        missing = len(shared) - len(pairs)
+        if not pairs:
+            found.append(MetricDifference(name, 0, missing))
+            continue
+        means = [safe_mean(values) for values in zip(*pairs, strict=True)]
+        is_unit = all(
+            0.0 <= value <= 1.0
+            for each in (baseline, side)
+            for values in each.metrics[name].values()
+            for value in values.values()
+        )
+        interval = difference_interval([after - before for before, after in pairs], reach=1.0 if is_unit else None)
+        found.append(MetricDifference(name, len(pairs), missing, means[0], means[1], interval))
+    return found
+
+
 _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "rewards", "dataset_path", "pass_threshold"}
 _HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # These do not change scores
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
@@ -289,7 +343,8 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
         if keys := _differing(one.task, other.task, _COMPARED | _HARMLESS):
             before, now = ({key: each.task.get(key) for key in keys} for each in (one, other))
             add("task_keys", before, now, f"the task files differ in {', '.join(keys)}")
-        if names := _differing(one.digests, other.digests, _OWN_LINES):
+        of_rewards = {name for name in {**one.digests, **other.digests} if name.startswith("reward ")}
+        if names := _differing(one.digests, other.digests, _OWN_LINES | of_rewards):
             before, now = ({name: each.digests.get(name) for name in names} for each in (one, other))
             add("files", before, now, f"files of the tasks differ: {', '.join(names)}")
         if one.seed != other.seed:
@@ -343,6 +398,7 @@ class Difference:
         p_holm: the permutation test's p-value, corrected for all comparisons (Holm).
         p_bh: the same p-value, corrected by Benjamini and Hochberg.
         mismatches: the other differences between the runs.
+        metrics: the differences of the metrics that both runs have.
     """
 
     side: Side
@@ -355,6 +411,7 @@ class Difference:
     p_holm: float
     p_bh: float
     mismatches: Sequence[Mismatch]
+    metrics: Sequence[MetricDifference] = ()
 
     @property
     def pairs(self) -> Sequence[SamplePair]:
@@ -442,6 +499,7 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
         p_holm=figures.permutation.p,
         p_bh=figures.permutation.p,
         mismatches=mismatches(baseline, side),
+        metrics=metric_differences(baseline, side, pairing.by),
     )
 
 
@@ -514,6 +572,21 @@ def _difference_to_json(difference: Difference) -> dict[str, Any]:
         "won": [_pair_to_json(pair) for pair in difference.flipped("won")],
         "lost": [_pair_to_json(pair) for pair in difference.flipped("lost")],
         "mismatches": [mismatch._asdict() for mismatch in difference.mismatches],
+        "metrics": {metric.name: _metric_to_json(metric) for metric in difference.metrics},
+    }
+
+
+def _metric_to_json(metric: MetricDifference) -> dict[str, Any]:
+    interval = metric.interval
+    return {
+        "samples": metric.samples,
+        "missing": metric.missing,
+        "baseline_mean": metric.baseline_mean,
+        "run_mean": metric.run_mean,
+        "difference": interval.mean if interval else None,
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
+        "standard_error": interval.standard_error if interval else None,
     }
 
 
@@ -555,11 +628,12 @@ def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
     return gates
 
 
-def under_gate(side: Side, least: float, *, by_lower_bound: bool = False) -> Gate:
-    """Return a gate that fails if the mean score of a run, or the lower bound of its interval, is below `least`."""
-    interval = side.summary.score
-    what = "lower bound of the mean score" if by_lower_bound else "mean score"
-    value = None if interval is None else interval.low if by_lower_bound else interval.mean
+def under_gate(side: Side, least: float, *, metric: str | None = None, by_lower_bound: bool = False) -> Gate:
+    """Return a gate that fails if the mean of a run's score or metric is below `least`, or the mean's lower bound."""
+    threshold = Threshold(least, metric, by_lower_bound)
+    if unknown := threshold.unknown_metric([side.summary]):
+        return Gate("fail-under", side.label, True, f"{side.label}: {unknown}")
+    what, value = threshold.what, threshold.value(side.summary)
     if value is None:
         return Gate("fail-under", side.label, True, f"the {what} of {side.label} is unknown")
     text = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"

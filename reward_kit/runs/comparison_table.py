@@ -20,6 +20,7 @@ _NAME_LENGTH = 60
 _LINE_LENGTH = 2_000
 _DASH = "–"
 _SEEN = 5e-4
+_MOST_METRICS = 40
 
 
 def comparison_table(comparison: Comparison, *, plain: bool = False) -> RenderableType:
@@ -33,7 +34,38 @@ def comparison_table(comparison: Comparison, *, plain: bool = False) -> Renderab
     for name, cells in lines(comparison):
         table.add_row(name, *map(Text, cells))
     sentences = [Text(line) for difference in comparison.differences for line in _below(comparison, difference)]
-    return Group(table, *sentences)
+    return Group(table, *_metrics_table(comparison, plain), *sentences)
+
+
+def _metrics_table(comparison: Comparison, plain: bool) -> list[RenderableType]:
+    columns, rows = metric_lines(comparison)
+    if not rows:
+        return []
+    style = {"box": None, "pad_edge": False} if plain else {"box": box.SIMPLE}
+    table = Table(title=Text("\nMetrics", "" if plain else "bold"), title_justify="left", **style)
+    for name in columns:
+        is_name = name in ("metric", "run")
+        table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+    for cells in rows[:_MOST_METRICS]:
+        table.add_row(*(Text(escape_text(cell, _NAME_LENGTH)) for cell in cells))
+    more = len(rows) - _MOST_METRICS
+    return [table, *([Text(f"… and {more:,} more in --json")] if more > 0 else [])]
+
+
+def metric_lines(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of the metrics that the baseline and another run have."""
+    pairs = [(metric, each) for each in comparison.differences for metric in each.metrics]
+    columns = {
+        "metric": [metric.name for metric, _ in pairs],
+        "run": [each.side.label for _, each in pairs] if len(comparison.differences) > 1 else [],
+        "baseline": [_DASH if metric.baseline_mean is None else figure(metric.baseline_mean) for metric, _ in pairs],
+        "mean": [_DASH if metric.run_mean is None else figure(metric.run_mean) for metric, _ in pairs],
+        "difference": [difference_text(metric.interval) for metric, _ in pairs],
+        "samples": [f"{metric.samples:,}" for metric, _ in pairs],
+        "missing": [f"{m.missing:,}" for m, _ in pairs] if any(m.missing for m, _ in pairs) else [],
+    }
+    filled = {name: cells for name, cells in columns.items() if cells}
+    return [*filled], [list(cells) for cells in zip(*filled.values(), strict=True)]
 
 
 def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
@@ -151,7 +183,12 @@ def comparison_markdown(comparison: Comparison, gates: Sequence[Gate] = ()) -> s
         "\n".join(f"- {_escape_markdown(text)}" for text in texts)
         for texts in (conclusions, comparison_notes(comparison))
     )
-    return "\n\n".join(block for block in ("### Evaluation", above, table, below) if block)
+    columns, metrics = metric_lines(comparison)
+    cut = [[escape_text(cell, _NAME_LENGTH) for cell in cells] for cells in metrics[:_MOST_METRICS]]
+    header, *body = ("| " + " | ".join(map(_escape_markdown, cells)) + " |" for cells in [columns, *cut])
+    rule = "|" + "".join("---|" if column in ("metric", "run") else "---:|" for column in columns)
+    of_metrics = "\n".join([header, rule, *body]) if metrics else ""
+    return "\n\n".join(block for block in ("### Evaluation", above, table, of_metrics, below) if block)
 
 
 def _escape_markdown(text: str) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -27,15 +29,11 @@ _MOST_METRICS = 40  # lines; a reward may name a metric after each test of each 
 
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
-    """Return a column for each policy, and below them the first error of each."""
-    # Names are Text, since brackets in a plain string would be taken for markup.
-    table = Table(title=Text(printable(title), "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
-    table.add_column("", style="dim", no_wrap=True)
-    for summary in summaries:
-        table.add_column(Text(printable(summary.policy)), justify="right", overflow="fold")
-    for name, cells in _lines(summaries):
-        table.add_row(name, *cells)
-    parts: list[RenderableType] = [table, *_metrics_table(summaries)]
+    """Return the figures of each policy, and below them the first error of each.
+
+    Policies are columns if they fit the width, and rows otherwise.
+    """
+    parts: list[RenderableType] = [_PolicyFigures(summaries, title), *_metrics_table(summaries)]
     for summary in summaries:
         if summary.first_error:  # the first line, the end of the rest, and the user's own frames
             first, *more = printable(summary.first_error).splitlines()
@@ -50,29 +48,87 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
     return Group(*parts)
 
 
+class _PolicyFigures:
+    """The table of policies, whose orientation depends on the width of the console."""
+
+    def __init__(self, summaries: Sequence[PolicySummary], title: str) -> None:
+        # Names are Text, since brackets in a plain string would be taken for markup.
+        self._title = Text(printable(title), "bold")
+        self._policies = [Text(printable(summary.policy)) for summary in summaries]
+        self._lines = _lines(summaries)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = Table(title=self._title, box=box.SIMPLE_HEAVY, title_justify="left")
+        wide.add_column("", style="dim", no_wrap=True)
+        for policy in self._policies:
+            wide.add_column(policy, justify="right", overflow="fold")
+        for name, cells in self._lines:
+            wide.add_row(name, *cells)
+        label_width, *widths = (max(map(cell_len, lines)) for lines in self._columns())
+        if len(self._policies) < 2 or label_width + sum(widths) + 3 * len(widths) + 2 <= options.max_width:
+            yield wide
+            return
+        yield self._title
+        yield from self._stacked(options.max_width)
+
+    def _columns(self) -> list[list[str]]:
+        """Return the lines of text in the column of names, and in that of each policy."""
+        names = [name for name, _ in self._lines]
+        cells = ([line for _, row in self._lines for line in row[at].splitlines()] for at in range(len(self._policies)))
+        return [names, *cells]
+
+    def _stacked(self, width: int) -> Iterator[Table]:
+        """Return tables with a row for each policy, each with as many figures as fit, without figures that none has."""
+        policy_width = min(max(policy.cell_len for policy in self._policies), width // 3)
+        left = [(name, cells) for name, cells in self._lines if any(cell != "–" for cell in cells)]
+        while left:
+            table = Table(box=box.SIMPLE_HEAVY)
+            table.add_column("", overflow="fold", width=policy_width)
+            free, rows, later = width - policy_width - 4, [list[str]() for _ in self._policies], []
+            for name, cells in left:
+                needed = max(cell_len(word) for word in (*name.split(), *itertools.chain(*map(str.splitlines, cells))))
+                if rows[0] and needed + 3 > free:
+                    later.append((name, cells))
+                    continue
+                free -= needed + 3
+                table.add_column(name, justify="right", width=needed)
+                for row, cell in zip(rows, cells, strict=True):
+                    row.append(cell)
+            left = later
+            for policy, row in zip(self._policies, rows, strict=True):
+                table.add_row(policy, *row)
+            yield table
+
+
 def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
     """Return a line for each metric and policy, if the rewards give metrics."""
-    lines = [
-        (name, one, one.metrics[name]) for name in metric_names(summaries) for one in summaries if name in one.metrics
-    ]
-    if not lines:
+    columns, rows = metric_rows(summaries)
+    if not rows:
         return []
-    columns: dict[str, list[Text]] = {"metric": [Text(printable(name)) for name, _, _ in lines]}
-    if len(summaries) > 1:
-        columns["policy"] = [Text(printable(one.policy)) for _, one, _ in lines]
-    columns["mean"] = [Text("no value" if mean is None else interval_text(mean)) for _, _, mean in lines]
-    columns["n"] = [Text(f"{mean.n if mean is not None else 0:,}") for _, _, mean in lines]
-    missing = [mean.n_unscored if mean is not None else one.episodes for _, one, mean in lines]
-    if any(missing):
-        columns["missing"] = [Text(f"{count:,}") for count in missing]
     table = Table(title=Text("Metrics", "bold"), box=box.SIMPLE, title_justify="left")
     for name in columns:
         is_name = name in ("metric", "policy")
         table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
-    for cells in list(zip(*columns.values(), strict=True))[:_MOST_METRICS]:
-        table.add_row(*cells)
-    more = len(lines) - _MOST_METRICS
+    for cells in rows[:_MOST_METRICS]:
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    more = len(rows) - _MOST_METRICS
     return [table, *([Text(f"… and {more:,} more in summary.json")] if more > 0 else [])]
+
+
+def metric_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of the table of metrics, without the columns of which all rows are equal."""
+    pairs = [(name, one) for name in metric_names(summaries) for one in summaries if name in one.metrics]
+    means = [one.metrics[name] for name, one in pairs]
+    missing = [mean.n_unscored if mean else one.episodes for mean, (_, one) in zip(means, pairs, strict=True)]
+    columns = {
+        "metric": [name for name, _ in pairs],
+        "policy": [one.policy for _, one in pairs] if len(summaries) > 1 else [],
+        "mean": [interval_text(mean) if mean else "no value" for mean in means],
+        "n": [f"{mean.n if mean else 0:,}" for mean in means],
+        "missing": [f"{count:,}" for count in missing] if any(missing) else [],
+    }
+    filled = {name: cells for name, cells in columns.items() if cells}
+    return [*filled], [list(cells) for cells in zip(*filled.values(), strict=True)]
 
 
 def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
@@ -170,6 +226,7 @@ class Display:
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
         self._kind, self._total = kind, total
         self.scoring: Callable[[], AgentStats | None] = lambda: None
+        self.slowest: Callable[[], str | None] = lambda: None
         self._console = console or SafeConsole(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
@@ -246,11 +303,14 @@ class Display:
             flight = "" if stats is None else f" ({stats.in_flight} in flight{median})"
             parts.append(f"{self._waiting} waiting for a score{flight}")
         if rest and rate > 0:
-            parts.append(f"{_duration(rest / rate)} left")
+            parts.append(f"{duration_text(rest / rate)} left")
+        if slowest := self.slowest():
+            parts.append(f"slowest: {slowest}")
         return "  ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Format seconds, such as "3m05s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -9,7 +9,7 @@ from pathlib import Path
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.notebook_html import Html, details, element, escape, faint, line, link, root, strong, table
-from reward_kit.runs.display import as_text, figure, interval_text
+from reward_kit.runs.display import as_text, figure, interval_text, metric_rows
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
 
@@ -104,6 +104,9 @@ class FinishedRun:
             parts.append(line(strong("Stopped: "), self.why_stopped))
         columns = _columns(self.policies)
         parts.append(table(columns, self.policies, lambda one: [_cells(one)[name] for name in columns]))
+        names, metrics = metric_rows(self.policies)
+        if metrics:
+            parts.append(details("metrics", table(names, metrics)))
         if self.errors:
             parts.append(details(f"{pluralize(len(self.errors), 'episode')} with errors", _rows(self.errors, "error")))
         if self.failed:

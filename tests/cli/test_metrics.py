@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -84,6 +85,27 @@ def test_gate_on_a_metric_of_a_reward_without_metrics_names_the_cause(project: P
     done = project.call("run", "task.yaml", "--fail-under", "state=0.5")
     assert done.returncode == 1 and "unknown metric 'state'; the reward gives no metrics" in done.stderr
     assert "Metrics" not in done.stdout
+
+
+def test_report_and_comparison_have_a_table_of_metrics(project: Project) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    metrics = {hostile: {"score": 0.5, "reason": ""}}
+    (project.folder / "other.py").write_text(
+        f"def other(messages):\n    return {{'score': 1.0, 'metrics': {metrics!r}}}\n"
+    )
+    project.write_task(reward_function_path="other.py:other")
+    for folder in ("before", "after"):
+        assert project.call("run", "task.yaml", "--log-dir", folder).returncode == 0
+    runs = [str(next((project.folder / folder).iterdir())) for folder in ("before", "after")]
+    page = (Path(runs[0]) / "report.html").read_text()
+    table = page[page.index('id="metrics"') : page.index("</table>", page.index('id="metrics"'))]
+    assert "0.500" in table and ">12<" in table and html.escape(hostile) in table and hostile not in page
+    done = project.call("compare", *runs, "-o", "compare.html", "--fail-under", f"{hostile}=0.6")
+    assert done.returncode == 1 and "Metrics" in done.stdout and "is 0.500, below 0.6" in done.stderr
+    compared = (project.folder / "compare.html").read_text()
+    assert 'id="metrics"' in compared and html.escape(hostile) in compared and hostile not in compared
+    markdown = project.call("compare", *runs, "--markdown").stdout
+    assert "| metric | baseline | mean | difference | samples |" in markdown and hostile not in markdown
 
 
 def test_rescored_run_aggregates_the_metrics_of_the_new_reward(project: Project) -> None:

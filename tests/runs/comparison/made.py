@@ -13,8 +13,16 @@ from reward_kit.runs.run_folder import RunFolder, RunHeader
 Scores = Mapping[str, Sequence[float | None]]
 
 
-def make_run(folder: Path, scores: Scores, *, policy: str = "p", append: bool = False, **header: Any) -> Path:
-    """The folder of a run with these scores; `append` adds another policy to a run that is there."""
+def make_run(
+    folder: Path,
+    scores: Scores,
+    *,
+    policy: str = "p",
+    append: bool = False,
+    metrics: Mapping[str, Scores] | None = None,
+    **header: Any,
+) -> Path:
+    """The folder of a run with these scores and metrics; `append` adds another policy to a run that is there."""
     task = {"pass_threshold": 1.0, **header.pop("task", {})}
     told = {"task_name": "t", "task_path": "/t.yaml", "status": "complete", "task": task, **header}
     total = sum(map(len, scores.values()))
@@ -25,7 +33,11 @@ def make_run(folder: Path, scores: Scores, *, policy: str = "p", append: bool = 
             for number, value in enumerate(values):
                 name = f"{sample}-{policy}-{number}"
                 episodes.write(json.dumps(_episode(name, sample, policy)) + "\n")
-                lines.write(json.dumps(_score(name, value)) + "\n")
+                line = _score(name, value)
+                for metric, given in (metrics or {}).items() if value is not None else ():
+                    if sample in given and given[sample][number] is not None:
+                        line["result"]["metrics"][metric] = {"score": given[sample][number], "reason": ""}
+                lines.write(json.dumps(line) + "\n")
     return folder
 
 
@@ -38,7 +50,7 @@ def _episode(name: str, sample: str, policy: str) -> dict[str, Any]:
 
 def _score(name: str, value: float | None) -> dict[str, Any]:
     failure = {"class": "crash", "where": "RewardError", "message": "it broke"} if value is None else None
-    result = {"score": value} if value is not None else None
+    result = {"score": value, "metrics": {}} if value is not None else None
     scorer = {"id": "reward.py:right", "hash": "abcdef0123456789"}
     return {"rollout_id": name, "attempt": 0, "score": value, "result": result, "failure": failure, "scorer": scorer}
 

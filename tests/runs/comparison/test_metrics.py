@@ -1,0 +1,69 @@
+"""Differences of named metrics between runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.runs.comparison import to_json, under_gate
+from reward_kit.runs.comparison_table import comparison_markdown, metric_lines
+from tests.runs.comparison.made import Scores, compared, make_run
+
+SCORES: Scores = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, None]}
+
+
+def test_metrics_of_both_runs_are_paired_by_sample_without_missing_values(tmp_path: Path) -> None:
+    before: dict[str, Scores] = {
+        "state": {"a": [0.0, 0.5], "b": [0.25, None], "c": [1.0, 1.0]},
+        "only before": {"a": [1.0, 1.0]},
+        "apart": {"a": [1.0, 1.0]},
+    }
+    after: dict[str, Scores] = {
+        "state": {"a": [1.0, 0.5], "b": [0.75, 0.25]},
+        "apart": {"b": [1.0, 1.0]},
+        "only after": {"a": [1.0, 1.0]},
+    }
+    first = make_run(tmp_path / "first", SCORES, metrics=before, policy="p")
+    comparison = compared(first, make_run(tmp_path / "second", SCORES, metrics=after, policy="q"))
+    (difference,) = comparison.differences
+    state, apart = difference.metrics
+    assert (state.name, state.samples, state.missing) == ("state", 2, 1)
+    assert (state.baseline_mean, state.run_mean) == (0.25, 0.625)
+    assert state.interval is not None and state.interval.mean == 0.375
+    assert (apart.name, apart.samples, apart.missing, apart.interval) == ("apart", 0, 3, None)
+    found = to_json(comparison)["comparisons"][0]["metrics"]
+    assert found["state"]["difference"] == 0.375 and found["apart"]["difference"] is None
+    columns, rows = metric_lines(comparison)
+    assert columns == ["metric", "baseline", "mean", "difference", "samples", "missing"]
+    assert rows[1] == ["apart", "–", "–", "–", "0", "3"]
+    assert "| state | 0.250 | 0.625 | +0.375" in comparison_markdown(comparison)
+
+
+def test_rollouts_of_metrics_are_paired_if_those_of_scores_are(tmp_path: Path) -> None:
+    before = make_run(tmp_path / "first", SCORES, metrics={"m": {"a": [0.0, 1.0], "b": [0.0, 1.0]}})
+    after = make_run(tmp_path / "second", SCORES, metrics={"m": {"a": [None, 0.5], "b": [None, None]}})
+    (metric,) = compared(before, after).differences[0].metrics
+    assert (metric.samples, metric.missing) == (1, 2)
+    assert (metric.baseline_mean, metric.run_mean) == (1.0, 0.5)
+
+
+def test_runs_without_metrics_have_no_table_of_them(tmp_path: Path) -> None:
+    comparison = compared(*(make_run(tmp_path / name, SCORES) for name in ("first", "second")))
+    assert metric_lines(comparison)[1] == [] and "metric" not in comparison_markdown(comparison)
+
+
+def test_gate_checks_a_metric_of_the_run(tmp_path: Path) -> None:
+    metrics: dict[str, Scores] = {"state": {"a": [0.5, 0.5], "b": [1.0, 0.0]}}
+    side = compared(*(make_run(tmp_path / name, SCORES, metrics=metrics) for name in ("first", "second"))).sides[-1]
+    assert [under_gate(side, least, metric="state").failed for least in (0.5, 0.51)] == [False, True]
+    assert "the mean of 'state' of second is 0.500, below 0.51" in under_gate(side, 0.51, metric="state").message
+    unknown = under_gate(side, 0.0, metric="stat")
+    assert unknown.failed and unknown.message == "second: unknown metric 'stat'; did you mean 'state'?"
+
+
+def test_enormous_metric_is_rejected(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, SCORES, metrics={"m": {"a": [1e200, 1.0]}}) for name in ("first", "second")]
+    with pytest.raises(ConfigError, match="metric 'm' of a-p-0 is beyond 1e99"):
+        compared(*runs)
