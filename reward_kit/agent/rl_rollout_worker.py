@@ -37,6 +37,7 @@ from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, SharedEnvironment, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, hash_key
+from reward_kit.environments.state_changes import state_changes
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.record import EpisodeFacts, get_facts
@@ -355,7 +356,12 @@ class RLRolloutWorker:
                         f"StateSnapshot.from_json(value), got {type_name(snapshot)}"
                     )
             if snapshot is not None:
-                get_facts(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+                facts = get_facts(live.episode)
+                facts["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+                if live.start.state is not None:
+                    changes = await anyio.to_thread.run_sync(state_changes, live.start.state, snapshot)
+                    if changes is not None:
+                        facts["state_changes"] = changes
 
     def _context(self, live: LiveEpisode, tools: Toolbox) -> EpisodeContext:
         """Return the context of the policy's session, with a function that calls tools while the policy acts."""

@@ -16,7 +16,7 @@ from types import TracebackType
 import anyio
 
 from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
-from reward_kit.environments.base import ForkableResource, hash_key
+from reward_kit.environments.base import ForkableResource, StateSnapshot, hash_key
 from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.errors import EnvironmentFailure, RewardKitError, boundary
 from reward_kit.models import TaskDefinitionModel
@@ -111,6 +111,7 @@ class EpisodeStart:
     fork: str | None = None  # "native", "replay" or "none" (a fresh start)
     state_key: str | None = None
     verified: bool | None = None  # whether the start equals the group's
+    state: StateSnapshot | None = None  # the initial state, if the resource has a cheap one
 
 
 class GroupStart:
@@ -143,6 +144,7 @@ class GroupStart:
         self._shared, self._kind, self._first_keys = environment, kind, first_keys
         self._base: ForkableResource | None = None
         self._key: str | None = None
+        self._state: StateSnapshot | None = None
         self._lock = anyio.Lock()
 
     async def __aenter__(self) -> GroupStart:
@@ -179,6 +181,9 @@ class GroupStart:
                     base = await made
                     async with _closing_on_error(base):
                         self._key = await self._state_key(base)
+                        if kind.has_cheap_state:
+                            with self._call(f"final_state of {kind.__name__} at the start"):
+                                self._state = await base.final_state()
                     self._base = base
                 with self._call(f"fork of {kind.__name__}"):
                     resource = await self._base.fork()
@@ -186,7 +191,7 @@ class GroupStart:
             resource = await self._fresh(kind, config, start.seeds)
         else:
             resource = await self._take_turn(shared, start.seeds)
-        start = replace(start, resource=resource, fork=fork_kind, verified=fork_kind != "none")
+        start = replace(start, resource=resource, fork=fork_kind, verified=fork_kind != "none", state=self._state)
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self.finish, start)
             key = await self._state_key(resource)

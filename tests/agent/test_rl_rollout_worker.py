@@ -16,6 +16,7 @@ from reward_kit.agent.simulated_user import ScriptedUser
 from reward_kit.environments.base import StepOutcome
 from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.environments.tools import ToolRegistry
+from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError, LimitError
 from tests.agent.worlds import (
     WORLD,
@@ -206,6 +207,22 @@ class TestRecord:
     async def test_final_state_is_taken_before_the_resource_closes(self):
         episode = await collected([call(by=3), {"type": "terminate"}], resource_type=WORLD)
         assert episode.custom_data["final_state"] == {"kind": "json", "payload": b'{"total":3}'}
+
+    async def test_changes_of_a_cheap_state_are_recorded(self):
+        actions = [{"type": "tool_call", "name": "set_value", "arguments": {"path": "a", "value": 2}}]
+        config = {"initial_state": {"a": 1}}
+        task = {"resource_type": "python_state", "base_resource_config": config}
+        episode = await collected([*actions, {"type": "terminate"}], **task)
+        changes = [{"at": "/a", "old": "1", "new": "2"}]
+        assert episode.custom_data["state_changes"] == {"changes": changes, "more": 0}
+        again = episode_from_record(episode_to_record(episode))
+        assert again.custom_data["state_changes"] == episode.custom_data["state_changes"]
+
+    async def test_time_in_the_policy_is_recorded_by_step(self):
+        episode = await collected([call(by=3), {"type": "terminate"}], resource_type=WORLD)
+        timing = episode.custom_data["timing"]
+        assert len(timing["steps_policy_s"]) == 2 and sum(timing["steps_policy_s"]) <= timing["policy_s"] + 1e-5
+        assert "state_changes" not in episode.custom_data, "the resource does not declare has_cheap_state"
 
     async def test_tokens_are_recorded_exactly_and_returned_by_step(self):
         def act(observation, _):

@@ -70,6 +70,35 @@ def test_episode_without_usage_has_dashes_for_totals_only(window: Opened, tmp_pa
     assert shown.texts(".usage") == [""] * 3
 
 
+def test_changes_of_the_state_are_listed(window: Opened, tmp_path: Path) -> None:
+    run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
+    changes = [
+        {"at": "/a/<b>", "old": "1", "new": "2"},
+        {"at": "new.txt", "new": "</script><img src=x onerror=alert(1)>\u202e"},
+        {"at": "x.txt", "to": "y.txt"},
+    ]
+    rewrite(run, {"custom_data": {"state_changes": {"changes": changes, "more": 7}}})
+    shown = opened(window, run)
+    assert shown.texts(".state-changes > summary") == ["Changes of the state: 10"]
+    assert shown.texts(".state-changes li") == [
+        "/a/<b>\n−\n1\n+\n2",
+        "new.txt\n+\n</script><img src=x onerror=alert(1)>\\u202e",
+        "x.txt moved to y.txt",
+    ]
+    assert "and 7 more" in shown.page.inner_text(".state-changes") and not shown.page.locator("img").count()
+    assert (shown.sticking_out(), shown.pale()) == ([], [])
+
+
+@pytest.mark.parametrize(("facts", "shown"), [({"changes": [], "more": 0}, 1), (None, 0), ({"changes": 3}, 0)])
+def test_unchanged_and_unrecorded_states(window: Opened, tmp_path: Path, facts: Any, shown: int) -> None:
+    run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
+    rewrite(run, {"custom_data": {"state_changes": facts}})
+    page = opened(window, run).page
+    assert page.locator(".state-changes").count() == shown
+    if shown:
+        assert page.inner_text(".state-changes") == "The final state equals the initial state."
+
+
 def test_traceback_of_an_error_is_readable(window: Opened, tmp_path: Path) -> None:
     run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
     traceback = (

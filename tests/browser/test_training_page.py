@@ -47,7 +47,7 @@ def test_values_are_shown_by_pointer_and_keyboard(window: Opened, page: Path) ->
     assert box is not None
     plot.hover(position={"x": box["width"] / 2, "y": box["height"] / 2})
     (said,) = opened.texts(READOUT)
-    assert said.startswith("Update ") and "batch in training 0." in said
+    assert said.startswith("Update ") and "training batch 0." in said
     plot.focus()
     opened.page.keyboard.press("ArrowRight")
     (next_one,) = opened.texts(READOUT)

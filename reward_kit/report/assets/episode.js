@@ -32,6 +32,7 @@
           this.list,
           this.after(),
           RK.episodeResult(episode),
+          RK.stateChanges(episode),
           RK.labelBox(episode),
           this.creditPart(),
         ].filter(Boolean),

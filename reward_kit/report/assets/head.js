@@ -1,6 +1,7 @@
 // An episode apart from its conversation: the head before it; its score, sample and credit after it.
 (() => {
   const { el } = RK;
+  const MANY_CHANGES = 20; // more are folded
 
   const aside = (title, text) =>
     el(
@@ -124,6 +125,42 @@
       facts(episode),
       failure(episode),
     );
+
+  // One changed value of the final state: what it was, and what it is.
+  const change = ({ at, old, new: now, to }) => {
+    const path = (text) => el("code", { class: "stranger", dir: "auto" }, RK.plainText(text));
+    const value = (mark, kind, text) =>
+      text === undefined
+        ? null
+        : el(
+            "div",
+            { class: `change ${kind}` },
+            el("span", { class: "mark", role: "img", "aria-label": kind }, mark),
+            RK.folded(RK.plainText(text), undefined, "code"),
+          );
+    return el(
+      "li",
+      null,
+      path(at),
+      to === undefined ? null : [" moved to ", path(to)],
+      value("−", "removed", old),
+      value("+", "added", now),
+    );
+  };
+
+  // The final state of the resource compared with its initial one; null if not recorded.
+  RK.stateChanges = ({ state_changes: found }) => {
+    if (!found || !Array.isArray(found.changes)) return null;
+    const count = found.changes.length + (found.more || 0);
+    if (!count) return el("p", { class: "state-changes" }, "The final state equals the initial state.");
+    return el(
+      "details",
+      { class: "state-changes", open: count <= MANY_CHANGES },
+      el("summary", null, `Changes of the state: ${RK.count(count)}`),
+      el("ul", null, found.changes.map(change)),
+      found.more ? el("p", { class: "faint" }, `and ${RK.count(found.more)} more`) : null,
+    );
+  };
 
   RK.episodeResult = (episode) =>
     el(

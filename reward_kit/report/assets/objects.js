@@ -258,6 +258,7 @@
       response: result?.response ? plainText(result.response) : null,
       sample_data: known.sample ?? null,
       ground_truth: known.ground_truth ?? null,
+      state_changes: known.custom_data?.state_changes ?? null,
       messages,
       steps,
       tokens: known.tokens ?? null,
