@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -276,6 +277,16 @@ def _status_line() -> Iterator[Callable[[str], None]]:
             echo(nl=False, err=True, redraw=True)
 
 
+def _merge_tools(findings: Sequence[Finding], tools: Sequence[str]) -> list[str]:
+    """Return one line for each finding; findings that differ only in the tool's call are one line with a count."""
+    call = re.compile(rf"\b({'|'.join(map(re.escape, tools))})\([^()]*\)") if tools else re.compile("(?!)")
+    lines: dict[str, list[str]] = {}
+    for finding in findings:
+        line = f"{finding.level}: {finding.message}"
+        lines.setdefault(call.sub("tool", line), []).append(line)
+    return [alike[0] + (f" ({len(alike)} findings)" if len(alike) > 1 else "") for alike in lines.values()]
+
+
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:
     if target.endswith(".py") and Path(target).is_file():
         rewards = [f"{target}:{name}" for name in rewards_in(read_source(Path(target)))]
@@ -307,10 +318,10 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
 
     findings, look = anyio.run(check)
     of_rows = ", ".join(sorted(kind.per_sample_keys_for(config)))
-    problems = [f"{finding.level}: {finding.message}" for finding in findings]
+    problems = _merge_tools(findings, [line.partition("(")[0].removeprefix("tool ") for line in look])
     for line in (*problems, *([f"rows may set: {of_rows}"] if of_rows else []), *look):
         echo(line)
-    errors = sum(finding.level == "error" for finding in findings)
+    errors = sum(problem.startswith("error") for problem in problems)
     verdict = pluralize(errors, "error") if errors else "ok"
     echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
     if errors:

@@ -25,7 +25,7 @@ from reward_kit.display_text import pluralize
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs import runner
-from reward_kit.runs.display import Display, DisplayKind, summary_table
+from reward_kit.runs.display import Display, DisplayKind, duration_text, summary_table
 from reward_kit.runs.plan import Control, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder
@@ -39,6 +39,7 @@ INTERRUPTED = "interrupted"
 GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
 """The environment variable for the seconds that an interrupted run may take to finish running episodes."""
 _STOP_GRACE_S = 60.0
+_LONG_REQUEST_S, _LONG_EPISODE_S = 10.0, 30.0  # shown in the progress
 _SCORING_GRACE_S = 5.0  # unscored episodes are scored on resume, so a judge that does not answer is not waited for
 _OPEN_FILES = 65_536
 logger = logging.getLogger("reward_kit.cli")
@@ -174,6 +175,7 @@ def run_into(
         @asynccontextmanager
         async def watched(execution: Run) -> AsyncIterator[None]:
             shown.scoring = lambda: execution.scoring
+            shown.slowest = lambda: _slowest_wait(execution, traffic)
             async with interruptible(control, shown.notify, traffic, grace_s, execution.collected):
                 with shown, contextlib.redirect_stdout(sys.stderr):
                     yield
@@ -208,6 +210,17 @@ def run_into(
         if traffic is not None:
             traffic.close()
     return show_outcome(outcome, control, ending)
+
+
+def _slowest_wait(execution: Run, traffic: ProviderSession | None) -> str | None:
+    """Return what a run waits for, if it is a request for 10 seconds or an episode for 30; otherwise None."""
+    request = traffic.longest_wait() if traffic is not None else None
+    if request is not None and request[0] >= _LONG_REQUEST_S:
+        return f"{request[1]}, {duration_text(request[0])}"
+    episode = execution.longest_episode()
+    if episode is not None and episode[0] >= _LONG_EPISODE_S:
+        return f"episode {episode[1]}, {duration_text(episode[0])}"
+    return None
 
 
 def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:

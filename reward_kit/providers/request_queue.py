@@ -325,9 +325,9 @@ class Permit:
     max_completion: float  # maximum number of answer tokens, 0 if unknown
     budget_s: float  # the seconds during which rejections of only this request are retried
     attempts: int = 0  # made so far
-    number: int = 0  # attempts made so far
-    tokens: float = 0.0  # number of the latest attempt; the queue numbers all its attempts as they are sent
-    admitted: float = 0.0  # tokens estimated for the latest attempt
+    number: int = 0  # of the latest attempt; the queue numbers all its attempts as they are sent
+    tokens: float = 0.0  # estimated for the latest attempt
+    admitted: float = 0.0  # when the latest attempt was sent
     waited_s: float = 0.0  # seconds that do not count towards the retry budget
     is_in: bool = False
     is_probe: bool = False
@@ -352,6 +352,14 @@ class Permit:
 class _Waiter(NamedTuple):
     permit: Permit
     turn: asyncio.Future[None]
+    since: float
+
+
+class Wait(NamedTuple):
+    """The time for which a request has been sent, or queued."""
+
+    seconds: float
+    is_queued: bool
 
 
 class RequestQueue:
@@ -370,7 +378,7 @@ class RequestQueue:
         self._waiting: deque[_Waiter] = deque()
         self._timer: Timer | None = None
         self._patience: Timer | None = None
-        self.in_flight = 0  # number of concurrent requests
+        self._sending: dict[int, Permit] = {}
         self._sent = self._known = 0
         self._paused_until = self._last_answer = self._notified_at = float("-inf")
         self._given_up: str | None = None
@@ -381,6 +389,18 @@ class RequestQueue:
         """True if the endpoint is down, so that requests wait."""
         return self._outage.is_open
 
+    @property
+    def in_flight(self) -> int:
+        """The number of concurrent requests."""
+        return len(self._sending)
+
+    def longest_wait(self) -> Wait | None:
+        """Return the longest current wait of a request; None without requests."""
+        now = self._clock.now()
+        waits = [Wait(now - permit.admitted, False) for permit in self._sending.values()]
+        waits += [Wait(now - waiter.since, True) for waiter in self._waiting]
+        return max(waits, default=None)
+
     def permit(self, size: int, max_completion: float = 0.0, budget_s: float = 300.0) -> Permit:
         """Return a permit for one request."""
         self._known += 1
@@ -389,7 +409,8 @@ class RequestQueue:
     async def enter(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # requests in flight in another loop ended with that loop
-            self._loop, self._timer, self.in_flight = loop, None, 0
+            self._loop, self._timer = loop, None
+            self._sending.clear()
             self._waiting.clear()
         began = self._clock.now()
         if self._tokens is not None:
@@ -399,7 +420,7 @@ class RequestQueue:
             return
         if self._given_up is not None:
             raise ProviderError(self._given_up)
-        waiter = _Waiter(permit, loop.create_future())
+        waiter = _Waiter(permit, loop.create_future(), began)
         if permit.attempts and not self._outage.is_open:
             self._waiting.appendleft(waiter)  # it has already waited for its turn
         else:
@@ -424,7 +445,7 @@ class RequestQueue:
             self._timer = None
         now = self._clock.now()
         while self._waiting:
-            permit, turn = self._waiting[0]
+            permit, turn, _ = self._waiting[0]
             if not turn.done():
                 wait_s = self._wait_s(permit, now)
                 if wait_s is None:
@@ -450,7 +471,7 @@ class RequestQueue:
         return wait_s
 
     def _admit(self, permit: Permit, now: float) -> None:
-        self.in_flight += 1
+        self._sending[permit.request] = permit
         self._sent += 1
         permit.attempts += 1
         permit.number, permit.admitted, permit.is_in = self._sent, now, True
@@ -464,7 +485,7 @@ class RequestQueue:
 
     def _release(self, permit: Permit) -> bool:
         """Release the slot; return whether the attempt was a probe."""
-        self.in_flight -= 1
+        self._sending.pop(permit.request, None)
         was_probe, permit.is_in, permit.is_probe = permit.is_probe, False, False
         return was_probe
 

@@ -69,6 +69,14 @@ class ProviderSession:
         """True if an endpoint is down, so that requests wait for it."""
         return any(queue.is_down for queue in self._queues.values())
 
+    def longest_wait(self) -> tuple[float, str] | None:
+        """Return the seconds and the reason of the longest current wait of a request; None without requests."""
+        waits = ((wait, model) for (_, model), queue in self._queues.items() if (wait := queue.longest_wait()))
+        wait, model = max(waits, default=(None, ""))
+        if wait is None:
+            return None
+        return wait.seconds, f"a request queued for {model}" if wait.is_queued else f"an answer of {model}"
+
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
         """Return the queue of a model at an endpoint; the same pair always returns the same queue.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -27,15 +29,11 @@ _MOST_METRICS = 40  # lines; a reward may name a metric after each test of each 
 
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
-    """Return a column for each policy, and below them the first error of each."""
-    # Names are Text, since brackets in a plain string would be taken for markup.
-    table = Table(title=Text(printable(title), "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
-    table.add_column("", style="dim", no_wrap=True)
-    for summary in summaries:
-        table.add_column(Text(printable(summary.policy)), justify="right", overflow="fold")
-    for name, cells in _lines(summaries):
-        table.add_row(name, *cells)
-    parts: list[RenderableType] = [table, *_metrics_table(summaries)]
+    """Return the figures of each policy, and below them the first error of each.
+
+    Policies are columns if they fit the width, and rows otherwise.
+    """
+    parts: list[RenderableType] = [_PolicyFigures(summaries, title), *_metrics_table(summaries)]
     for summary in summaries:
         if summary.first_error:  # the first line, the end of the rest, and the user's own frames
             first, *more = printable(summary.first_error).splitlines()
@@ -48,6 +46,58 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
             if frames:
                 parts.append(Text("\n".join(frames[:13]), style="red"))
     return Group(*parts)
+
+
+class _PolicyFigures:
+    """The table of policies, whose orientation depends on the width of the console."""
+
+    def __init__(self, summaries: Sequence[PolicySummary], title: str) -> None:
+        # Names are Text, since brackets in a plain string would be taken for markup.
+        self._title = Text(printable(title), "bold")
+        self._policies = [Text(printable(summary.policy)) for summary in summaries]
+        self._lines = _lines(summaries)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = Table(title=self._title, box=box.SIMPLE_HEAVY, title_justify="left")
+        wide.add_column("", style="dim", no_wrap=True)
+        for policy in self._policies:
+            wide.add_column(policy, justify="right", overflow="fold")
+        for name, cells in self._lines:
+            wide.add_row(name, *cells)
+        label_width, *widths = (max(map(cell_len, lines)) for lines in self._columns())
+        if len(self._policies) < 2 or label_width + sum(widths) + 3 * len(widths) + 2 <= options.max_width:
+            yield wide
+            return
+        yield self._title
+        yield from self._stacked(options.max_width)
+
+    def _columns(self) -> list[list[str]]:
+        """Return the lines of text in the column of names, and in that of each policy."""
+        names = [name for name, _ in self._lines]
+        cells = ([line for _, row in self._lines for line in row[at].splitlines()] for at in range(len(self._policies)))
+        return [names, *cells]
+
+    def _stacked(self, width: int) -> Iterator[Table]:
+        """Return tables with a row for each policy, each with as many figures as fit, without figures that none has."""
+        policy_width = min(max(policy.cell_len for policy in self._policies), width // 3)
+        left = [(name, cells) for name, cells in self._lines if any(cell != "–" for cell in cells)]
+        while left:
+            table = Table(box=box.SIMPLE_HEAVY)
+            table.add_column("", overflow="fold", width=policy_width)
+            free, rows, later = width - policy_width - 4, [list[str]() for _ in self._policies], []
+            for name, cells in left:
+                needed = max(cell_len(word) for word in (*name.split(), *itertools.chain(*map(str.splitlines, cells))))
+                if rows[0] and needed + 3 > free:
+                    later.append((name, cells))
+                    continue
+                free -= needed + 3
+                table.add_column(name, justify="right", width=needed)
+                for row, cell in zip(rows, cells, strict=True):
+                    row.append(cell)
+            left = later
+            for policy, row in zip(self._policies, rows, strict=True):
+                table.add_row(policy, *row)
+            yield table
 
 
 def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
@@ -176,6 +226,7 @@ class Display:
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
         self._kind, self._total = kind, total
         self.scoring: Callable[[], AgentStats | None] = lambda: None
+        self.slowest: Callable[[], str | None] = lambda: None
         self._console = console or SafeConsole(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
@@ -252,11 +303,14 @@ class Display:
             flight = "" if stats is None else f" ({stats.in_flight} in flight{median})"
             parts.append(f"{self._waiting} waiting for a score{flight}")
         if rest and rate > 0:
-            parts.append(f"{_duration(rest / rate)} left")
+            parts.append(f"{duration_text(rest / rate)} left")
+        if slowest := self.slowest():
+            parts.append(f"slowest: {slowest}")
         return "  ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Format seconds, such as "3m05s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

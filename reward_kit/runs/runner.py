@@ -244,7 +244,15 @@ class Run:
         self._units = ScoringUnits(self._mode, plan.rollouts if plan.policies else None)
         self._unscored: deque[ScoringUnit] = deque()
         self._groups: dict[str, _OpenGroup] = {}
+        self._running: dict[str, float] = {}
         self._agent: AsyncRewardAgent | None = None
+
+    def longest_episode(self) -> tuple[float, str] | None:
+        """Return the seconds and the id of the running episode that began first; None if no episode runs."""
+        if not self._running:
+            return None
+        rollout_id, began = min(self._running.items(), key=lambda item: item[1])
+        return time.monotonic() - began, rollout_id
 
     @property
     def scoring(self) -> AgentStats | None:
@@ -388,7 +396,12 @@ class Run:
             start = worker.group(item.sample, self._plan.seed)
             self._groups[item.group_id] = _OpenGroup(start, item.group_size)
         group = self._groups[item.group_id]
-        episode = await worker.collect_episode(group.start, item.rollout_index)
+        rollout_id = make_rollout_id(item.group_id, item.rollout_index)
+        self._running[rollout_id] = time.monotonic()
+        try:
+            episode = await worker.collect_episode(group.start, item.rollout_index)
+        finally:
+            del self._running[rollout_id]
         episode.custom_data["attempt"] += self._next_attempt.get(episode.id_, 0)
         self._store.append_episode(episode)
         row = EpisodeRow.from_episode(episode)

@@ -106,6 +106,34 @@ class World(PythonStateResource):
 """
 
 
+LENIENT = """
+from reward_kit import ForkableResource, StepOutcome
+
+class Lenient(ForkableResource):
+    async def setup(self, config): pass
+    async def reset(self, seed=None): self.count = 0
+    async def state_key(self): return str(self.count)
+    async def get_observation(self): return str(self.count)
+    async def close(self): pass
+    async def get_tools_spec(self):
+        parameters = {"type": "object", "properties": {}}
+        functions = [{"name": name, "description": "Count.", "parameters": parameters} for name in ("up", "down")]
+        return [{"type": "function", "function": function} for function in functions]
+    async def step(self, name, arguments):
+        self.count += 1 if name == "up" else -1
+        return StepOutcome(str(self.count))
+"""
+
+
+def test_findings_that_differ_only_in_the_tool_are_one_line_with_a_count(folder: Path) -> None:
+    (folder / "lenient.py").write_text(LENIENT)
+    lines = check("lenient.py:Lenient").stdout.splitlines()
+    accepted = [line for line in lines if "no_such_argument" in line]
+    assert len(accepted) == 1 and accepted[0].startswith("error: an unknown argument (")
+    assert accepted[0].endswith("(2 findings)")
+    assert [line for line in lines if line.startswith("tool ")] == ["tool up(): Count.", "tool down(): Count."]
+
+
 def test_check_reports_a_resource_that_cannot_be_observed(folder: Path) -> None:
     (folder / "halting.py").write_text(HALTING, encoding="utf-8")
     done = check("halting.py:World")

@@ -122,6 +122,24 @@ async def test_requests_in_flight_are_limited_to_max_connections():
     assert scene.starts == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
 
 
+async def test_longest_wait_is_that_of_an_answer_or_of_the_queue():
+    scene = Scene(Rates(max_connections=1))
+    assert scene.queue.longest_wait() is None
+    scene.request(0, seconds=20.0)
+    await scene.clock.advance(5.0)
+    scene.request(1, seconds=1.0)
+    await scene.clock.advance(10.0)
+    assert scene.queue.longest_wait() == (pytest.approx(15.0), False)
+    scene.request(2, seconds=30.0)
+    await scene.clock.advance(7.0)  # the second has been answered, the third is sent
+    assert scene.queue.longest_wait() == (pytest.approx(1.0), False)
+    scene.request(3)
+    await scene.clock.advance(3.0)
+    scene.tasks[2].cancel()
+    await scene.clock.advance(5.0)
+    assert scene.queue.longest_wait() is None
+
+
 async def test_thousands_of_waiting_requests_cost_little_cpu_time():
     scene = Scene(Rates(max_connections=1))
     for name in range(2_000):

@@ -10,8 +10,8 @@ import pytest
 
 from reward_kit.console import SafeConsole
 from reward_kit.reward_agent.stats import Tally
-from reward_kit.runs.display import Display, DisplayKind, _duration
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.display import Display, DisplayKind, duration_text, summary_table
+from reward_kit.runs.summary import EpisodeRow, summarize
 from tests.runs.test_summary import broken, row, unscored
 
 
@@ -63,6 +63,29 @@ def test_an_interval_is_shown_once_there_are_five_samples() -> None:
     shown = Progress().tell(*four, row("e", 0, 1.0)).shown()
     (low, high) = re.findall(r"score 0\.600 \[(\d\.\d{3}), (\d\.\d{3})\]", shown)[0]
     assert float(low) < 0.6 < float(high)
+
+
+def test_progress_names_the_slowest_wait() -> None:
+    progress = Progress().tell(row("a", 0, 1.0))
+    assert "slowest" not in progress.shown()
+    progress.display.slowest = lambda: "an answer of gpt, 12s"
+    assert "slowest: an answer of gpt, 12s" in progress.shown()
+
+
+def test_policies_are_rows_if_they_are_too_wide_for_columns() -> None:
+    names = ["openai/a-long-model", "anthropic/another-model", "reader.py:Reader"]
+    summaries = summarize([row(sample, 0, 1.0, policy=name) for name in names for sample in "abcde"], 1.0)
+    figures = {"mean score": "1.000  [0.478, 1.000]", "reasons": "answered 5", "steps": "2.0"}
+    for width, is_stacked in ((80, True), (120, False)):
+        narrow = SafeConsole(width=width, record=True, file=StringIO())
+        narrow.print(summary_table(summaries, "orders"))
+        lines = narrow.export_text().splitlines()
+        assert all(len(line) <= width for line in lines) and not any("…" in line for line in lines)
+        rows = [line for line in lines if figures["mean score"] in line]
+        assert len(rows) == (3 if is_stacked else 1)
+        assert all(name in "\n".join(rows if is_stacked else lines) for name in names)
+        text = "\n".join(lines)
+        assert all(title in text and text.count(value) >= 3 for title, value in figures.items())
 
 
 def test_scores_of_several_policies_are_shown_separately() -> None:
@@ -176,4 +199,4 @@ class TestKinds:
     [(0.4, "0s"), (59.4, "59s"), (59.6, "1m00s"), (61, "1m01s"), (3_599.7, "1h00m"), (7_384, "2h03m")],
 )
 def test_durations(seconds: Any, shown: str) -> None:
-    assert _duration(seconds) == shown
+    assert duration_text(seconds) == shown
