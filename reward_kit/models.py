@@ -277,7 +277,7 @@ class TaskDefinitionModel(BaseModel):
     description: str = Field(default="", description="a description for readers")
     tags: list[str] = Field(
         default_factory=list,
-        description="tags of all samples, in addition to the `tags` of each dataset row; results are also shown per tag",
+        description="tags of all samples, in addition to the `tags` of each dataset row; results are shown per tag",
     )
     resource_type: str | None = Field(default=None, description="the name of a built-in resource, or module:Class")
     base_resource_config: dict[str, Any] = Field(
