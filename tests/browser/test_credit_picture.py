@@ -202,6 +202,14 @@ class TestPeers:
         levels = {place: cell["colour"] for place, cell in cells_of(shown).items()}
         assert levels == {(0, 0): "heat-p4", (0, 1): "heat-p4", (1, 0): "heat-m4", (1, 1): "heat-m4"}
 
+    def test_whole_episodes_are_compared_by_an_estimator_without_states(self, window: Opened, tmp_path: Path) -> None:
+        run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
+        assign_credit(run, CreditModel(estimator="grpo"))
+        write_report(run)
+        for cell in cells_of(opened(window, run)).values():
+            assert (cell["A"] > 0) == cell["colour"].startswith("heat-p")
+            assert (cell["A"] < 0) == cell["colour"].startswith("heat-m")
+
 
 @pytest.mark.campaign
 class TestLayout:
