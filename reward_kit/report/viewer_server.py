@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from reward_kit.report.run_figures import (
     tables_data,
 )
 from reward_kit.report.run_page import labels_data, run_page
+from reward_kit.report.run_slices import slice_columns
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.report.viewer_access import TOKEN, Access
@@ -284,6 +285,7 @@ class _Shown:
     lock: threading.Lock = field(default_factory=threading.Lock)
     figures: str = ""
     figures_are_of: str = ""
+    columns: Collection[str] = ()  # dataset columns that form slices, as of the last page
 
     @property
     def mark(self) -> str:
@@ -311,7 +313,9 @@ class _OpenRuns:
         run = self._shown(name, path)
         with run.lock:
             run.watch.poll_all()
-            return run_page(run.watch.facts(), served(path), _live_script(run.mark) + asset("viewer.js"))
+            facts, script = run.watch.facts(), _live_script(run.mark) + asset("viewer.js")
+            run.columns = slice_columns(facts.episodes)
+            return run_page(facts, served(path), script, columns=run.columns)
 
     def figures(self, name: str) -> str:
         """Return the page without table rows, to update the figures of an open page."""
@@ -323,7 +327,10 @@ class _OpenRuns:
             run.watch.poll_all()
             if run.mark != run.figures_are_of:
                 mark, facts = run.mark, run.watch.facts()
-                run.figures, run.figures_are_of = run_page(facts, served(path), has_rows=False), mark
+                run.figures, run.figures_are_of = (
+                    run_page(facts, served(path), has_rows=False, columns=run.columns),
+                    mark,
+                )
             return run.figures
 
     def news(self, name: str, mark: str) -> tuple[str, list[Event]]:
@@ -344,7 +351,7 @@ class _OpenRuns:
             tables = (
                 samples_table(beside, threshold),
                 groups_table(beside),
-                episodes_table(changed, threshold, run.watch.labels),
+                episodes_table(changed, threshold, run.watch.labels, run.columns),
             )
             rows: Event = ("rows", {table.name: table.rows for table in tables})
             return now, [*([rows] if changed else []), ("figures", {})]
