@@ -177,7 +177,8 @@ class TestPeers:
         shown.page.locator("#view > .tied").wait_for()
 
     def test_different_scores_have_no_such_note(self, window: Opened, forked: Path) -> None:
-        assert opened(window, forked).page.locator(".tied").count() == 0
+        shown = opened(window, forked)
+        assert shown.page.locator(".tied").count() == 0 and "null" not in shown.page.inner_text("#view")
 
     def test_ranking_follows_peers_rather_than_the_discount(self, window: Opened, tmp_path: Path) -> None:
         # The state of "good" never changes: only discounting makes its last step better than its first.
