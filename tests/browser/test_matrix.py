@@ -153,6 +153,23 @@ def test_score_range_and_full_text_filter_grid_and_list(window: Opened, page: Pa
     assert opened.texts(".matrix [role=columnheader]") == ["sample", "walker"]
 
 
+def test_tags_filter_the_grid_and_the_list(window: Opened, tmp_path: Path) -> None:
+    tags = [["sql"], ["sql", HOSTILE["script"]], []]
+    walked = [
+        (line | {"sample": {"id": "x", "tags": tags[n // 2 % 3], "level": "ab"[n // 2 % 2]}}, score)
+        for n, (line, score) in enumerate(compared_walks(12))
+    ]
+    opened = window().open(write_report(write_walks(tmp_path, walked, is_credited=False)))
+    table = opened.page.locator("[data-table=episodes]")
+    opened.page.get_by_role("button", name="level: b").click()
+    assert opened.page.get_by_role("grid").get_attribute("aria-rowcount") == "7"
+    assert table.get_by_role("combobox", name="tags").input_value() == "level: b"
+    opened.page.locator("[data-live=slices]").get_by_role("button", name="sql").click()
+    assert table.get_by_role("status").inner_text() == "1–16 of 16 (of 24)"
+    assert opened.page.locator("[data-live=slices]").get_by_role("button").count() == 4
+    assert_harmless(opened)
+
+
 @pytest.mark.parametrize("is_served", [False, True], ids=["report", "viewer"])
 def test_times_with_10000_samples_and_two_policies(window: Opened, tmp_path: Path, is_served: bool) -> None:
     run = write_walks(tmp_path, compared_walks(10_000), is_credited=False)
