@@ -104,13 +104,18 @@ def read_run(path: Path) -> RunFacts:
         scores[score["rollout_id"], get_attempt(score)] = score
     latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
-        record = _outlined(line) or line_record(file, number, line)
+        record = outline_line(file, number, line)
         scored = scores.get((record["rollout_id"], get_attempt(record)))
         facts = episode_outline(record, header, scored, LineRange(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
     episodes = latest.values()
     finished = [facts for facts in episodes if not facts.row.is_unfinished]
     return RunFacts(path, header, finished, latest.earlier, len(episodes) - len(finished), read_run_labels(path))
+
+
+def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Parse a line of `episodes.jsonl`, if possible without its long middle."""
+    return _outlined(line) or line_record(file, number, line)
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:
@@ -173,8 +178,14 @@ def _columns(sample: Any) -> dict[str, str]:
     return {
         sys.intern(name): sys.intern(str(value))
         for name, value in fields
-        if name not in _NOT_COLUMNS and isinstance(value, str | int | float) and len(str(value)) <= _LONGEST_VALUE
+        if name not in _NOT_COLUMNS and len(name) <= _LONGEST_VALUE and _is_short(value)
     }
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, str):
+        return 0 < len(value) <= _LONGEST_VALUE
+    return isinstance(value, int | float) and -1e15 < value < 1e15  # a huge integer cannot be converted to a text
 
 
 def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict[str, Any]:

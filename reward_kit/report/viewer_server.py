@@ -34,6 +34,7 @@ from reward_kit.report.run_page import labels_data, run_page
 from reward_kit.report.run_slices import slice_columns
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
+from reward_kit.report.trend_page import LatencyReader, trend_page
 from reward_kit.report.viewer_access import TOKEN, Access
 from reward_kit.report.viewer_runs import SUMMARY, GroupLines, RunCatalog, RunRow, WatchedRun
 from reward_kit.runs.files import EPISODES, METRICS
@@ -45,11 +46,12 @@ _LOOK_EVERY_S = 0.5
 _ALIVE_EVERY = 30
 _MOST_IN_MEMORY = 8
 _MESSAGE_LENGTH = 600
+_TREND = "/-/trend"  # no page of a run has this path, even of a run named "-"
 _MOST_POSTED = 1 << 16  # bytes of a request's body
 _COLUMNS = (
     TableColumn("run", "run", "link"),
     TableColumn("policy", "policy", "id"),
-    TableColumn("task", "task", "id"),
+    TableColumn("task", "task", "link"),
     TableColumn("status", "status", "word"),
     TableColumn("episodes", "episodes", "count"),
     TableColumn("mean", "mean score", "score"),
@@ -75,6 +77,7 @@ async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = No
         [
             web.get("/", viewer.index),
             web.get("/events", viewer.index_events),
+            web.get(_TREND, viewer.trend),
             web.get("/{run}", viewer.with_slash),
             web.get("/{run}/", viewer.page),
             web.get("/{run}/figures", viewer.figures),
@@ -110,6 +113,7 @@ class _Viewer:
         self._catalog = catalog
         self._runs = _OpenRuns(catalog)
         self._looking = anyio.Lock()
+        self._latencies = LatencyReader()
 
     async def index(self, request: web.Request) -> web.Response:
         def page() -> str:
@@ -119,6 +123,16 @@ class _Viewer:
 
         async with self._looking:
             return _html(await run_sync(page))
+
+    async def trend(self, request: web.Request) -> web.Response:
+        def page() -> str:
+            with self._catalog.held():
+                self._catalog.poll()
+            return trend_page(self._catalog, request.query.get("task", ""), self._latencies)
+
+        async with self._looking:
+            with _refusals("text/html"):
+                return _html(await run_sync(page))
 
     async def index_events(self, request: web.Request) -> web.StreamResponse:
         def poll(mark: str) -> tuple[str, list[Event]]:
@@ -252,7 +266,9 @@ def _viewer_page(template: str, script: str, data: str = "", **values: Any) -> s
 
 def _cells(row: RunRow) -> list[Cell]:
     figures = (row.episodes, row.mean, row.low, row.high, row.cost, row.began, row.note)
-    return [[escape_text(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"], row.policy, row.task, row.status, *figures]
+    run = [escape_text(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"]
+    task = [row.task, f".{_TREND}?task={_quoted(row.task)}"] if row.episodes is not None else row.task
+    return [run, row.policy, task, row.status, *figures]
 
 
 def _live_script(mark: str) -> str:
