@@ -49,7 +49,8 @@ class PictureStep(NamedTuple):
 
 def reward_kit(*arguments: str) -> None:
     """Run the command line."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    # The examples in this clone are trusted.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "REWARD_KIT_TRUST": "1"}
     subprocess.run([sys.executable, "-m", "reward_kit.cli.main", *arguments], check=True, env=environment)
 
 
@@ -153,7 +154,7 @@ def take_all(browser: Browser, runs: dict[str, Path], folder: Path) -> None:
     """Take all pictures."""
     reward_kit("compare", str(runs["before"]), str(runs["after"]), "-o", str(folder / "compare.html"))
     for run in runs.values():
-        reward_kit("report", str(run))
+        reward_kit("view", str(run), "-o", str(run / "report.html"))
     pages = {name: (run / "report.html").as_uri() for name, run in runs.items()}
     take_picture(open_page(browser, pages["before"]), "report")
     take_picture(open_page(browser, pages["before"], PHONE), "report-phone")

@@ -275,6 +275,10 @@ class TaskDefinitionModel(BaseModel):
 
     name: str = Field(min_length=1, description="the task's name, used in results and in the names of run directories")
     description: str = Field(default="", description="a description for readers")
+    tags: list[str] = Field(
+        default_factory=list,
+        description="tags of all samples, in addition to the `tags` of each dataset row; results are shown per tag",
+    )
     resource_type: str | None = Field(default=None, description="the name of a built-in resource, or module:Class")
     base_resource_config: dict[str, Any] = Field(
         default_factory=dict, description="the resource's configuration; a row's resource_config overrides its keys"

@@ -289,7 +289,7 @@ def test_recorded_group_ids_are_used_by_default() -> None:
     assert advantages(apply(batch, [0.0, 1.0, 5.0]))[2] == [0.0]
     without = [[step("a", reward)] for reward in (0.0, 1.0, 5.0)]
     assert advantages(apply(without, [0.0, 1.0, 5.0]))[2] != [0.0]
-    with pytest.raises(ConfigError, match="trajectory 1 records no group_id"):
+    with pytest.raises(ConfigError, match="trajectory 1 has no group_id"):
         apply([batch[0], without[0]], [0.0, 1.0])
 
 
@@ -338,7 +338,7 @@ def test_contradicting_options_are_rejected(options: dict[str, object]) -> None:
 
 
 def test_scores_must_fit_the_batch_and_be_finite() -> None:
-    with pytest.raises(ConfigError, match="2 trajectories need 2 scores"):
+    with pytest.raises(ConfigError, match="2 trajectories require 2 scores"):
         apply([[step()], [step()]], [0.0])
     with pytest.raises(InvalidResultError, match="trajectory 1"):
         apply([[step()], [step()]], [0.0, math.nan])

@@ -32,6 +32,12 @@ class PromptError(ConfigError):
         self.key, self.problem = key, problem
 
 
+def parse_tags(value: Any) -> tuple[str, ...]:
+    """Return the tags in a row's `tags`: a list of texts, or a text with commas as in a CSV; none of another value."""
+    given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    return tuple(dict.fromkeys(tag.strip() for tag in given if isinstance(tag, str) and tag.strip()))
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """An initial condition: a row of the task's dataset, or the task itself.
@@ -58,7 +64,7 @@ class Sample:
     @classmethod
     def from_task(cls, task: TaskDefinitionModel) -> Sample:
         """Return the task itself as a sample, for a task without a dataset."""
-        return cls(task.name, ground_truth=task.ground_truth)
+        return cls(task.name, {"tags": list(task.tags)} if task.tags else {}, ground_truth=task.ground_truth)
 
 
 @dataclass(frozen=True, slots=True)

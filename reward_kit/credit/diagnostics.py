@@ -11,23 +11,23 @@ from reward_kit.credit.step_arrays import Codes, Flags, Floats, factorize
 from reward_kit.credit.step_credit import StepCredit
 
 FEW_SHARED = 0.05
-"""Below this share of steps with a peer, step-level credit has almost no effect."""
+"""Threshold for the share of steps with a peer, below which step-level credit has almost no effect."""
 
 # Each message states a problem with its likely cause and fix.
 _NOTHING_SCORED = "no trajectory is scored, so there is no credit; inspect the failed scores"
-_MOSTLY_UNSCORED = "{} of {} trajectories are unscored and left out; inspect the failed scores"
+_MOSTLY_UNSCORED = "{} of {} trajectories are unscored and excluded; inspect the failed scores"
 _ALL_SINGLE = (
-    "every group has only one scored trajectory, so there is nothing to compare it with; collect more rollouts per "
-    "sample, or check the group ids"
+    "every group has only one scored trajectory, which cannot be compared with others; collect more rollouts "
+    "per sample, or check the group ids"
 )
 _ALL_TIED = (
-    "in every group all scores are equal, so no trajectory has an advantage; choose tasks that are neither always "
-    "solved nor never, or a reward with more levels"
+    "in every group, all scores are equal, so no trajectory has an advantage; choose tasks that are neither "
+    "always solved nor never solved, or a reward with more levels"
 )
 _FEW_SHARED = (
-    "{:.1%} of the steps share their state with another, so nearly all step advantages are 0; the state key contains "
-    "something that never repeats (time, step count, id, history): exclude it, or choose another state_hash (regex, "
-    "canonical_json, similarity)"
+    "only {:.1%} of the steps share their state with another step, so nearly all step advantages are 0; the "
+    "state key contains something that never repeats (time, step count, id, history): exclude it, or choose "
+    "another state_hash (regex, canonical_json, similarity)"
 )
 _NEVER_MEET = (
     "no two trajectories of a group share a state; check that the group's episodes have the "
@@ -39,7 +39,7 @@ _NEVER_MEET = (
 class CreditDiagnostics:
     """Statistics of the scored part of a batch; unscored trajectories are only counted in `unscored`.
 
-    A peer of a step is another step with the same anchor state, that is, taken in the same state within the same group.
+    A peer of a step is another step with the same anchor state: a step taken in the same state within the same group.
 
     Attributes:
         trajectories: the number of scored trajectories.
@@ -49,7 +49,7 @@ class CreditDiagnostics:
         single_groups: the number of groups with one scored trajectory, which cannot be compared.
         tied_groups: the number of groups of two or more whose scores are all equal.
         uses_states: whether the estimator uses states; if not, the counts of anchors and peers are 0.
-        anchor_sizes: the number of anchor states by their number of steps.
+        anchor_sizes: maps a number of steps to the number of anchor states with that many steps.
         steps_with_peer: the number of steps with a peer.
         steps_with_other_peer: the number of steps with a peer in another trajectory. If only one trajectory visits a
             state repeatedly, its steps are compared only with each other.
@@ -69,8 +69,10 @@ class CreditDiagnostics:
     zero_advantages: int
 
     def summary(self) -> dict[str, float]:
-        """Return the statistics by their names in logs; shares refer to the scored steps or groups and may be
-        absent."""
+        """Return the statistics under their names in logs.
+
+        Shares refer to the scored steps or groups; a share is absent if there are none.
+        """
         figures: dict[str, float] = {
             "credit/trajectories": self.trajectories,
             "credit/unscored": self.unscored,
@@ -92,13 +94,13 @@ class CreditDiagnostics:
         return figures
 
     def warnings(self) -> list[str]:
-        """Return the problems that weaken the credit, each with its cause and fix."""
+        """Return messages about problems that weaken the credit, each with its cause and a fix."""
         if not self.trajectories:
             return [_NOTHING_SCORED]
         warnings = []
         if self.unscored > self.trajectories:
             warnings.append(_MOSTLY_UNSCORED.format(self.unscored, self.unscored + self.trajectories))
-        # An estimator that does not compare groups gives nonzero advantages without states or differing groups.
+        # An estimator that does not compare groups gives nonzero advantages even without states or differing groups.
         compares_groups = self.uses_states or self.zero_advantages == self.steps
         if compares_groups and self.single_groups == self.groups:
             warnings.append(_ALL_SINGLE)
@@ -162,7 +164,9 @@ def _extremes(codes_N: Codes, values_N: Codes | Floats, size: int) -> tuple[Floa
 
 
 def _peers(anchors_S: Codes, trajectories_S: Codes) -> tuple[dict[int, int], Flags, Flags]:
-    """Return the number of anchors of each size, and whether each step has a peer, and one in another trajectory."""
+    """Return three values: the number of anchors of each size, and for each step whether it has a peer, and whether it
+    has one in another trajectory.
+    """
     if not len(anchors_S) or anchors_S[0] < 0:
         none_S = np.zeros(len(anchors_S), dtype=np.bool_)
         return {}, none_S, none_S

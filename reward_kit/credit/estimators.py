@@ -51,9 +51,9 @@ def grpo_credit(
 ) -> StepCredit:
     """Group-relative advantages: A = (score - mean(score)) / (std(score) + epsilon) over the trajectory's group.
 
-    With normalization "std" this is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2); with "mean", which does not
-    divide, it is Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). `step_arrays.relative` defines all
-    four normalizations.
+    With normalization "std", this is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2). With "mean", which does
+    not divide, it is Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). `step_arrays.relative` defines
+    all four normalizations.
 
     Args:
         batch: B trajectories with S steps in total.
@@ -88,8 +88,8 @@ def rloo_credit(
 ) -> StepCredit:
     """REINFORCE leave-one-out (Ahmadian et al. 2024, "Back to Basics"): A = score - the mean score of the others.
 
-    The baseline does not contain the score itself, so the estimate of the gradient is unbiased. In a group of one, the
-    advantage is zero. Arguments and errors as in `grpo_credit`.
+    The baseline does not contain the trajectory's own score, so the gradient estimate is unbiased. In a group of one,
+    the advantage is zero. Arguments and errors are those of `grpo_credit`.
     """
     return grpo_credit(
         batch,
@@ -115,8 +115,8 @@ def reinforce_plus_plus_baseline_credit(
         A = (score - mean(score)) / (std + epsilon)
 
     where std is the unbiased standard deviation of score - mean(score) over all scored trajectories. Each trajectory
-    counts once, so that a group of equal scores has advantages of exactly zero, which whitening over steps or tokens
-    would change. Arguments and errors as in `grpo_credit`.
+    counts once, so that a group of equal scores has advantages of exactly zero; whitening over steps or tokens would
+    change that. Arguments and errors are those of `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
@@ -142,9 +142,9 @@ def opo_credit(
 
         A = score - sum(length score) / sum(length)      over the trajectory's group
 
-    `length` is "tokens" for the number of sampled tokens (`policy_logprobs["token_ids"]`; if they are missing, a
-    ConfigError is raised), "steps", or "recorded" for tokens in the groups whose scored steps all record them and steps
-    in all others. Other arguments and errors as in `grpo_credit`.
+    `length` is "tokens" for the number of sampled tokens, "steps" for the number of steps, or "recorded" for tokens in
+    the groups whose scored steps all record them and steps in all others. "tokens" raises a ConfigError if a step does
+    not record `policy_logprobs["token_ids"]`. Other arguments and errors are those of `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("length", length, get_args(Length))
@@ -176,8 +176,8 @@ def grpo_passk_credit(
     """Pass@k (Tang et al. 2025, "Optimizing Language Models for Inference Time Objectives"), where k is the group size.
 
     The advantage of the best trajectory of a group is its score minus the second-best score, which is its contribution
-    to the group's maximum. All other advantages are zero, as are those of tied best trajectories and of a group of one.
-    Arguments and errors as in `grpo_credit`.
+    to the group's maximum. All other advantages are zero, including those of tied best trajectories and of a group of
+    one. Arguments and errors are those of `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -206,11 +206,12 @@ def gpg_credit(
 
         A = (score - mean(score)) B / B'
 
-    over the trajectory's group, where B is the number of scored trajectories in the batch and B' the number of those in
-    groups whose scores differ. The other groups produce no gradient, and the factor makes the length of the gradient
+    over the trajectory's group, where B is the number of scored trajectories in the batch and B' is the number of those
+    in groups whose scores differ. The other groups produce no gradient, and the factor makes the length of the gradient
     independent of their number. (The common alternative, counting nonzero scores, treats failed trajectories as having
     no gradient.)
-    Arguments and errors as in `grpo_credit`.
+
+    Arguments and errors are those of `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -238,8 +239,8 @@ def discounted_returns_credit(
     """REINFORCE (Williams 1992) with reward-to-go: A = G_k = r_k + gamma G_{k+1}.
 
     If `baseline` is "mean", the mean of G over the scored steps of the group is subtracted. The mean includes the step
-    itself, which slightly shrinks the gradient in small groups. If it is "none", equal trajectories do not have zero
-    advantages, and groups have no effect. Other arguments and errors as in `gigpo_credit`.
+    itself, which slightly shrinks the gradient in small groups. If `baseline` is "none", equal trajectories do not have
+    zero advantages, and groups have no effect. Other arguments and errors are those of `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("baseline", baseline, get_args(ReturnBaseline))
@@ -262,8 +263,8 @@ def reinforce_plus_plus_credit(
 ) -> StepCredit:
     """REINFORCE++ (Hu et al. 2025): A = (G_k - mean(G)) / (std(G) + epsilon) over all scored steps of the batch.
 
-    The baseline is computed over the batch, so groups affect each other, and `group_ids` is only checked. Arguments
-    and errors as in `discounted_returns_credit`; `epsilon` is added to the standard deviation.
+    The baseline is computed over the batch, so groups affect each other, and `group_ids` is only checked. Arguments and
+    errors are those of `discounted_returns_credit`; `epsilon` is added to the standard deviation.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
@@ -288,13 +289,13 @@ def gae_credit(
         A_k     = delta_k + gamma lam A_{k+1}
 
     V_k is the step's `policy_value_estimate`, and r_k is defined as in `gigpo_credit`. After the last step of a
-    terminated trajectory, V = 0. After that of a truncated one, V is `step_info["bootstrap_value"]` of its last step
-    or, if absent, the last step's own V, the nearest state that the critic evaluated. Advantages are relative to the
-    critic, so equal trajectories do not have zero advantages, and groups have no effect. They are not whitened, so that
-    A + V is the critic's target.
+    terminated trajectory, V = 0. After the last step of a truncated trajectory, V is that step's
+    `step_info["bootstrap_value"]` or, if absent, its own V, the nearest state that the critic evaluated. Advantages are
+    relative to the critic, so equal trajectories do not have zero advantages, and groups have no effect. They are not
+    whitened, so that A + V is the critic's target.
 
-    `lam` is in [0, 1]: 0 uses the critic after one step, 1 never. Other arguments and errors as in `gigpo_credit`; a
-    missing value estimate in a scored trajectory raises a ConfigError.
+    `lam` is in [0, 1]: 0 uses the critic after one step, 1 never uses it. Other arguments and errors are those of
+    `gigpo_credit`; a missing value estimate in a scored trajectory raises a ConfigError.
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
@@ -305,8 +306,8 @@ def gae_credit(
         position = int(np.argmax(bad_S))
         value = arrays.steps[position].policy_value_estimate
         raise ConfigError(
-            f"{arrays.describe_step(position)} has policy_value_estimate {value}; gae needs a finite one on every "
-            "step: use a policy with a critic, or another estimator"
+            f"{arrays.describe_step(position)} has policy_value_estimate {value}; gae needs a finite estimate "
+            "on every step: use a policy with a critic, or another estimator"
         )
     has_steps_B = arrays.lengths_B > 0
     lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
@@ -334,7 +335,7 @@ def turn_level_grpo_credit(
     gamma: float,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Turn-level group-relative advantages with the bias of the stopping time removed.
+    """Turn-level group-relative advantages without the bias of the stopping time.
 
         A_k = G_k - the mean over the other trajectories of the group of their G_k
 
@@ -344,13 +345,13 @@ def turn_level_grpo_credit(
     end of the trajectory. The number of subtracted means then depends on when the trajectory stopped, which its own
     actions determined: continuing costs the mean rewards of the following turns, so the gradient is biased towards
     stopping (verl issue 7244). Taking the mean only over the trajectories that reached turn k, including this one,
-    shrinks the gradient of a turn more the fewer trajectories reach it.
+    shrinks the gradient of a turn the more, the fewer trajectories reach it.
 
     Here, the baseline of turn k is a function of the other trajectories only. They are sampled independently of this
     one, so the baseline is independent of the action and of whether this trajectory reaches turn k, and E[grad log
-    pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0: the gradient is unbiased for every length. In a group of
-    one, advantages are zero; in a group whose trajectories have equal returns at every turn, they are exactly zero.
-    Arguments and errors as in `gigpo_credit`.
+    pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0. The gradient is therefore unbiased for every length. In a
+    group of one, advantages are zero; in a group whose trajectories have equal returns at every turn, they are exactly
+    zero. Arguments and errors are those of `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -360,8 +361,9 @@ def turn_level_grpo_credit(
     groups_S = arrays.to_steps(arrays.groups_B)
     cells_S = groups_S * (int(turns_S.max(initial=0)) + 1) + turns_S
     is_scored_S = arrays.is_scored_S
-    # (N,) the scored steps: each value minus the mean of the others in its cell, padded with zeros to the group size.
-    # Values are relative to the first one in the cell, as in `relative`, so that equal values give exactly zero.
+    # For each of the N scored values: the value minus the mean of the others in its cell, padded with zeros to the
+    # group size. Values are relative to the first one in the cell, as in `relative`, so that equal values give exactly
+    # zero.
     values_N, cells_N = returns_S[is_scored_S], renumber_groups(cells_S[is_scored_S])
     sizes_N = np.bincount(arrays.groups_B, ~np.isnan(arrays.scores_B))[groups_S[is_scored_S]]
     first_N = values_N[first_positions(cells_N)][cells_N]
@@ -402,12 +404,13 @@ def gigpo_credit(
         G_k = r_k + gamma G_{k+1}                                                   one per step
         A_S = (G_k - mean(G)) / (std(G) + epsilon)    over the group's steps whose state key equals this step's
         A   = omega A_E + (1 - omega) A_S             convex
-        A   = A_E + step_weight A_S                   additive, the paper's
+        A   = A_E + step_weight A_S                   additive, as in the paper
 
     r_k is the step's `base_reward`. In a trajectory with any unset base reward, unset ones count as
     `default_step_reward`, and the final score is added at the last step. In a group of one and among equal values,
     advantages are exactly zero. If `step_info["is_action_valid"]` is False, `invalid_action_penalty` is subtracted from
-    r_k, and a trajectory's total penalty from its score in A_E; a score that is added at the last step is not reduced.
+    r_k. The total penalty of a trajectory is subtracted from its score in A_E, but not from a score that is added at
+    the last step.
 
     Args:
         batch: B trajectories with S steps in total.
@@ -417,17 +420,19 @@ def gigpo_credit(
         omega: in [0, 1] for "convex", None for "additive".
         gamma: in [0, 1].
         state_hash: a name in `STATE_HASHES`, applied to the whole step (None: "state_key"); such a name with options as
-            a mapping; a function or its "file.py:function"; or a list of these, which must all agree. A function
-            receives the conversation before the action as a shared `History` (for a step without messages, its
-            `observation_data`) or, if a parameter is named `step`, the `StepData`. It returns any hashable value.
+            a mapping; a function or its "file.py:function"; or a list of these, all of which must be equal for two
+            steps. A function receives the conversation before the action as a shared `History` (for a step without
+            messages, its `observation_data`) or, if a parameter is named `step`, the `StepData`. It returns any
+            hashable value.
         default_step_reward: the value of an unset base reward.
         combination: "convex" or "additive".
         step_weight: the weight of A_S for "additive", None for "convex".
         epsilon: added to each standard deviation; not negative.
-        normalization: the divisor of A_E and A_S: "std", as above; "mean" for none; "constant" for
-            `normalization_constant`; "leave_one_out" for none, with the mean of the others.
+        normalization: the divisor of A_E and A_S: "std", as above; "mean", without a divisor; "constant", which uses
+            `normalization_constant`; "leave_one_out", without a divisor and with the mean of the others.
         normalization_constant: the divisor for "constant", otherwise None.
-        episode_statistics: the mean and std of A_E count each "trajectory" once, as in the paper, or once per "step".
+        episode_statistics: whether the mean and std of A_E count each "trajectory" once, as in the paper, or each
+            "step".
         min_anchor_group_size: A_S is 0 if fewer scored steps than this share a state.
         invalid_action_penalty: the penalty of an invalid action; not negative.
 

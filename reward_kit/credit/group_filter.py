@@ -1,4 +1,4 @@
-"""Selection of groups that are useful for training, with refills of dropped groups (dynamic sampling, as in DAPO).
+"""Selection of groups that are useful for training, with refills for dropped groups (dynamic sampling, as in DAPO).
 
 `filter_groups` checks the groups of one collection. `GroupRefill` accumulates accepted groups over several collections
 and returns a `RefillOutcome` at the end.
@@ -70,10 +70,10 @@ def filter_groups(
         scores: (B,) the scores, None if unscored; compared as float64.
         group_ids: (B,) the group of each trajectory; members of a group need not be adjacent.
         band: keep only groups whose mean score is within [low, high].
-        keep_step_signal: keep a group with equal scores if any of its step advantages is not 0 (A_S of GiGPO: equal
-            outcomes reached in different ways).
+        keep_step_signal: keep a group with equal scores if any of its step advantages is not 0, that is, if equal
+            outcomes were reached in different ways (A_S of GiGPO).
         step_advantages: (B,) the step advantages of each trajectory, for `keep_step_signal`; None or NaN if unset.
-        unscored: "ignore" evaluates a group by its scored members, "drop" drops a group with an unscored member. A
+        unscored: "ignore" evaluates a group by its scored members; "drop" drops a group with an unscored member. A
             group with fewer than two scored members is always dropped.
 
     Raises:
@@ -81,7 +81,7 @@ def filter_groups(
         InvalidResultError: a score is not finite.
     """
     if len(group_ids) != len(scores):
-        raise ConfigError(f"{len(scores)} scores need {len(scores)} group ids, got {len(group_ids)}")
+        raise ConfigError(f"{len(scores)} scores require {len(scores)} group ids, got {len(group_ids)}")
     check_scores(scores)
     given: Any = band
     is_band = isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(x, int | float) for x in given)
@@ -144,7 +144,7 @@ class RefillOutcome:
         return not self.missing
 
     def describe(self) -> str:
-        """Return one line with the kept, the missing and the dropped groups."""
+        """Return one line with the numbers of kept, missing and dropped groups."""
         wanted = len(self.groups) + self.missing
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
         return f"{len(self.groups)} of {wanted} groups after {self.tries} collections; dropped: {reasons}"
@@ -152,7 +152,7 @@ class RefillOutcome:
 
 @dataclass(slots=True)
 class GroupRefill:
-    """Accumulates kept groups until there are enough or the tries are exhausted; a kept group is never collected again.
+    """Accumulates kept groups until there are enough or no collections are left; a kept group is never collected again.
 
     Attributes:
         wanted: the number of groups in a batch.
@@ -196,17 +196,17 @@ class GroupRefill:
         """Add the kept groups of one collection.
 
         Args:
-            groups: the value of each group by group id (its episodes, its rows).
+            groups: maps a group id to the value of the group (its episodes, its rows).
             verdict: the result of the filter for these groups.
 
         Raises:
             ConfigError: no collection is left, or the verdict is for other groups.
         """
         if self.is_exhausted:
-            raise ConfigError(f"all {self.max_tries} tries are used up; call outcome()")
+            raise ConfigError(f"all {self.max_tries} collections have been used; call outcome()")
         if groups.keys() != verdict.members.keys():
             differing = sorted(map(str, groups.keys() ^ verdict.members.keys()))
-            raise ConfigError(f"the verdict is for other groups than the collection; only in one: {differing}")
+            raise ConfigError(f"the verdict and the collection have different groups; only in one of them: {differing}")
         self._tries += 1
         self._kept += [groups[group] for group in verdict.kept]
         for reason in verdict.dropped.values():

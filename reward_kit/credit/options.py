@@ -1,4 +1,4 @@
-"""Validation of options: raise a ConfigError if an option is unknown, out of range or without effect."""
+"""Validation of options: a ConfigError for an option that is unknown, out of range or without effect."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_normalization(normalization: str, normalization_constant: float | None
     if normalization != "constant":
         if normalization_constant is not None:
             raise ConfigError(
-                f"normalization_constant is only for normalization 'constant', not for {normalization!r}; "
+                f"normalization_constant applies only to normalization 'constant', not to {normalization!r}; "
                 f"got {normalization_constant!r}"
             )
         return

@@ -8,12 +8,12 @@ one group, however far a is from c. Short texts that differ in one word can be s
 
 Most pairs are not compared. Equal texts are merged. Near copies are then clustered around leaders, which are found by
 hashes of text pieces. Since the distance is a metric, two clusters can contain a similar pair only if their leaders are
-near each other, and counts of symbols and symbol pairs give lower bounds of these distances for all leaders at once.
-The remaining pairs are compared exactly.
+near each other. Counts of symbols and symbol pairs give lower bounds of these distances for all leaders at once. The
+remaining pairs are compared exactly.
 
 The distance is |a| + |b| - 2 LCS(a, b), in insertions and deletions; it is a metric. The similarity is 1 minus the
-distance over |a| + |b|. It is at least the ratio of `difflib.SequenceMatcher`, and equal to it if the matching blocks
-form a longest common subsequence.
+distance over |a| + |b|. It is at least the ratio of `difflib.SequenceMatcher`, and equal to that ratio if the matching
+blocks form a longest common subsequence.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ Counts = npt.NDArray[Any]
 _BUCKETS = (64, 1024, 4096)  # for symbols, adjacent pairs and adjacent triples
 _CHANGED = (1, 3, 5)
 
-# Runs of five distinguish texts that consist of the same few words. They cost more, so only leaders have them.
+# Runs of five distinguish texts that consist of the same few words. They are expensive, so only leaders have them.
 _FIVE_BUCKETS, _FIVE_CHANGED = 4096, 9
-_SPREAD = 1_000_003  # spreads the runs of five over the buckets
+_SPREAD = 1_000_003  # maps the runs of five to buckets
 _PIECE = 8
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 _BASE = 0x5851F42D4C957F2D
 
-# Below this length, the sum of the differences of two texts, at most the sum of their lengths, fits into 16 bits.
+# Below this length, the sum of the differences of two texts, which is at most the sum of their lengths, fits into 16
+# bits.
 _SHORT_TEXTS = 10_000
 
 
@@ -61,7 +62,7 @@ class TextSketches:
 
     Attributes:
         texts: the texts.
-        symbols: (buckets, N) the count of each bucket's symbols in each text. Here and below, buckets with the same
+        symbols: (buckets, N) the number of symbols in each bucket, for each text. Here and below, buckets with the same
             count in all texts are omitted.
         runs: (N, buckets) the counts of pairs, and of triples.
         pieces: (N, up to 4) hashes of pieces of eight symbols, which are likely to be equal for similar texts.
@@ -96,7 +97,9 @@ class TextSketches:
         return bounds
 
     def near_pairs(self, indices: Codes, reaches: Floats) -> Iterator[tuple[int, list[int]]]:
-        """Yield positions in `indices` with later ones that may be within the sum of their reaches, nearest first."""
+        """Yield each position in `indices` with the later positions that may be within the sum of their reaches,
+        nearest first.
+        """
         symbols, fives = np.ascontiguousarray(self.symbols[:, indices]), self._fives(indices)
         for row in range(len(indices) - 1):
             bounds = _difference(symbols[:, row + 1 :], symbols[:, row, None], axis=0)
@@ -128,7 +131,7 @@ def _codes(text: str) -> Codes:
 
 
 def _short_runs(codes: Codes) -> tuple[Codes, Codes]:
-    """Return codes for the adjacent pairs, and for the adjacent triples."""
+    """Return codes for the adjacent pairs and for the adjacent triples."""
     return codes[:-1] * 37 + codes[1:], codes[:-2] * 1369 + codes[1:-1] * 37 + codes[2:]
 
 
@@ -157,7 +160,7 @@ def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
 
 
 def similar_groups(texts: Sequence[str], groups_S: Codes, threshold: float) -> Codes:
-    """Return (S,) a number for each component of similar texts within a group, equal if two steps share a state.
+    """Return (S,) a number for each component of similar texts within a group; equal numbers mean a shared state.
 
     The threshold is in (0, 1]; 1 groups only equal texts.
     """
@@ -235,7 +238,7 @@ class _Linker:
         return indel_distance(self._texts[a], self._texts[b], limit)
 
     def gather(self) -> None:
-        """Add each text to a cluster whose leader is similar, or make it the leader of a new one."""
+        """Add each text to a cluster with a similar leader, or make it the leader of a new cluster."""
         by_piece: dict[int, _TextCluster] = {}
         for index, pieces in enumerate(self._sketches.pieces):
             candidates = {id(by_piece[piece]): by_piece[piece] for piece in pieces if piece in by_piece}
@@ -258,7 +261,7 @@ class _Linker:
         """Join all pairs of clusters that contain a similar pair."""
         leaders = np.array([cluster.leader for cluster in self._clusters], dtype=np.int64)
         # If a and b are a similar pair of two clusters, their leaders are at most reach + reach apart: by the triangle
-        # inequality, at most D(a, b) + both radii, where D(a, b) is at most (1 - threshold) (|a| + |b|).
+        # inequality, at most D(a, b) plus both radii, where D(a, b) is at most (1 - threshold) (|a| + |b|).
         reaches = np.array([self._reach(cluster) for cluster in self._clusters])
         for row, near in self._sketches.near_pairs(leaders, reaches):
             for other in near:
@@ -278,7 +281,7 @@ class _Linker:
             self._join(one.leader, two.leader)
 
     def _has_similar_pair(self, one: _TextCluster, two: _TextCluster, distance: int) -> bool:
-        """Return whether two clusters with leaders at `distance` contain a similar pair other than their leaders."""
+        """Return True if two clusters with leaders at `distance` contain a similar pair other than their leaders."""
         for a, radius in zip(one.members, one.distances, strict=True):
             least = self._sketches.least_distances(a, np.array(two.members))
             least = np.maximum(least, distance - radius - np.array(two.distances))

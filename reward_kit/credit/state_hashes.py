@@ -1,4 +1,4 @@
-"""State hashes: keys that determine whether two steps share an anchor state, based on `typed_key`."""
+"""State hashes, which determine whether two steps share an anchor state; their keys are based on `typed_key`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ _KEYS = "return text, plain data, an array, a tensor, a model or a hashable valu
 
 
 def typed_key(value: Any) -> Hashable:
-    """Return `value` as a dictionary key that distinguishes types and shapes: 1, 1.0, True and "1" are four keys.
+    """Return `value` as a dictionary key that distinguishes types and shapes, so that 1, 1.0, True and "1" are four
+    keys.
+
+    Supported values are plain data, arrays, tensors, models, dataclasses, and hashable values such as a date, an enum
+    member or a path.
 
     Raises:
-        ConfigError: the value contains itself or an unsupported object. Supported are plain data, arrays, tensors,
-            models, dataclasses and hashable values such as a date, an enum member or a path.
+        ConfigError: the value contains itself or an unsupported object.
     """
     if type(value) is str:
         return value
     try:
         return _key(value)
     except RecursionError as error:
-        raise ConfigError(f"a state hash returned {type_name(value)} , which is nested too deeply") from error
+        raise ConfigError(f"a state hash returned {type_name(value)}, which is nested too deeply") from error
 
 
 def _key(value: Any) -> Hashable:
@@ -63,7 +66,7 @@ def _key(value: Any) -> Hashable:
         here = value.detach().cpu()
         if getattr(here, "is_sparse", False):
             here = here.to_dense()
-        if str(here.dtype) == "torch.bfloat16":  # NumPy lacks it; float32 represents all its values
+        if str(here.dtype) == "torch.bfloat16":  # NumPy lacks bfloat16; float32 can represent all its values
             here = here.float()
         return kind, str(value.dtype), tuple(value.shape), here.numpy().tobytes()
     if isinstance(value, list | tuple):
@@ -75,14 +78,14 @@ def _key(value: Any) -> Hashable:
     if is_dataclass(value) and not isinstance(value, type):
         return kind, tuple(_key(getattr(value, field.name)) for field in fields(value) if field.compare)
     if kind.__hash__ is _IDENTITY:
-        raise ConfigError(f"a state hash returned {type_name(value)}, which equals only itself; {_KEYS}")
+        raise ConfigError(f"a state hash returned {type_name(value)}, which is equal only to itself; {_KEYS}")
     with boundary(ConfigError, f"a state hash returned {type_name(value)}; {_KEYS}"):
         hash(value)
     return kind, value
 
 
 def stable_text(key: Hashable) -> str:
-    """Return a typed key as text that is equal in every process, unlike `hash` and the order of a set."""
+    """Return a typed key as text that is the same in every process, unlike `hash` and the order of a set."""
     if isinstance(key, frozenset):
         return f"{{{','.join(sorted(map(stable_text, key)))}}}"
     if isinstance(key, tuple):
@@ -104,7 +107,8 @@ class NamedHash:
     """A named hash with fixed options.
 
     Attributes:
-        read: a function that returns the source and the value of a step's state; states are equal only if both are.
+        read: a function that returns the source and the value of a step's state; states are equal only if both are
+            equal.
         threshold: the minimum similarity of two texts that count as one state; None if they must be equal.
     """
 
@@ -125,11 +129,12 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
     """
     prepared = _prepared(state_hash)
     if isinstance(prepared, NamedHash) and prepared.threshold is not None:
-        from reward_kit.credit.similarity import similar_groups  # needs an extra
+        from reward_kit.credit.similarity import similar_groups  # requires an extra
 
         return similar_groups(_texts(batch, prepared), groups_S, prepared.threshold)
     keys = hash_steps(batch, state_hash)
-    # The position of each key's first occurrence; one lookup per key, since comparing long keys is expensive.
+    # The position of each key's first occurrence; each key is looked up only once, since comparing long keys is
+    # expensive.
     firsts: dict[Hashable, int] = {}
     states_S = np.fromiter(map(firsts.setdefault, keys, count()), dtype=np.int64, count=len(keys))
     return groups_S * len(keys) + states_S
@@ -148,7 +153,7 @@ def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
 
 
 def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
-    """Return (S,) the states if all are texts from one source; this common case is ten times as fast."""
+    """Return (S,) the states if all of them are texts from one source; this common case is ten times as fast."""
     if read is _recorded_key:
         recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
         kinds = set(map(type, recorded))
@@ -166,7 +171,7 @@ def readable_keys(batch: Batch, state_hash: StateHash = None) -> list[str]:
     """Return (S,) a readable key for each step; the texts are equal if and only if the keys are.
 
     Short text is unchanged; long text becomes its beginning and a digest. Any other value is followed by the digest of
-    its typed key. For "similarity", the key is the step's own text, since similar texts share no single key.
+    its typed key. For "similarity", the key is the step's own text, since similar texts do not share a single key.
     """
     known: dict[tuple[str, Hashable], str] = {}
     readable = []
@@ -219,7 +224,7 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
 
 
 def _is_reference(one: Any) -> TypeGuard[str]:
-    """Return whether a value has the form "file.py:function" or "package.module:function"."""
+    """Return True if a value has the form "file.py:function" or "package.module:function"."""
     return isinstance(one, str) and ":" in one
 
 
@@ -247,7 +252,7 @@ def locate_references(state_hash: Any, folder: Path) -> Any:
 
 
 def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
-    """Return a hash that combines several."""
+    """Return a hash that combines several hashes."""
     if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
         raise ConfigError(f"a list of state hashes needs at least one name, mapping or function; got {hashes!r}")
     prepared = [_prepared(one) for one in hashes]
@@ -267,7 +272,9 @@ def _reader_of(prepared: NamedHash | Callable[..., Any]) -> Reader:
         with boundary(ConfigError, f"the state hash {name!r}, step {step.system_step_index}"):
             key = prepared(step=step) if takes_step else prepared(_seen(step))
             if key is None:
-                raise ConfigError(f"the state hash {name!r} returned None; return a constant to make all states one")
+                raise ConfigError(
+                    f"the state hash {name!r} returned None; return a constant to treat all states as one"
+                )
             if inspect.iscoroutine(key):
                 key.close()
                 raise ConfigError(
@@ -320,7 +327,9 @@ def _reader(name: str, of: Any) -> Reader:
 
 
 def _last_messages(*, count: int) -> NamedHash:
-    """Read the last `count` messages before the action: role, content and calls without their ids, which all differ."""
+    """Read the last `count` messages before the action: role, content, and calls without their ids, which always
+    differ.
+    """
     if type(count) is not int or count < 1:
         raise ConfigError(f"state hash 'last_messages': count must be a positive whole number, got {count!r}")
 
@@ -345,9 +354,10 @@ def _before_action(step: StepData) -> int:
 
 
 def _last_match(*, pattern: str) -> NamedHash:
-    """Read the last match of `pattern` in the messages to the policy before the action: its groups or the whole match.
+    """Read the last match of `pattern` in the messages to the policy before the action: its groups, or the whole match.
 
-    The policy's own messages and the system message are ignored. No match and a match without a group are equivalent.
+    The policy's own messages and the system message are ignored. A missing match and a match whose group is unset are
+    equivalent.
     """
     if not isinstance(pattern, str) or not pattern:
         raise ConfigError(f"state hash 'last_match': pattern must be a regular expression, got {pattern!r}")
@@ -383,9 +393,9 @@ def _read_json(step: StepData) -> tuple[str, Any]:
 
 
 def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> NamedHash:
-    """Read `of` after replacing every match of each pattern, in order, for example times, ids and counters."""
+    """Read `of` after replacing every match of each pattern, in order; use it for times, ids or counters."""
     if not isinstance(replace, Mapping) or not replace:
-        raise ConfigError(f"state hash 'regex': replace must map patterns to texts, got {replace!r}")
+        raise ConfigError(f"state hash 'regex': replace must be a mapping from patterns to texts, got {replace!r}")
     rules: list[tuple[re.Pattern[str], str]] = []
     pairs: list[tuple[Any, Any]] = [*replace.items()]
     for pattern, text in pairs:
@@ -448,5 +458,6 @@ STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
     "regex": _regex,
     "similarity": _similarity,
 }
-"""Factories of hashes from their options, by name. "state_key" is the resource's key as recorded before the action, or
-else the observation; "observation_text" is the observation that is new to the policy in this step."""
+"""Factories that create a hash from its options, by name. "state_key" is the resource's key recorded before the action,
+or else the observation; "observation_text" is the observation that is new to the policy in this step.
+"""

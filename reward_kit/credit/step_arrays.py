@@ -33,7 +33,7 @@ class StepArrays:
         steps: (S,) the steps.
         lengths_B: (B,) the number of steps of each trajectory.
         scores_B: (B,) the scores, NaN if unscored.
-        groups_B: (B,) the group numbers, from 0 in order of first appearance.
+        groups_B: (B,) the group numbers, counted from 0 in order of first appearance.
         rewards_S: (S,) the base rewards, NaN if unset.
     """
 
@@ -64,7 +64,7 @@ class StepArrays:
             raise ConfigError("batch must be a list of trajectories, each a list of steps, got a list of steps")
         for what, given in (("scores", scores), ("group ids", group_ids)):
             if given is not None and len(given) != len(batch):
-                raise ConfigError(f"{len(batch)} trajectories need {len(batch)} {what}, got {len(given)}")
+                raise ConfigError(f"{len(batch)} trajectories require {len(batch)} {what}, got {len(given)}")
         check_scores(scores)
         scores_B = np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
         if group_ids is None:
@@ -72,7 +72,7 @@ class StepArrays:
             # A trajectory that failed before its first step records no group and earns no credit.
             without = [index for index, steps in enumerate(batch) if steps and group_ids[index] is None]
             if without and any(group_id is not None for group_id in group_ids):
-                raise ConfigError(f"trajectory {without[0]} records no group_id while others do; pass group_ids")
+                raise ConfigError(f"trajectory {without[0]} has no group_id, but others do; pass group_ids")
         lengths_B = np.fromiter(map(len, batch), dtype=np.int64, count=len(batch))
         steps = list(chain.from_iterable(batch))
         rewards = [step.base_reward for step in steps]
@@ -90,7 +90,7 @@ class StepArrays:
     @property
     def values_S(self) -> Floats:
         """(S,) the policy's value estimates, NaN if missing."""
-        # float64 turns None into NaN.
+        # float64 converts None to NaN.
         return np.array([step.policy_value_estimate for step in self.steps], dtype=np.float64)
 
     @property
@@ -101,9 +101,10 @@ class StepArrays:
 
     @property
     def is_truncated_B(self) -> Flags:
-        """(B,) True if the trajectory was truncated: its last step records `truncated`, or `terminated` as False.
+        """(B,) True if the trajectory was truncated, that is, if its last step records `truncated`, or `terminated` as
+        False.
 
-        A recorded termination takes precedence. Steps that record neither count as terminated.
+        A recorded termination takes precedence. A trajectory that records neither counts as terminated.
         """
         truncated_B = np.zeros(len(self.lengths_B), dtype=np.bool_)
         ends_B = np.cumsum(self.lengths_B)
@@ -118,7 +119,7 @@ class StepArrays:
         return np.repeat(values_B, self.lengths_B)
 
     def describe_step(self, position: int) -> str:
-        """Return the trajectory and the step at a position of the flat arrays, for messages."""
+        """Describe the trajectory and the step at a position of the flat arrays, for messages."""
         trajectory, step = locate_step(position, self.lengths_B)
         return f"trajectory {trajectory}, step {step}"
 
@@ -146,7 +147,7 @@ class StepArrays:
         return returns_S
 
     def earned_S(self, default: float = 0.0) -> Floats:
-        """Return (S,) r_k, the base rewards without missing values; NaN on the steps of an unscored trajectory.
+        """Return (S,) r_k, the base rewards with missing values filled in; NaN on the steps of an unscored trajectory.
 
         In a trajectory with any unset base reward, unset ones count as `default`, and the score is added at the last
         step.
@@ -186,7 +187,7 @@ def overflow_allowed() -> np.errstate:
 
 
 def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Flags) -> None:
-    """Raise an InvalidResultError, naming the trajectory, for a value that is neither finite nor missing."""
+    """Raise an InvalidResultError that names the trajectory if a value is neither finite nor missing."""
     bad_S = ~np.isfinite(values_S) & ~missing_S
     if bad_S.any():
         trajectory, step = locate_step(int(np.argmax(bad_S)), lengths_B)
@@ -201,7 +202,7 @@ def locate_step(position: int, lengths_B: Codes) -> tuple[int, int]:
 
 
 def factorize(keys: Iterable[Hashable]) -> Codes:
-    """Return (N,) a number for each distinct key, from 0 in order of first appearance."""
+    """Return (N,) a number for each distinct key, counted from 0 in order of first appearance."""
     keys = list(keys)
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.fromiter(map(numbers.__getitem__, keys), dtype=np.int64, count=len(keys))
@@ -219,7 +220,7 @@ def check_scores(scores: Sequence[float | None]) -> None:
             raise InvalidResultError(f"the score of trajectory {index} is {score}; use None if it is unscored")
 
 
-# Values between these limits, and their differences, can be squared and summed.
+# Values between these limits, and their differences, can be squared and summed without overflow or underflow.
 _SMALL, _LARGE = 1e-100, 1e140
 
 
@@ -242,8 +243,8 @@ def relative(
         "constant"       (x - mean) / normalization_constant
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
-    Values are first taken relative to the first one in their group, so that a constant group becomes exactly zero and a
-    large offset costs no precision. A group of one becomes zero. Values whose squares would overflow or underflow are
+    Values are first taken relative to the first value of their group, so that a constant group becomes exactly zero and
+    a large offset costs no precision. A group of one becomes zero. Values whose squares would overflow or underflow are
     first scaled to a unit of their group; a result is infinite only if it is too large for a float.
 
     Args:
@@ -252,7 +253,7 @@ def relative(
         normalization: one of the four names above.
         epsilon: a constant added to each standard deviation.
         normalization_constant: the divisor for "constant".
-        weights_N: (N,) copies of each value; leaving one out leaves out all its copies.
+        weights_N: (N,) the number of copies of each value; leaving one out leaves out all its copies.
         min_group_size: the minimum group size; smaller groups get zeros.
     """
     valued_N = ~np.isnan(values_N)
@@ -302,13 +303,13 @@ def _scales(
 def first_positions(groups: Codes) -> Codes:
     """Return the position at which each group appears first."""
     first = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
-    # When a position is written twice, the last value remains.
+    # If a position is written twice, the last value remains.
     first[groups[::-1]] = np.arange(len(groups))[::-1]
     return first
 
 
 def renumber_groups(groups: Codes) -> Codes:
-    """Renumber groups if their numbers would make group tables much longer than the values."""
+    """Renumber groups if their numbers would make tables over groups much longer than the values."""
     if int(groups.max(initial=0)) <= 4 * len(groups):
         return groups
     return np.asarray(np.unique(groups, return_inverse=True)[1], dtype=np.int64)

@@ -16,7 +16,7 @@ from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays, chec
 class StepCredit(NamedTuple):
     """The credit of every step of a batch, as flat arrays in order; NaN on the steps of an unscored trajectory.
 
-    An estimator that has no episode advantages or no step advantages sets them to zeros.
+    An estimator that has no episode advantages or no step advantages sets them to zero.
 
     Attributes:
         episode_advantages_S: (S,) A_E, the advantage of the trajectory within its group.
@@ -48,7 +48,9 @@ def step_credit(arrays: StepArrays, advantages_S: Floats, returns_S: Floats) -> 
 
 
 def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:
-    """Raise an InvalidResultError if an advantage of a scored trajectory is not finite; NaN marks unscored ones."""
+    """Raise an InvalidResultError if an advantage of a scored trajectory is not finite; NaN marks unscored
+    trajectories.
+    """
     check_finite(advantages_S, arrays.lengths_B, "an advantage", missing_S=~arrays.is_scored_S)
 
 

@@ -1,6 +1,6 @@
 """ALFWorld's household as a resource: `alfworld` on a fast native engine, `alfworld_real` on TextWorld's engine.
 
-Both play the same problems with identical texts, commands and rewards; `alfworld_real` can also play published game
+Both play the same problems with identical texts, commands and rewards. `alfworld_real` can also play published game
 files. The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key excludes
 `max_commands`.
 """
@@ -99,7 +99,9 @@ class AlfworldConfig(ResourceConfig):
 
 @dataclass
 class _Changes:
-    """The changes of a published game since its start, derived from the commands since the game returns only text."""
+    """The changes of a published game since its start. They are derived from the commands, since the game returns only
+    text.
+    """
 
     at: str = ""
     holding: str = ""
@@ -141,8 +143,8 @@ class Session:
     """A game in progress, on either engine.
 
     `engine` is the native engine in its current state. For a published game, `changes` and its name `game` are set
-    instead, with the rest of the planner's `plan` until the agent deviates from it. `milestones` are keyed by the
-    number of the command.
+    instead, with the rest of the planner's `plan` until the agent deviates from it. The keys of `milestones` are
+    numbers of commands.
     """
 
     form: ActionForm
@@ -164,7 +166,9 @@ class Session:
         return _TEMPLATES[tool][0].format(**values) if self.form == "tools" else str(values["command"])
 
     def call(self, command: str) -> dict[str, Any] | None:
-        """Return the tool call for a command; None if no tool expresses it (such as "help" with one tool per verb)."""
+        """Return the tool call for a command; None if no tool can express it (such as "help" with one tool per
+        verb).
+        """
         if self.form != "tools":
             return {"name": "act", "arguments": {"command": command}}
         for name, pattern in _PATTERNS.items():
@@ -173,7 +177,9 @@ class Session:
         return None
 
     def record(self, command: str, view: HouseholdView, held_before: int = NOWHERE) -> StepOutcome:
-        """Return the outcome of a command whose answer is `view`; the native agent held `held_before` before it."""
+        """Return the outcome of a command that the engine answered with `view`; `held_before` is the thing held before
+        it.
+        """
         is_valid = view.observation != NOTHING
         info: dict[str, Any] = {"is_action_valid": is_valid, "won": view.won}
         if self.engine is not None:
@@ -201,7 +207,7 @@ class Session:
 
 
 class _Household(ForkableResource):
-    """The part of both resources that does not depend on the engine."""
+    """The parts of both resources that do not depend on the engine."""
 
     takes_task_folder = True
     # `game_file` and `published` are excluded, because a game file has a grammar that is evaluated as Python.
@@ -266,7 +272,9 @@ class _Household(ForkableResource):
         return [call for command in session.view.admissible if (call := session.call(command))]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first command of a shortest plan; in a published game, the planner's next one if still valid."""
+        """Return the first command of a shortest plan. In a published game, return the planner's next command if it is
+        still valid.
+        """
         session = self._session
         if session.is_over():
             return None
@@ -287,7 +295,9 @@ class AlfworldResource(_Household):
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._config = _read(config, "alfworld")
         if self._config.game_file is not None or self._config.published:
-            raise ConfigError("alfworld resource: game_file: published games need the real engine: use alfworld_real")
+            raise ConfigError(
+                "alfworld resource: game_file: published games need TextWorld's engine; use the resource alfworld_real"
+            )
         _tables_for(self._config, 0)
 
     async def reset(self, seed: int | None = None) -> None:
@@ -317,8 +327,8 @@ class AlfworldResource(_Household):
 class RealAlfworldResource(_Household, ReplayForkResource):
     """A household on TextWorld's engine, in a worker process.
 
-    For a generated problem, the native engine runs in parallel to supply the state key and the expert; the episode
-    fails if the two engines differ in anything the agent sees.
+    For a generated problem, the native engine runs in parallel to supply the state key and the expert. The episode
+    fails if the two engines differ in anything that the agent sees.
     """
 
     def __init__(self) -> None:
@@ -339,7 +349,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         if settings.game_file is not None or settings.published:
             path = _published_game(settings, seed) if settings.published else _game_file(settings)
             view = await self._real.load(path)
-            # The planner may take seconds, so run it only once, and only if our own expert cannot be used.
+            # The planner may take seconds, so it runs only once, and only if our own expert cannot be used.
             plan = await self._real.expert()
             game = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             self._session = Session(settings.action_form, settings.max_commands, view, view, None, plan=plan, game=game)
@@ -381,7 +391,7 @@ class RealEngine(EngineProcess):
         return _view(await self.ask({"op": "step", "command": command}))
 
     async def expert(self) -> list[str]:
-        """Return the planner's commands to the goal, [] if it finds no plan; call this before the first step."""
+        """Return the planner's commands to the goal; [] if it finds no plan. Call this before the first step."""
         return list(await self.ask({"op": "expert"}))
 
 
@@ -391,7 +401,7 @@ def _view(answer: Mapping[str, Any]) -> HouseholdView:
 
 
 def game_files() -> list[Path]:
-    """Return the published games below `ALFWORLD_DATA`, sorted, without those that the text domain cannot solve."""
+    """Return the published games below `ALFWORLD_DATA`, sorted, except those that the text domain cannot solve."""
     folder = os.environ.get("ALFWORLD_DATA")
     if not folder:
         return []
@@ -408,12 +418,14 @@ def _read(config: Mapping[str, Any], resource: str) -> AlfworldConfig:
     if settings.published:
         named = ["published", *(name for name in named if name != "index")]
     if len(named) > 1:
-        raise ConfigError(f"{resource} resource: {' and '.join(named)} exclude each other; set only one")
+        raise ConfigError(f"{resource} resource: {' and '.join(named)} cannot be combined; set only one of them")
     return settings
 
 
 def _tables_for(settings: AlfworldConfig, seed: int | None) -> Tables:
-    """Return the configured problem; if neither a problem nor an index is set, the reset's seed selects one."""
+    """Return the tables of the configured problem; if neither a problem nor an index is set, the reset's seed selects
+    one.
+    """
     if settings.problem is None:
         index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
         types = settings.task_types or list(TaskType)

@@ -1,8 +1,8 @@
-"""The interface of every environment.
+"""The interface of all environments.
 
 A resource is one private environment: call `setup(config)` once, `reset(seed)` to go to an initial state, `step` until
-    the episode ends, then `close`. `fork` returns an independent copy in the same state, so that all episodes of a
-    group begin in the same state. `fork_kind` declares how it does this:
+the episode ends, then `close`. `fork` returns an independent copy in the same state, so that all episodes of a group
+begin in the same state. `fork_kind` declares how it does this:
 
 - `native`: the state is copied. Changes in one copy are never visible in another.
 - `replay`: the recorded actions are repeated in a new environment, and every observation is compared with the recorded
@@ -32,7 +32,7 @@ ForkKind = Literal["native", "replay", "none"]
 ToolSpec = dict[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 _SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
-"""Keys that a row can never set, even if a resource declares them in `per_sample_keys`."""
+"""Keys that a row can never set, even if a resource lists them in `per_sample_keys`."""
 
 
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
@@ -43,8 +43,8 @@ class StepOutcome:
     """The result of one action.
 
     Attributes:
-        observation: the agent's view: text, or a value that is shown to the agent as JSON.
-        reward: the environment's reward, None if it does not define one.
+        observation: what the agent sees: text, or a value that is shown to the agent as JSON.
+        reward: the environment's reward; None if it defines no reward.
         terminated: the task has ended, in success or failure.
         truncated: the environment stopped for a reason outside the task, such as a time limit.
         info: further JSON-safe values. `is_action_valid: False` marks an action that could not be executed.
@@ -59,7 +59,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """A stored final state: `payload` in the format of `kind` ("json", "sqlite", "files")."""
+    """A stored final state; `payload` is in the format of `kind` ("json", "sqlite", "files")."""
 
     kind: str
     payload: bytes
@@ -83,7 +83,7 @@ class ForkableResource(ABC):
     Attributes:
         fork_kind: how `fork` works; see the docstring of the module.
         deterministic: whether the same seed and actions give the same observations, rewards and state keys.
-        never_waits: whether the methods never await. The runner then sets no time limit, which could not interrupt
+        never_waits: whether the methods never await. The runner then sets no time limit, since it could not interrupt
             them.
         takes_task_folder: whether to add the directory of the task file as the configuration key `task_folder`. Paths
             are relative to it, and paths that leave it are rejected.
@@ -91,7 +91,7 @@ class ForkableResource(ABC):
         has_cheap_state: whether `final_state` takes little time and memory. The runner then also calls it at the start
             of a group, and records the changes of each episode.
         per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`; a dotted name
-            (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so declare only keys whose whole
+            (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so list only keys whose whole
             value is data (a level, a seed, an initial state), never a command, an address, a path or the name of code.
     """
 
@@ -118,24 +118,24 @@ class ForkableResource(ABC):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """Return how an environment with this configuration forks; override it if this depends on the configuration."""
+        """Return how an environment with this configuration forks; override it if that depends on the configuration."""
         return cls.fork_kind
 
     @classmethod
     def is_deterministic_for(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether an environment with this configuration is deterministic; override it like `fork_kind_for`."""
+        """Return True if an environment with this configuration is deterministic; override it like `fork_kind_for`."""
         return cls.deterministic
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keys that a row may set if the task has this configuration; override it like `fork_kind_for`."""
+        """Return the keys that a row may set, given the task's configuration; override it like `fork_kind_for`."""
         return cls.per_sample_keys
 
     @classmethod
     def keys_refused_to_rows(
         cls, config: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
-        """Return the dotted keys of a row's `resource_config` that it may not set, each with the class that refuses it.
+        """Yield the dotted keys of a row's `resource_config` that it may not set, each with the class that rejects it.
 
         Raises:
             ConfigError: `per_sample_keys` is not a set of names.
@@ -174,7 +174,7 @@ class ForkableResource(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     async def restore(self, state: Any) -> None:
-        """Go back to the state that `checkpoint` returned."""
+        """Return to the state that `checkpoint` returned."""
         raise NotImplementedError(f"{type(self).__name__} cannot be restored")
 
     @abstractmethod
@@ -219,19 +219,23 @@ class ForkableResource(ABC):
         return None
 
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
-        """Return the resource to pass to a task's tool, for its parameter of this name annotated with `kind`."""
+        """Return the resource to pass to a task's tool for its parameter named `parameter`, which is annotated with
+        `kind`.
+        """
         return self
 
 
 def describe_missing_methods(kind: type[ForkableResource]) -> str:
-    """Return which methods an abstract class does not define, and how to declare tools if those are missing."""
+    """Describe the methods that an abstract class does not define, and how to declare tools if those are missing."""
     missing = sorted(kind.__abstractmethods__)
     fix = "; declare its tools as methods with @tool, or define these methods"
     return f"is abstract: it does not define {', '.join(missing)}{fix if 'get_tools_spec' in missing else ''}"
 
 
 class CopyForkResource(ForkableResource):
-    """A resource that reassigns its attributes but never mutates their values, so that copies can share them."""
+    """Base class of resources that reassign their attributes but never mutate the values, so that copies can share
+    them.
+    """
 
     fork_kind = "native"
 
@@ -246,7 +250,7 @@ class CopyForkResource(ForkableResource):
 
 
 def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the dotted keys of `row` that no path in `allowed` covers."""
+    """Yield the dotted keys of `row` that are not covered by a path in `allowed`."""
     for key, value in row.items():
         below = {path[1:] for path in allowed if path[0] == key}
         if () in below:
@@ -264,7 +268,7 @@ def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None 
 
 
 def tools_by_name(*specs: ToolSpec) -> dict[str, ToolSpec]:
-    """Return a mapping from each tool's name to the tool."""
+    """Return a mapping from tool names to tools."""
     return {spec["function"]["name"]: spec for spec in specs}
 
 
@@ -298,7 +302,7 @@ def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any
         if "enum" in schema and value not in schema["enum"]:
             raise ToolError(f"{tool}: {name}: {value!r:.80} is not one of {', '.join(schema['enum'])}")
         if schema.get("type") == "string" and not isinstance(value, str):
-            raise ToolError(f"{tool}: {name}: must be text, got {value!r:.80}")
+            raise ToolError(f"{tool}: {name}: must be a string, got {value!r:.80}")
     return arguments
 
 

@@ -1,7 +1,7 @@
-"""A resource that combines several for one task, such as a database and a directory.
+"""A resource that combines several resources for one task, such as a database and a directory.
 
-Most operations apply to all parts concurrently, and a step goes to the part whose tool was called. The composite forks
-in the way that all its parts support, and is deterministic only if every part is.
+Most operations apply to all parts concurrently, and a step goes to the part whose tool was called. The fork kind of the
+composite is one that all its parts support, and the composite is deterministic only if every part is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ToolNames:
-    """Unique names for the tools of several parts: a tool's name, prefixed with the part's name after a name clash.
+    """Unique names for the tools of several parts; if names clash, a tool's name is prefixed with the part's name.
 
     `names` maps each (part, tool) to its unique name, and `tools` is the inverse. Each `offer` replaces both mappings,
     so that a `copy.copy` is unaffected by later calls.
@@ -75,7 +75,9 @@ class ToolNames:
 
 
 class CompositeConfig(BaseModel):
-    """The configuration of `composite`; every other key is a part's name, and its value overrides that part's keys."""
+    """The configuration of `composite`; every other key is the name of a part, and its value overrides keys of that
+    part.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -85,7 +87,7 @@ class CompositeConfig(BaseModel):
 class CompositeResource(ForkableResource):
     """Several resources that are set up, reset, forked and closed together; see `parts`."""
 
-    # Used while the configuration is unknown; a part that cannot be forked raises later.
+    # Used while the configuration is unknown. A part that cannot be forked raises an error later.
     fork_kind = "native"
 
     def __init__(self) -> None:
@@ -102,14 +104,14 @@ class CompositeResource(ForkableResource):
 
     @classmethod
     def is_deterministic_for(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether every part is deterministic."""
+        """Return True if every part is deterministic."""
         if "resources" not in config:
             return cls.deterministic
         return all(kind.is_deterministic_for(own) for kind, own in read_parts(config).values())
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keys of each part, below its name."""
+        """Return the keys of each part, prefixed with its name."""
         parts = read_parts(config) if "resources" in config else {}
         keys = {name: kind.per_sample_keys_for(own) for name, (kind, own) in parts.items()}
         return frozenset(f"{name}.{key}" for name, own in keys.items() for key in own)
@@ -118,7 +120,7 @@ class CompositeResource(ForkableResource):
     def keys_refused_to_rows(
         cls, config: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
-        """Yield the keys that a part rejects, and every key that is not a part's name, including `resources`."""
+        """Yield the keys that a part rejects, and every key that is not the name of a part, including `resources`."""
         parts = read_parts(config) if "resources" in config else {}
         for name, value in row.items():
             if name in parts and isinstance(value, Mapping):
@@ -224,7 +226,7 @@ class CompositeResource(ForkableResource):
             raise failure
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return the actions of all parts that can list them; None if no part can."""
+        """Return the actions of all parts that can list them; None if none of them can."""
         listed = await _each(self.parts, lambda _, part: part.admissible_actions())
         if all(actions is None for actions in listed.values()):
             return None
@@ -286,13 +288,13 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
 def part_for_tool(
     kinds: Mapping[str, type[ForkableResource]], wanted: type[ForkableResource], parameter: str
 ) -> str | None:
-    """Return the name of the part passed to a tool parameter annotated with `wanted`; None for the composite.
+    """Return the name of the part to pass to a tool parameter annotated with `wanted`; None for the composite.
 
-    It is the only part of that class, or else the part with the parameter's name. A parameter annotated with
+    This is the only part of that class, or else the part with the parameter's name. A parameter annotated with
     `ForkableResource` receives the composite unless a part has the parameter's name.
 
     Raises:
-        ConfigError: no part fits, or several parts fit and none has the parameter's name.
+        ConfigError: no part matches, or several parts match and none has the parameter's name.
     """
     if issubclass(CompositeResource, wanted):
         return parameter if wanted is ForkableResource and parameter in kinds else None
@@ -305,8 +307,8 @@ def part_for_tool(
     parts = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
     problem = "several resources are" if fitting else "no resource is"
     raise ConfigError(
-        f"parameter {parameter!r} is annotated with {wanted.__name__}, but {problem} of that class: {parts}. Name the "
-        "parameter after one of these resources"
+        f"parameter {parameter!r} is annotated with {wanted.__name__}, but {problem} of that class: {parts}. "
+        "Name the parameter after one of these resources"
     )
 
 

@@ -37,7 +37,9 @@ BUILT_IN: dict[str, str] = {
     "textworld": "textworld:TextworldResource",
     "webshop": "webshop:WebshopResource",
 }
-"""Maps a name to a module in `reward_kit.environments` and its class; imported on first use."""
+"""Maps the name of a built-in resource to its module in `reward_kit.environments` and its class; imported on first
+use.
+"""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _Config = TypeVar("_Config", bound=BaseModel)
 
@@ -71,7 +73,11 @@ def resource_class(name: str) -> type[ForkableResource]:
 
 
 def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, part: str = "") -> _Config:
-    """Validate `config` or a part of it as `model`; a `ConfigError` lists all invalid keys and the nearest names."""
+    """Validate `config`, or a part of it, as `model`.
+
+    Raises:
+        ConfigError: the message lists all invalid keys with the nearest valid names.
+    """
     try:
         return model.model_validate(dict(config))
     except pydantic.ValidationError as error:
@@ -83,7 +89,7 @@ def headers_from_environment(names: Mapping[str, str], url: str, resource: str, 
     """Return the headers for requests to `url`, whose values are the environment variables in `headers_env`.
 
     `started` is the address of a server that the task starts, or "". Such a server on this machine may receive any
-    variable, since `pass_env` could pass it as well.
+    variable, since `pass_env` could also pass it.
 
     Raises:
         ConfigError: a variable is not set, or may not be sent to that origin (`providers/keys.py`).
@@ -135,7 +141,9 @@ def merged_config(
 
 
 def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str) -> None:
-    """Reject a row's `resource_config` that sets anything but per-sample data; arguments as for `merged_config`."""
+    """Reject a row's `resource_config` that sets anything but per-sample data; see `merged_config` for the
+    arguments.
+    """
     for key, owner in kind.keys_refused_to_rows(base, row) if row else ():
         allowed = sorted(kind.per_sample_keys_for(base))
         keys = f"rows may set {', '.join(allowed)}" if allowed else "rows may not set any of its keys"

@@ -1,8 +1,8 @@
-"""The client of `engine_worker`: a blocking engine in a worker process that handles one request at a time.
+"""The client of `engine_worker`, for a blocking engine in a worker process that handles one request at a time.
 
 If the worker dies, sends an invalid answer or does not answer in time, the client raises an `EnvironmentFailure` with
-its last output. The worker runs in a private directory. At the end, the directory is removed, and all processes that
-the worker started are killed.
+the worker's last output. The worker runs in a private directory. When it is closed, the directory is removed, and all
+processes that the worker started are killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG_LINES = 10
 
 
 def worker_command(module: str) -> list[str]:
-    """Return the command that runs one of our worker modules with this Python."""
+    """Return the command that runs one of the package's worker modules with the current Python."""
     return [sys.executable, "-m", module]
 
 
@@ -98,8 +98,8 @@ class EngineProcess:
         if self._process is None or self._process.stdin is None:
             raise EnvironmentFailure(f"{self._name}: not running; it is closed or was not set up")
         if self._answering:
-            # The answer to the cancelled request would be taken for the answer to this one.
-            await self._fail("an earlier request was cancelled before its answer")
+            # The answer to the cancelled request would be mistaken for the answer to this one.
+            await self._fail("an earlier request was cancelled before it was answered")
         try:
             await self._process.stdin.send(json.dumps(request).encode() + b"\n")
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):

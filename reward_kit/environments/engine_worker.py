@@ -1,4 +1,5 @@
-"""The worker's side of `engine_process`: JSON requests from standard input, JSON answers to standard output.
+"""The worker's side of `engine_process`: it reads JSON requests from standard input and writes JSON answers to standard
+output.
 
 Each request and each answer is one line. A request's `op` names the operation. An answer is `{"ok": ...}`, or
 `{"error": message}` if the request is invalid. Any other exception ends the process, with its traceback on standard
@@ -20,9 +21,10 @@ Operations = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 
 
 def run(start: Callable[[], Operations]) -> None:
-    """Start the engine, report that it is ready, and answer until standard input ends.
+    """Start the engine, report that it is ready, and answer requests until standard input ends.
 
-    The client raises a `ConfigError` that `start` raises. Printed text goes to standard error instead of the pipe.
+    If `start` raises a `ConfigError`, the client raises it too. Printed text goes to standard error instead of the
+    pipe.
     """
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)

@@ -42,10 +42,10 @@ EntryKind = Literal["file", "directory"]
 _MAX_PATH_BYTES = 4_096
 _MAX_NAME_BYTES = 255
 _MAX_PARTS = 64
-# Windows lacks these flags: the module can be imported there, but `SUPPORTED` is False.
+# Windows lacks these flags. The module can be imported there, but `SUPPORTED` is False.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_FOLLOW
-# O_NONBLOCK, because opening a named pipe would otherwise wait forever for a writer.
+# O_NONBLOCK is set because opening a named pipe would otherwise wait forever for a writer.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _NO_FOLLOW
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
 _logger = logging.getLogger(__name__)
@@ -63,9 +63,13 @@ class Entry:
 
 
 def split_path(path: object) -> tuple[str, ...]:
-    """Return the names in a relative path, () for the directory itself; any other path raises a `ToolError`."""
+    """Return the names in a relative path; () for the directory itself.
+
+    Raises:
+        ToolError: the path is not text, is absolute, or leaves the directory.
+    """
     if not isinstance(path, str):
-        raise ToolError(f"a path is text, got {path!r}")
+        raise ToolError(f"a path must be a string, got {path!r}")
     shown = truncate(path, 80)
     if "\0" in path:
         raise ToolError(f"path {shown!r} contains a NUL byte")
@@ -79,7 +83,7 @@ def split_path(path: object) -> tuple[str, ...]:
     if ".." in parts:
         raise ToolError(f"path {shown!r} contains '..'; paths cannot leave the working directory")
     if size > _MAX_PATH_BYTES or len(parts) > _MAX_PARTS:
-        raise ToolError(f"path {shown!r} is too long: at most {_MAX_PATH_BYTES} bytes and {_MAX_PARTS} names")
+        raise ToolError(f"path {shown!r} is too long; the limit is {_MAX_PATH_BYTES} bytes and {_MAX_PARTS} names")
     for part in parts:
         if len(part.encode()) > _MAX_NAME_BYTES:
             raise ToolError(f"path {shown!r} has a name longer than {_MAX_NAME_BYTES} bytes")
@@ -108,7 +112,7 @@ def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 @contextmanager
 def path_errors(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[None]:
-    """Turn an `OSError` of a call on `name` into a `ToolError` that names the path and the reason."""
+    """Convert an `OSError` from a call on `name` to a `ToolError` with the path and the reason."""
     try:
         yield
     except OSError as error:
@@ -254,12 +258,12 @@ class FilesystemConfig(ResourceConfig):
         default=None, description="the directory that contains source_dir, which is relative to it"
     )
     max_file_bytes: int = Field(default=1_000_000, gt=0)
-    max_files: int = Field(default=1_000, gt=0, description="most files and directories, counted together")
+    max_files: int = Field(default=1_000, gt=0, description="maximum number of files and directories, counted together")
     max_total_bytes: int = Field(default=64_000_000, gt=0)
 
 
 class FileTree:
-    """The directory on disk: the agent sees its `files`, while a new file is first written to `new` and then moved.
+    """The directory on disk. The agent sees its `files`; a new file is first written to `new` and then moved.
 
     Every tool either succeeds completely or raises `ToolError` and changes nothing.
     """
@@ -379,9 +383,11 @@ class FileTree:
             files += len(directories) + len(names)
             size += sum(os.stat(name, dir_fd=handle, follow_symlinks=False).st_size for name in names)
         if more_files > 0 and files + more_files > self.limits.max_files:
-            raise ToolError(f"at most {self.limits.max_files} files and directories are allowed; there are {files}")
+            raise ToolError(
+                f"the limit of {self.limits.max_files} files and directories is exceeded; there are already {files}"
+            )
         if more_bytes > 0 and size + more_bytes > self.limits.max_total_bytes:
-            raise ToolError(f"at most {self.limits.max_total_bytes} bytes are allowed; {size} are used")
+            raise ToolError(f"the limit of {self.limits.max_total_bytes} bytes is exceeded; {size} are already used")
 
 
 def _remove(path: str, *handles: int) -> None:
@@ -393,7 +399,7 @@ def _remove(path: str, *handles: int) -> None:
 def _named(path: str) -> tuple[str, ...]:
     parts = split_path(path)
     if not parts:
-        raise ToolError(f"path {path!r} is the working directory itself; name something in it")
+        raise ToolError(f"path {path!r} is the working directory itself; name a file or directory in it")
     return parts
 
 
@@ -538,7 +544,7 @@ def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
     if too_large:
         problem = f"{too_large[0]!r} is larger than max_file_bytes ({settings.max_file_bytes})"
     elif len(ordered) > settings.max_files:
-        problem = f"{len(ordered)} files and directories are more than max_files ({settings.max_files})"
+        problem = f"there are {len(ordered)} files and directories, but max_files is {settings.max_files}"
     elif sum(len(entry.content) for entry in ordered) > settings.max_total_bytes:
         problem = f"the total size of the files is larger than max_total_bytes ({settings.max_total_bytes})"
     if problem:

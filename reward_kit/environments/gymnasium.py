@@ -1,8 +1,8 @@
 """Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking) with one typed tool.
 
-Each has a `Family`, which names its actions and renders its state as text: Gymnasium's rendering marks the agent only
-by color and shows the last action. Other environments with discrete actions work as far as their rendering and
-observations allow. The state key excludes time (a TimeLimit truncates the episode) and randomness.
+Each environment has a `Family`, which names its actions and renders its state as text, because Gymnasium's rendering
+marks the agent only by color and shows the last action. Other environments with discrete actions work if their
+rendering and observations are usable. The state key excludes time (a TimeLimit truncates the episode) and randomness.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def action_values(transitions: Transitions, discount: float = 0.99, tolerance: f
 
         Q(s, a) = Σ p(s', r | s, a) · (r + γ · max_a' Q(s', a'))    (Sutton and Barto 2018, section 4.4)
 
-    `discount` is γ < 1, so that shorter paths have higher values.
+    `discount` is γ. It must be below 1, so that shorter paths have higher values.
     """
     width = max(len(outcomes) for row in transitions.values() for outcomes in row.values())
     table = np.zeros((len(transitions), len(transitions[0]), width, 4))
@@ -71,7 +71,9 @@ def action_values(transitions: Transitions, discount: float = 0.99, tolerance: f
 
 
 class Family:
-    """The text and state of one kind of environment with a table. Every method takes the unwrapped environment."""
+    """The text and state of one kind of environment with a transition table. Every method takes the unwrapped
+    environment.
+    """
 
     actions: tuple[str, ...] = ()
     legend: str = ""
@@ -86,7 +88,7 @@ class Family:
         return int(env.s)
 
     def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
-        """Return whether the goal is reached; None if the environment has no goal."""
+        """Return True if the goal is reached, False if not, None if the environment has no goal."""
         return terminated
 
     def admissible(self, env: Any, count: int) -> list[int]:
@@ -136,7 +138,7 @@ class Taxi(Family):
         return "\n".join(lines)
 
     def state(self, env: Any, observation: Any) -> Any:
-        # A fickle passenger changes their mind once; whether this has happened is hidden and affects the future.
+        # A fickle passenger changes the destination once; whether this has happened is hidden and affects the future.
         return [int(env.s), bool(getattr(env, "fickle_step", False))]
 
     def admissible(self, env: Any, count: int) -> list[int]:
@@ -144,7 +146,9 @@ class Taxi(Family):
 
 
 class Blackjack(Family):
-    """Cards are drawn with replacement: the state is both hands, with the player's in any order."""
+    """Blackjack with cards drawn with replacement. The state consists of both hands, with the player's hand in any
+    order.
+    """
 
     actions = ("stick", "hit")
     legend = "Come closer to 21 than the dealer without going over. An ace counts 1 or 11, a picture card 10."
@@ -164,7 +168,9 @@ class Blackjack(Family):
 
 
 class Unknown(Family):
-    """A fallback for all other environments with discrete actions; the state is the table's, else the observation."""
+    """A fallback for all other environments with discrete actions. The state is the table's state, else the
+    observation.
+    """
 
     has_table = False
 
@@ -201,7 +207,7 @@ def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
 
 
 def plain_text(text: str) -> str:
-    """Return terminal text without color codes; colored parts become bracketed."""
+    """Return terminal text without color codes; colored parts are put in brackets."""
     return _COLORED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
 
 
@@ -258,7 +264,7 @@ class GymnasiumResource(ForkableResource):
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return `random_map` and the data arguments of a toy-text environment; other environments have none."""
+        """Return `random_map` and the data arguments of a toy-text environment; () for other environments."""
         match = re.fullmatch(r"(FrozenLake|CliffWalking|Taxi|Blackjack)\w*(-v\d+)?", str(config.get("env_id")))
         known = _DATA_ARGUMENTS[match[1]] if match else ()
         return cls.per_sample_keys | {f"env_kwargs.{name}" for name in known}
@@ -355,7 +361,11 @@ class GymnasiumResource(ForkableResource):
         return [{"name": "act", "arguments": {"action": name}} for name in names]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the optimal action for a table (γ = 0.99) or the basic strategy for Blackjack; None for all others."""
+        """Return the optimal action.
+
+        This is the best action of the table (γ = 0.99), or the basic strategy for Blackjack; None for all other
+        environments.
+        """
         env = self._env.unwrapped
         if self._terminated or self._truncated:
             return None
@@ -378,7 +388,7 @@ class GymnasiumResource(ForkableResource):
         if self._env is not None:
             self._env.close()
         env_id, kwargs = self._settings.env_id, {**self._settings.env_kwargs, **({"desc": desc} if desc else {})}
-        # Import and creation may warn of deprecated modules and older versions, which our users cannot fix.
+        # Import and creation may warn of deprecated modules and older versions, which users cannot fix.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

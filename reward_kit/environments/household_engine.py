@@ -1,10 +1,10 @@
-"""A fast engine for household games, equivalent to TextWorld's on ALFWorld's domain, and an exact expert.
+"""A fast engine for household games, equivalent to TextWorld's engine on ALFWorld's domain, and an exact expert.
 
 The possible actions depend only on the agent's receptacle, the object in its hand, the receptacle's contents, and
-whether the receptacle is open. These are collected in a `_Spot`, which is created once and stored in the problem's
-tables. All engines of a problem share the tables, so a step is two lookups and a few integer operations. Sets of
-objects are bit masks over the things in text order. Facts that never affect the agent's actions or texts, such as
-whether a lamp is on, are not stored.
+whether the receptacle is open. For each such combination, the actions are collected in a `_Spot`, which is created once
+and stored in the problem's tables. All engines of a problem share the tables, so a step is two lookups and a few
+integer operations. Sets of objects are bit masks over the things in text order. Facts that never affect the agent's
+actions or texts, such as whether a lamp is on, are not stored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from reward_kit.environments.household_problems import APPLIANCES, KNIVES, Probl
 
 NOTHING = "Nothing happens."
 NOWHERE = -1
-"""The agent's location before it first goes to a receptacle, and the thing in its hand when the hand is empty."""
+"""The agent's location before it first goes to a receptacle, and the value of `holding` when the hand is empty."""
 MILESTONES = ("found", "taken", "transformed", "placed")
 """The milestones of a task in their usual order: an object of the target type was seen, was held, is clean, hot or cool
-as required (or the lamp was used), and is at its destination. Not every task has all of them. With two objects, the
-first one placed counts."""
+as required (or the lamp was used), and is at its destination. Not every task has all of them. If the task requires two
+objects, the first one placed counts.
+"""
 _START = (NOWHERE, NOWHERE, 0, 0)
 _NOT_CONTENT = ("id", "split", "layout")
 _VERB = {TaskType.CLEAN: "clean", TaskType.HEAT: "heat", TaskType.COOL: "cool"}
@@ -104,7 +105,7 @@ class Tables:
         return hash_key(canonical_json({name: content[name] for name in sorted(content) if name not in _NOT_CONTENT}))
 
     def members(self, mask: int) -> list[int]:
-        """Return the numbers of the things in a mask, in text order."""
+        """Return the indices of the things in a mask, in text order."""
         numbers = []
         while mask:
             low = mask & -mask
@@ -126,7 +127,7 @@ class Tables:
 
 
 def enumeration(names: Iterable[str]) -> str:
-    """Return names as a list in text: "a mug 1, a mug 2, and a pan 1", or "nothing"."""
+    """Return names as a list in text, such as "a mug 1, a mug 2, and a pan 1", or "nothing"."""
     items = [f"a {name}" for name in names]
     if len(items) < 2:
         return items[0] if items else "nothing"
@@ -181,10 +182,10 @@ class HouseholdEngine:
         return twin
 
     def state_key(self) -> str:
-        """Return the state's key: two states of a problem share a key if and only if their futures are equal.
+        """Return the state's key; two states of a problem share a key if and only if their futures are equal.
 
-        Whether a thing is sliced or on counts only if the thing can be held, since nothing else shows it. For a used
-        lamp, only its location counts.
+        Whether a thing is sliced or on counts only if the thing can be held, since the texts show it in no other case.
+        For a used lamp, only its location counts.
         """
         held = self.tables.pickupable
         flags = (self.at, self.holding, self.opened, self.clean, self.hot, self.cool)
@@ -208,7 +209,7 @@ class HouseholdEngine:
         return bool(placed & self.ready())
 
     def ready(self) -> int:
-        """Return the mask of the things in the required state, at any position."""
+        """Return the mask of the things that are in the required state, wherever they are."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.CLEAN:
             return tables.targets & tables.transformable & self.clean
@@ -237,7 +238,7 @@ class HouseholdEngine:
         return [name for name in MILESTONES if holds[name]]
 
     def is_open(self, receptacle: int) -> bool:
-        """Return whether the agent can see into a receptacle and reach its contents."""
+        """Return True if the agent can see into a receptacle and reach its contents."""
         return not self.tables.receptacles[receptacle].openable or bool(self.opened >> receptacle & 1)
 
     def _view(self, text: str) -> HouseholdView:
@@ -252,7 +253,7 @@ class HouseholdEngine:
             spot = self.tables.spots[key] = _make_spot(self)
         return spot
 
-    # The effects: each executes one command and returns the text for the agent.
+    # Effects: each function executes one command and returns the text for the agent.
 
     def _look(self, _one: int = 0, _two: int = 0) -> str:
         if self.at < 0:
@@ -386,7 +387,7 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
 
 
 class _State(NamedTuple):
-    """The part of a state that affects a plan. `holding` and the bits of `ready` index the tracked things.
+    """The part of a state that affects a plan. `holding` and the bits of `ready` are indices of the tracked things.
 
     `ready` marks the things that are clean, hot or cool as the task requires, and the lamps already used.
     """
@@ -402,17 +403,17 @@ _Errand: TypeAlias = tuple[list[str], _State]
 
 
 def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
-    """Return the commands of a shortest path to the goal; [] if it is already reached, None if it is unreachable.
+    """Return the commands of a shortest path to the goal; [] if the goal is reached already, None if it is unreachable.
 
     The algorithm is a uniform-cost search over *errands*: an errand goes to a receptacle, opens it if necessary, and
-    takes, puts, treats or uses one thing there. The search remains exact, because:
+    takes, puts, treats or uses one thing there. The search is exact, because:
 
     - Going and opening serve only the next action at that receptacle, so they can be delayed until just before it.
       Closing, looking and slicing never serve the goal.
     - Only things that the goal requires need to be taken. A held thing that can still serve the goal is put down only
       at its destination, since putting it down elsewhere never shortens a plan.
-    - Receptacles of the same type and door state are interchangeable if they hold nothing relevant to the goal and the
-      agent is not at any of them. For putting down an unneeded thing, their type does not matter either.
+    - Receptacles of the same type and door state are interchangeable if they contain nothing relevant to the goal and
+      the agent is not at any of them. For putting down an unneeded thing, their type does not matter either.
     """
     search = _PlanSearch(engine)
     order = count()
@@ -506,7 +507,9 @@ class _PlanSearch:
         return bool(self.tables.transformable >> self.tracked[k] & 1)
 
     def _reach(self, state: _State, place: int, *, inside: bool) -> tuple[list[str], int]:
-        """Return the commands that lead to a receptacle, opened if `inside`, and the mask of open receptacles."""
+        """Return the commands that lead to a receptacle, opened if `inside` is true, and the mask of open
+        receptacles.
+        """
         commands = [] if state.at == place else [self.tables.go[place]]
         receptacle = self.tables.receptacles[place]
         if not inside or not receptacle.openable or state.opened >> place & 1:
@@ -514,11 +517,11 @@ class _PlanSearch:
         return [*commands, f"open {receptacle.name}"], state.opened | 1 << place
 
     def _places_to_put(self, state: _State, k: int) -> list[int]:
-        """Return places for the held thing, one for each set of interchangeable places."""
+        """Return receptacles in which to put the held thing, one for each set of interchangeable receptacles."""
         tables = self.tables
         possible = [place for place in range(len(tables.receptacles)) if tables.can_hold(place, self.tracked[k])]
         special = {state.at, *state.places}
-        # Whether the held thing can still be the one that the goal requires.
+        # True if the held thing can still be the one that the goal requires.
         serves = self.is_target[k]
         if serves and self.task_type in _VERB:
             serves = self._is_ready(state, k) or (self._can_transform(k) and bool(self.appliances))
@@ -528,7 +531,7 @@ class _PlanSearch:
             )
             possible = [place for place in possible if may_deliver and place in tables.destinations]
         else:
-            # The next errand leads to one of these places, or is equally far from all others.
+            # The next errand leads to one of these receptacles, or is equally far from all others.
             special |= {*tables.destinations, *self.appliances}
         chosen: dict[tuple[int, bool], int] = {}
         for place in possible:

@@ -1,8 +1,8 @@
 """Household problems of ALFWorld's domain (`alfred.pddl` of the PyPI package `alfworld`), and a seeded generator.
 
-The containment table in `data/household.json` follows ALFRED's. A layout is a room with the number of receptacles of
-each type; its hash determines the split, so no layout occurs in two splits. Every problem is solvable, and none is
-solved at the start.
+The containment table in `data/household.json` follows that of ALFRED. A layout is a room with the number of receptacles
+of each type. The hash of a layout determines its split, so no layout occurs in two splits. Every problem is solvable,
+and no problem is solved at the start.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _ALREADY_THERE = 0.15
 
 
 def can_hold(receptacle_type: str, object_type: str) -> bool:
-    """Return whether an object of type `object_type` can be moved to a receptacle of type `receptacle_type`."""
+    """Return True if an object of type `object_type` can be moved to a receptacle of type `receptacle_type`."""
     return object_type in HOLDS.get(receptacle_type, ())
 
 
@@ -81,7 +81,7 @@ def pddl_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Receptacle:
-    """A place that holds objects. `name` is "<type> <number>"; it has its own location."""
+    """A place that holds objects, at its own location. `name` is "<type> <number>"."""
 
     name: str
     type: str
@@ -90,7 +90,7 @@ class Receptacle:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object. `name` is "<type> <number>", `at` the name of the receptacle it is in or on at the start."""
+    """An object. `name` is "<type> <number>"; `at` is the name of the receptacle that it is in or on at the start."""
 
     name: str
     type: str
@@ -134,7 +134,7 @@ class Problem:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
-        """Return the inverse of `to_json`.
+        """Parse the result of `to_json`.
 
         Raises:
             ConfigError: a field is missing or unknown, or a name or type is not a plain word.
@@ -148,17 +148,17 @@ class Problem:
             items: list[Receptacle | Thing] = [*receptacles, *things]
             for word in (problem.target, problem.destination, *(item.type for item in items)):
                 if not re.fullmatch(r"[A-Za-z]+", word):
-                    raise ValueError(f"{word!r:.60} is not a type, which is one word of letters")
+                    raise ValueError(f"{word!r:.60} is not a type; a type is one word of letters")
             for name in (*(item.name for item in items), *(item.at for item in things)):
                 if not re.fullmatch(r"[A-Za-z]+ [0-9]{1,4}", name):
-                    raise ValueError(f'{name!r:.60} is not a name: names are "<type> <number>"')
+                    raise ValueError(f'{name!r:.60} is not a name; a name has the form "<type> <number>"')
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"not a household problem: {error}") from None
         return problem
 
 
 def generate_problem(split: str, index: int, seed: int = 0, task_type: TaskType | str | None = None) -> Problem:
-    """Return one problem, determined by the arguments. By default the task types alternate with `index`.
+    """Generate one problem, which is determined by the arguments. By default the task types alternate with `index`.
 
     Raises:
         ConfigError: the split or the task type is unknown.
@@ -212,7 +212,7 @@ def _hash(text: str) -> int:
 
 
 def _draw_layout(rng: random.Random, split: str, rooms: Sequence[str]) -> tuple[str, dict[str, int], str]:
-    """Draw layouts until one belongs to the split; return its room, its number of receptacles by type, and its name."""
+    """Draw layouts until one belongs to the split; return its room, its receptacle counts by type, and its name."""
     while True:
         room = rng.choice(rooms)
         size = rng.randint(SMALLEST_ROOM, LARGEST_ROOM)
@@ -227,7 +227,7 @@ def _draw_layout(rng: random.Random, split: str, rooms: Sequence[str]) -> tuple[
 
 
 def _draw_task(rng: random.Random, task_type: TaskType, room: str, present: Sequence[str]) -> tuple[str, str]:
-    """Return target and destination. The destination is drawn first; otherwise most would be countertops."""
+    """Draw the target and destination. The destination is drawn first, because otherwise most would be countertops."""
     objects = sorted(ROOM_OBJECTS[room])
     if task_type is TaskType.LOOK_IN_LIGHT:
         lamps = [lamp for lamp, places in LAMP_PLACES.items() if any(kind in places for kind in present)]
@@ -264,7 +264,7 @@ def _place_things(
     there = [item.name for item in homes if item.type == destination]
     count = (2 if task_type is TaskType.PICK_TWO else 1) + (rng.random() < _SECOND_TARGET)
     places = [rng.choice(away) for _ in range(count)]
-    # One target may lie at its destination already, unless that solves the task.
+    # One target may be at its destination already, unless that solves the task.
     if there and task_type is not TaskType.PICK_AND_PLACE and rng.random() < _ALREADY_THERE:
         places[0] = rng.choice(there)
     placed = [(target, place) for place in places]

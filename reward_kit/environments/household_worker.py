@@ -1,9 +1,9 @@
-"""TextWorld's engine for household problems: their PDDL, and the worker process in which the engine plays.
+"""TextWorld's engine for household problems: their PDDL, and the worker process in which the engine runs.
 
 The requests (see `engine_worker`) are `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`,
 `{"op": "step", "command"}` and `{"op": "expert"}`. The engine lists everything in the order of the PDDL names, which
-are the problem's names with padded numbers. The texts show the problem's names, which the engine's entities receive
-after loading.
+are the problem's names with padded numbers. The texts show the problem's names, which are assigned to the engine's
+entities after loading.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def game_data(problem: Problem, domain: str, grammar: str) -> dict[str, Any]:
 
 
 def entity_names(problem: Problem) -> dict[str, str]:
-    """Return the names of all receptacles and things by their PDDL names."""
+    """Return a mapping from PDDL names to the names of all receptacles and things."""
     names = [*(item.name for item in problem.receptacles), *(item.name for item in problem.things)]
     return {pddl_name(name): name for name in names}
 
@@ -92,18 +92,18 @@ def _goal(problem: Problem) -> str:
 
 
 class Game:
-    """An engine with one game at a time."""
+    """An engine that plays one game at a time."""
 
     def __init__(self) -> None:
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
             raise ConfigError(
-                f"the real household engine needs {', '.join(missing)}; {install_hint('text-games')}, "
+                f"alfworld_real needs {', '.join(missing)}; {install_hint('text-games')}, "
                 "on Python 3.11 or 3.12, which TextWorld requires (the resource alfworld needs neither)"
             )
         infos = import_module("textworld").EnvInfos(won=True, admissible_commands=True)
         self._env = import_module("textworld.envs.pddl").PddlEnv(infos)
-        # The demangler assigns the names in published games; our problems define theirs.
+        # The demangler assigns the names in published games; generated problems define their own names.
         demangler = import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
         self._published = demangler(self._env)
         data = resources.files("alfworld.data")
@@ -140,7 +140,7 @@ def _game_file(path: str) -> Path:
     except (ValueError, TypeError) as error:
         raise ConfigError(f"not a game file: {path}: {error}") from None
     if missing:
-        raise ConfigError(f"not a game file: {path}: {', '.join(sorted(missing))} missing")
+        raise ConfigError(f"not a game file: {path}: missing {', '.join(sorted(missing))}")
     return file
 
 

@@ -43,12 +43,12 @@ logger = logging.getLogger("reward_kit.environments")
 
 
 class ServerConfig(ResourceConfig):
-    """The configuration keys shared by all resources on a server."""
+    """The configuration keys that all resources on a server share."""
 
     base_url: str | None = Field(default=None, description="by default the address of the task's resource_server")
     headers: dict[str, str] = Field(default_factory=dict)
     headers_env: dict[str, str] = Field(
-        default_factory=dict, description="header names to the environment variables that hold their values"
+        default_factory=dict, description="maps header names to the environment variables that contain their values"
     )
     resource_server: ResourceServerConfig | None = Field(default=None, description="set by the task's resource_server")
     task_folder: str | None = Field(
@@ -63,14 +63,15 @@ class HttpConfig(ServerConfig):
     step_endpoint: str = "/step"
     end_episode_endpoint: str = "/end_episode"
     health_endpoint: str | None = Field(
-        default="/health", description="requested once per resource without a resource_server; null disables it"
+        default="/health", description="requested once per resource without a resource_server; null disables the check"
     )
     timeout: float = Field(default=30.0, gt=0, description="seconds to wait for each answer")
     config: dict[str, Any] | None = Field(default=None, description="sent to the server at each start")
-    tools: list[dict[str, Any]] | None = Field(default=None, description="in OpenAI form")
-    tools_endpoint: str | None = Field(default=None, description="GET, answers a list of tools")
+    tools: list[dict[str, Any]] | None = Field(default=None, description="tools in OpenAI form")
+    tools_endpoint: str | None = Field(default=None, description="an endpoint that returns a list of tools on GET")
     action_form: Literal["call", "value"] = Field(
-        default="call", description="call: {name, arguments}; value: only the value of the one argument"
+        default="call",
+        description="body of a step: call sends {name, arguments}, value sends only the value of the one argument",
     )
     fork: Literal["replay", "none"] = "replay"
     deterministic: bool = True
@@ -97,7 +98,8 @@ async def connect_server(
     """Return the address of the configured or newly started server; `exits` ends a server that is not shared.
 
     Raises:
-        ConfigError: the address is missing or invalid, or a header's variable is missing or not allowed for it.
+        ConfigError: the address is missing or invalid, or a header's variable is missing or not allowed for the
+            address.
         EnvironmentFailure: the server does not start.
     """
     server = None
@@ -112,13 +114,15 @@ async def connect_server(
     started = server.address if server is not None else ""
     url = settings.base_url or started
     if not url:
-        raise ConfigError(f"{where}: missing; set it, or resource_server in the task")
+        raise ConfigError(f"{where}: missing; set it, or set resource_server in the task")
     if not url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
         shown = url if "@" not in url else "it"
         raise ConfigError(f"{where}: {shown!r} is not a {' or '.join(schemes)} URL")
     if "{port}" in url:
         if server is None or not server.port:
-            raise ConfigError(f"{where}: {{port}} needs a resource_server with {{port}}, which the task does not have")
+            raise ConfigError(
+                f"{where}: {{port}} needs a resource_server that uses {{port}}, which the task does not have"
+            )
         url = url.replace("{port}", str(server.port))
     headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, resource, started)}
     return ServerAddress(url, headers, server)
@@ -221,7 +225,7 @@ class HttpResource(ReplayForkResource):
         info = answer.field("info", Mapping, "an object")
         self._history_key = hash_key(self._history_key, canonical_json(action))
         self._read_answer(answer, fields)
-        # An older server has only `is_done`.
+        # An older server sends only `is_done`.
         terminated, truncated = bool(terminated or (is_done and not truncated)), bool(truncated)
         self._is_over = terminated or truncated
         reward = None if reward is None else float(reward)
@@ -232,7 +236,7 @@ class HttpResource(ReplayForkResource):
             raise answer.error(f"observation: missing; the answer has {', '.join(map(str, fields)) or 'no fields'}")
         key = answer.field("state_key", str, "text")
         if key is None and self._given_key is not None:
-            raise answer.error("state_key: missing, but an earlier answer had it; send it always or never")
+            raise answer.error("state_key: missing, but an earlier answer had one; send it always or never")
         self._given_key, self._observation, self._state = key, fields["observation"], fields.get("state")
 
     @property
@@ -265,7 +269,7 @@ class HttpResource(ReplayForkResource):
             await self._exits.aclose()
 
     async def _end_episode(self) -> None:
-        """End the episode on the server; ignore a server that is unreachable or rejects the request."""
+        """End the episode on the server; ignore errors if the server is unreachable or rejects the request."""
         episode, self._episode = self._episode, None
         if episode is None or self._client is None:
             return
@@ -285,7 +289,9 @@ def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure],
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
-            raise error_type(f"{where}: a tool must be {{type: function, function: {{name, …}}}}, got {tool!r:.120}")
+            raise error_type(
+                f"{where}: a tool must have the form {{type: function, function: {{name, …}}}}, got {tool!r:.120}"
+            )
         parameters = function.get("parameters", {"type": "object", "properties": {}})
         if not isinstance(parameters, Mapping):
             raise error_type(f"{where}: tool {name!r}: parameters: expected a JSON schema, got {parameters!r:.80}")
@@ -305,9 +311,13 @@ class HttpAnswer:
     refusal: str | None = None
 
     def fields(self) -> Mapping[str, Any]:
-        """Return the answer's JSON object; raise an error if the server rejected the request or sent another value."""
+        """Return the answer's JSON object.
+
+        Raises:
+            EnvironmentFailure: the server rejected the request or sent another value.
+        """
         if self.refusal is not None:
-            raise self.error(f"refused: {self.refusal}")
+            raise self.error(f"rejected: {self.refusal}")
         if not isinstance(self.value, Mapping):
             raise self.error(f"expected a JSON object, got {json.dumps(self.value)[:_EXCERPT]}")
         return self.value
@@ -324,9 +334,10 @@ class HttpAnswer:
 
 
 class JsonClient:
-    """The connection of one resource to its server, created in the running loop; `timeout` applies to each answer.
+    """The connection of one resource to its server, created in the running loop.
 
-    Every failure of the server raises an `EnvironmentFailure` that names the address.
+    `timeout` applies to each answer, in seconds. Every failure of the server raises an `EnvironmentFailure` with the
+    address.
     """
 
     def __init__(self, server: ServerAddress, timeout: float) -> None:

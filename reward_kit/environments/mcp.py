@@ -1,9 +1,9 @@
-"""A server of the Model Context Protocol as an environment; the SDK is imported only at setup.
+"""A server of the Model Context Protocol as an environment.
 
 The server's tools are the agent's tools, with one session per episode. By default, the resource cannot be forked and is
 not deterministic. A server that is started by `command` may be declared `fork: replay` if all its changes stay in its
 memory or its `working_copy`. An error from the server counts as a rejected call. A call without an answer leads to a
-new state key, since its effect is unknown.
+new state key, since its effect is unknown. The SDK is imported only at setup.
 """
 
 from __future__ import annotations
@@ -73,17 +73,19 @@ class McpConfig(ResourceConfig):
     )
     env: dict[str, Word] = Field(default_factory=dict, description="variables added to the server's environment")
     pass_env: list[str] = Field(default_factory=list, description="names of further variables to pass on")
-    cwd: str | None = Field(default=None, description="relative to the task's directory, which is the default")
+    cwd: str | None = Field(default=None, description="relative to the task's directory, which is also the default")
     url: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     headers_env: dict[str, str] = Field(
-        default_factory=dict, description="headers to the variables that hold their values"
+        default_factory=dict, description="maps header names to the environment variables that contain their values"
     )
-    tools: list[str] | None = Field(default=None, min_length=1, description="the tools to offer, by default all")
+    tools: list[str] | None = Field(
+        default=None, min_length=1, description="names of the tools to offer, by default all"
+    )
     start_timeout_s: float = Field(default=60.0, gt=0)
     call_timeout_s: float = Field(default=50.0, gt=0)
     fork: Literal["none", "replay"] = "none"
-    working_copy: str | None = Field(default=None, description="a directory; each episode gets a private copy")
+    working_copy: str | None = Field(default=None, description="a directory of which each episode gets a private copy")
     state_key: Literal["history", "files"] | None = Field(
         default=None, description="what the state key covers; by default the files if there is a working copy"
     )
@@ -157,7 +159,7 @@ def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer
 
 
 def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -> dict[str, tuple[str, ToolSpec]]:
-    """Return the server's name and the specification of each requested tool, by its unique name for the agent."""
+    """Return the server's name and the specification of each requested tool, keyed by a unique name for the agent."""
     by_name: dict[str, mcp_types.Tool] = {}
     for tool in listed:
         if by_name.setdefault(tool.name, tool) is not tool:
@@ -182,7 +184,7 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
 
 
 def result_text(result: mcp_types.CallToolResult) -> str:
-    """Return a result as one text: its text blocks, else its structured value; one line for each other item."""
+    """Return a result as one text: its text blocks, else its structured value, and one line for each other item."""
     texts = []
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
@@ -346,7 +348,7 @@ class McpResource(ReplayForkResource):
             for call in settings.expert_calls:
                 if call.name not in self._tools:
                     hint = did_you_mean(call.name, self._tools)
-                    raise ConfigError(f"mcp resource: expert_calls: the server has no {call.name!r}{hint}")
+                    raise ConfigError(f"mcp resource: expert_calls: the server has no tool {call.name!r}{hint}")
         except BaseException:
             await self._shut()
             raise
@@ -367,7 +369,9 @@ class McpResource(ReplayForkResource):
             names = {tool.name for tool in tools}
             for name in wanted:
                 if name not in names:
-                    raise ConfigError(f"mcp resource: tools: the server has no {name!r}{did_you_mean(name, names)}")
+                    raise ConfigError(
+                        f"mcp resource: tools: the server has no tool {name!r}{did_you_mean(name, names)}"
+                    )
         self._tools = tool_table(tools, wanted)
 
     async def _entries(self) -> tuple[Entry, ...]:
@@ -380,7 +384,7 @@ class McpResource(ReplayForkResource):
 
 
 def _with_path(value: Any, folder: Path | None) -> Any:
-    """Replace `SHOWN_PATH` with the path of the working copy in every text of `value`."""
+    """Replace `SHOWN_PATH` with the path of the working copy in all texts of `value`."""
     if folder is None:
         return value
     if isinstance(value, str):

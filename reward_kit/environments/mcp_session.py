@@ -1,8 +1,9 @@
-"""One session with an MCP server, and its two transports: a child process (stdio) and a URL (streamable HTTP).
+"""A session with an MCP server, and its two transports: a child process (stdio) and a URL (streamable HTTP).
 
 The SDK's client must be entered and exited in the same asyncio task, but a resource is set up, used and closed in
-several, so the session owns a task that runs the client. `StdioServer` replaces the SDK's `stdio_client`, which reads a
-message of n bytes in O(n²), hides the exit status, and starts processes that our process guardian does not track.
+several tasks. The session therefore owns a task that runs the client. `StdioServer` replaces the SDK's `stdio_client`,
+which reads a message of n bytes in O(n²), hides the exit status, and starts processes that the process guardian does
+not track.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 class UnknownEffectError(Exception):
-    """A call was sent, but its answer does not show whether it took effect."""
+    """A call was sent, but its answer does not show whether the call took effect."""
 
 
 class McpServer(ABC):
@@ -65,16 +66,16 @@ class McpServer(ABC):
         """Yield the message streams from and to the server."""
 
     async def exited(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the server to exit and return whether it did; always False for a URL."""
+        """Wait up to `seconds` for the server to exit and return True if it did; always False for a URL."""
         return False
 
     def describe(self) -> str:
-        """Return how the server ended, for messages."""
+        """Describe how the server ended, for messages."""
         return ""
 
 
 class McpSession:
-    """A session: `start` it, list and call tools, `close` it.
+    """A session with a server: `start` it, list and call tools, then `close` it.
 
     `tools_changed` is set when the server reports that its tools have changed; `list_tools` clears it.
     """
@@ -137,8 +138,8 @@ class McpSession:
 
         Raises:
             ToolError: the server rejected the call.
-            UnknownEffectError: the answer violates the protocol or the tool's own output schema.
-            DeadlineError: no answer came in time; the call was cancelled and the session continues.
+            UnknownEffectError: the answer violates the protocol or the tool's output schema.
+            DeadlineError: the answer did not arrive in time; the call was cancelled, and the session continues.
             EnvironmentFailure: the connection to the server was lost.
         """
         client = self._client()
@@ -147,11 +148,11 @@ class McpSession:
                 return await client.call_tool(tool, arguments, progress_callback=self._on_progress)
         except MCPError as error:
             if error.code == mcp_types.CONNECTION_CLOSED or error.message == _SESSION_GONE:
-                raise await self._lost(f"is gone during {tool!r}") from error
+                raise await self._lost(f"ended during the call of {tool!r}") from error
             raise ToolError(f"{tool}: {error.message}") from error
         except pydantic.ValidationError as error:
             raise UnknownEffectError(
-                f"{tool}: the server's answer is not a result: {error.errors()[0]['msg']}"
+                f"{tool}: the server's answer is not a valid result: {error.errors()[0]['msg']}"
             ) from error
         except RuntimeError as error:  # the SDK's error for an answer that violates the tool's output schema
             raise UnknownEffectError(f"{tool}: {error}") from error
@@ -266,7 +267,7 @@ _SHOWN_CHARS = 200
 
 
 class StdioServer(McpServer):
-    """A server in a child process: messages are lines on its standard input and output; its errors go to a log."""
+    """A server in a child process; messages are lines on its standard input and output, and its errors go to a log."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], cwd: Path | None, log_name: str) -> None:
         self.command, self._environment, self._cwd, self._log_name = command, environment, cwd, log_name
@@ -277,7 +278,7 @@ class StdioServer(McpServer):
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[TransportStreams, None]:
-        """Start the server, exchange messages with it, and end it with all processes it started."""
+        """Start the server, exchange messages with it, and end it with all processes that it started."""
         child = self._child = await start_process(
             self.command, cwd=self._cwd, env=self._environment, log_name=self._log_name, piped=True
         )
@@ -301,8 +302,8 @@ class StdioServer(McpServer):
                     yield arrived, leave
                 finally:
                     with anyio.CancelScope(shield=True):
-                        # Read and discard further messages; otherwise the server could block before it reads our last
-                        # ones.
+                        # Read and discard further messages; otherwise the server could block before it reads the last
+                        # ones sent to it.
                         arrived.close()
                         leave.close()
                         with anyio.move_on_after(_FLUSH_S):
@@ -315,9 +316,9 @@ class StdioServer(McpServer):
             await child.end(_GRACE_S)
 
     async def exited(self, seconds: float) -> bool:
-        """Wait for the process to exit by itself; return whether it did."""
+        """Wait for the process to exit by itself; return True if it did."""
         with anyio.move_on_after(seconds):
-            # A status that is not reaped yet can only be polled.
+            # The status can only be polled, because the process is not reaped yet.
             while self._child is not None and self._child.returncode is None:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         return self._child is not None and self._child.returncode is not None
@@ -330,7 +331,9 @@ class StdioServer(McpServer):
         if code is not None:
             parts.append(f"exit code {code}" if code >= 0 else f"ended by signal {-code}")
         if self._strays:
-            parts.append(f"{self._strays} lines on its standard output are not messages, the first {self._first_stray}")
+            parts.append(
+                f"{self._strays} lines on its standard output are not messages; the first is {self._first_stray}"
+            )
         tail = self._child.log_tail()
         return "; ".join([*parts, f"its log ends with:\n{tail}" if tail else "its log is empty"])
 
@@ -372,7 +375,7 @@ class StdioServer(McpServer):
                     writer.write(f"{text}\n".encode())
                     await writer.drain()
         except OSError:
-            # The server no longer reads. Waiting callers see the closed stream.
+            # The server no longer reads. Waiting callers get an error from the closed stream.
             self._problem = self._problem or "it closed its standard input"
             arrive.close()
         finally:
@@ -380,7 +383,7 @@ class StdioServer(McpServer):
 
 
 async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield each line without its end; a line with too many bytes or JSON values raises a `TooLargeError`."""
+    """Yield each line without its line ending; raise a `TooLargeError` if a line has too many bytes or JSON values."""
     line = bytearray()
     while chunk := await reader.read(_CHUNK_BYTES):
         *ended, rest = chunk.split(b"\n")
@@ -426,7 +429,7 @@ class HttpServer(McpServer):
 
 
 class AnswerTooLargeError(httpx2.SSEError):
-    """An answer exceeds its limit. The SDK passes on errors of this base class with their message."""
+    """An answer exceeds its limit. The SDK re-raises errors of this base class with their message."""
 
 
 async def _limit(response: httpx2.Response) -> None:
@@ -448,7 +451,7 @@ async def _limit(response: httpx2.Response) -> None:
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """A body that raises if it is too large; JSON values are counted per event, and None means no limit."""
+    """A body that raises an error if it is too large; JSON values are counted per event, and None means no limit."""
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events

@@ -1,7 +1,7 @@
-"""An environment on an OpenEnv server: one session, one action per step, and the server's reward for each.
+"""An environment on an OpenEnv server: one session, one action per step, and the server's reward for each step.
 
 OpenEnv does not declare determinism, so the resource is deterministic and forkable only if the task sets
-`deterministic: true`. `done` counts as `terminated`, unless the observation or its metadata has a true `truncated`.
+`deterministic: true`. `done` counts as `terminated`, unless `truncated` is true in the observation or its metadata.
 OpenEnv 0.10's protocol is a few JSON messages over a WebSocket. They are implemented here, because the `openenv`
 package would add a hundred dependencies.
 """
@@ -48,7 +48,7 @@ _AGAIN_S = 0.2
 _MOST_UNREAD = 2
 _AT_CAPACITY = "CAPACITY_REACHED"
 _NO_SESSION = (_AT_CAPACITY, "FACTORY_ERROR", "SESSION_ERROR")
-_MORE_SESSIONS = "; serve it with a larger max_concurrent_envs, or lower the run's concurrency"
+_MORE_SESSIONS = "; start it with a larger max_concurrent_envs, or lower the run's concurrency"
 
 
 class OpenEnvConfig(ServerConfig):
@@ -58,19 +58,24 @@ class OpenEnvConfig(ServerConfig):
     connect_timeout: float = Field(default=10.0, gt=0, description="seconds to wait for a free session")
     reset: dict[str, Any] = Field(default_factory=dict, description="passed to the environment's reset, with the seed")
     action_schema: dict[str, Any] | None = Field(
-        default=None, description="JSON schema of the only tool; by default the server's, or its MCP tools"
+        default=None, description="JSON schema of the only tool; by default the server's schema, or its MCP tools"
     )
     action_tool: str = Field(default="act", pattern="^[a-zA-Z0-9_-]{1,64}$", description="the name of that tool")
-    observation_field: str | None = Field(default=None, description="show only this field, by default all as JSON")
-    deterministic: bool = Field(default=False, description="the seed and the actions determine everything")
+    observation_field: str | None = Field(
+        default=None, description="show only this field of the observation; by default show all fields as JSON"
+    )
+    deterministic: bool = Field(
+        default=False, description="declares that the seed and the actions determine everything"
+    )
     state_key: Literal["history", "observation", "state"] = Field(
-        default="history", description="the state key; observation and state must contain all that matters"
+        default="history",
+        description="source of the state key; observation and state must contain everything that affects the future",
     )
     state_ignores: list[str] = Field(
-        default=["episode_id", "step_count"], description="fields of the server's state without effect on the future"
+        default=["episode_id", "step_count"], description="fields of the server's state that do not affect the future"
     )
     execution_errors: Literal["failure", "refusal"] = Field(
-        default="failure", description="refusal: a failed action has changed nothing on the server"
+        default="failure", description="refusal: a failed action has not changed anything on the server"
     )
 
 
@@ -186,7 +191,7 @@ class OpenEnvResource(ReplayForkResource):
         return outcome
 
     async def _ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return the server's answer; a rejection raises an `EnvironmentFailure`."""
+        """Return the server's answer; raise an `EnvironmentFailure` if the server rejects the message."""
         try:
             return await self._open_session.ask(kind, data)
         except OpenEnvRefusedError as refusal:
@@ -212,7 +217,9 @@ class OpenEnvResource(ReplayForkResource):
         return hash_key(named, canonical_json([seen, self._is_over]))
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the server's state, the last observation and whether it is over; the history too if it is the key."""
+        """Return the server's state, the last observation, whether the episode is over, and the history if it is the
+        state key.
+        """
         seen = {"state": await self._state(), "observation": self._observation, "done": self._is_over}
         history = {"history": self._history_key} if self._settings.state_key == "history" else {}
         return StateSnapshot.from_json({**seen, **history})
@@ -249,7 +256,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
         error = fields["error"]
         if error is None:
             shown = result = fields["result"]
-            if isinstance(result, Mapping) and "content" in result:  # wrapped as MCP does
+            if isinstance(result, Mapping) and "content" in result:  # wrapped as in MCP
                 texts = [block.get("text") for block in result["content"] if isinstance(block, Mapping)]
                 text = "\n".join(text for text in texts if isinstance(text, str))
                 shown = text if result.get("data") is None else result["data"]
@@ -257,7 +264,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
             shown = str(error.get("message") if isinstance(error, Mapping) else error)
             info = {**metadata, "is_action_valid": False}
     elif field is None:
-        # An observation without fields is shown by its metadata.
+        # An observation without fields is represented by its metadata.
         shown = fields or dict(metadata) or None
     else:
         shown = fields.get(field, metadata.get(field))
@@ -292,13 +299,13 @@ class OpenEnvSession:
         self._has_begun = False
 
     async def open(self) -> None:
-        """Connect and wait for an environment, retrying while the server is full."""
+        """Connect and wait for an environment; retry while the server is full."""
         full: OpenEnvRefusedError | None = None
         with anyio.move_on_after(self._connect_timeout):
             while True:
                 await self._connect()
                 try:
-                    # A full server sends an unrequested error, which would be taken for the first answer.
+                    # A full server sends an unrequested error, which would be mistaken for the first answer.
                     await self.ask("state")
                     return
                 except OpenEnvRefusedError as refusal:
@@ -348,14 +355,14 @@ class OpenEnvSession:
             answers.put_nowait(None)
 
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return the `data` of the server's answer to one message.
+        """Send one message and return the `data` of the server's answer.
 
-        A session becomes unusable after an answer that was late or not awaited, which could be mistaken for the next
-        one, and after an unrequested message.
+        A session becomes unusable after an unrequested message, and after an answer that was late or not awaited, which
+        could be mistaken for the next answer.
 
         Raises:
             OpenEnvRefusedError: the server answered with an error.
-            DeadlineError: it did not answer in time.
+            DeadlineError: the server did not answer in time.
             EnvironmentFailure: the connection was lost, or the answer has the wrong form.
         """
         source = f"{kind} at {self._url}"
@@ -370,11 +377,11 @@ class OpenEnvSession:
                 raise EnvironmentFailure(f"{source}: {self._broken}")
             self._answers.put_nowait(None)  # disconnected
         self._has_begun = True
-        self._broken = "an earlier request was cancelled before its answer"
+        self._broken = "an earlier request was cancelled before it was answered"
         message = json.dumps({"type": kind, **({} if data is None else {"data": dict(data)})}, allow_nan=False)
         try:
             with anyio.fail_after(self._timeout):
-                # A server that disconnects may have sent the reason first.
+                # A server that disconnects may have sent the reason before that.
                 with suppress(ConnectionError):
                     await self._socket.send_str(message)
                 text = await self._answers.get()
@@ -402,7 +409,7 @@ class OpenEnvSession:
         return data
 
     async def schemas(self) -> Mapping[str, Any]:
-        """Return the JSON schemas of the server's actions, observations and state, by these names."""
+        """Return the JSON schemas of the server's actions, observations and state, keyed by these names."""
         client = JsonClient(self._server, self._timeout)
         try:
             return (await client.get("/schema")).fields()

@@ -58,7 +58,7 @@ class PythonStateConfig(ResourceConfig):
     """The configuration of `python_state`."""
 
     initial_state: dict[str, Any] = Field(default_factory=dict)
-    tools: list[str] | None = Field(default=None, description="the built-in tools to offer, by default all")
+    tools: list[str] | None = Field(default=None, description="names of the built-in tools to offer, by default all")
 
     @field_validator("initial_state")
     @classmethod
@@ -160,7 +160,7 @@ class PythonStateResource(ForkableResource):
         if name == "get_state":
             return copy_json(_lookup(self._state, path))
         if not path:
-            raise ToolError(f"{name}: the path is empty; name a key")
+            raise ToolError(f"{name}: the path is empty; specify a key")
         self._key = None
         if name == "set_value":
             _set(self._state, path, value)
@@ -179,7 +179,11 @@ class PythonStateResource(ForkableResource):
 
 
 def copy_json(value: Any, levels: int = 2 * _MAX_DEPTH) -> Any:
-    """Return an independent copy of a finite JSON value of bounded depth; raise a `ToolError` for any other value."""
+    """Return an independent copy of a finite JSON value of bounded depth.
+
+    Raises:
+        ToolError: the value has another type, is not finite, or is nested too deeply.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -209,7 +213,7 @@ def _lookup(state: dict[str, Any], path: str) -> Any:
 def _child(parent: Any, part: str, path: str) -> Any:
     if isinstance(parent, dict):
         if part not in parent:
-            raise ToolError(f"{path!r}: there is no {part!r}{did_you_mean(part, parent)}")
+            raise ToolError(f"{path!r}: unknown key {part!r}{did_you_mean(part, parent)}")
         return parent[part]
     return parent[_index(parent, part, path)]
 
@@ -218,7 +222,7 @@ def _index(items: Any, part: str, path: str) -> int:
     if not isinstance(items, list):
         raise ToolError(f"{path!r}: {part!r} is a part of {_kind(items)}, not of an object or a list")
     if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(items)):
-        raise ToolError(f"{path!r}: {part!r} is not an index of a list of {len(items)} items")
+        raise ToolError(f"{path!r}: {part!r} is not an index of a list with {len(items)} items")
     return int(part)
 
 

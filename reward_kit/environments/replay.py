@@ -1,8 +1,9 @@
-"""Forking by replay, for environments that cannot be copied: repeat the actions in a new one and compare the outcomes.
+"""Forking by replay, for environments that cannot be copied: repeat the actions in a new environment and compare the
+outcomes.
 
 A subclass implements `_setup`, `_reset` and `_step` instead of `setup`, `reset` and `step`, and its constructor takes
 no arguments. The environment must be private, because replayed actions take effect again. If `fork_kind_for` returns
-"none" for a configuration, nothing is recorded and `fork` raises.
+"none" for a configuration, nothing is recorded and `fork` raises an error.
 """
 
 from __future__ import annotations
@@ -99,7 +100,11 @@ class ReplayForkResource(ForkableResource):
             raise NotImplementedError(f"{type(self).__name__} cannot be forked with this configuration")
 
     async def _replay(self, seed: int | None, history: list[Event]) -> None:
-        """Reset this environment and repeat all of `history`; raise `EnvironmentFailure` at the first difference."""
+        """Reset this environment and repeat all of `history`.
+
+        Raises:
+            EnvironmentFailure: an outcome differs from the recorded one.
+        """
         await self.reset(seed)
         for number, (name, arguments, expected) in enumerate(history):
             if expected is None:
@@ -109,7 +114,7 @@ class ReplayForkResource(ForkableResource):
             try:
                 outcome = await self.step(name, arguments)
             except ToolError as error:
-                raise EnvironmentFailure(f"replay: {where} was refused in the replay: {error}") from error
+                raise EnvironmentFailure(f"replay: {where} was rejected in the replay: {error}") from error
             for field in ("observation", "reward", "terminated", "truncated"):
                 _compare(where, f"the {field}", getattr(expected, field), getattr(outcome, field))
 

@@ -1,4 +1,4 @@
-"""Random arguments that fit a JSON schema, for the checker and random policies.
+"""Random arguments that are valid for a JSON schema, used by the checker and random policies.
 
 The keyword `pattern` is ignored.
 """
@@ -21,7 +21,7 @@ def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str,
 
 
 def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """Return a random value that fits `schema`; `root` is the schema in which references are resolved."""
+    """Return a random value that is valid for `schema`; references are resolved in `root`."""
     if not isinstance(schema, Mapping):
         schema = {}
     root = schema if root is None else root
@@ -145,7 +145,7 @@ def _bounds(schema: Mapping[str, Any], whole: bool) -> tuple[float, float]:
     low, high = float(schema.get("minimum", -math.inf)), float(schema.get("maximum", math.inf))
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     # In draft 4, the exclusive bound is a boolean next to `minimum`; in later drafts, it is a number.
-    if above is not None and above is not False:  # not `in (None, False)`, since 0 == False
+    if above is not None and above is not False:  # Not `in (None, False)`, since 0 == False.
         bound = low if above is True else float(above)
         low = max(low, math.floor(bound) + 1.0 if whole else bound)
     if below is not None and below is not False:

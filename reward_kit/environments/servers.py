@@ -1,4 +1,5 @@
-"""Servers started for resources. Equal specifications share one server, and every server is stopped at the end.
+"""Servers that are started for resources. Equal specifications share one server, and all servers are stopped at the
+end.
 
 A server that died is restarted for the next resource, so that only the episodes that used it fail.
 """
@@ -30,7 +31,9 @@ _PORT_TAKEN = ("address already in use", "address in use", "eaddrinuse", "port i
 
 @dataclass(slots=True)
 class Server:
-    """A server that was healthy when it was leased; `address` is its health check's, `port` the value of `{port}`."""
+    """A server that was healthy when it was leased; `address` is the address of its health check, `port` the value of
+    `{port}`.
+    """
 
     address: str
     port: int
@@ -47,7 +50,7 @@ class Server:
 
 @dataclass(slots=True)
 class _Slot:
-    """The state of one server of a pool."""
+    """The state of one server in a pool."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     server: Server | None = None
@@ -59,7 +62,9 @@ _open_pool: ContextVar[ServerPool | None] = ContextVar("_open_pool", default=Non
 
 
 class ServerPool:
-    """Servers that run as long as the pool is open. Entering a pool inside an open one returns the open one."""
+    """A set of servers that run as long as the pool is open. Entering a pool inside an open one returns the open
+    pool.
+    """
 
     def __init__(self) -> None:
         self._slots: dict[str, _Slot] = {}
@@ -85,12 +90,12 @@ class ServerPool:
             await self.close()
 
     async def lease(self, config: ResourceServerConfig, folder: Path) -> Server:
-        """Return the healthy server of a specification, started in `folder` unless it is running already.
+        """Return a healthy server for a specification; start it in `folder` unless it is running already.
 
         Raises:
             ConfigError: the command cannot be run, or its fixed port is taken.
-            EnvironmentFailure: it exited or did not become healthy in time; the message has its last lines. After three
-                such failures in a row, the pool does not try again.
+            EnvironmentFailure: the server exited or did not become healthy in time; the message contains its last
+                lines. After three such failures in a row, the pool does not try again.
         """
         slot = self._slots.setdefault(canonical_json([str(folder), config.model_dump()]), _Slot())
         async with slot.lock:
@@ -120,7 +125,7 @@ class ServerPool:
 
 
 async def _start(config: ResourceServerConfig, folder: Path) -> Server:
-    """Start a server; try another port if the free port was taken in between."""
+    """Start a server; try another port if the free port was taken in the meantime."""
     has_free_port = "{port}" in config.health_check_url
     for attempt in range(_STARTS):
         port = _free_port() if has_free_port else 0
@@ -164,7 +169,7 @@ async def _start(config: ResourceServerConfig, folder: Path) -> Server:
 
 
 async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str:
-    """Poll the health check until its status is 2xx or the server exits; return "" or the problem."""
+    """Poll the health check until its status is 2xx or the server exits; return "" or a description of the problem."""
     import aiohttp
 
     async def stop_at_the_end() -> None:
@@ -217,4 +222,4 @@ async def _refuse_used_port(host: str, port: int, address: str) -> None:
     except (OSError, TimeoutError):
         return
     await stream.aclose()
-    raise ConfigError(f"resource_server: another program already listens at {address}; use {{port}} for a free port")
+    raise ConfigError(f"resource_server: another program already listens at {address}; use {{port}} to get a free port")

@@ -1,4 +1,4 @@
-"""Stored final states, opened for reward functions: JSON values, databases, files, or several of these."""
+"""Stored final states, opened for reward functions: JSON values, databases, files, or a combination of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALLOWED = frozenset(
 
 
 class SqliteState(AbstractContextManager["SqliteState"]):
-    """The database as the agent left it; read-only. Close it, or use it in a `with` statement.
+    """The database as the agent left it, read-only. Close it, or use it in a `with` statement.
 
     Example:
         ```python
@@ -39,7 +39,7 @@ class SqliteState(AbstractContextManager["SqliteState"]):
             raise EnvironmentFailure(f"the snapshot is not a SQLite database: {error}") from error
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
         self._connection.execute("PRAGMA query_only = ON")
-        # Views and triggers come from the agent; they must not make a query run forever.
+        # Views and triggers come from the agent, and must not make a query run forever.
         self._connection.set_progress_handler(lambda: int(time.monotonic() > self._deadline), 10_000)
         self._connection.set_authorizer(_authorize)
 
@@ -123,7 +123,7 @@ class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._states:
-            raise KeyError(f"no resource {name!r} has a final state{did_you_mean(name, self._states)}")
+            raise KeyError(f"unknown resource {name!r}: it has no final state{did_you_mean(name, self._states)}")
         return self._states[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -142,7 +142,7 @@ class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]
 
 
 def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
-    """Return the snapshots of several resources as one, of kind "composite"."""
+    """Combine the snapshots of several resources into one of kind "composite"."""
     value = {
         name: {"kind": part.kind, "payload": base64.b64encode(part.payload).decode("ascii")}
         for name, part in parts.items()
@@ -165,8 +165,8 @@ def open_snapshot(snapshot: StateSnapshot) -> Any:
     """Open a final state for a reward function.
 
     Returns:
-        The value itself for "json", a `FilesState` for "files", and a `SqliteState` or `CompositeState` for "sqlite"
-        and "composite"; the caller must close these two.
+        The value itself for "json", a `FilesState` for "files", a `SqliteState` for "sqlite", and a `CompositeState`
+        for "composite". The caller must close the last two.
 
     Raises:
         EnvironmentFailure: the kind is unknown, or the payload is corrupt.

@@ -40,7 +40,7 @@ _MARKS |= {"@": (0, 0, 1), "+": (1, 0, 1)}
 
 
 class Position(NamedTuple):
-    """The player's cell, and the set of the boxes' cells."""
+    """The player's cell, and the set of cells that contain a box."""
 
     player: int
     boxes: int
@@ -48,7 +48,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level. `floor` and `goals` are sets of cells; `floor` holds every cell that is not a wall."""
+    """A level. `floor` and `goals` are sets of cells; `floor` contains every cell that is not a wall."""
 
     width: int
     height: int
@@ -60,7 +60,7 @@ class Level:
         return {"up": -self.width, "down": self.width, "left": -1, "right": 1}
 
     def move(self, position: Position, step: int) -> Position | None:
-        """Return the position after one step of the player, who pushes a box in the way; None if nothing moves."""
+        """Return the position after one step of the player, who pushes a box in the way; None if nothing can move."""
         player, boxes = position
         target = player + step
         if not self.floor >> target & 1:
@@ -76,7 +76,7 @@ class Level:
         return not position.boxes & ~self.goals
 
     def text(self, position: Position) -> str:
-        """Return the board in XSB notation, a line for each row."""
+        """Return the board in XSB notation, one line per row."""
         shown = []
         for cell in range(self.width * self.height):
             goal = self.goals >> cell & 1
@@ -98,15 +98,19 @@ def cells(members: int) -> Iterator[int]:
 
 
 def read_level(text: str) -> Level:
-    """Read a level in XSB notation (http://sokobano.de/wiki/index.php?title=Level_format). `-` and `_` are floor too.
+    """Parse a level in XSB notation (http://sokobano.de/wiki/index.php?title=Level_format). `-` and `_` also mean
+    floor.
 
-    Cells that the player can never reach become wall. Invalid levels raise a `ConfigError`.
+    Cells that the player can never reach become wall.
+
+    Raises:
+        ConfigError: the level is invalid.
     """
     rows = [row.rstrip() for row in text.strip("\n").splitlines()]
     width, height = max((len(row) for row in rows), default=0), len(rows)
     if not 3 <= width <= LARGEST_SIDE or not 3 <= height <= LARGEST_SIDE:
         raise ConfigError(
-            f"sokoban resource: level: {width} columns and {height} rows; both must be from 3 to {LARGEST_SIDE}"
+            f"sokoban resource: level: it has {width} columns and {height} rows; both must be from 3 to {LARGEST_SIDE}"
         )
     floor = goals = boxes = 0
     players = []
@@ -130,7 +134,7 @@ def read_level(text: str) -> Level:
     if not inside or around & floor & border:
         raise ConfigError("sokoban resource: level: the wall around the player has a gap; close it with #")
     if (boxes | goals) & ~inside:
-        raise ConfigError("sokoban resource: level: a box or a goal is out of the player's reach")
+        raise ConfigError("sokoban resource: level: the player cannot reach one of the boxes or goals")
     if not boxes or boxes.bit_count() != goals.bit_count():
         counts = f"{boxes.bit_count()} boxes and {goals.bit_count()} goals"
         raise ConfigError(f"sokoban resource: level: {counts}; the numbers must be equal and at least 1")
@@ -148,11 +152,11 @@ def connected(free: int, cell: int, width: int) -> int:
 
 
 Plan = tuple[str, ...]
-_Arrival = tuple[Position, int]  # the position before a push, and the push's step
+_Arrival = tuple[Position, int]  # the position before a push, and the direction of the push
 
 
 def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
-    """Return a shortest solution, in moves, by A*; () if the level is solved, None if it cannot be solved.
+    """Return a shortest solution in moves, found by A*; () if the level is solved, None if it cannot be solved.
 
     Raises:
         LimitError: `node_limit` positions were expanded without finding a solution or proving that there is none.
@@ -184,7 +188,7 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
                 if bounds[after.boxes] == math.inf or total >= cost.get(after, math.inf):
                     continue
                 cost[after], arrivals[after] = total, (position, step)
-                # Among equally promising positions the one nearer to the end comes first.
+                # Among equally promising positions, the one nearer to the end comes first.
                 heapq.heappush(frontier, (total + bounds[after.boxes], -total, next(order), after))
     return None
 
@@ -192,7 +196,7 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
 def pushes_left(level: Level, boxes: int) -> float:
     """Return a lower bound on the pushes to a solution, ignoring collisions between boxes; inf if the level is lost.
 
-    The bound is the cheapest assignment of boxes to goals, by dynamic programming over the sets of used goals.
+    The bound is the cheapest assignment of boxes to goals, found by dynamic programming over the sets of used goals.
     """
     tables = _push_distances(level.width, level.floor, level.goals)
     best: dict[int, float] = {0: 0}
@@ -209,7 +213,7 @@ def pushes_left(level: Level, boxes: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int], ...]:
-    """Return, for each goal, the cells from which a single box can be pushed to it, with the number of pushes."""
+    """For each goal, return the cells from which a single box can be pushed to it, with the number of pushes."""
     tables = []
     for goal in cells(goals):
         distances = {goal: 0}
@@ -217,7 +221,7 @@ def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int],
         while queue:
             cell = queue.popleft()
             for step in (-width, width, -1, 1):
-                # The box came from `before`, pushed by a player who stood one cell further back.
+                # The box came from `before`, pushed by a player one cell further back.
                 before, player = cell - step, cell - 2 * step
                 if floor >> before & 1 and floor >> player & 1 and before not in distances:
                     distances[before] = distances[cell] + 1
@@ -227,7 +231,7 @@ def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int],
 
 
 def _walks(level: Level, position: Position) -> dict[int, int]:
-    """Return the cells that the player can reach without a push, with the number of moves to each."""
+    """Return the cells that the player can reach without pushing a box, with the number of moves to each."""
     free = level.floor & ~position.boxes
     distances = {position.player: 0}
     queue = deque([position.player])
@@ -284,7 +288,9 @@ class SokobanConfig(ResourceConfig):
 
 
 class Board(NamedTuple):
-    """A level and one of its shortest solutions, which is None only if the solver gave up on a configured level."""
+    """A level and one of its shortest solutions. The solution is None only if the solver gave up on a configured
+    level.
+    """
 
     level: Level
     solution: Plan | None
@@ -292,7 +298,7 @@ class Board(NamedTuple):
 
 @lru_cache(maxsize=512)
 def generate(spec: SokobanConfig, index: int) -> Board:
-    """Return the level with this number, determined by the arguments.
+    """Generate the level with this number, which is determined by the arguments.
 
     Raises:
         ConfigError: no level with a solution of the required length was found in 300 rooms.
@@ -443,14 +449,14 @@ class SokobanResource(CopyForkResource):
         )
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
-        """Return the directions in which something moves."""
+        """Return the directions in which the player can move."""
         if self._is_over():
             return []
         possible = [name for name, step in self._steps.items() if self._level.move(self._position, step)]
         return [{"name": "move", "arguments": {"direction": name}} for name in possible]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first move of a shortest solution; None if none was found within the limit."""
+        """Return the first move of a shortest solution; None if no solution was found within the limit."""
         if self._is_over():
             return None
         if self._plan is None:

@@ -1,4 +1,4 @@
-"""A private SQLite database, built by a seed script, for agents that write SQL; `sqlite_guard` restricts it."""
+"""A private SQLite database, built by a seed script, for agents that write SQL. `sqlite_guard` restricts the SQL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class SqliteConfig(SqliteLimits):
     seed_sql_file: str | None = Field(default=None, description="an SQL script, relative to the task file")
     seed_sql: str | None = Field(default=None, description="an SQL script")
     task_folder: str | None = Field(default=None, description="directory that contains seed_sql_file")
-    max_rows: int = Field(default=200, gt=0, description="longer results are truncated, with a note")
+    max_rows: int = Field(
+        default=200, gt=0, description="maximum number of rows in a result; a longer result is truncated, with a note"
+    )
     expert_queries: list[str] = Field(default_factory=list, description="an expert's statements, in order")
 
     @model_validator(mode="after")
@@ -176,10 +178,10 @@ _COMMENTS = re.compile(r"--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
 
 
 def split_statements(script: str) -> list[str]:
-    """Return the statements of an SQL script, without those that are only a comment."""
+    """Return the statements of an SQL script, except those that consist only of a comment."""
     statements, start = [], 0
     for token in _TOKEN.finditer(script):
-        # A trigger's body contains semicolons; so ask SQLite whether the statement is complete.
+        # The body of a trigger contains semicolons, so ask SQLite whether the statement is complete.
         if token[0] == ";" and sqlite3.complete_statement(script[start : token.end()]):
             statements.append(script[start : token.end()])
             start = token.end()
@@ -192,7 +194,7 @@ def _execute_script(database: GuardedConnection, query: str, max_rows: int) -> d
         raise ToolError("the query is longer than 50000 characters")
     statements = split_statements(query)
     if not statements:
-        raise ToolError("the query has no statement")
+        raise ToolError("the query contains no statement")
     if len(statements) > _MAX_STATEMENTS:
         raise ToolError(f"the query has more than {_MAX_STATEMENTS} statements")
     result: dict[str, Any] = {}
@@ -264,7 +266,7 @@ def _schema_text(database: GuardedConnection) -> str:
 def _content_hash(connection: sqlite3.Connection) -> str:
     """Return a hash of the schema and of every row in a fixed order.
 
-    Row ids count, because they decide the order of an unordered query and the next id; free pages do not.
+    Row ids are included, because they determine the order of an unordered query and the next id; free pages are not.
     """
     digest = hashlib.blake2b(digest_size=16)
     factory = connection.text_factory
@@ -299,7 +301,9 @@ _QUERY = {"type": "string", "description": "one or more SQL statements; the rows
 _NAME = {"type": "string", "description": "the name of the table"}
 _SPECS = tools_by_name(
     strict_tool(
-        "execute_sql", "Run SQL (SQLite's dialect). All statements of a call take effect, or none.", query=_QUERY
+        "execute_sql",
+        "Run SQL (SQLite's dialect). All statements of a call take effect, or none.",
+        query=_QUERY,
     ),
     strict_tool("list_tables", "List the tables and views."),
     strict_tool("describe_table", "Describe the columns of a table or view.", name=_NAME),

@@ -1,8 +1,8 @@
 """A private in-memory SQLite database; an agent's SQL can only read and change this database.
 
-An authorizer refuses every action that is not explicitly allowed. Statements have a time limit; databases, rows and
+An authorizer rejects every action that is not explicitly allowed. Statements have a time limit; databases, rows and
 statements have a size limit. Outcomes depend only on the database and the seed: `random()` restarts from the seed at
-each tool call, 'now' is a fixed time, and functions that reveal earlier actions of the connection are refused.
+each tool call, 'now' is a fixed time, and functions that reveal earlier actions of the connection are rejected.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from reward_kit.environments.config import ResourceConfig
 from reward_kit.errors import ToolError
 
 SeedSource = Literal["data", "file"]
-"""The origin of a seed script. A "data" script may come from a dataset row, so it may not create virtual tables and may
-set only the pragmas that dumps need: both could corrupt a database. No script may attach databases or change the
-process."""
+"""The origin of a seed script. A "data" script may come from a dataset row. It may therefore create no virtual tables
+and set only the pragmas that dumps need, since both could corrupt a database. No script may attach databases or change
+the process.
+"""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -41,7 +42,7 @@ def _actions(names: str) -> frozenset[int]:
 _ATTACHING = _actions("ATTACH DETACH")
 """The actions of ATTACH and DETACH; VACUUM INTO counts as ATTACH."""
 _READS = _actions("SELECT READ FUNCTION RECURSIVE")
-# Creating an index on a table with rows also requires REINDEX.
+# Creating an index on a table that has rows also requires REINDEX.
 _WRITES = _actions(
     "INSERT UPDATE DELETE CREATE_TABLE CREATE_INDEX CREATE_VIEW CREATE_TRIGGER DROP_TABLE DROP_INDEX DROP_VIEW "
     "DROP_TRIGGER ALTER_TABLE REINDEX"
@@ -55,13 +56,14 @@ _NAMES_OF_ACTIONS = {
     sqlite3.SQLITE_DROP_VTABLE: "DROP of a virtual table",
 }
 _REASONS = {
-    sqlite3.SQLITE_ATTACH: "ATTACH and VACUUM INTO are refused: there is only this database",
-    sqlite3.SQLITE_DETACH: "DETACH is refused: there is only this database",
-    sqlite3.SQLITE_TRANSACTION: "transactions are refused: each call happens wholly or not at all",
-    sqlite3.SQLITE_SAVEPOINT: "savepoints are refused: each call happens wholly or not at all",
-    sqlite3.SQLITE_CREATE_VTABLE: "virtual tables are refused",
+    sqlite3.SQLITE_ATTACH: "ATTACH and VACUUM INTO are not allowed; this is the only database",
+    sqlite3.SQLITE_DETACH: "DETACH is not allowed; this is the only database",
+    sqlite3.SQLITE_TRANSACTION: "transactions are not allowed; each call takes effect completely or not at all",
+    sqlite3.SQLITE_SAVEPOINT: "savepoints are not allowed; each call takes effect completely or not at all",
+    sqlite3.SQLITE_CREATE_VTABLE: "virtual tables are not allowed",
 }
-# They load code, access files or take memory addresses (`fts3_tokenizer`); even our own statements may not call them.
+# They load code, access files or take memory addresses (`fts3_tokenizer`). Even the package's own statements may not
+# call them.
 _DANGEROUS_FUNCTIONS = _words("load_extension readfile writefile edit lsmode fsdir zipfile fts3_tokenizer")
 _REFUSED_FUNCTIONS = _DANGEROUS_FUNCTIONS | _words(
     "fts5 sqlite_log sqlite_offset sqlite_compileoption_get sqlite_compileoption_used last_insert_rowid changes "
@@ -87,7 +89,7 @@ _TRUSTED_TIME_S = 60.0
 
 
 class SqliteLimits(ResourceConfig):
-    """The limits of an agent's statements, and the time they see as 'now'."""
+    """The limits of an agent's statements, and the time that they see as 'now'."""
 
     statement_time_s: float = Field(default=5.0, gt=0)
     max_database_bytes: int = Field(default=64_000_000, ge=65_536)
@@ -132,17 +134,17 @@ class GuardedConnection:
 
     @classmethod
     def seeded(cls, limits: SqliteLimits, script: str, time_s: float, source: SeedSource = "file") -> GuardedConnection:
-        """Return a database built by a seed script.
+        """Create a database from a seed script.
 
         Raises:
-            ValueError: the script contains a refused action.
+            ValueError: the script contains an action that is not allowed.
             sqlite3.Error: the script fails, takes longer than `time_s`, or the database becomes too large.
         """
         builder = cls(limits)
         builder._seeding = source
         try:
-            # A dump may be one long script, so these two limits are raised; it may still not attach or exceed the value
-            # size.
+            # A dump may be one long script, so these two limits are raised. It may still not attach databases or exceed
+            # the value size.
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1_000_000_000)
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_VDBE_OP, 250_000_000)
             builder._deadline = time.monotonic() + time_s
@@ -160,9 +162,9 @@ class GuardedConnection:
 
     @classmethod
     def from_bytes(cls, limits: SqliteLimits, data: bytes, pragmas: dict[str, int]) -> GuardedConnection:
-        """Return a database from the bytes of `serialize`."""
+        """Create a database from the bytes of `serialize`."""
         made = cls(limits)
-        # Deserializing attaches, which the authorizer would refuse.
+        # Deserializing attaches a database, which the authorizer would reject.
         made.connection.set_authorizer(None)
         made.connection.deserialize(data)
         made._set_pragmas(pragmas)
@@ -200,10 +202,10 @@ class GuardedConnection:
 
     @contextmanager
     def trusted(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for our own statements, which may not attach or load anything either."""
+        """Yield the connection for the package's own statements, which may not attach or load anything either."""
         with self._lock:
             before = self._trusted, self._deadline
-            # An agent's generated columns are computed by our own reads too, and must not block them forever.
+            # The package's own reads also compute an agent's generated columns, which must not block them forever.
             self._trusted, self._deadline = True, min(self._deadline, time.monotonic() + _TRUSTED_TIME_S)
             try:
                 yield self.connection
@@ -293,37 +295,37 @@ class GuardedConnection:
         return sqlite3.SQLITE_DENY if problem else sqlite3.SQLITE_OK
 
     def _seed_problem(self, action: int, first: str, function: str) -> str:
-        """Return why an action of a seed script is refused; "" if it is allowed."""
+        """Return the reason why an action of a seed script is not allowed; "" if it is allowed."""
         if action in _ATTACHING:
-            return "ATTACH, DETACH and VACUUM are refused: there is only this database"
+            return "ATTACH, DETACH and VACUUM are not allowed; this is the only database"
         if function in _DANGEROUS_FUNCTIONS:
-            return f"the function {function}() is refused"
+            return f"the function {function}() is not allowed"
         is_data = self._seeding == "data"
         if action == sqlite3.SQLITE_PRAGMA:
             is_refused = first not in _PRAGMAS_OF_DATA if is_data else first in _PRAGMAS_OF_THE_PROCESS
-            return f"PRAGMA {first} is refused" if is_refused else ""
+            return f"PRAGMA {first} is not allowed" if is_refused else ""
         if action == sqlite3.SQLITE_CREATE_VTABLE and is_data:
-            return "virtual tables are refused here; put the script into a file and name it with seed_sql_file"
+            return "virtual tables are not allowed here; put the script into a file and set seed_sql_file to it"
         return ""
 
     def _problem(self, action: int, first: str, second: str | None) -> str:
-        """Return why an action of an agent's statement is refused; "" if it is allowed."""
+        """Return the reason why an action of an agent's statement is not allowed; "" if it is allowed."""
         if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _REFUSED_FUNCTIONS:
             hint = "; use RETURNING" if second == "last_insert_rowid" else ""
-            return f"the function {second}() is refused{hint}"
+            return f"the function {second}() is not allowed{hint}"
         if action == sqlite3.SQLITE_PRAGMA:
             name = first.lower()
             allowed = name in _PRAGMAS and (second is None or name in _PRAGMAS_WITH_ARGUMENT)
-            return "" if allowed else f"PRAGMA {first} is refused; allowed, to read: {', '.join(sorted(_PRAGMAS))}"
+            return "" if allowed else f"PRAGMA {first} is not allowed; these can be read: {', '.join(sorted(_PRAGMAS))}"
         if action in _WRITES or action == sqlite3.SQLITE_READ:
             if first.lower() in _REFUSED_TABLES:
-                return f"the table {first} is refused"
+                return f"the table {first} is not allowed"
             if action in _WRITES and self.limits.read_only:
                 return "the database is read-only"
         if action in _READS or action in _WRITES:
             return ""
         name = _NAMES_OF_ACTIONS.get(action, str(action))
-        return _REASONS.get(action, f"this kind of statement is refused ({name})")
+        return _REASONS.get(action, f"this kind of statement is not allowed ({name})")
 
     def _random_blob(self, size: Any) -> bytes:
         count = size if isinstance(size, int) and size > 0 else 1
@@ -339,7 +341,7 @@ class GuardedConnection:
         if len(values) == leading:
             values.append(self.limits.now)
         if any(str(value).strip().lower() in ("localtime", "utc") for value in values[leading + 1 :]):
-            self._refusal = "the modifiers 'localtime' and 'utc' are refused: all times are UTC"
+            self._refusal = "the modifiers 'localtime' and 'utc' are not allowed; all times are UTC"
             raise ValueError(self._refusal)
         marks = ", ".join("?" * len(values))
         return self._clock.execute(f"SELECT {name}({marks})", values).fetchone()[0]
@@ -349,8 +351,8 @@ class GuardedConnection:
 def _heap_limit() -> int:
     """Return the memory limit of SQLite in this process, in bytes.
 
-    A short statement can occupy SQLite's parser indefinitely (a chain of common table expressions, each referring to
-    the previous one twice) before any code runs that could be interrupted. Only this limit stops it.
+    A short statement can occupy SQLite's parser indefinitely (a chain of common table expressions, each of which refers
+    to the previous one twice) before any code runs that could be interrupted. Only this limit stops it.
     """
     memory = 16 << 30
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -361,5 +363,5 @@ def _heap_limit() -> int:
 
 
 def _readable(data: bytes) -> str:
-    """Return text to show to an agent; SQLite does not guarantee UTF-8."""
+    """Decode text to show to an agent, since SQLite does not guarantee UTF-8."""
     return data.decode("utf-8", "replace")

@@ -3,7 +3,7 @@
 A generated game is determined by a seed and its maker's options, which are those of `tw-make` in TextWorld 1.7 with
 underscores. The state of a game file is tracked if TextWorld's `.json` file is next to it; otherwise its state key is
 the history. The reward is the score gained by a command, divided by the maximum score. The state key ignores the number
-of turns, but includes a question of the game that is still unanswered.
+of turns, but includes a question of the game that has not been answered yet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from reward_kit.processes import shared_folder
 Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
 Section = Literal["objective", "description", "inventory", "admissible_commands"]
 LONGEST_COMMAND = 180
-"""In characters. The interpreter's line buffer is hardly larger, and silently drops the rest."""
+"""Maximum number of characters in a command. The interpreter's line buffer is hardly larger, and silently drops the
+rest.
+"""
 _MOST_ROOMS = 100
 _MAKING_TIMEOUT = 300.0
 _WORKER = "reward_kit.environments.textworld_worker"
@@ -53,8 +55,8 @@ _TITLES: dict[str, str] = {
     "inventory": "Inventory",
     "admissible_commands": "Commands",
 }
-# Commands to the interpreter: they quit the game, change it without updating the tracked state, write files, change
-# later answers, or are leftovers of TextWorld's compiler (`print_state` reveals everything).
+# Commands to the interpreter. They quit the game, change it without updating the tracked state, write files, change
+# later answers, or are left over from TextWorld's compiler (`print_state` reveals everything).
 _REFUSED = (
     "quit q restart restore undo oops o save script unscript noscript transcript brief superbrief verbose short long "
     "normal notify verify version print_state enable disable restrict tw"
@@ -70,16 +72,16 @@ class _Options(ResourceConfig):
 
 
 class CookingOptions(_Options):
-    """A meal to cook according to the cookbook in the kitchen (the First TextWorld Problems competition)."""
+    """A meal to cook according to the cookbook in the kitchen (from the First TextWorld Problems competition)."""
 
     recipe: int = Field(default=1, ge=1, le=5, description="number of ingredients")
-    take: int = Field(default=0, ge=0, description="ingredients to find; the player starts with the others")
+    take: int = Field(default=0, ge=0, description="ingredients to find; the player starts with the other ingredients")
     go: Literal[1, 6, 9, 12] = Field(default=1, description="number of rooms")
-    open: bool = Field(default=False, description="containers and doors start closed")
+    open: bool = Field(default=False, description="whether containers and doors start closed")
     cook: bool = False
     cut: bool = False
-    drop: bool = Field(default=False, description="limit the number of things that can be carried")
-    recipe_seed: int = Field(default=0, ge=0, description="above 0, another recipe in the same house")
+    drop: bool = Field(default=False, description="whether to limit the number of things that can be carried")
+    recipe_seed: int = Field(default=0, ge=0, description="a value above 0 selects another recipe in the same house")
     split: Literal["train", "valid", "test"] | None = Field(default=None, description="the split whose foods are used")
 
     @model_validator(mode="after")
@@ -87,7 +89,7 @@ class CookingOptions(_Options):
         if self.take > self.recipe:
             raise ValueError(f"take: {self.take} is more than the recipe's {self.recipe} ingredients")
         if self.recipe_seed and not self.take:
-            raise ValueError("recipe_seed: another recipe needs ingredients to take")
+            raise ValueError("recipe_seed: another recipe needs ingredients to find; set take")
         return self
 
 
@@ -106,7 +108,7 @@ class CoinCollectorOptions(_Options):
 
 
 class TreasureHunterOptions(_Options):
-    """Take one of two things: from level 11, behind doors and in containers; from level 21, behind locks."""
+    """Take one of two things; from level 11 they are behind doors and in containers, from level 21 behind locks."""
 
     level: int = Field(ge=1, le=30)
 
@@ -120,7 +122,9 @@ class SimpleOptions(_Options):
 
 
 class CustomOptions(_Options):
-    """A house and quests drawn at random. `ambiguous_instructions` is not offered: it fails in TextWorld 1.7."""
+    """A house and quests drawn at random. `ambiguous_instructions` is not offered, because it fails in TextWorld
+    1.7.
+    """
 
     world_size: int = Field(default=5, ge=1, le=_MOST_ROOMS)
     nb_objects: int = Field(default=10, ge=1)
@@ -158,17 +162,19 @@ class TextworldConfig(ResourceConfig):
     game: str | None = Field(default=None, description="a game file (.z1 to .z8), relative to the task's directory")
     maker: Maker | None = None
     options: dict[str, Any] = Field(default_factory=dict, description="the options of the maker")
-    game_seed: int | None = Field(default=None, ge=0, lt=2**32, description="seed of the maker; by default the reset's")
+    game_seed: int | None = Field(
+        default=None, ge=0, lt=2**32, description="seed of the maker; by default the seed of the reset"
+    )
     max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after this many commands")
-    show: list[Section] = Field(default_factory=list, description="sections shown after the answer")
+    show: list[Section] = Field(default_factory=list, description="sections to show after the answer")
     task_folder: str | None = None
 
     @model_validator(mode="after")
     def _is_one_game(self) -> TextworldConfig:
         if (self.game is None) == (self.maker is None):
-            raise ValueError("name either a game file (game) or a maker")
+            raise ValueError("set either a game file (game) or a maker")
         if self.game is not None and (self.options or self.game_seed is not None):
-            raise ValueError("options and game_seed need a maker; remove them for a game file")
+            raise ValueError("options and game_seed apply only to a maker; remove them for a game file")
         return self
 
 
@@ -246,8 +252,8 @@ class TextworldResource(ReplayForkResource):
         self._commands = []
         if unknown := [name for name in self._settings.show if self._view.section(name) is None]:
             raise ConfigError(
-                f"textworld resource: show: {', '.join(unknown)} not available for {self._settings.game}, which has no "
-                f"{path.with_suffix('.json').name} next to it"
+                f"textworld resource: show: {', '.join(unknown)} not available for {self._settings.game}, "
+                f"which has no {path.with_suffix('.json').name} next to it"
             )
         if self._view.state is None:
             self._game_id = hash_key(self._game_id, str(request["seed"]))
@@ -308,7 +314,7 @@ class TextworldResource(ReplayForkResource):
         return {"type": "tool_call", "name": "act", "arguments": {"command": self._view.expert}}
 
     async def _make(self, seed: int) -> Path:
-        """Return the file of the maker's game, created once per process."""
+        """Return the path of the maker's game, which is created once per process."""
         settings = self._settings
         game_seed = seed % 2**32 if settings.game_seed is None else settings.game_seed
         self._game_id = hash_key(str(settings.maker), canonical_json(settings.options), str(game_seed))
@@ -343,14 +349,18 @@ def _game_file(settings: TextworldConfig) -> Path:
 
 
 def command_line(text: str) -> str:
-    """Return a command for the game; reject one that is too long, not plain ASCII, or meant for the interpreter."""
+    """Return a valid command for the game.
+
+    Raises:
+        ToolError: the command is too long, not plain ASCII, or meant for the interpreter.
+    """
     command = " ".join(text.split())
     if len(command) > LONGEST_COMMAND:
-        raise ToolError(f"a command may have at most {LONGEST_COMMAND} characters, this one has {len(command)}")
+        raise ToolError(f"a command can have at most {LONGEST_COMMAND} characters, got {len(command)}")
     if not (command.isascii() and command.isprintable()):
         raise ToolError("a command must be plain ASCII text")
     for part in _COMMANDS.split(command.lower()):
         word = _FIRST_WORD.match(part.strip())
         if word and word[0][:9] in _REFUSED_WORDS:
-            raise ToolError(f"{word[0]!r} is a command to the interpreter, not to the game, and is refused")
+            raise ToolError(f"{word[0]!r} is a command to the interpreter, not to the game, and is not allowed")
     return command

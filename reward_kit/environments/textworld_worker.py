@@ -1,7 +1,7 @@
-"""The worker process that makes TextWorld's games and plays one of them.
+"""The worker process that generates TextWorld's games and plays one of them.
 
 The requests (see `engine_worker`) are `{"op": "make", "maker", "options", "seed", "folder"}`, `{"op": "load", "path",
-"seed"}` and `{"op": "step", "command"}`. The last two are answered with a view (`textworld.View`).
+"seed"}` and `{"op": "step", "command"}`. The answer to the last two is a view (`textworld.View`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def answer_text(feedback: str) -> str:
 
 
 def make(request: Mapping[str, Any]) -> str:
-    """Make a game in a directory, as `game.z8` and `game.json`; an existing directory is left unchanged."""
+    """Generate a game in a directory, as `game.z8` and `game.json`; leave an existing directory unchanged."""
     folder = Path(request["folder"])
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
     aside.mkdir()
@@ -46,7 +46,7 @@ def make(request: Mapping[str, Any]) -> str:
             _make(maker, options, seed, aside / "game.z8")
         aside.rename(folder)
     except OSError:
-        # Another worker may have made the same game meanwhile; then use that.
+        # If another worker has generated the same game in the meantime, use that one.
         if not folder.is_dir():
             raise
     finally:
@@ -56,7 +56,7 @@ def make(request: Mapping[str, Any]) -> str:
 
 def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     textworld = import_module("textworld")
-    # Makers also draw from this global generator.
+    # Makers also use this global generator.
     textworld.g_rng.set_seed(seed)
     settings = textworld.GameOptions()
     settings.seeds, settings.path, settings.file_ext = seed, str(path), ".z8"
@@ -65,7 +65,7 @@ def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None
         game = challenges[f"tw-{maker}"][1](dict(options), settings)
         import_module("textworld.generator").compile_game(game, settings)
         return
-    # The names that `tw-make` gives to the options of a custom game.
+    # The names that `tw-make` uses for the options of a custom game.
     settings.nb_rooms, settings.nb_objects = options["world_size"], options["nb_objects"]
     settings.nb_parallel_quests = options["nb_parallel_quests"]
     length, breadth = options["quest_length"], options["quest_breadth"]
@@ -83,7 +83,7 @@ def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None
 
 
 class Player:
-    """A player of one game at a time."""
+    """Plays one game at a time."""
 
     def __init__(self) -> None:
         self._textworld = import_module("textworld")
@@ -98,7 +98,7 @@ class Player:
         is_tracked = path.with_suffix(".json").is_file()
         asked_for = (*_ASKED_FOR, *(_TRACKED if is_tracked else ()))
         infos = self._textworld.EnvInfos(**dict.fromkeys(asked_for, True), extras=["walkthrough"])
-        with boundary(ConfigError, f"textworld: {path} is not a game that can be played"):
+        with boundary(ConfigError, f"textworld: {path} is not a playable game"):
             self._env = self._textworld.start(str(path), infos)
             self._env.seed(request["seed"])
             state = self._env.reset()

@@ -1,11 +1,11 @@
-"""`ToolRegistry`: typed Python functions as tools.
+"""`ToolRegistry`, which makes tools of typed Python functions.
 
-The JSON schema comes from the signature and the docstring through pydantic; a parameter is required only if it has no
+The JSON schema is derived from the signature and the docstring by pydantic; a parameter is required only if it has no
 default. Arguments are validated before the function runs, so a function always receives the annotated types. A
 parameter annotated with `ForkableResource` or a subclass receives the episode's resource (the matching one if the task
 has several) and is hidden from the agent.
 
-A tool raises a `ToolError` to tell the agent of its mistake. Any other exception is a bug of the tool and ends the
+A tool raises a `ToolError` to report a mistake to the agent. Any other exception is a bug of the tool and ends the
 episode with an error.
 """
 
@@ -40,7 +40,7 @@ class Tool:
     resource_parameters: Mapping[str, type[ForkableResource]]
 
     def parse(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments converted to the signature's types; a `ToolError` names those that do not fit."""
+        """Return the arguments converted to the signature's types; raise a `ToolError` that names the invalid ones."""
         try:
             parsed = self.arguments.model_validate(dict(arguments))
         except pydantic.ValidationError as error:
@@ -49,10 +49,10 @@ class Tool:
         return {name: getattr(parsed, name) for name in self.arguments.model_fields}
 
     async def call(self, arguments: Mapping[str, Any], resource: ForkableResource | None = None) -> Any:
-        """Validate `arguments` and run the function; a synchronous one runs in a thread.
+        """Validate `arguments` and run the function; a synchronous function runs in a thread.
 
         Raises:
-            ToolError: the arguments do not fit the schema, or the function raised one. The agent sees its message.
+            ToolError: the arguments are invalid, or the function raised a `ToolError`. The agent sees its message.
             EnvironmentFailure: the function raised any other exception, which ends the episode.
         """
         with boundary(EnvironmentFailure, f"tool {self.name!r}"):
@@ -106,12 +106,12 @@ class ToolRegistry:
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Register a function; use with or without arguments.
+        """Register a function; usable as a decorator with or without arguments.
 
         Args:
             function: the function, sync or async.
-            name: the tool's name, by default the function's.
-            description: for the agent, by default the docstring's first paragraph.
+            name: the tool's name, by default the function's name.
+            description: the text for the agent, by default the docstring's first paragraph.
             parameters: a JSON schema to show instead of the derived one; the signature still validates the arguments.
 
         Raises:
@@ -121,17 +121,17 @@ class ToolRegistry:
         def register(target: ToolFunction) -> ToolFunction:
             made = make_tool(target, name or target.__name__, description, parameters)
             if made.name in self._tools:
-                raise ConfigError(f"tool {made.name!r} is registered twice in registry {self.name!r}")
+                raise ConfigError(f"registry {self.name!r} already contains a tool named {made.name!r}")
             self._tools[made.name] = made
             return target
 
         return register if function is None else register(function)
 
     def get_tool(self, name: str) -> Tool:
-        """Return the tool of this name.
+        """Return the tool with this name.
 
         Raises:
-            ToolError: it does not exist; the message suggests the nearest name.
+            ToolError: there is no tool with this name; the message suggests the nearest name.
         """
         if name not in self._tools:
             raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._tools)}")
@@ -149,9 +149,10 @@ class ToolRegistry:
 class tool:
     """Declare a typed method of a `ForkableResource` as a tool; the class then needs no `step` or `get_tools_spec`.
 
-    The schema comes from the signature and the docstring, as in a `ToolRegistry`; the name is the method's. Arguments
-    are validated and converted to their annotations before the method runs. It returns an observation or a
-    `StepOutcome`, and may be a coroutine; `ToolError` and other exceptions have the same meaning as in `step`.
+    The schema is derived from the signature and the docstring, as in a `ToolRegistry`; the tool's name is that of the
+    method. Arguments are validated and converted to their annotations before the method runs. The method returns an
+    observation or a `StepOutcome`, and may be a coroutine; `ToolError` and other exceptions have the same meaning as in
+    `step`.
 
     Example:
         ```python
@@ -181,7 +182,7 @@ class tool:
 
     @classmethod
     def methods(cls, kind: type) -> dict[str, Tool]:
-        """Return the tools that a class and its bases declare as methods, by name, those of the bases first."""
+        """Return the tools that a class and its bases declare as methods, by name, starting with those of the bases."""
         if "_method_tools" not in vars(kind):
             names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
             members = {name: inspect.getattr_static(kind, name) for name in names}
@@ -216,7 +217,7 @@ def make_tool(
     *,
     is_method: bool = False,
 ) -> Tool:
-    """Return a typed function as a tool; the first parameter of a method is skipped."""
+    """Create a tool from a typed function; the first parameter of a method is skipped."""
     hints = typing.get_type_hints(function, include_extras=True)
     summary, argument_docs = parse_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}

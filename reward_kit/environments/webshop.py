@@ -1,4 +1,4 @@
-"""A small shop modeled on WebShop (Yao et al. 2022, arXiv 2207.01206): search, open, choose, buy.
+"""A small shop modeled on WebShop (Yao et al. 2022, arXiv 2207.01206), with the actions search, open, choose and buy.
 
 Unlike in WebShop, products are generated from a seed, every page allows a search, and tools are typed. Only the
 purchase is rewarded (`match_purchase`).
@@ -44,7 +44,7 @@ _MATCHING_RATIO = 85
 _TOKEN = re.compile(r"[a-z0-9]+")
 _TERM = re.compile(r"[^\W_]+")
 _ID_LETTERS = "0123456789ABCDEFGHJKLMNPQRSTVWXYZ"
-# The weight of a term by its field: title, category, features, description, options (bm25 of FTS5).
+# The weights of a term by its field: title, category, features, description, options (bm25 of FTS5).
 _RANKING = "bm25(products, 6.0, 3.0, 3.0, 1.0, 1.0)"
 _SEARCH = f"SELECT rowid FROM products WHERE products MATCH ? ORDER BY {_RANKING}, rowid LIMIT {MAX_RESULTS}"
 _SENTENCES = (
@@ -56,7 +56,7 @@ _COUNTED = {"boots": "pair of", "shoes": "pair of", "pants": "pair of", "earbuds
 
 
 class Kind(NamedTuple):
-    """A kind of product; `keywords` are additional title nouns, `prices` the price range in dollars."""
+    """A kind of product. `keywords` are additional nouns for titles, and `prices` is the price range in dollars."""
 
     name: str
     category: tuple[str, str, str]
@@ -68,7 +68,7 @@ class Kind(NamedTuple):
 
 _DATA = json.loads(Path(__file__).with_name("data").joinpath("webshop.json").read_text(encoding="utf-8"))
 BRANDS: tuple[str, ...] = tuple(_DATA["brands"])
-"""The invented brand names."""
+"""Invented brand names."""
 PRAISE: tuple[str, ...] = tuple(_DATA["praise"])
 KINDS: tuple[Kind, ...] = tuple(
     Kind._make(tuple(value) if isinstance(value, list) else value for value in kind.values()) for kind in _DATA["kinds"]
@@ -80,7 +80,7 @@ class ShoppingGoal:
     """A shopping goal, with the fields of `final_state()["goal"]`.
 
     `product_id`, `query`, `category` and `nouns` describe a product that satisfies the goal. `attributes` is U_att,
-    `options` is U_opt keyed by option name, `price_upper` is in dollars.
+    `options` is U_opt keyed by option name, and `price_upper` is in dollars.
     """
 
     instruction: str
@@ -126,14 +126,15 @@ class Match:
 
 
 def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
-    """Compare a purchase with the goal as WebShop does (section 3; `web_agent_site/engine/goal.py`).
+    """Compare a purchase with the goal like WebShop (section 3; `web_agent_site/engine/goal.py`).
 
         r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1)
 
-    U is requested, Y was bought. Two texts match if their token set ratio is above 85; sizes must be equal. A
-    requested attribute also counts if a text of the product contains it. An option counts if the value chosen under
-    the same name matches; WebShop counts every chosen option that matches any requested value or occurs in a text, and
-    can therefore exceed 1. Its mapping of shades to base colors is omitted, since the catalog has no shades.
+    U is what was requested, Y is what was bought. Two texts match if their token set ratio is above 85; sizes must be
+    equal. A requested attribute also counts if a text of the product contains it. An option counts if the value chosen
+    under the same name matches. WebShop instead counts every chosen option that matches any requested value or occurs
+    in a text, so its reward can exceed 1. Its mapping of shades to base colors is omitted, since the catalog has no
+    shades.
     """
     texts = [text.lower() for text in (purchase.title, " ".join(purchase.features), purchase.description)]
     attributes = [
@@ -158,10 +159,10 @@ def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
 
 
 def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
-    """Return r_type, from the share τ of the requested product's nouns that the bought product has.
+    """Return r_type, given the share τ of the requested product's nouns that the bought product has.
 
-    0 if τ = 0; 0.1 if τ < 0.1; 0.5 if τ ≤ 0.2, another search lists the product, and fewer than two categories are
-    shared; else 1. The products list their nouns, while WebShop uses a tagger.
+    It is 0 if τ = 0; 0.1 if τ < 0.1; 0.5 if τ ≤ 0.2, another search lists the product, and fewer than two categories
+    are shared; else 1. The products list their nouns, while WebShop uses a tagger.
     """
     shared = len(set(goal.nouns) & set(purchase.nouns))
     title = shared / len(goal.nouns) if goal.nouns else 0.2
@@ -175,7 +176,7 @@ def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
 
 @lru_cache(maxsize=4096)
 def token_set_ratio(one: str, other: str) -> int:
-    """Return the similarity of two texts as sets of words, 0 to 100, as thefuzz 0.19 computes it with difflib."""
+    """Return the similarity of two texts as sets of words, from 0 to 100, computed like thefuzz 0.19 with difflib."""
     first, second = set(_TOKEN.findall(one.lower())), set(_TOKEN.findall(other.lower()))
     common = " ".join(sorted(first & second))
     with_first = " ".join([common, *sorted(first - second)]).strip()
@@ -186,7 +187,9 @@ def token_set_ratio(one: str, other: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product and its available options. `query` is its kind's name, `nouns` are the title's nouns in lower case."""
+    """A product and its available options. `query` is the name of its kind; `nouns` are the title's nouns in lower
+    case.
+    """
 
     product_id: str
     title: str
@@ -228,7 +231,9 @@ def _draw_product(number: int, seed: int) -> Product:
 
 
 class Catalog:
-    """The products of one seed and their full-text index, usable in any thread; a smaller catalog is a prefix."""
+    """The products of one seed and their full-text index, usable in any thread. A smaller catalog is a prefix of a
+    larger one.
+    """
 
     def __init__(self, size: int, seed: int) -> None:
         self.name = f"{size} {seed}"
@@ -240,7 +245,7 @@ class Catalog:
         try:
             self._database.execute("CREATE VIRTUAL TABLE products USING fts5(title, category, features, text, options)")
         except sqlite3.OperationalError as error:
-            raise ConfigError(f"webshop resource: this Python's SQLite cannot search texts: {error}") from None
+            raise ConfigError(f"webshop resource: the SQLite of this Python has no full-text search: {error}") from None
         rows = (
             (
                 number,
@@ -262,9 +267,9 @@ class Catalog:
         """Return the numbers of the best matches, at most 50, ranked by BM25; a product need not contain every word."""
         terms = tuple(dict.fromkeys(_TERM.findall(query.lower())))
         if not terms:
-            raise ToolError("search: query has no word")
+            raise ToolError("search: query contains no word")
         if len(terms) > MAX_TERMS:
-            raise ToolError(f"search: query: {len(terms)} different words; at most {MAX_TERMS}")
+            raise ToolError(f"search: query: it has {len(terms)} different words; the limit is {MAX_TERMS}")
         expression = " OR ".join(f'"{term}"' for term in terms)
         with self._lock:
             return tuple(row for (row,) in self._database.execute(_SEARCH, (expression,)))
@@ -281,7 +286,7 @@ def catalog(size: int, seed: int) -> Catalog:
 
 
 def draw_goal(shop: Catalog, index: int) -> ShoppingGoal:
-    """Return the goal with this number, determined by the arguments. At least one product satisfies it.
+    """Return the goal with this number, which is determined by the arguments. At least one product satisfies it.
 
     As in WebShop, the price bound is the larger of two random picks from the next four multiples of ten dollars.
     """
@@ -310,7 +315,7 @@ def draw_goal(shop: Catalog, index: int) -> ShoppingGoal:
 
 
 def satisfies(product: Product, goal: ShoppingGoal) -> bool:
-    """Return whether the product, with the right options, earns the full reward; stricter than `match_purchase`."""
+    """Return True if the product, with the right options, earns the full reward; stricter than `match_purchase`."""
     return (
         product.query == goal.query
         and product.price <= goal.price_upper
@@ -334,8 +339,8 @@ class WebshopConfig(ResourceConfig):
 class Visit:
     """The state of a visit, replaced by every action.
 
-    `results` are product numbers, None before the first search; `page` counts from 0; `product` is the number of the
-    open product, `section` its open text, `options` the values chosen for it by name.
+    `results` are product numbers, or None before the first search. `page` counts from 0. `product` is the number of the
+    open product, `section` its open text, and `options` maps option names to the values chosen for it.
     """
 
     results: tuple[int, ...] | None = None
@@ -390,7 +395,7 @@ class WebshopResource(CopyForkResource):
         arguments: dict[str, str] = check_call(_SPECS, action_name, action_params)
         for name, value in arguments.items():
             if len(value) > MAX_TEXT_CHARS:
-                raise ToolError(f"{action_name}: {name}: {len(value)} characters; at most {MAX_TEXT_CHARS}")
+                raise ToolError(f"{action_name}: {name}: it has {len(value)} characters; the limit is {MAX_TEXT_CHARS}")
         if self._visit.bought:
             raise ToolError("the visit is over; nothing can be changed")
         self._visit = await self._visit_after(action_name, arguments)
@@ -443,7 +448,7 @@ class WebshopResource(CopyForkResource):
         return [*calls, _call("back")]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the next action of an expert that searches with the instruction's words and knows all attributes."""
+        """Return the next action of an expert that searches with words of the instruction and knows all attributes."""
         visit = self._visit
         if visit.bought:
             return None
@@ -497,7 +502,7 @@ class WebshopResource(CopyForkResource):
                     raise ToolError(f"choose: option: {option!r}{did_you_mean(option, offered)}")
                 if value not in offered[option]:
                     known = ", ".join(offered[option])
-                    raise ToolError(f"choose: value: {value!r} is not a {option}; there are {known}")
+                    raise ToolError(f"choose: value: {value!r} is not a {option}; known: {known}")
                 return replace(visit, section="", options=tuple(sorted({**dict(visit.options), option: value}.items())))
             case "back" if visit.section:
                 return replace(visit, section="")
@@ -514,7 +519,7 @@ class WebshopResource(CopyForkResource):
             raise ToolError("there are no results on this page")
         page = visit.page + (1 if name == "next_page" else -1)
         if not 0 <= page < self._pages():
-            raise ToolError(f"there is no {name.replace('_', ' ')}")
+            raise ToolError(f"the open product has no {name.replace('_', ' ')}")
         return replace(visit, page=page)
 
     def _open_product(self) -> Product:

@@ -1,8 +1,8 @@
-"""The ids that were allowed when constrained tokens were sampled.
+"""The token ids that were allowed when constrained tokens were sampled.
 
-The log-probability of such a token refers to the distribution over the allowed ids, so a trainer must apply the same
-mask before its log-softmax. Within a JSON string, the same hundred thousand ids are allowed at every token, so each
-distinct set is stored only once.
+The log-probability of a constrained token refers to the distribution over the allowed ids, so a trainer must apply the
+same mask before its log-softmax. Within a JSON string, the same hundred thousand ids are allowed at every token, so
+each distinct set is stored only once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reward_kit.errors import EpisodeError
 Ids = npt.NDArray[np.int32]
 """Token ids as an array."""
 Allowed = Sequence[int] | npt.NDArray[np.integer[Any]] | None
-"""The ids that were allowed at one token; None if all were."""
+"""The ids that were allowed at one token; None if all ids were allowed."""
 
 
 class AllowedIds:
@@ -28,7 +28,7 @@ class AllowedIds:
     Args:
         places: (M,) the positions of the restricted tokens, ascending, relative to the row's first token after the
             padding.
-        offsets: (M+1,) the start of each place's ids in `ids`, followed by the total number of ids.
+        offsets: (M+1,) the start in `ids` of the ids for each place, followed by the total number of ids.
         ids: the ids that were allowed, ascending for each place.
 
     Raises:
@@ -54,7 +54,7 @@ class AllowedIds:
 
     @classmethod
     def shared(cls, places: npt.ArrayLike, which: npt.ArrayLike, sets: Sequence[Ids]) -> AllowedIds:
-        """Return an instance whose places may share sets: `which` (M,) contains the index of each place's set."""
+        """Return an instance whose places may share sets; `which` (M,) contains the index of each place's set."""
         made = cls([], [0], [])
         made.places, made.which = np.asarray(places, dtype=np.int32), np.asarray(which, dtype=np.int32)
         made.sets = tuple(sets)
@@ -80,18 +80,18 @@ class AllowedIds:
 
     @property
     def offsets(self) -> Ids:
-        """(M+1,) the start of each place's ids in `ids`, computed on each access."""
+        """(M+1,) the start in `ids` of the ids for each place, computed on each access."""
         sizes = np.array([len(ids) for ids in self.sets], dtype=np.int32)
         offsets: Ids = np.cumsum(np.append(0, sizes[self.which]), dtype=np.int32)
         return offsets
 
     @property
     def ids(self) -> Ids:
-        """The concatenated ids of all places, computed on each access; there may be many."""
+        """The concatenated ids of all places, computed on each access; the array may be large."""
         return np.concatenate([np.zeros(0, np.int32), *(self.sets[number] for number in self.which)])
 
     def mask(self, vocabulary: int) -> npt.NDArray[np.bool_]:
-        """Return (M,V), True for allowed ids; V is the width of the logits."""
+        """Return a mask (M,V) that is True for allowed ids; V is the width of the logits."""
         per_set = np.zeros((len(self.sets), vocabulary), dtype=np.bool_)
         for number, ids in enumerate(self.sets):
             per_set[number, ids] = True
@@ -119,7 +119,7 @@ class AllowedTrack:
         self.which.append(number)
 
     def add_sets(self, start: int, sets: Sequence[Ids | None]) -> None:
-        """Add the result of `check_allowed_ids` for the tokens from `start` on."""
+        """Add the result of `check_allowed_ids` for the tokens that begin at `start`."""
         numbers: dict[int, int] = {}  # by object identity, since many tokens often share a set
         for place, ids in enumerate(sets, start):
             if ids is not None:
@@ -147,13 +147,13 @@ class AllowedTrack:
         return AllowedIds.shared(places[first:last] - start, which, [self.sets[number] for number in used])
 
     def kept(self, start: int, stop: int) -> AllowedTrack:
-        """Return the restricted tokens among `start:stop`, with unchanged places."""
+        """Return the restricted tokens in `start:stop`, with unchanged places."""
         kept = AllowedTrack()
         kept.extend(self, start, stop)
         return kept
 
     def extend(self, other: AllowedTrack, start: int, stop: int) -> None:
-        """Add the restricted tokens among `start:stop` of another track."""
+        """Add the restricted tokens in `start:stop` of another track."""
         for place, number in zip(other.places, other.which, strict=True):
             if start <= place < stop:
                 self.add(place, self.number_of(other.sets[number]))
@@ -163,7 +163,7 @@ class AllowedTrack:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AllowedTrack:
-        """Return the track for a state from `get_state`; a place without a set raises an EpisodeError."""
+        """Return the track for a state from `get_state`; raise an EpisodeError for a place without a set."""
         track, numbers = cls(), []
         for packed in state["sets"]:
             if isinstance(packed, Mapping):
@@ -180,7 +180,7 @@ class AllowedTrack:
 
 
 def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step: int) -> list[Ids | None]:
-    """Return (N,) the ascending allowed ids of each token; tokens with the same input object share an array.
+    """Return (N,) the allowed ids of each token in ascending order; equal input objects share one array.
 
     Raises:
         EpisodeError: the numbers of entries and tokens differ, or a sampled token was not allowed.
@@ -207,7 +207,7 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
 
 
 def _packed(ids: Ids) -> list[int] | dict[str, list[int]]:
-    """Return the ids, or, if shorter, the equivalent runs: first, count, first, count, …."""
+    """Return the ids or, if that is shorter, their runs of consecutive ids: first, count, first, count, …."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     if 2 * (len(breaks) + 1) >= len(ids):
         return [int(number) for number in ids]

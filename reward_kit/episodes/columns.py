@@ -1,6 +1,7 @@
-"""`InfiniteLookbackBuffer`: items by time step, with RLlib's method names and index rules, fills and one-hot vectors.
+"""`InfiniteLookbackBuffer`, which stores items by time step, with RLlib's method names and index rules.
 
-Gymnasium is never imported: any object with `shape` and `dtype`, `n`, `nvec` or `spaces` is accepted as a space.
+It supports fills and one-hot vectors. Gymnasium is never imported: any object with `shape` and `dtype`, `n`, `nvec` or
+`spaces` is accepted as a space.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from reward_kit.errors import EpisodeError
 
 
 def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
-    """Return an item of the space filled with `fill`; for a space without numbers, return `fill` itself.
+    """Return an item of the space in which every number is `fill`; for a space without numbers, return `fill` itself.
 
-    With `one_hot`, discrete parts become vectors.
+    If `one_hot` is true, discrete parts become vectors.
     """
     inner = getattr(space, "spaces", space)
     if isinstance(inner, Mapping):
@@ -45,13 +46,13 @@ def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
 
 
 def one_hot(value: Any, space: Any) -> Any:
-    """Return an item, or a stack of items, with every discrete part as a float32 one-hot vector.
+    """Return an item, or a stack of items, in which every discrete part is a float32 one-hot vector.
 
     Raises:
         EpisodeError: the space is missing, or a number is outside of it.
     """
     if space is None:
-        raise EpisodeError("one_hot_discrete=True needs the space; pass observation_space= or action_space=")
+        raise EpisodeError("one_hot_discrete=True requires the space; pass observation_space= or action_space=")
     inner = getattr(space, "spaces", space)
     if isinstance(inner, Mapping):
         return {key: one_hot(value[key], part) for key, part in inner.items()}
@@ -66,7 +67,7 @@ def one_hot(value: Any, space: Any) -> Any:
     for i, depth in enumerate(depths):
         column = columns[..., i]
         if column.size and (column.min() < 0 or column.max() >= depth):
-            raise EpisodeError(f"{space} has no one-hot vector for a number outside it")
+            raise EpisodeError(f"{space} has no one-hot vector for a number outside of it")
         vectors = np.zeros((*column.shape, depth), dtype=np.float32)
         np.put_along_axis(vectors, column[..., None].astype(np.intp), 1.0, axis=-1)
         parts.append(vectors)
@@ -98,7 +99,7 @@ _SLICED = (list, np.ndarray)
 
 
 class InfiniteLookbackBuffer(Generic[T]):
-    """Items by time step; the first `lookback` of them precede index 0. The interface is RLlib's.
+    """Items by time step, of which the first `lookback` precede index 0. The interface is that of RLlib.
 
     Args:
         data: the items: a list, which is used without a copy, or a column of arrays; None for no items.
@@ -168,7 +169,7 @@ class InfiniteLookbackBuffer(Generic[T]):
             self._replace(concat_columns(self.data, compact(items)))
 
     def pop(self, index: int = -1) -> T:
-        """Remove and return the item at a position that counts from the start of the lookback."""
+        """Remove and return the item at a position that is counted from the start of the lookback."""
         items = read_list(self.data)
         item: T = items.pop(index)
         if not isinstance(self.data, list):
@@ -180,7 +181,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         self.extend(slice_column(other.data, other.lookback, len(other.data)))
 
     def __add__(self, other: InfiniteLookbackBuffer[T] | list[T] | complex) -> InfiniteLookbackBuffer[T]:
-        """Return a new buffer with a list's or buffer's items appended, or with a number added to each item."""
+        """Return a new buffer with the items of a list or buffer appended, or with a number added to each item."""
         buffer: InfiniteLookbackBuffer[Any] = InfiniteLookbackBuffer(read_list(self.data)[:], self.lookback, self.space)
         if isinstance(other, InfiniteLookbackBuffer):
             buffer.concat(other)
@@ -191,7 +192,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         return buffer
 
     def finalize(self) -> None:
-        """Store the items compactly, in place: numbers, or dicts and tuples of numbers, become arrays."""
+        """Store the items compactly, in place; numbers, and dicts and tuples of numbers, become arrays."""
         self._replace(compact(self.data))
 
     def get_state(self) -> dict[str, Any]:
@@ -217,7 +218,8 @@ class InfiniteLookbackBuffer(Generic[T]):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Return the item at an int, or the items at a slice or a sequence of ints; None for all after the lookback.
+        """Return the item at an int, or the items at a slice or a sequence of ints; None selects all items after the
+        lookback.
 
         Raises:
             EpisodeError: one-hot vectors need a space.
@@ -227,7 +229,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         return read(self.data, self.lookback, indices, neg_index_as_lookback, fill, self.space, one_hot_discrete)
 
     def set(self, new_data: Any, *, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
-        """Replace the items at an int, a slice or a sequence of ints; None for all.
+        """Replace the items at an int, a slice or a sequence of ints; None replaces all items.
 
         Raises:
             IndexError: an index is out of range, or the number of new items differs.
@@ -275,7 +277,7 @@ def read(
 
 
 def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_hot: bool) -> Any:
-    # Not part of `read`, whose variables would then become closure cells, which slows down every read.
+    # Not part of `read`: its variables would become closure cells, which would slow down every read.
     if stacks(data):
         return _stack_at(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
     if fill is None and not as_one_hot:
@@ -292,10 +294,12 @@ def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_
 def resolve_positions(
     size: int, lookback: int, indices: Any, neg_index_as_lookback: bool, filled: bool = False
 ) -> int | Sequence[int]:
-    """Return the positions of `indices` among `size` items, beyond the ends only if `filled`; an int for an int.
+    """Return the positions of `indices` among `size` items: an int for an int, else a sequence.
+
+    If `filled` is true, positions may be beyond either end.
 
     Raises:
-        IndexError: an index is out of range and not `filled`.
+        IndexError: an index is out of range and `filled` is false.
         TypeError: `indices` is not an index.
     """
     if indices is None:
@@ -421,7 +425,7 @@ def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_inde
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Compare two records: at every depth, arrays by their items, and NaN equal to NaN."""
+    """Compare two records recursively; arrays are compared by their items, and NaN equals NaN."""
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return _same_array(left, right)
     if isinstance(left, dict) and isinstance(right, dict):

@@ -1,8 +1,8 @@
-"""`EpisodeData`: an episode's tracks, conversation, tokens and identity, its chunks, and its state as plain values.
+"""`EpisodeData`, which contains an episode's tracks, conversation, tokens and identity, its chunks, and its state.
 
 `SingleAgentEpisode` adds the methods that build and read steps. A chunk belongs to the same episode: it keeps all ids,
-the spaces, `custom_data`, and the conversation and tokens up to its end. In a chunk, tokens sampled by actions outside
-it are context, so a chunk can be used for training on its own and no action is trained on twice.
+the spaces, `custom_data`, and the conversation and tokens up to its end. Tokens sampled by actions outside of the chunk
+become context, so a chunk can be used for training on its own, and no action is trained on twice.
 
 In a state, a track of equally shaped arrays is one block of bytes, and a track of plain numbers or texts is unchanged.
 States of version 1, which store every item separately, can still be read.
@@ -32,7 +32,7 @@ from reward_kit.models import Message
 from reward_kit.validation import describe_validation_error
 
 REWARD = "environment_reward"
-"""The key in a step's infos whose value is None if the environment returned no reward."""
+"""The key in a step's infos that is None if the environment returned no reward."""
 IDENTITY = ("id_", "is_terminated", "is_truncated", "t", "t_started", "agent_id", "module_id", "multi_agent_episode_id")
 COMPARED = (
     *IDENTITY,
@@ -71,7 +71,7 @@ def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
 
 
 def check_rewards(rewards: Any, id_: str) -> None:
-    """Check a whole track; plain numbers, the common case, in one pass in C."""
+    """Check a whole track of rewards; plain numbers, the common case, take one pass in C."""
     if isinstance(rewards, np.ndarray) and rewards.dtype.kind in "biuf":
         return
     if not isinstance(rewards, list) or set(map(type, rewards)) <= _PLAIN_KINDS:
@@ -81,7 +81,7 @@ def check_rewards(rewards: Any, id_: str) -> None:
 
 
 def copy_infos(infos: Any, id_: str, step: int, agent: Any = None) -> dict[str, Any] | None:
-    """Return the infos of an observation as a new dict, or None for empty ones.
+    """Return the infos of an observation as a new dict; None if they are empty.
 
     Raises:
         EpisodeError: the infos are not a dict.
@@ -111,7 +111,7 @@ def check_state(
 
 
 class EpisodeStatus:
-    """The length, end and duration of a single- or multi-agent episode."""
+    """The length, the end and the duration of a single- or multi-agent episode."""
 
     __slots__ = ()
     is_terminated: bool
@@ -143,7 +143,7 @@ class EpisodeStatus:
         return len(self)
 
     def size(self) -> str:
-        """Describe the episode's length and whether it is over, for messages."""
+        """Describe the episode's length and whether the episode is over, for messages."""
         end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "not over"
         return f"{len(self)} steps, {end}"
 
@@ -155,9 +155,9 @@ class EpisodeStatus:
 
 
 class EpisodeData(EpisodeStatus):
-    """The data of an episode. The raw tracks, such as `_observations`, use the forms in `storage`.
+    """The data of an episode. The raw tracks, such as `_observations`, are stored in the forms of `storage`.
 
-    The first `_lookback` items of every track precede the episode. In `_infos`, None stands for an empty dict, which
+    The first `_lookback` items of every track precede the episode. In `_infos`, None represents an empty dict, which
     would take 64 bytes per step.
     """
 
@@ -245,7 +245,7 @@ class EpisodeData(EpisodeStatus):
             self.validate()
 
     def _stored(self) -> list[Any]:
-        """Return the tracks to store compactly: all except the infos."""
+        """Return the tracks to store compactly, which are all except the infos."""
         outputs = (column.data for column in self.extra_model_outputs.values())
         return [self._observations, self._actions, self._rewards, *outputs]
 
@@ -263,7 +263,7 @@ class EpisodeData(EpisodeStatus):
         return self
 
     def finalize(self) -> Self:
-        """Call `to_numpy`; an older name for it."""
+        """An older name for `to_numpy`."""
         return self.to_numpy()
 
     def to_lists(self) -> None:
@@ -373,7 +373,7 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def lookback(self) -> int:
-        """The number of steps retained from before the episode."""
+        """The number of steps kept from before the episode."""
         return self._lookback
 
     def __len__(self) -> int:
@@ -437,8 +437,8 @@ class EpisodeData(EpisodeStatus):
         """
         if not isinstance(slice_, slice):
             raise TypeError(
-                f"an episode index must be a slice of steps, episode[a:b], got {slice_!r}; for one item call "
-                "get_observations(i), get_actions(i), …"
+                f"an episode index must be a slice of steps, episode[a:b], got {slice_!r}; for a single item, "
+                "call get_observations(i), get_actions(i), …"
             )
         if slice_.step not in (None, 1):
             raise EpisodeError(f"episode {self.id_}: a slice of an episode must not have a step, got {slice_.step!r}")
@@ -524,7 +524,7 @@ class EpisodeData(EpisodeStatus):
             slice_column(other._observations, begin, len(other._observations)),
         )
         self._infos = self._infos[:-1] + other._infos[begin:]
-        # A key that is missing in one of the two counts as None in all its steps, as in `add_env_step`.
+        # A key that is missing in one of the two counts as None in all steps of that chunk, as in `add_env_step`.
         before, after = len(self._rewards), len(other)
         for key in {**self.extra_model_outputs, **other.extra_model_outputs}:
             mine, theirs = self.extra_model_outputs.get(key), other.extra_model_outputs.get(key)
@@ -543,7 +543,9 @@ class EpisodeData(EpisodeStatus):
     # As plain values
 
     def get_data_dict(self) -> dict[str, Any]:
-        """Return the steps as columns of equal length under RLlib's names; `obs` and `infos` precede each action."""
+        """Return the steps as columns of equal length under RLlib's names. `obs` and `infos` are those before each
+        action.
+        """
         steps = len(self)
         columns: dict[str, Any] = {
             "terminateds": [False] * (steps - 1) + [self.is_terminated] if steps else [],
@@ -552,7 +554,7 @@ class EpisodeData(EpisodeStatus):
             "eps_id": [self.id_] * steps,
         }
         if self.is_numpy:
-            # The ids remain a list, since the other columns are arrays of numbers.
+            # The ids remain a list, while the other columns are arrays of numbers.
             kinds = {"terminateds": np.bool_, "truncateds": np.bool_, "t": np.int64}
             columns |= {name: np.array(columns[name], dtype=kind) for name, kind in kinds.items()}
         columns["obs"] = read(self._observations, self._lookback, slice(None, -1))
@@ -636,7 +638,7 @@ def _packed(data: Any) -> Any:
 
 
 def _given(items: Any) -> Any:
-    """Return compact storage unchanged, anything else as a new list."""
+    """Return compact storage unchanged, and any other sequence as a new list."""
     if items is None:
         return []
     if isinstance(items, InfiniteLookbackBuffer):
@@ -659,7 +661,7 @@ def _track_from(state: Any, is_numpy: bool) -> Any:
 
 
 def _is_plain(items: list[Any]) -> bool:
-    """Return whether all items are texts or all are finite numbers, checked in one pass in C."""
+    """Return True if all items are texts or all are finite numbers, checked in one pass in C."""
     kind = type(items[0]) if items else None
     if kind not in (str, int, float) or [*map(type, items)].count(kind) < len(items):
         return False

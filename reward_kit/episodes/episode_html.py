@@ -1,4 +1,4 @@
-"""The HTML display of an episode in a notebook: its outcome, then the conversation with tool calls and step rewards.
+"""The HTML of an episode for a notebook: its outcome, then the conversation with tool calls and step rewards.
 
 A long episode is shortened to its beginning and end; the run's page shows all of it.
 """
@@ -35,11 +35,11 @@ _FOLDED_FROM = 10  # longer conversations are collapsed
 def episode_html(
     episode: EpisodeData, rewards: Sequence[float | None], step_at: Callable[[int], tuple[Any, Any]]
 ) -> str:
-    """Return an episode, or a chunk of one, as HTML.
+    """Return the HTML of an episode or a chunk of one.
 
     Args:
         episode: the episode.
-        rewards: (T,) the environment's rewards; None for a step without one.
+        rewards: (T,) the environment's rewards; None for a step without a reward.
         step_at: returns the observation and the action of a step, for an episode without a conversation.
     """
     known = [reward for reward in rewards if reward is not None]

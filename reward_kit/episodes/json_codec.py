@@ -1,6 +1,6 @@
-"""JSON forms of the values in episodes: plain values unchanged, all others as `{"__type__": …}`.
+"""JSON forms of the values in episodes: plain values are unchanged, all others become `{"__type__": …}`.
 
-Plain dicts with a `__type__` key are wrapped too, as is text with lone surrogates, which UTF-8 cannot represent.
+Plain dicts with a `__type__` key are also wrapped, as is text with lone surrogates, which UTF-8 cannot represent.
 Decoding is therefore the exact inverse of encoding.
 """
 
@@ -17,7 +17,7 @@ from reward_kit.errors import EpisodeError, type_name
 from reward_kit.models import Message
 
 TAG = "__type__"
-# Booleans and numbers only: for bytes, text and void, NumPy would create scalars as large as the dtype specifies.
+# Only booleans and numbers: for bytes, text and void, NumPy would create scalars as large as the dtype specifies.
 _SCALAR_KINDS = "biuf"
 
 

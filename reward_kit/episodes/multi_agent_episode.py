@@ -1,6 +1,6 @@
-"""`MultiAgentEpisode`: one episode of several agents, with RLlib's method names and index rules.
+"""`MultiAgentEpisode`, one episode of several agents, with RLlib's method names and index rules.
 
-Like RLlib's, the constructor is more lenient than `add_env_step`: rewards may be missing, and an agent that did not act
+As in RLlib, the constructor is more lenient than `add_env_step`: rewards may be missing, and an agent that did not act
 on its last observation while the others continued counts as terminated.
 """
 
@@ -47,7 +47,7 @@ class Flags(NamedTuple):
     truncated: Mapping[AgentID, bool]
 
     def of(self, agent: AgentID) -> tuple[bool, bool]:
-        """Return whether one agent is terminated and truncated; `__all__` applies to every agent."""
+        """Return two flags for one agent, terminated and truncated; `__all__` applies to every agent."""
         return tuple(bool(flags.get(agent) or flags.get(ALL)) for flags in self)  # type: ignore[return-value]
 
 
@@ -70,8 +70,8 @@ class _AgentColumns:
         if self.env_ts:
             if self.action is None:
                 raise EpisodeError(
-                    f"agent {agent!r} has observations at steps {self.env_ts[-1]} and {env_t} of the environment, but "
-                    "no action between them"
+                    f"agent {agent!r} has observations at environment steps {self.env_ts[-1]} and {env_t}, "
+                    "but no action between them"
                 )
             self.actions.append(self.action)
             self.rewards.append(self.reward or 0.0)
@@ -86,11 +86,11 @@ class _AgentColumns:
 def _collect(
     observations: AgentDicts, given: Mapping[str, AgentDicts], first: int, id_: str
 ) -> tuple[dict[AgentID, _AgentColumns], dict[AgentID, float]]:
-    """Return each agent's columns, and the rewards of agents without an observation so far.
+    """Return each agent's columns, and the rewards of agents that have no observation so far.
 
     Raises:
-        EpisodeError: an agent acts without an observation, acts twice, or observes twice without acting; or a reward
-            is not a number.
+        EpisodeError: an agent acts without an observation, acts twice, or observes twice without acting; or a reward is
+            not a number.
     """
     agents: dict[AgentID, _AgentColumns] = {}
     early: dict[AgentID, float] = {}
@@ -133,10 +133,10 @@ class MultiAgentEpisode(MultiAgentRecord):
         extra_model_outputs: outputs in the form of `actions`, one dict per agent.
         env_t_started: the environment time of the first observation after the lookback.
         agent_t_started: each agent's own time at that observation.
-        len_lookback_buffer: the number of the passed steps that are lookback; "auto" means all of them.
+        len_lookback_buffer: how many of the passed steps form the lookback; "auto" means all of them.
         agent_episode_ids: the ids of the agents' episodes; random by default.
         agent_module_ids: the modules that act for the agents, if known.
-        agent_to_module_mapping_fn: a function that returns an agent's module for its id and this episode; called once
+        agent_to_module_mapping_fn: a function that returns the module for an agent's id and this episode; called once
             per agent.
 
     Raises:
@@ -174,8 +174,8 @@ class MultiAgentEpisode(MultiAgentRecord):
         wrong = [f"{name} {len(given[name])}" for name, sizes in fits.items() if len(given[name]) not in sizes]
         if wrong and (n or any(map(len, given.values()))):
             raise EpisodeError(
-                f"{n} observations need {n} infos and {max(n - 1, 0)} actions and rewards, or {n} if the last actions "
-                f"hang, got {', '.join(wrong)}"
+                f"{n} observations need {n} infos and {max(n - 1, 0)} actions and rewards, or {n} if the last "
+                f"actions hang, got {', '.join(wrong)}"
             )
         steps = max(n - 1, 0)
         lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
@@ -226,7 +226,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     # Building
 
     def add_env_reset(self, *, observations: ByAgent, infos: ByAgent | None = None) -> None:
-        """Add the first observations of some agents; a second call raises an EpisodeError."""
+        """Add the first observations of some agents; raise an EpisodeError if called twice."""
         if self.is_reset or self.is_done or self.env_t:
             raise EpisodeError(
                 f"episode {self.id_}: add_env_reset must be called once, before any step; the episode has {self.size()}"
@@ -252,13 +252,12 @@ class MultiAgentEpisode(MultiAgentRecord):
         truncateds: Mapping[AgentID, bool] | None = None,
         extra_model_outputs: ByAgent | None = None,
     ) -> None:
-        """Add one environment step. If it is rejected, the episode is unchanged.
+        """Add one environment step. If the step is rejected, the episode is unchanged.
 
         Args:
-            observations: observations of some agents after the step. An agent's first observation lets it enter.
-            actions: the actions of the agents that acted; without an observation, an agent's action hangs.
-            rewards: the rewards, including those of agents that neither acted nor observed: they add up until the
-                agent's next
+            observations: observations of some agents after the step. An agent enters with its first observation.
+            actions: the actions of the agents that acted; an action hangs if its agent has no observation in this step.
+            rewards: the rewards. Rewards of agents that neither acted nor observed are added up until the agent's next
                 complete step.
             infos: the infos of the agents with an observation.
             terminateds: the agents whose tasks ended; `__all__` ends the episode. For an agent that acted but gets no
@@ -299,7 +298,7 @@ class MultiAgentEpisode(MultiAgentRecord):
                 track.take(move, self.env_t)
             elif move.terminated or move.truncated:
                 self._rewards_begin.pop(agent, None)
-            else:  # first observation: the agent enters, or only gets a reward
+            else:  # the first observation, with which the agent enters, or only a reward
                 if move.reward is not None:
                     self._rewards_begin[agent] = self._rewards_begin.get(agent, 0.0) + move.reward
                 if move.observation is not None:
@@ -324,7 +323,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     def _check_step(
         self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, infos: ByAgent, flags: Flags
     ) -> None:
-        """Check a step across agents; each agent's track checks the agent's own part."""
+        """Check a step across agents; the track of each agent checks the agent's own part."""
         if self.is_terminated or self.is_truncated:
             raise EpisodeError(f"episode {self.id_} is over ({self.size()}); no further step can be added")
         if not self._tracks and not self.env_t and self._start_time is None:
@@ -350,12 +349,16 @@ class MultiAgentEpisode(MultiAgentRecord):
                     )
 
     def validate(self) -> None:
-        """Raise an EpisodeError naming the agent whose part is invalid or inconsistent with the environment time."""
+        """Raise an EpisodeError that names an agent if its part is invalid or inconsistent with the environment
+        time.
+        """
         for track in self._tracks.values():
             track.validate(self._first, self.env_t_started, self.env_t)
 
     def module_for(self, agent_id: Any) -> Any:
-        """Return the module for an agent, which may not have entered yet; the mapping function is called once."""
+        """Return the module for an agent, which may not have entered yet; the mapping function is called once per
+        agent.
+        """
         if agent_id not in self._modules:
             self._modules[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
         return self._modules[agent_id]
@@ -370,7 +373,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         return self
 
     def finalize(self) -> MultiAgentEpisode:
-        """Call `to_numpy`; an older name for it."""
+        """An older name for `to_numpy`."""
         return self.to_numpy()
 
     def __getitem__(self, slice_: slice) -> MultiAgentEpisode:
@@ -383,13 +386,13 @@ class MultiAgentEpisode(MultiAgentRecord):
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
         """Return the chunk between two environment steps, with the preceding steps as lookback.
 
-        An action whose observation follows after the chunk hangs in it. An agent without an observation in the chunk
-        is omitted. Rewards of agents before their first observation belong to the first steps, since their time is not
-        recorded.
+        An action whose observation follows after the chunk hangs in the chunk. An agent without an observation in the
+        chunk is omitted. Rewards of agents before their first observation belong to the first steps, since their time
+        is not recorded.
 
         Args:
             slice_: the environment steps, clipped as for a list; its step must be 1.
-            len_lookback_buffer: the maximum number of lookback steps; by default, this episode's own number.
+            len_lookback_buffer: the maximum number of lookback steps; by default as in this episode.
 
         Raises:
             EpisodeError: the slice's step is not 1, or the lookback is negative.
@@ -409,8 +412,8 @@ class MultiAgentEpisode(MultiAgentRecord):
         """Return an empty chunk that continues this one, with the same hanging actions.
 
         Args:
-            len_lookback_buffer: the number of environment steps in its lookback, extended if necessary so that every
-                agent that is not done has an observation to continue from.
+            len_lookback_buffer: the number of environment steps in the lookback. It is extended if necessary, so that
+                every agent that is not done has an observation from which to continue.
 
         Raises:
             EpisodeError: the episode is over, or the lookback is negative.
@@ -442,7 +445,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         return chunk
 
     def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Append the chunk that follows this one; if it does not fit, nothing changes.
+        """Append the chunk that follows this one; if it is rejected, nothing changes.
 
         A hanging action is completed by its agent's first observation in the other chunk, so that `episode[:t]` and
         `episode[t:]` restore the original episode.
@@ -453,7 +456,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         """
         if other.id_ != self.id_ or self.is_done or other.env_t_started != self.env_t:
             raise EpisodeError(
-                f"episode {self.id_!r} ({self.size()}) ends at step {self.env_t} of the environment; the next chunk "
+                f"episode {self.id_!r} ({self.size()}) ends at environment step {self.env_t}; the next chunk "
                 f"must have the same id and begin there, got {other.id_!r} from step {other.env_t_started}"
             )
         other.validate()
@@ -480,7 +483,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         """Return the whole episode as independent JSON-safe values, which `from_state` reads.
 
         Spaces and the mapping function are not included; the modules determined so far are. Mappings by agent become
-        lists of pairs, because agent ids need not be texts.
+        lists of pairs, because agent ids need not be strings.
         """
         agents = [
             [
@@ -511,7 +514,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     def from_state(
         cls, state: Mapping[str, Any], *, agent_to_module_mapping_fn: ModuleOf | None = None
     ) -> MultiAgentEpisode:
-        """Return the episode for a state from `get_state`.
+        """Restore an episode from the result of `get_state`.
 
         Args:
             state: the result of `get_state`, possibly after a JSON round trip.

@@ -1,7 +1,7 @@
 """One agent's part of a multi-agent episode (`AgentTrack`), and access to all parts by environment step.
 
-An action is *hanging* until its agent observes something: the action, its outputs and its rewards so far are stored
-here, because a step of a `SingleAgentEpisode` is an action with the observation that follows it.
+An action *hangs* until its agent observes something. The action, its outputs and its rewards so far are stored here,
+because a step of a `SingleAgentEpisode` is an action with the observation that follows it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reward_kit.errors import EpisodeError, did_you_mean
 AgentID = Hashable
 Track = Literal["observations", "infos", "actions", "rewards", "extra_model_outputs"]
 ABSENT = object()
-"""A getter's result for an agent without items at the requested positions."""
+"""The value that a getter returns for an agent without items at the requested positions."""
 _SEEN = ("observations", "infos")
 _NOWHERE = 2**62  # beyond the end of any episode, so a column returns its fill
 
@@ -39,7 +39,7 @@ class Move(NamedTuple):
     is_rewarded: bool
 
     def is_empty(self) -> bool:
-        """Return whether it contains no data; flags do not count."""
+        """Return True if the move contains no data; flags do not count as data."""
         return all(part is None for part in (self.observation, self.action, self.reward, self.infos, self.outputs))
 
 
@@ -57,10 +57,10 @@ class AgentTrack:
 
     Attributes:
         episode: the agent's steps, in its own time.
-        env_ts: the environment time of each of its observations, including the lookback's.
+        env_ts: the environment time of each of its observations, including those of the lookback.
         action: the hanging action, if any.
         outputs: the extra model outputs of that action.
-        reward: the sum of the agent's rewards since its last complete step; None without any.
+        reward: the sum of the agent's rewards since its last complete step; None if there were no rewards.
         rest: the complete step of the hanging action, if the episode is a slice that ends within that step.
     """
 
@@ -77,7 +77,9 @@ class AgentTrack:
     # Building
 
     def check(self, move: Move) -> None:
-        """Raise an EpisodeError, naming the agent and the expectation, if this agent's step is impossible."""
+        """Raise an EpisodeError if this agent's step is impossible; the message names the agent and what is
+        expected.
+        """
         agent, acts, sees = self.episode.agent_id, move.action is not None, move.observation is not None
         if self.episode.is_done:
             if not move.is_empty():
@@ -101,12 +103,12 @@ class AgentTrack:
             )
         if (acts or hangs) and not sees and move.truncated and not move.terminated:
             raise EpisodeError(
-                f"agent {agent!r} acted and was truncated without a last observation; pass one, since the value of its "
-                "last state is estimated from it"
+                f"agent {agent!r} acted and was truncated without a last observation; pass one, since it is "
+                "needed to estimate the value of the last state"
             )
 
     def take(self, move: Move, env_t: int) -> None:
-        """Add this agent's part of the environment step that ends at `env_t`; `check` must have accepted it."""
+        """Add this agent's part of the environment step that ends at `env_t`; `check` must have accepted the step."""
         self.reward = add_rewards(self.reward, move.reward)
         if move.action is not None:
             self.action, self.outputs = move.action, move.outputs
@@ -147,7 +149,7 @@ class AgentTrack:
     # Reading
 
     def positions(self, times: Any) -> Any:
-        """Return the positions of the environment steps `times` in the agent's columns: an int, or several ints."""
+        """Return the positions of the environment steps `times` in the agent's columns, as an int or several ints."""
         if isinstance(times, range):
             return range(bisect_left(self.env_ts, times.start), bisect_left(self.env_ts, times.stop))
         if isinstance(times, Sequence):
@@ -221,7 +223,7 @@ class AgentTrack:
     def window(self, first: int, start: int, stop: int, *, is_start: bool) -> AgentTrack | None:
         """Return the agent's part of the environment steps `start:stop`, with a lookback that begins at `first`.
 
-        An action before `stop` hangs if its observation follows later; its reward is then that of the complete step,
+        An action before `stop` hangs if its observation follows later. Its reward is then that of the complete step,
         because partial rewards are not recorded.
 
         Args:
@@ -231,7 +233,7 @@ class AgentTrack:
             is_start: True if this chunk also begins at `start`, so that both lookbacks end there.
 
         Returns:
-            A new track; None if the agent has no observation there to continue from.
+            A new track; None if the agent has no observation there from which to continue.
         """
         low, high = bisect_left(self.env_ts, first), bisect_left(self.env_ts, stop + 1)
         is_end = high == len(self.env_ts)
@@ -255,7 +257,7 @@ class AgentTrack:
         episode, lookback = self.episode, self.episode.lookback
         if begin >= lookback:
             return episode.slice(slice(begin - lookback, end - lookback), len_lookback_buffer=begin - low)
-        # It begins in the lookback, unlike any slice of an episode; conversation and tokens are unknown there.
+        # It begins in the lookback, unlike any slice of an episode; the conversation and the tokens are unknown there.
         steps, seen = slice(low - lookback, end - lookback), slice(low - lookback, end + 1 - lookback)
         outputs = episode.extra_model_outputs.items()
         part = SingleAgentEpisode(
@@ -276,7 +278,9 @@ class AgentTrack:
         return part.to_numpy() if episode.is_numpy else part
 
     def check_follower(self, other: AgentTrack) -> None:
-        """Raise an EpisodeError, naming the agent and both times, unless the other track continues this one."""
+        """Raise an EpisodeError unless the other track continues this one; the message names the agent and both
+        times.
+        """
         mine, theirs = self.episode, other.episode
         if mine.is_done:
             if len(theirs) or other.action is not None:
@@ -286,7 +290,7 @@ class AgentTrack:
         ends = mine if rest is None else rest
         if ends.t != theirs.t_started:
             raise EpisodeError(
-                f"agent {mine.agent_id!r} stops at its step {mine.t} in the first chunk, but begins at "
+                f"agent {mine.agent_id!r} stops at its own step {mine.t} in the first chunk, but begins at "
                 f"{theirs.t_started} in the second"
             )
         if not same_value(ends.get_observations(-1), theirs.get_observations(0)):
@@ -322,13 +326,14 @@ class AgentTrack:
                 f"agent {agent!r}: {len(self.episode.observations.data)} observations, {len(times)} times"
             )
         if any(a >= b for a, b in pairwise(times)) or times[0] < first or times[-1] > env_t:
-            raise EpisodeError(f"agent {agent!r}: its times {times!r:.200} do not ascend from {first} to {env_t}")
-        # If an action hangs at the chunk's start, the part begins with the earlier observation it responds to.
+            raise EpisodeError(f"agent {agent!r}: the times {times!r:.200} do not ascend from {first} to {env_t}")
+        # If an action hangs at the start of the chunk, the part begins with the earlier observation to which it
+        # responds.
         before = bisect_left(times, start)
         if self.episode.lookback not in (before, before - 1):
             raise EpisodeError(
-                f"agent {agent!r}: {before} of its observations come before step {start} of the environment, but its "
-                f"lookback is {self.episode.lookback}"
+                f"agent {agent!r}: {before} observations precede environment step {start}, but the lookback "
+                f"is {self.episode.lookback}"
             )
 
     def __eq__(self, other: object) -> bool:
@@ -341,7 +346,7 @@ class AgentTrack:
 
 
 def _positions(wanted: TrackQuery, indices: Indices, neg_index_as_lookback: bool, size: int, lookback: int) -> Any:
-    """Return the positions of indices among `size` items: an int, a list, or, if contiguous, a range."""
+    """Return the positions of indices among `size` items, as an int, a list, or a range if they are contiguous."""
     filled = wanted.fill is not None
     positions = resolve_positions(size, lookback, indices, neg_index_as_lookback, filled)
     return list(positions) if isinstance(positions, range) and (filled or positions.step != 1) else positions
@@ -395,7 +400,7 @@ class MultiAgentRecord(EpisodeStatus):
         return set(self._tracks)
 
     def knows(self, agent_id: Any) -> bool:
-        """Return whether an agent is in this or another chunk, or has a reward or a space."""
+        """Return True if an agent is in this or another chunk, or has a reward or a space."""
         known = (self._tracks, self._modules, self._rewards_begin, self.observation_space, self.action_space)
         return any(agent_id in ids for ids in known)
 
@@ -443,7 +448,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def hanging_rewards_begin(self) -> dict[Any, float]:
-        """The rewards of agents before their first observation, which none of their actions earned."""
+        """The rewards of agents before their first observation, which were not earned by any of their actions."""
         return dict(self._rewards_begin)
 
     @property
@@ -467,11 +472,11 @@ class MultiAgentRecord(EpisodeStatus):
         return f"{type(self).__name__}({self.id_!r}, {self.size()}, returns {returns})"
 
     def get_terminateds(self) -> dict[Any, bool]:
-        """Return whether each agent's task ended; `__all__` stands for the episode."""
+        """Return for each agent whether its task ended; `__all__` stands for the episode."""
         return {**{a: t.episode.is_terminated for a, t in self._tracks.items()}, ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[Any, bool]:
-        """Return whether each agent was cut off; `__all__` stands for the episode."""
+        """Return for each agent whether it was cut off; `__all__` stands for the episode."""
         return {**{a: t.episode.is_truncated for a, t in self._tracks.items()}, ALL: self.is_truncated}
 
     def get_agents_that_stepped(self) -> set[Any]:
@@ -483,14 +488,16 @@ class MultiAgentRecord(EpisodeStatus):
         return {agent for agent in self.get_agents_that_stepped() if not self._tracks[agent].episode.is_done}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """Return the undiscounted sum of all agents' rewards without the lookback; hanging ones only on request."""
+        """Return the undiscounted sum of all agents' rewards after the lookback; hanging rewards are added on
+        request.
+        """
         total = sum(track.episode.get_return() for track in self._tracks.values())
         if include_hanging_rewards:
             total += sum(self.hanging_rewards.values()) + sum(self._rewards_begin.values())
         return float(total)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return every field with the clock stopped, since another process may continue the episode."""
+        """Return every field, with the clock stopped, since another process may continue the episode."""
         return {**self.__dict__, "_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
 
     def timeline(self) -> str:
@@ -530,8 +537,8 @@ class MultiAgentRecord(EpisodeStatus):
             env_steps: True if `indices` count environment steps, False if they count each agent's own steps.
             neg_index_as_lookback: True if -1 is the item just before index 0.
             fill: the value that replaces missing items.
-            one_hot_discrete: return discrete parts of the agent's space as one-hot vectors.
-            return_list: return a list with a dict of agents for each step instead of a dict of lists.
+            one_hot_discrete: whether to return discrete parts of the agent's space as one-hot vectors.
+            return_list: whether to return a list with a dict of agents for each step, instead of a dict of lists.
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
@@ -565,7 +572,7 @@ class MultiAgentRecord(EpisodeStatus):
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Return actions by agent, each at the step of the observation it responds to, including hanging ones."""
+        """Return actions by agent, including hanging ones, each at the step of the observation to which it responds."""
         wanted = TrackQuery("actions", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -579,7 +586,7 @@ class MultiAgentRecord(EpisodeStatus):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return rewards by agent, each complete and at the step of its action, including hanging ones."""
+        """Return rewards by agent, including hanging ones, each at the step of its action."""
         wanted = TrackQuery("rewards", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -621,19 +628,19 @@ class MultiAgentRecord(EpisodeStatus):
     def set_actions(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace actions, as `set_observations` does; hanging ones remain unchanged."""
+        """Replace actions like `set_observations`; hanging actions remain unchanged."""
         self._set("set_actions", new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace rewards, as `set_observations` does; hanging ones remain unchanged."""
+        """Replace rewards like `set_observations`; hanging rewards remain unchanged."""
         self._set("set_rewards", new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(
         self, *, key: str, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace items of one extra model output, as `set_observations` does; hanging ones remain unchanged."""
+        """Replace items of one extra model output like `set_observations`; hanging outputs remain unchanged."""
         self._set("set_extra_model_outputs", new_data, at_indices, neg_index_as_lookback, key=key)
 
     def _set(self, method: str, new_data: Mapping[Any, Any], at_indices: Any, neg: bool, **options: Any) -> None:
@@ -651,7 +658,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def is_finalized(self) -> bool:
-        """The same as `is_numpy`."""
+        """An older name for `is_numpy`."""
         return self.is_numpy
 
     def _get(
@@ -661,8 +668,8 @@ class MultiAgentRecord(EpisodeStatus):
         if agent_ids is not None:
             is_one = isinstance(agent_ids, Hashable) and (isinstance(agent_ids, str) or agent_ids in self._tracks)
             chosen = set(agent_ids) if not is_one and isinstance(agent_ids, Iterable) else {agent_ids}
-            # As in RLlib, unknown agents are omitted: an agent may enter at any step, and readers request all they
-            # know.
+            # As in RLlib, unknown agents are omitted: an agent may enter at any step, and readers request all agents
+            # that they know.
             tracks = [(agent, track) for agent, track in tracks if agent in chosen]
         if not env_steps:
             if return_list:
@@ -672,14 +679,13 @@ class MultiAgentRecord(EpisodeStatus):
                 )
             values = {}
             for agent, track in tracks:
-                # As in RLlib, a hanging step has an index but is not included when all of an agent's steps are
-                # requested.
+                # As in RLlib, a hanging step has an index, but is not included if all steps of an agent are requested.
                 has_all = indices is None and wanted.what not in _SEEN
                 size = len(track.env_ts) - 1 if has_all else track.count(wanted.what)
                 lookback = track.episode.lookback
                 values[agent] = track.read(wanted, _positions(wanted, indices, neg, size, lookback))
             return {agent: value for agent, value in values.items() if value is not ABSENT}
-        # Environment times: one time, a list, or, if contiguous, a range.
+        # Environment times, as one time, a list, or a range if they are contiguous.
         end = self.env_t + 1 if wanted.what in _SEEN else self.env_t
         times = _positions(wanted, indices, neg, end - self._first, self._lookback)
         if isinstance(times, range):

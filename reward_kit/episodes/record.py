@@ -1,4 +1,4 @@
-"""Lines of `episodes.jsonl`: conversion of an episode to its record and back.
+"""Records of `episodes.jsonl`: conversion of an episode to a line and back.
 
 The format is simple enough for `jq`: the conversation is stored once, and the steps refer to it. An observation that
 repeats a message of the conversation is omitted. Times are stored only under `timing`, so that the records of two runs
@@ -32,7 +32,7 @@ class Identity(TypedDict):
 
 
 class StartAndEnd(TypedDict, total=False):
-    """Additional data of collected episodes, absent from transcripts."""
+    """Additional data of collected episodes, which transcripts do not have."""
 
     seeds: dict[str, int]
     start: dict[str, Any]
@@ -57,12 +57,12 @@ IDENTITY, START_AND_END, SAMPLE = (tuple(kind.__annotations__) for kind in (Iden
 
 
 def get_facts(episode: SingleAgentEpisode) -> EpisodeFacts:
-    """Return the episode's `custom_data`; a manually built episode may lack these keys, so read them with `get`."""
+    """Return the episode's `custom_data`. A manually built episode may lack these keys, so read them with `get`."""
     return cast("EpisodeFacts", episode.custom_data)
 
 
 def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the episode as one JSON object, from which `episode_from_record` restores it.
+    """Return the episode as a JSON object, from which `episode_from_record` restores it.
 
     Args:
         episode: the episode.
@@ -92,13 +92,13 @@ def get_attempt(record: Mapping[str, Any]) -> int:
 
 
 def environment_return(episode: SingleAgentEpisode) -> float | None:
-    """Return the sum of the environment's rewards; None if no step has one."""
+    """Return the sum of the environment's rewards; None if no step has a reward."""
     rewards = episode.environment_rewards()
     return episode.get_return() if rewards.count(None) < len(rewards) else None
 
 
 def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """Return one step: observation, action, reward. `info` describes the outcome, `state_key` the state before it."""
+    """Return one step: observation, action, reward, `info` about the outcome, and the `state_key` before the action."""
     before = dict(episode.get_infos(t))
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
     step: dict[str, Any] = {"state_key": before.pop("state_key", None)}
@@ -115,7 +115,7 @@ def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """Return the observation; omit it if it is the text of the message before the t-th action."""
+    """Return the observation, unless it is the text of the message before the t-th action."""
     observation = episode.get_observations(t)
     if isinstance(observation, str) and observation == preceding_text(episode.messages, episode.assistant_turns, t):
         return {}
@@ -130,7 +130,7 @@ def preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
 
 
 def episode_from_record(record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """Return the episode for a record from `episode_to_record`.
+    """Restore an episode from the result of `episode_to_record`.
 
     Raises:
         EpisodeError: the record has another version or lacks a field.
@@ -141,7 +141,7 @@ def episode_from_record(record: Mapping[str, Any]) -> SingleAgentEpisode:
     try:
         return _read(record)
     except KeyError as error:
-        raise EpisodeError(f"episode record {record.get('rollout_id')!r} lacks {error}") from None
+        raise EpisodeError(f"episode record {record.get('rollout_id')!r}: missing {error}") from None
 
 
 def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
@@ -179,7 +179,7 @@ class LatestAttempts(Generic[T]):
     """The value of each episode's latest attempt among the lines read so far.
 
     Attributes:
-        earlier: the number of lines replaced by another line of the same episode.
+        earlier: the number of lines that were replaced by another line of the same episode.
     """
 
     def __init__(self) -> None:
@@ -187,11 +187,13 @@ class LatestAttempts(Generic[T]):
         self._known: dict[str, tuple[int, T]] = {}
 
     def is_outdated(self, rollout_id: str, attempt: int) -> bool:
-        """Return whether a later attempt is known, so that a line of this attempt does not count."""
+        """Return True if a later attempt is known, so that a line of this attempt does not count."""
         return rollout_id in self._known and self._known[rollout_id][0] > attempt
 
     def put(self, rollout_id: str, attempt: int, value: T) -> None:
-        """Store a line's value unless a later attempt is known; of two lines for one attempt, the second counts."""
+        """Store the value of a line unless a later attempt is known; of two lines for one attempt, the second
+        counts.
+        """
         if self.is_outdated(rollout_id, attempt):
             self.earlier += 1
             return

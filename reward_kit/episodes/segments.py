@@ -1,9 +1,9 @@
 """The tokens of one episode, exactly as the model read and sampled them; text is never tokenized again.
 
-Each turn has the whole prompt that the model read and the tokens it sampled. If the prompt extends the stored
-sequence, only the new part is stored, so that the stored ids `p a1 o1 a2 o2 … aN` concatenate to the model's input.
-Otherwise the context was rewritten (stripped reasoning, truncation), and a new segment begins with the reason. Each
-segment is a training row.
+Each turn consists of the whole prompt that the model read and the tokens that it sampled. If the prompt extends the
+stored sequence, only the new part is stored, so that the stored ids `p a1 o1 a2 o2 … aN` concatenate to the model's
+input. Otherwise the context was rewritten (stripped reasoning, truncation), and a new segment begins, with the reason.
+Each segment is a training row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNKNOWN_VERSION = -1
 
 
 class ActionSpan(NamedTuple):
-    """The position of one action's tokens: `start:stop` in the flat ids, in segment `segment`."""
+    """The position of one action's tokens: `start:stop` in the flat ids, within segment `segment`."""
 
     step: int
     segment: int
@@ -38,7 +38,7 @@ class ActionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A sequence of tokens that concatenate: its `start` in the flat ids, and the reason why it began."""
+    """A contiguous sequence of tokens: its `start` in the flat ids, and the reason why it began."""
 
     start: int
     prompt_length: int
@@ -46,13 +46,13 @@ class Segment:
 
 
 class Turn(NamedTuple):
-    """An action's tokens.
+    """The tokens of one action.
 
     Attributes:
         prompt_ids: (P,) the whole prompt that the model read.
         token_ids: (N,) the sampled ids.
         logprobs: (N,) log-probabilities under the sampling distribution; None if unknown.
-        policy_version: the version of the weights that sampled; None if unknown.
+        policy_version: the version of the weights that sampled the tokens; None if unknown.
         segment_reason: the reason why the context was rewritten before this turn; None if it was not.
         allowed_ids: (N,) the ids allowed at each token, None for any; None if no token was restricted.
     """
@@ -101,7 +101,7 @@ class EpisodeTokens:
         return len(self.ids)
 
     def __bool__(self) -> bool:
-        """Return whether any action is recorded, even one without tokens."""
+        """Return True if any action is recorded, even one without tokens."""
         return bool(self.ids or self.segments)
 
     def __eq__(self, other: object) -> bool:
@@ -126,7 +126,7 @@ class EpisodeTokens:
             prompt_ids: (P,) the whole prompt that the model read.
             token_ids: (N,) the sampled ids.
             logprobs: (N,) log-probabilities under the sampling distribution; None if unknown, stored as NaN.
-            policy_version: the version of the weights that sampled.
+            policy_version: the version of the weights that sampled the tokens.
             reason: the reason why the context was rewritten, used if `prompt_ids` does not extend the stored ids.
             allowed_ids: (N,) the ids allowed at each token, None for any; None if no token was restricted.
 
@@ -200,7 +200,9 @@ class EpisodeTokens:
             yield TokenRow(ids[segment.start : first], ids[part], mask, logprobs[part], steps[part], versions[part])
 
     def part(self, start: int, stop: int | None) -> EpisodeTokens:
-        """Return the tokens up to the end of step `stop - 1`, or all; tokens before step `start` become context."""
+        """Return the tokens up to the end of step `stop - 1`, or all tokens; those before step `start` become
+        context.
+        """
         before = [span for span in self.spans if stop is None or span.step < stop]
         end = len(self.ids) if stop is None else max((span.stop for span in before), default=0)
         tokens = EpisodeTokens()
@@ -211,7 +213,7 @@ class EpisodeTokens:
                 tokens.logprobs[span.start : span.stop] = self.logprobs[span.start : span.stop]
         if tokens.spans:
             tokens.allowed = self.allowed.kept(tokens.spans[0].start, end)
-        # The actions before a segment's first retained action are now part of its prompt.
+        # The actions before a segment's first kept action are now part of its prompt.
         firsts = {span.segment: span.start for span in reversed(tokens.spans)}
         kept = self.segments if stop is None else self.segments[: before[-1].segment + 1 if before else 0]
         ends = [segment.start for segment in kept[1:]] + [end]
@@ -241,7 +243,9 @@ class EpisodeTokens:
         return tokens
 
     def get_state(self) -> dict[str, Any]:
-        """Return a JSON-safe form. Unknown log-probabilities become None; those of unsampled tokens are omitted."""
+        """Return a JSON-safe form. Unknown log-probabilities become None; those of tokens that were not sampled are
+        omitted.
+        """
         logprobs = [
             [None if value != value else to_json_value(value) for value in self.logprobs[span.start : span.stop]]
             for span in self.spans
@@ -256,7 +260,7 @@ class EpisodeTokens:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> EpisodeTokens:
-        """Return the tokens for a state from `get_state`."""
+        """Restore the tokens from the result of `get_state`."""
         tokens = cls()
         tokens.ids = array("i", state["ids"])
         tokens.logprobs = array("d", bytes(8 * len(tokens.ids)))

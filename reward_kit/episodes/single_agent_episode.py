@@ -1,4 +1,4 @@
-"""`SingleAgentEpisode`: the record of one episode of one policy.
+"""`SingleAgentEpisode`, the record of one episode of one policy.
 
 The names and the index rules match RLlib's class on its new API stack, so that a program written for RLlib runs after
 changing the import. In addition to RLlib's five tracks, an episode stores the data of a language-model agent: the
@@ -29,15 +29,15 @@ class SingleAgentEpisode(EpisodeData):
         id_: the unique id; random by default.
         observations: T + 1 items, or no items yet.
         observation_space: the space of observations: any object with the attributes of Gymnasium's spaces.
-        infos: one dict per observation; empty ones by default.
+        infos: one dict per observation; empty dicts by default.
         actions: T items.
         action_space: the space of actions.
         rewards: T numbers.
         extra_model_outputs: T items per key.
-        terminated: True if the task ended; the value of the future is 0.
-        truncated: True if the episode was cut off; the future would have had a value.
+        terminated: True if the task ended, so that the value of the future is 0.
+        truncated: True if the episode was cut off, so that the future would have had a value.
         t_started: the environment time of the first observation after the lookback.
-        len_lookback_buffer: the number of the passed steps that are lookback; "auto" means all of them.
+        len_lookback_buffer: how many of the passed steps form the lookback; "auto" means all of them.
         agent_id: the agent, in a multi-agent episode.
         module_id: the policy that acts for the agent.
         multi_agent_episode_id: the id of the multi-agent episode that contains this one.
@@ -88,11 +88,12 @@ class SingleAgentEpisode(EpisodeData):
             infos: facts about this step.
             terminated: True if the task ended with this step.
             truncated: True if the episode was cut off after this step.
-            extra_model_outputs: additional outputs of the policy; a key missing in some steps counts as None there.
+            extra_model_outputs: additional outputs of the policy; a key that is missing in some steps counts as None
+                there.
 
         Raises:
-            EpisodeError: the episode has not begun or is over, or the reward, the infos or the outputs are invalid;
-                the episode is then unchanged.
+            EpisodeError: the episode has not begun or is over, or the reward, the infos or the outputs are invalid. The
+                episode is then unchanged.
         """
         if self.is_numpy or self.is_terminated or self.is_truncated or not self._observations:
             if not self.is_reset:
@@ -139,7 +140,7 @@ class SingleAgentEpisode(EpisodeData):
         self.messages.extend(messages)
 
     def add_assistant_message(self, message: Message) -> None:
-        """Append the message of the current action; each action has exactly one."""
+        """Append the message of the current action; each action has exactly one message."""
         self.assistant_turns.append(len(self.messages))
         self.messages.append(message)
 
@@ -158,8 +159,8 @@ class SingleAgentEpisode(EpisodeData):
         Args:
             indices: the indices; None for all after the lookback.
             neg_index_as_lookback: True if -1 is the item just before index 0, not the last item.
-            fill: the value that replaces out-of-range items; with a space, an item of the space filled with it.
-            one_hot_discrete: return discrete parts as one-hot vectors; requires the space.
+            fill: the value that replaces items out of range; if there is a space, an item of the space filled with it.
+            one_hot_discrete: whether to return discrete parts as one-hot vectors; requires the space.
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
@@ -176,7 +177,7 @@ class SingleAgentEpisode(EpisodeData):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Return actions, as `get_observations` returns observations."""
+        """Return actions; see `get_observations` for the arguments."""
         space = self.action_space
         return read(self._actions, self._lookback, indices, neg_index_as_lookback, fill, space, one_hot_discrete)
 
@@ -185,7 +186,7 @@ class SingleAgentEpisode(EpisodeData):
         return read(self._rewards, self._lookback, indices, neg_index_as_lookback, fill)
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return infos by int, slice or list of ints: the original dicts, which may be modified."""
+        """Return infos by int, slice or list of ints. These are the original dicts, which may be modified."""
         infos, lookback = self._infos, self._lookback
         if type(indices) is int and 0 <= indices < len(infos) - lookback:  # read several times in every step
             if (info := infos[lookback + indices]) is None:
@@ -200,7 +201,7 @@ class SingleAgentEpisode(EpisodeData):
     def get_extra_model_outputs(
         self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """Return one extra model output by int, slice or list of ints; an unknown key raises a KeyError."""
+        """Return one extra model output by int, slice or list of ints; raise a KeyError for an unknown key."""
         return self._output(key).get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
     def _output(self, key: str) -> InfiniteLookbackBuffer[Any]:
@@ -222,11 +223,11 @@ class SingleAgentEpisode(EpisodeData):
         ]
 
     def turn_end(self, t: int) -> int:
-        """Return the position in `messages` after all messages that followed the t-th action."""
+        """Return the position in `messages` after all messages that follow the t-th action."""
         return self.assistant_turns[t + 1] if t + 1 < len(self.assistant_turns) else len(self.messages)
 
     def answers_to(self, t: int) -> list[Message]:
-        """Return the messages between the t-th action and the next: tool results, a user's turn, a reminder."""
+        """Return the messages between the t-th action and the next: tool results, a user's turn, or a reminder."""
         return self.messages[self.assistant_turns[t] + 1 : self.turn_end(t)]
 
     # Changing
@@ -243,17 +244,17 @@ class SingleAgentEpisode(EpisodeData):
         self._observations = data
 
     def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
-        """Replace actions, as `set_observations` does for observations."""
+        """Replace actions; see `set_observations` for the arguments."""
         self._actions = write(self._actions, self._lookback, new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
-        """Replace rewards, as `set_observations` does for observations."""
+        """Replace rewards; see `set_observations` for the arguments."""
         self._rewards = write(self._rewards, self._lookback, new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace items of one extra model output, as `set_observations` does; an unknown key raises a KeyError."""
+        """Replace items of one extra model output like `set_observations`; raise a KeyError for an unknown key."""
         self._output(key).set(new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     # State

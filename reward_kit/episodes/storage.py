@@ -1,8 +1,8 @@
 """Compact storage of completed tracks: arrays for numbers, flat blobs for text and tokens, one column per dict field.
 
-NumPy makes every row of a text column as wide as the longest text, and cannot store dicts with varying keys. Here, text
-and token rows are concatenated with offsets, dicts become one column per field, and dicts with different keys become
-one such set of columns per set of keys. Values that an array cannot represent exactly stay in a list.
+NumPy makes every row of a text column as wide as the longest text, and cannot store dicts with varying keys. Here, rows
+of text and tokens are concatenated with offsets, and dicts become one column per field. Dicts with different sets of
+keys become several such groups of columns. Values that an array cannot represent exactly stay in a list.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-_SAMPLE = 32  # number of rows; sampling fewer is not worthwhile
+_SAMPLE = 32  # minimum number of rows for which sampling is worthwhile
 _MOST_CODES = 256
 
 
@@ -87,7 +87,9 @@ def _text_of(blob: str | bytes, offsets: npt.NDArray[Any]) -> RaggedText:
 
 
 class CategoricalText:
-    """Texts with many repeats, such as roles and tool names: each distinct text once, and one byte per row."""
+    """Texts with many repeats, such as roles and tool names: each distinct text is stored once, and each row as one
+    byte.
+    """
 
     __slots__ = ("codes", "values")
 
@@ -122,7 +124,7 @@ class CategoricalText:
 
 
 def compact_texts(texts: list[str]) -> RaggedText | CategoricalText:
-    """Return the storage for a column of texts: `CategoricalText` if a sample has few distinct texts."""
+    """Return the storage for a column of texts, which is `CategoricalText` if a sample contains few distinct texts."""
     rows = len(texts)
     if texts[-1] == texts[0] and texts.count(texts[0]) == rows:
         return CategoricalText(texts[:1], bytes(rows))
@@ -134,7 +136,7 @@ def compact_texts(texts: list[str]) -> RaggedText | CategoricalText:
 
 
 def row_offsets(rows: list[Any], total: int) -> npt.NDArray[Any]:
-    """Return the start of each row and the end of the last, in the smallest sufficient integer type."""
+    """Return the start of each row and the end of the last row, in the smallest sufficient integer type."""
     dtype = np.uint32 if total < 2**32 else np.int64
     if len(rows) < _SAMPLE:
         return np.fromiter(accumulate(map(len, rows), initial=0), dtype, len(rows) + 1)
@@ -150,15 +152,19 @@ def row_offsets(rows: list[Any], total: int) -> npt.NDArray[Any]:
 
 
 def normalize_index(index: int, length: int) -> int:
-    """Return the position for an index, counting from the end if negative; raise an IndexError if out of range."""
+    """Return the position for an index, which counts from the end if negative; raise an IndexError if it is out of
+    range.
+    """
     position = index + length if index < 0 else index
     if not 0 <= position < length:
-        raise IndexError(f"row {index} is out of range: there are {length}")
+        raise IndexError(f"row {index} is out of range; there are {length} rows")
     return position
 
 
 class RaggedNumbers:
-    """Number rows of different lengths in one flat array with offsets; dtype "i" for token ids, "d" for logprobs."""
+    """Rows of numbers with different lengths in one flat array with offsets; dtype "i" for token ids, "d" for
+    log-probabilities.
+    """
 
     __slots__ = ("offsets", "values")
 
@@ -206,7 +212,7 @@ class RaggedNumbers:
         return self.values[int(self.offsets[0]) : int(self.offsets[-1])]
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Return the length of every row (rows,)."""
+        """Return (rows,) the length of every row."""
         offsets = self.offsets.astype(np.int64)
         return offsets[1:] - offsets[:-1]
 
@@ -225,8 +231,8 @@ class Records:
     indexing by a field name returns that field of all items.
 
     Attributes:
-        columns: the columns by field, in the items' order; tuple fields are numbers.
-        first: the position of its first row in the columns, which a part shares with the whole.
+        columns: the columns by field, in the items' order; the fields of tuples are numbers.
+        first: the position of the first row in the columns, which a part shares with the whole.
         stacks: True if all fields are numbers, so that several items can be read as one structure of arrays.
     """
 
@@ -276,7 +282,7 @@ class Records:
         return self._rows(read_items(column, start, stop) for column in self.columns.values())
 
     def items_at(self, rows: Any) -> list[Any]:
-        """Return the dicts or tuples at an array of ints, as `items` does."""
+        """Return the dicts or tuples at an array of ints, with plain Python values."""
         return self._rows(read_items_at(column, rows + self.first) for column in self.columns.values())
 
     def _rows(self, columns: Iterable[list[Any]]) -> list[Any]:
@@ -318,7 +324,7 @@ class MixedRecords:
         return read_items(self.blocks[self.block_of[index]], int(self.row_of[index]), int(self.row_of[index]) + 1)[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Store only the rows in this part, so that a part does not contain the whole.
+        # Store only the rows of this part, so that a part does not contain the whole.
         blocks, row_of = [], self.row_of.copy()
         for number, block in enumerate(self.blocks):
             first, stop = self._stretch(number, 0, len(self))
@@ -346,12 +352,12 @@ _COMPACT = (np.ndarray, RaggedText, CategoricalText, RaggedNumbers, Records, Mix
 
 
 def is_compact(data: Any) -> bool:
-    """Return whether `data` is one of the storage types of this module."""
+    """Return True if `data` is one of the storage types of this module."""
     return isinstance(data, _COMPACT)
 
 
 def stacks(data: Any) -> bool:
-    """Return whether several items of `data` can be read as one array or one structure of arrays."""
+    """Return True if several items of `data` can be read as one array or one structure of arrays."""
     return isinstance(data, np.ndarray) or (isinstance(data, Records) and data.stacks)
 
 
@@ -371,7 +377,7 @@ def read_items(data: Any, start: int, stop: int) -> list[Any]:
 
 
 def read_items_at(data: Any, rows: npt.NDArray[np.intp]) -> list[Any]:
-    """Return the items at an array of ints, as `read_items` does."""
+    """Return the items at an array of ints as a list of plain values or arrays."""
     if isinstance(data, RaggedText | Records):
         return data.items_at(rows)
     if isinstance(data, np.ndarray):
@@ -410,13 +416,14 @@ def concat_columns(left: Any, right: Any) -> Any:
 def compact(items: Any, *, exact: bool = False) -> Any:
     """Return the most compact storage for a completed column.
 
-    Texts become `RaggedText` or `CategoricalText`; numbers and equally shaped arrays an ndarray with a leading time
-    axis; lists of numbers `RaggedNumbers`; dicts `Records` or `MixedRecords`. Anything else remains a list, including
-    integers that an array cannot represent exactly.
+    Texts become `RaggedText` or `CategoricalText`. Numbers and equally shaped arrays become an ndarray with a leading
+    time axis. Lists of numbers become `RaggedNumbers`, and dicts become `Records` or `MixedRecords`. Anything else
+    remains a list, including integers that an array cannot represent exactly.
 
     Args:
         items: a list; any other value is already compact.
-        exact: keep the list if items would change their type: integers among floats, or NumPy scalars.
+        exact: whether to keep the list if items would change their type, such as integers among floats, or NumPy
+            scalars.
     """
     if not isinstance(items, list) or not items:
         return items
@@ -464,7 +471,7 @@ def _stack(items: list[npt.NDArray[Any]], exact: bool) -> Any:
     if [item.shape for item in items].count(first.shape) < len(items):
         return items
     try:
-        # "no": reject an array of another dtype instead of converting it.
+        # "no" rejects an array of another dtype instead of converting it.
         flat = np.concatenate(items if first.ndim else [item[None] for item in items], casting="no")
     except (TypeError, ValueError):
         return items
@@ -489,8 +496,8 @@ def _rows(items: list[list[Any]], exact: bool) -> Any:
 def _records(items: list[dict[Any, Any]], exact: bool) -> Any:
     names = tuple(items[0])
     keys, width = list(chain.from_iterable(items)), len(names)
-    # If the sequence of all keys repeats the first dict's keys, all dicts have these keys in order: since a dict has
-    # no duplicate key, no dict can be longer, and hence none can be shorter.
+    # If the sequence of all keys repeats the first dict's keys, all dicts have these keys in this order: since a dict
+    # has no duplicate key, no dict can be longer, and hence none can be shorter.
     if len(keys) == len(items) * width and all(
         keys[i::width].count(name) == len(items) for i, name in enumerate(names)
     ):

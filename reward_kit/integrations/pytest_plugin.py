@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reward_kit.runs.finished import FinishedRun
 
 MARK = "reward_kit"
-_GATES: Mapping[str, Any] = {"threshold": None, "lower_bound": False, "max_errors": 0}
+_GATES: Mapping[str, Any] = {"threshold": None, "thresholds": {}, "lower_bound": False, "max_errors": 0}
 _OF_TASKS = (
     *("models", "policies", "rollouts", "limit", "sample_ids", "seed", "max_concurrency", "overrides", "base_url"),
 )
@@ -42,8 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARK}(task, *, threshold, lower_bound, max_errors, …): run a task file before the test and check its mean "
-        "score afterwards; with reward= and data= instead of a task, score transcripts",
+        f"{MARK}(task, *, threshold, thresholds, lower_bound, max_errors, …): run a task file before the test and "
+        "check its means afterwards; with reward= and data= instead of a task, score transcripts",
     )
 
 
@@ -134,6 +134,9 @@ def _properties(run: FinishedRun) -> list[tuple[str, str]]:
         properties.append((f"{_SCORE}{policy.policy}", ", ".join(texts)))
         if policy.score is not None:
             properties.append((f"reward_kit_mean:{policy.policy}", f"{policy.score.mean:.6g}"))
+        for name, metric in policy.metrics.items():
+            if metric is not None:
+                properties.append((f"reward_kit_metric:{policy.policy}:{_printable(name)}", f"{metric.mean:.6g}"))
     return properties
 
 
@@ -145,16 +148,20 @@ def _printable(text: str) -> str:
 
 def _problem_with_gates(gates: Mapping[str, Any]) -> str:
     """Check the gates before a run that may cost money."""
-    for name in ("threshold", "max_errors"):
-        value = gates[name]
+    thresholds = gates["thresholds"]
+    if not isinstance(thresholds, Mapping) or not all(isinstance(name, str) for name in thresholds):
+        return f"thresholds={thresholds!r}): expected a dict from names of metrics to numbers"
+    named = {f"thresholds={{{name!r}: …}}": value for name, value in thresholds.items()}
+    for name, value in {"threshold": gates["threshold"], "max_errors": gates["max_errors"], **named}.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number and (name == "max_errors" or value is not None):
-            return f"{name}={value!r}): expected a finite number"
+        if not is_number and (name != "threshold" or value is not None):
+            shown = f"{name}={value!r}" if name in gates else name.replace("…", repr(value))
+            return f"{shown}): expected a finite number"
     if gates["max_errors"] < 0:
         return f"max_errors={gates['max_errors']!r}): must be at least 0"
     if not isinstance(gates["lower_bound"], bool):
         return f"lower_bound={gates['lower_bound']!r}): must be True or False"
-    if gates["lower_bound"] and gates["threshold"] is None:
+    if gates["lower_bound"] and gates["threshold"] is None and not thresholds:
         return "lower_bound=True) has no effect without a threshold"
     return ""
 
@@ -181,20 +188,25 @@ def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
 
 
 def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
+    from reward_kit.runs.summary import Threshold
+
     if run.why_stopped:
         yield f"the run stopped: {run.why_stopped}"
     if len(run.errors) > gates["max_errors"]:
         broken = f"{len(run.errors)} of {len(run.rows)} episodes ended with an error and have no score"
         yield f"{broken}; max_errors is {gates['max_errors']:g}"
-    threshold = gates["threshold"]
-    for policy in run.policies if threshold is not None else ():
-        interval = policy.score
-        value = None if interval is None else interval.low if gates["lower_bound"] else interval.mean
-        what = "the lower bound of the mean score" if gates["lower_bound"] else "the mean score"
-        if value is None:
-            yield f"{policy.policy}: {what} is unknown; threshold is {threshold:g}"
-        elif value < threshold:
-            yield f"{policy.policy}: {what} is {value:.3f}, below the threshold {threshold:g}"
+    named = {None: gates["threshold"]} if gates["threshold"] is not None else {}
+    for metric, least in {**named, **gates["thresholds"]}.items():
+        threshold = Threshold(least, metric, gates["lower_bound"])
+        if unknown := threshold.unknown_metric(run.policies):
+            yield unknown
+            continue
+        for policy in run.policies:
+            value = threshold.value(policy)
+            if value is None:
+                yield f"{policy.policy}: the {threshold.what} is unknown; threshold is {least:g}"
+            elif value < least:
+                yield f"{policy.policy}: the {threshold.what} is {value:.3f}, below the threshold {least:g}"
 
 
 def _summary(run: FinishedRun) -> str:

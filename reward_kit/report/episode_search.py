@@ -9,52 +9,45 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.report.run_data import EpisodeOutline
 from reward_kit.runs.files import read_line, wrap_os_errors
-from reward_kit.runs.results import LineRange
 
 _MOST_BYTES = 256_000_000  # of all episodes; a longer text is searched up to its share
 _LEAST_BYTES = 2_000
 
 
-class _Text(NamedTuple):
-    place: LineRange
-    text: bytes
-
-
 class EpisodeSearch:
     """The searchable texts of a run's episodes: messages and tool calls, or without messages, observations and actions.
 
-    Each line is read once. May be used from any thread.
+    Attributes:
+        lock: held by callers of `add` and `find`.
+        change: the number of the last change of the run that was added.
     """
 
     def __init__(self, path: Path) -> None:
+        self.lock = threading.Lock()
+        self.change = 0
         self._file = path / "episodes.jsonl"
-        self._texts: dict[str, _Text] = {}
-        self._lock = threading.Lock()
+        self._texts: dict[str, bytes] = {}
 
-    def find(self, episodes: Sequence[EpisodeOutline], query: str) -> list[str]:
-        """Return the ids of the episodes whose text contains the query, ignoring case; none for an empty query."""
-        with self._lock:
-            self._read(episodes)
-            needle = _lower(query)
-            names = [facts.row.rollout_id for facts in episodes] if needle else []
-            return [name for name in names if name in self._texts and needle in self._texts[name].text]
-
-    def _read(self, episodes: Sequence[EpisodeOutline]) -> None:
-        places = {facts.row.rollout_id: facts.place for facts in episodes if facts.place is not None}
-        known = self._texts
-        new = {name: place for name, place in places.items() if name not in known or known[name].place != place}
-        if not new:
+    def add(self, episodes: Sequence[EpisodeOutline]) -> None:
+        """Read the texts of new or changed episodes."""
+        if not episodes:
             return
-        most = max(_LEAST_BYTES, _MOST_BYTES // len(places))
+        most = max(_LEAST_BYTES, _MOST_BYTES // (len(episodes) + len(self._texts)))
         with wrap_os_errors("read", self._file), self._file.open("rb") as file:
-            for name, place in new.items():
-                file.seek(place.offset)
-                known[name] = _Text(place, _episode_text(file.read(place.length))[:most])
+            for facts in episodes:
+                if facts.place is not None:
+                    file.seek(facts.place.offset)
+                    self._texts[facts.row.rollout_id] = _episode_text(file.read(facts.place.length))[:most]
+
+    def find(self, query: str) -> list[str]:
+        """Return the ids of the episodes whose text contains the query, ignoring case; none for an empty query."""
+        needle = _lower(query)
+        return [name for name, text in self._texts.items() if needle in text] if needle else []
 
 
 def _episode_text(line: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +23,12 @@ from reward_kit.runs.run_folder import RunHeader, check_score, line_record, plac
 from reward_kit.runs.summary import EpisodeRow, metric_scores
 
 _KEPT_TEXT = 2_000
+_NOT_COLUMNS = ("id", "tags", "ground_truth")
+_LONGEST_VALUE = 40
 K = TypeVar("K", bound=Hashable)
-# Between these keys of a line of `episodes.jsonl` are the conversation, the steps, the tokens and the sample. Page
+# Between the first two of these keys of a line of `episodes.jsonl` are the conversation, the steps and the tokens. Page
 # figures need only tool errors and the simulated user's usage from them.
-_MIDDLE, _AFTER = b',"messages":[', b',"timing":'
+_MIDDLE, _SAMPLE, _AFTER = b',"messages":[', b',"sample":', b',"timing":'
 _TELLING = (b'"error":', b'"user_usage":')
 
 
@@ -63,6 +66,7 @@ class EpisodeOutline:
     said: TextExcerpt  # the error, or the reason of the score
     score: ScoreFacts | None  # None until it is scored
     rollout_index: int = 0  # within its group
+    columns: Mapping[str, str] = field(default_factory=dict)  # the short scalar fields of its sample
     place: LineRange | None = None  # the position of its line
 
     @property
@@ -100,13 +104,18 @@ def read_run(path: Path) -> RunFacts:
         scores[score["rollout_id"], get_attempt(score)] = score
     latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
-        record = _outlined(line) or line_record(file, number, line)
+        record = outline_line(file, number, line)
         scored = scores.get((record["rollout_id"], get_attempt(record)))
         facts = episode_outline(record, header, scored, LineRange(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
     episodes = latest.values()
     finished = [facts for facts in episodes if not facts.row.is_unfinished]
     return RunFacts(path, header, finished, latest.earlier, len(episodes) - len(finished), read_run_labels(path))
+
+
+def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Parse a line of `episodes.jsonl`, if possible without its long middle."""
+    return _outlined(line) or line_record(file, number, line)
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:
@@ -118,8 +127,9 @@ def _outlined(line: bytes) -> dict[str, Any] | None:
     begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
     if not 0 < begin < end or any(line.find(key, begin, end) >= 0 for key in _TELLING):
         return None
+    sample = line.rfind(_SAMPLE, begin, end)
     try:
-        record = read_line(line[:begin] + line[end:])
+        record = read_line(line[:begin] + line[sample if sample >= 0 else end :])
     except ValueError:
         return None
     is_whole = isinstance(record.get("rollout_id"), str) and isinstance(record.get("attempt"), int | None)
@@ -157,8 +167,25 @@ def episode_outline(
             said=said,
             score=_score(score) if score is not None else None,
             rollout_index=int(_number(record.get("rollout_index")) or 0),
+            columns=_columns(record.get("sample")),
             place=place,
         )
+
+
+def _columns(sample: Any) -> dict[str, str]:
+    """Return the fields of a sample that may form slices, as texts."""
+    fields = sample.items() if isinstance(sample, Mapping) else ()
+    return {
+        sys.intern(name): sys.intern(str(value))
+        for name, value in fields
+        if name not in _NOT_COLUMNS and len(name) <= _LONGEST_VALUE and _is_short(value)
+    }
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, str):
+        return 0 < len(value) <= _LONGEST_VALUE
+    return isinstance(value, int | float) and -1e15 < value < 1e15  # a huge integer cannot be converted to a text
 
 
 def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict[str, Any]:

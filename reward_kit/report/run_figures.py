@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from reward_kit.agent.models import StopReason
 from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, number, r2
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
+from reward_kit.report.run_slices import SEPARATOR, slice_names
 from reward_kit.report.timeline import RunTimeline, groups_complete
 from reward_kit.runs.label_file import EpisodeLabels, display_label
 from reward_kit.runs.statistics import safe_mean
@@ -264,7 +265,7 @@ _REASON_LENGTH = 400
 _REASONS_IN_ALL = 1_500_000  # in characters; a larger page is slow to open
 _SHORTEST_REASON = 60
 _MOST_CHOICES = 60
-_TEXTS = ("id", "link", "word", "text")
+_TEXTS = ("id", "link", "word", "text", "tags")
 Cell = str | float | Sequence[str | float | None] | None
 """A list holds the displayed text and the value if they differ."""
 Rows = Sequence[Sequence[Cell]]
@@ -303,8 +304,11 @@ class DataTable:
         filters = []
         for index, column in enumerate(self.columns):
             if column.key in keys:
-                values = sorted({displayed(row[index]) for row in self.rows if row[index]})
-                filters += [(column, values)] if len(values) <= _MOST_CHOICES or column.key == "error" else []
+                texts = {displayed(row[index]) for row in self.rows if row[index]}
+                if column.kind == "tags":
+                    texts = {name for text in texts for name in text.split(SEPARATOR)}
+                values = sorted(texts)
+                filters += [(column, values)] if len(values) <= _MOST_CHOICES or column.key in ("error", "tags") else []
         return replace(self, filters=filters)
 
 
@@ -362,6 +366,7 @@ _EPISODE_COLUMNS = (
     TableColumn("took", "took", "seconds"),
     TableColumn("scoring", "scoring took", "seconds"),
 )
+_TAG_COLUMN = TableColumn("tags", "tags", "tags")
 _LABEL_COLUMNS = (TableColumn("label", "label", "word"), TableColumn("note", "note", "text"))
 
 
@@ -416,8 +421,16 @@ def episodes_table(
     episodes: Sequence[EpisodeOutline],
     pass_threshold: float,
     labels: Mapping[str, EpisodeLabels] | None = None,
+    slices: Collection[str] | None = None,
 ) -> DataTable:
-    """Return a row per episode, by name; with `labels`, also the users' labels and notes."""
+    """Return a row per episode, by name.
+
+    Args:
+        episodes: the episodes.
+        pass_threshold: the lowest score that passes.
+        labels: adds columns with the users' labels and notes.
+        slices: adds a column with the tags, and the values of these dataset columns.
+    """
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
     rows: list[list[Cell]] = []
     for facts in sorted(episodes, key=lambda facts: facts.row.rollout_id):
@@ -440,12 +453,16 @@ def episodes_table(
                 digits(facts.score.duration_s if facts.score is not None else None),
             ]
         )
+        if slices is not None:
+            names = (escape_text(name, NAME_LENGTH) for name in slice_names(facts, slices))
+            rows[-1].append(SEPARATOR.join(names))
         if labels is not None:
             word, note = display_label(labels.get(row.rollout_id, {}))
             rows[-1] += [word, escape_text(note, _REASON_LENGTH)]
-    columns = (*_EPISODE_COLUMNS, *(_LABEL_COLUMNS if labels is not None else ()))
+    columns = [*_EPISODE_COLUMNS, *((_TAG_COLUMN,) if slices is not None else ())]
+    columns += _LABEL_COLUMNS if labels is not None else ()
     table = DataTable("episodes", "Episodes", columns, rows, has_matrix=True)
-    return table.with_choices("policy", "outcome", "stop", "error", "label")
+    return table.with_choices("policy", "outcome", "stop", "error", "tags", "label")
 
 
 def _named(name: str) -> Cell:

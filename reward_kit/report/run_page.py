@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from reward_kit.display_text import escape_text
@@ -24,6 +24,7 @@ from reward_kit.report.rendering import (
     status_text,
 )
 from reward_kit.report.run_data import RunFacts, read_run
+from reward_kit.report.run_slices import slice_columns, slice_rows
 from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, covered_seconds, draw_timeline
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
@@ -67,15 +68,25 @@ def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
         return None, error
 
 
-def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows: bool = True) -> str:
-    """Return the page of a run as HTML."""
+def run_page(
+    run: RunFacts,
+    data: ChunkData,
+    extra_script: str = "",
+    *,
+    has_rows: bool = True,
+    columns: Collection[str] | None = None,
+) -> str:
+    """Return the page of a run as HTML, with slices by these dataset columns; by default, those with few values."""
     header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
     summaries = summarize((facts.row for facts in run.episodes), run.pass_threshold)
     scoring = figures.scoring_figures(run, timeline)
     policies = figures.policy_names(run.episodes)
     labels = run.labels if run.labels or data.mode == "server" else None
-    episodes = figures.episodes_table(listed, run.pass_threshold, labels)
+    columns = slice_columns(run.episodes) if columns is None else columns
+    slices = slice_rows(run.episodes, columns, policies, run.pass_threshold)
+    has_tags = bool(slices) or data.mode == "server"
+    episodes = figures.episodes_table(listed, run.pass_threshold, labels, columns if has_tags else None)
     tables = (figures.samples_table(listed, run.pass_threshold), figures.groups_table(listed))
     spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     page = {
@@ -98,6 +109,7 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
         "metrics": metric_rows(summaries),
         "stop_reasons": figures.stop_reasons(run.episodes),
         "failure_classes": figures.failure_classes(run.episodes),
+        "slices": slices,
         "spent": [(one, _cost(one.cost, one.unpriced, sum(one.tokens.values()))) for one in spent],
         "timeline": draw_timeline(timeline) if timeline is not None else None,
         "timeline_notes": _timeline_notes(run, timeline, scoring),

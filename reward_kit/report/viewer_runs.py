@@ -222,9 +222,13 @@ class WatchedRun:
 
     def find(self, query: str) -> list[str]:
         """Return the ids of the episodes whose text contains the query."""
-        with self._lock:  # the texts are read without it, so that other pages do not wait
-            search, episodes = self._search, self.facts().episodes
-        return search.find(episodes, query)
+        search = self._search
+        with search.lock:
+            with self._lock:  # the texts are read without it, so that other pages do not wait
+                changed, change = self.changed_since(search.change), self.change
+            search.add(changed)
+            search.change = change
+            return search.find(query)
 
     def changed_since(self, change: int) -> list[EpisodeOutline]:
         """Return the episodes that are new or newly scored since a change, in time proportional to their number."""

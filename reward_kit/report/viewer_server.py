@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +31,10 @@ from reward_kit.report.run_figures import (
     tables_data,
 )
 from reward_kit.report.run_page import labels_data, run_page
+from reward_kit.report.run_slices import slice_columns
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
+from reward_kit.report.trend_page import LatencyReader, trend_page
 from reward_kit.report.viewer_access import TOKEN, Access
 from reward_kit.report.viewer_runs import SUMMARY, GroupLines, RunCatalog, RunRow, WatchedRun
 from reward_kit.runs.files import EPISODES, METRICS
@@ -44,11 +46,12 @@ _LOOK_EVERY_S = 0.5
 _ALIVE_EVERY = 30
 _MOST_IN_MEMORY = 8
 _MESSAGE_LENGTH = 600
+_TREND = "/-/trend"  # no page of a run has this path, even of a run named "-"
 _MOST_POSTED = 1 << 16  # bytes of a request's body
 _COLUMNS = (
     TableColumn("run", "run", "link"),
     TableColumn("policy", "policy", "id"),
-    TableColumn("task", "task", "id"),
+    TableColumn("task", "task", "link"),
     TableColumn("status", "status", "word"),
     TableColumn("episodes", "episodes", "count"),
     TableColumn("mean", "mean score", "score"),
@@ -74,6 +77,7 @@ async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = No
         [
             web.get("/", viewer.index),
             web.get("/events", viewer.index_events),
+            web.get(_TREND, viewer.trend),
             web.get("/{run}", viewer.with_slash),
             web.get("/{run}/", viewer.page),
             web.get("/{run}/figures", viewer.figures),
@@ -109,6 +113,7 @@ class _Viewer:
         self._catalog = catalog
         self._runs = _OpenRuns(catalog)
         self._looking = anyio.Lock()
+        self._latencies = LatencyReader()
 
     async def index(self, request: web.Request) -> web.Response:
         def page() -> str:
@@ -118,6 +123,16 @@ class _Viewer:
 
         async with self._looking:
             return _html(await run_sync(page))
+
+    async def trend(self, request: web.Request) -> web.Response:
+        def page() -> str:
+            with self._catalog.held():
+                self._catalog.poll()
+            return trend_page(self._catalog, request.query.get("task", ""), self._latencies)
+
+        async with self._looking:
+            with _refusals("text/html"):
+                return _html(await run_sync(page))
 
     async def index_events(self, request: web.Request) -> web.StreamResponse:
         def poll(mark: str) -> tuple[str, list[Event]]:
@@ -251,7 +266,9 @@ def _viewer_page(template: str, script: str, data: str = "", **values: Any) -> s
 
 def _cells(row: RunRow) -> list[Cell]:
     figures = (row.episodes, row.mean, row.low, row.high, row.cost, row.began, row.note)
-    return [[escape_text(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"], row.policy, row.task, row.status, *figures]
+    run = [escape_text(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"]
+    task = [row.task, f".{_TREND}?task={_quoted(row.task)}"] if row.episodes is not None else row.task
+    return [run, row.policy, task, row.status, *figures]
 
 
 def _live_script(mark: str) -> str:
@@ -284,6 +301,7 @@ class _Shown:
     lock: threading.Lock = field(default_factory=threading.Lock)
     figures: str = ""
     figures_are_of: str = ""
+    columns: Collection[str] = ()  # dataset columns that form slices, as of the last page
 
     @property
     def mark(self) -> str:
@@ -311,7 +329,9 @@ class _OpenRuns:
         run = self._shown(name, path)
         with run.lock:
             run.watch.poll_all()
-            return run_page(run.watch.facts(), served(path), _live_script(run.mark) + asset("viewer.js"))
+            facts, script = run.watch.facts(), _live_script(run.mark) + asset("viewer.js")
+            run.columns = slice_columns(facts.episodes)
+            return run_page(facts, served(path), script, columns=run.columns)
 
     def figures(self, name: str) -> str:
         """Return the page without table rows, to update the figures of an open page."""
@@ -323,7 +343,10 @@ class _OpenRuns:
             run.watch.poll_all()
             if run.mark != run.figures_are_of:
                 mark, facts = run.mark, run.watch.facts()
-                run.figures, run.figures_are_of = run_page(facts, served(path), has_rows=False), mark
+                run.figures, run.figures_are_of = (
+                    run_page(facts, served(path), has_rows=False, columns=run.columns),
+                    mark,
+                )
             return run.figures
 
     def news(self, name: str, mark: str) -> tuple[str, list[Event]]:
@@ -344,7 +367,7 @@ class _OpenRuns:
             tables = (
                 samples_table(beside, threshold),
                 groups_table(beside),
-                episodes_table(changed, threshold, run.watch.labels),
+                episodes_table(changed, threshold, run.watch.labels, run.columns),
             )
             rows: Event = ("rows", {table.name: table.rows for table in tables})
             return now, [*([rows] if changed else []), ("figures", {})]

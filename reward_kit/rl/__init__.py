@@ -1,6 +1,6 @@
 """Learning: losses, the PPO learner, trainer and pipelines, reward managers, small models and supervised training.
 
-Names load on first use; its submodules are not public.
+Names load on first use; the submodules are not public.
 """
 
 from typing import TYPE_CHECKING

@@ -74,7 +74,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"
 PART, OLD = ".part", ".old"
-"""The suffixes of hidden directories during writing and removal."""
+"""The suffixes of hidden directories used during writing and removal."""
 _NAME = re.compile(r"step-(\d{6,})")
 _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
@@ -94,14 +94,14 @@ class Checkpoint:
 
 
 class DamagedCheckpoint(NamedTuple):
-    """A damaged checkpoint directory, and the reason."""
+    """The directory of a damaged checkpoint, and the reason."""
 
     path: Path
     reason: str
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, if any, and the damaged ones that are newer."""
+    """The newest complete checkpoint, if any, and the damaged checkpoints that are newer."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]
@@ -117,13 +117,13 @@ def save_checkpoint(
     score: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `folder/step-000123`, replacing an existing one, and remove leftovers of interrupted writes.
+    """Write `folder/step-000123`, replacing an existing directory, and remove leftovers of interrupted writes.
 
     Args:
         folder: the directory of one run's checkpoints.
         step: the number of the last training step, from 0.
-        state: the state that the trainer needs to continue, a tree as in the module's docstring.
-        model: the model, for other programs to load; without it, `state` must contain the weights.
+        state: the state that the trainer needs to continue, a tree as described in the module's docstring.
+        model: the model, saved for other programs to load; without it, `state` must contain the weights.
         tokenizer: the tokenizer to save with the model.
         score: the policy's score; higher is better. `prune` keeps the best checkpoint.
         facts: counters and similar data, as plain JSON.
@@ -161,13 +161,13 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint; a damaged one raises `StoreError`."""
+    """Load a checkpoint; raise `StoreError` if it is damaged."""
     manifest = verify_checkpoint(path)
     return Checkpoint(path, manifest["step"], read_tree(path, "state"), manifest["score"], manifest["facts"])
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; raise `StoreError` if it or a file is missing or changed."""
+    """Return a checkpoint's manifest; raise `StoreError` if the manifest or a file is missing or was changed."""
     manifest = _manifest(path)
     for name, known in manifest["files"].items():
         file = path / name
@@ -199,7 +199,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest complete checkpoint; also return, and log, newer damaged ones."""
+    """Find the newest complete checkpoint; also return, and log, damaged checkpoints that are newer."""
     torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
         if (reason := _find_damage(path)) is None:
@@ -209,13 +209,13 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the highest score, the oldest on a tie."""
+    """Find the complete checkpoint with the highest score; on a tie, the oldest."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it
             if (score := _manifest(path)["score"]) is not None:
                 scores[path] = score
-    in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in the order of steps
+    in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in the order of steps.
     return next((path for path in in_order if _find_damage(path) is None), None)
 
 
@@ -230,7 +230,9 @@ def _find_damage(path: Path) -> str | None:
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Remove all checkpoints but the newest `keep`, the newest complete one and the best; return the removed ones."""
+    """Remove all checkpoints except the newest `keep`, the newest complete one and the best; return the removed
+    ones.
+    """
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
     kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
@@ -248,7 +250,7 @@ def prune(folder: Path, *, keep: int) -> list[Path]:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of the global generators of torch (every device), NumPy and Python, for a checkpoint."""
+    """Return the states of the global generators of torch (on every device), NumPy and Python, for a checkpoint."""
     states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()
@@ -265,7 +267,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 class StudyBatch(NamedTuple):
-    """Rows on which training stopped, and facts about the failure."""
+    """The rows on which training stopped, and facts about the failure."""
 
     rows: TokenBatch
     facts: dict[str, Any]
@@ -275,7 +277,10 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
     """Save rows with a non-finite loss or gradient in a new directory `study-000`, `study-001`, ….
 
     Objects other than numbers, texts and arrays are saved as text. `facts` may contain the step, the loss, and the
-    names of parameters with non-finite gradients; its numbers need not be finite. Raises `StoreError` if writing fails.
+    names of parameters with non-finite gradients; its numbers need not be finite.
+
+    Raises:
+        StoreError: the files cannot be written.
     """
     numbers = [int(match[1]) for path in folder.glob("study-*") if (match := _STUDY_NAME.fullmatch(path.name))]
     path = folder / f"study-{max(numbers, default=-1) + 1:03d}"
@@ -286,7 +291,7 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
 
 
 def load_batch_for_study(path: Path) -> StudyBatch:
-    """Read the rows saved by `save_batch_for_study`; raise `StoreError` if they cannot be read."""
+    """Load the rows saved by `save_batch_for_study`; raise `StoreError` if they cannot be read."""
     tree = read_tree(path, "batch")
     return StudyBatch(TokenBatch(tree["batch"], tree["others"], tree["meta_info"]), tree["facts"])
 
@@ -356,7 +361,10 @@ Tensors = dict[str, torch.Tensor]
 def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> None:
     """Write a tree as `name.safetensors` and `name.json`; a repeated tensor is written once.
 
-    An object of another type raises `ConfigError` with its position, or is stored as text with `as_text`.
+    If `as_text` is true, an object of another type is stored as text.
+
+    Raises:
+        ConfigError: the tree contains an object of another type; the message names its position.
     """
     tensors: Tensors = {}
     plain = _Writer(tensors, as_text).plain(tree, name)
@@ -366,7 +374,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 
 
 def read_tree(folder: Path, name: str) -> Any:
-    """Read a tree from `write_tree`, on the CPU; a missing or damaged file raises `StoreError`."""
+    """Load a tree from `write_tree`, on the CPU; raise `StoreError` if a file is missing or damaged."""
     path = folder / f"{name}.json"
     with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors file"):
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -404,7 +412,7 @@ class _Writer:
         if self._as_text:
             return {"$text": repr(value)}
         raise ConfigError(
-            f"{where} is {type_name(value)}, which a checkpoint cannot hold; use numbers, texts or arrays"
+            f"{where} is {type_name(value)}, which cannot be stored in a checkpoint; use numbers, texts or arrays"
         )
 
     def _tensor(self, value: torch.Tensor) -> str:
@@ -432,7 +440,7 @@ class _Writer:
         except TypeError:
             if self._as_text or native.dtype.kind == "U":
                 return {"$objects": [self.plain(item, where) for item in native.tolist()]}
-            raise ConfigError(f"{where} is an array of {value.dtype}, which a checkpoint cannot hold") from None
+            raise ConfigError(f"{where} is an array of {value.dtype}, which cannot be stored in a checkpoint") from None
         return {"$array" if isinstance(value, np.ndarray) else "$scalar": name}
 
 

@@ -1,4 +1,4 @@
-"""Losses as pure functions on padded or packed (B,T) tensors; they read only tokens whose `loss_mask` is 1.
+"""Losses as pure functions on padded or packed (B,T) tensors; only tokens whose `loss_mask` is 1 are read.
 
 Shared arguments:
 
@@ -8,14 +8,14 @@ Shared arguments:
     loss_mask_BT     1 for tokens included in the loss, else 0
     clip_low         the largest distance of a ratio below 1; 1 means unlimited
     clip_high        the largest distance of a ratio above 1
-    weights_BT       a factor per token, such as `truncated_importance_weights`; None: 1
+    weights_BT       a factor per token, such as `truncated_importance_weights`; None means 1
     aggregation      the reduction of the tokens' losses to one number
-    global_batch     the counts of all micro-batches; None: the counts of these rows
-    sequence_ids_BT  the sequence of each token, for packed rows; None: one sequence per row
+    global_batch     the counts of all micro-batches; None means the counts of these rows
+    sequence_ids_BT  the sequence of each token, for packed rows; None means one sequence per row
 
 Each function returns a `Loss` with its diagnostics, and raises `ConfigError` if an option is unknown or out of range,
-or shapes differ. Formulas are per token t; sg stops the gradient. The axis `_N` has the included tokens in order, and
-`_Q` the sequences with at least one of them.
+or shapes differ. Formulas are per token t; sg stops the gradient. The axis `_N` is that of the included tokens in
+order, and `_Q` that of the sequences with at least one included token.
 
 Divisors are counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of the batch,
 regardless of the split. For the same reason, diagnostics are stored as sums and counts.
@@ -59,13 +59,14 @@ __all__ = [
     "within_cap",
 ]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""Reductions of (N,) losses: the mean over tokens, or the mean over sequences of the sequence's sum, mean, or sum
-divided by a constant length (`GlobalBatch.norm_length`)."""
+"""Reductions of (N,) losses: the mean over tokens, or the mean over sequences of the sequence's sum, its mean, or its
+sum divided by a constant length (`GlobalBatch.norm_length`).
+"""
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are cut to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
+"""Log-ratios are clipped to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 _LEAST = 1e-12
 """The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. Counts per process may be below 1."""
 
@@ -88,7 +89,7 @@ class GlobalBatch:
 
     Attributes:
         tokens: the number of tokens in the loss.
-        sequences: the number of sequences with such a token. A sequence must not span micro-batches.
+        sequences: the number of sequences with a token in the loss. A sequence must not span micro-batches.
         norm_length: the divisor of "seq-mean-token-sum-norm": a constant of the run, such as the maximum completion
             length.
 
@@ -110,7 +111,7 @@ class GlobalBatch:
     def of(
         cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
     ) -> GlobalBatch:
-        """Count rows that are all in memory; for the arguments see `MaskedTokens` and the class."""
+        """Count rows that are all in memory; see `MaskedTokens` and this class for the arguments."""
         tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         return cls(tokens.count, tokens.sequences, norm_length)
 
@@ -119,8 +120,9 @@ class MaskedTokens:
     """The tokens included in a loss. They are selected first, so other values, even NaN, are never read.
 
     Args:
-        loss_mask_BT: 1 for tokens included in the loss. sequence_ids_BT: integers; tokens with the same id form a
-            sequence, in any rows, like `row_ids` of a packed batch. None: each row is a sequence.
+        loss_mask_BT: 1 for tokens included in the loss.
+        sequence_ids_BT: integers. Tokens with the same id form a sequence, in any rows, like `row_ids` of a packed
+            batch. If None, each row is a sequence.
 
     Raises:
         ConfigError: shapes differ, the mask does not have two axes or contains numbers other than 0 and 1, or ids are
@@ -147,18 +149,18 @@ class MaskedTokens:
         _check_tensor(name, values)
         if values.shape != self.shape:
             raise ConfigError(
-                f"{name} has the shape {tuple(values.shape)}, but loss_mask {tuple(self.shape)}; they must be equal"
+                f"{name} has the shape {tuple(values.shape)}, but loss_mask has {tuple(self.shape)}; they must be equal"
             )
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
-        """Return the (N,) values of the included tokens, in float32 or wider; `name` is used in errors."""
+        """Return the (N,) values of the included tokens, in float32 or wider; `name` is used in messages."""
         self._check_shape(name, values_BT)
         values_N = values_BT.reshape(-1).index_select(0, self.indices_N)
         # In bfloat16, a ratio of 1.001 rounds to 1.
         return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
 
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Multiply by a factor per token, without a gradient; None means 1."""
+        """Multiply the values by a factor per token, without a gradient; None means 1."""
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
@@ -166,7 +168,7 @@ class MaskedTokens:
         return Statistic("total", torch.tensor([self.count], device=self.indices_N.device))
 
     def lay(self, values_N: Tensor) -> Tensor:
-        """Return a (B,T) tensor of these values, 0 elsewhere."""
+        """Return a (B,T) tensor with these values at the included tokens and 0 elsewhere."""
         flat = values_N.new_zeros(self.shape.numel())
         return flat.index_put((self.indices_N,), values_N).view(self.shape)
 
@@ -194,10 +196,10 @@ class MaskedTokens:
         return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
 
     def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
-        """Return these tokens' contribution to the loss of the whole batch; 0 without tokens."""
+        """Return the contribution of these tokens to the loss of the whole batch; 0 without tokens."""
         check_choice("aggregation", aggregation, get_args(Aggregation))
         if whole is not None and self.count and not (whole.tokens and whole.sequences):
-            raise ConfigError(f"global_batch must count the {self.count} tokens of these rows too, got {whole}")
+            raise ConfigError(f"global_batch must also count the {self.count} tokens of these rows, got {whole}")
         if aggregation == "token-mean":
             return values_N.sum() / max(whole.tokens if whole else self.count, _LEAST)
         summands = self.sequence_means(values_N) if aggregation == "seq-mean-token-mean" else values_N
@@ -205,7 +207,9 @@ class MaskedTokens:
         if aggregation != "seq-mean-token-sum-norm":
             return share
         if whole is None or whole.norm_length is None:
-            raise ConfigError(f"{aggregation!r} needs global_batch=GlobalBatch.of(…, norm_length=…), a constant length")
+            raise ConfigError(
+                f"{aggregation!r} needs a constant length; pass global_batch=GlobalBatch.of(…, norm_length=…)"
+            )
         return share / whole.norm_length
 
 
@@ -233,7 +237,7 @@ class Statistic(NamedTuple):
     parts: Tensor
 
     def value(self) -> Tensor:
-        """A scalar; NaN without values."""
+        """The diagnostic as a scalar; NaN without values."""
         if self.kind == "mean":
             return self.parts[0] / self.parts[1]
         if self.kind == "effective":
@@ -248,7 +252,7 @@ class Statistic(NamedTuple):
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name, NaN without values. `a | b` combines both; for a shared name, `b` takes precedence."""
+    """Scalars by name; NaN without values. `a | b` combines both; `b` takes precedence for a shared name."""
 
     def __init__(self, statistics: Mapping[str, Statistic]) -> None:
         self.statistics = dict(statistics)
@@ -281,7 +285,7 @@ class Loss(NamedTuple):
 
 
 def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """Merge the diagnostics of micro-batches or processes; not every name has to be in each.
+    """Merge the diagnostics of micro-batches or processes; a name may be missing in some of them.
 
     Raises:
         ConfigError: a name has diagnostics of different kinds.
@@ -293,7 +297,7 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
                 merged[name] = one
                 continue
             if one.kind != earlier.kind:
-                raise ConfigError(f"{name} is a {earlier.kind} in one part, a {one.kind} in another")
+                raise ConfigError(f"{name} is a {earlier.kind} in one part, but a {one.kind} in another")
             combine = {"min": torch.minimum, "max": torch.maximum}.get(one.kind, torch.add)
             merged[name] = Statistic(one.kind, combine(earlier.parts, one.parts))
     return Diagnostics(merged)
@@ -335,7 +339,7 @@ class ClipRange(NamedTuple):
     dual: float | None = None
 
     def checked(self) -> ClipRange:
-        """Return this object; raise `ConfigError` if a bound is out of range."""
+        """Return `self`; raise `ConfigError` if a bound is out of range."""
         check_number("clip_low", self.low, 0.0, 1.0)
         check_number("clip_high", self.high, 0.0)
         if self.dual is not None:
@@ -361,7 +365,7 @@ def ppo_clip_loss(
 ) -> Loss:
     """The clipped surrogate loss of PPO (Schulman et al. 2017, equation 7) with separate clip ranges and a dual clip.
 
-        r_t = exp(logprobs_t - old_logprobs_t), the exponent cut to ±20
+        r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
         L_t = min(L_t, -A_t dual_clip)   for A_t < 0 (Ye et al. 2020, equation 5)
 
@@ -369,10 +373,10 @@ def ppo_clip_loss(
         dual_clip: the bound on the loss of a token with a negative advantage and a large ratio; None means no bound.
 
     Returns:
-        The loss with `clip_fraction_low` and `clip_fraction_high`, the shares of tokens clipped at each bound;
-        `clip_fraction`, both; `clip_fraction_dual`; `ratio_min`, `ratio_max`, `ratio_mean` and `effective_sample_size`
-        (Σr)² / Σr²; `approx_kl`, the mean of r - 1 - log r, and `approx_kl_k1`, the mean of -log r (Schulman 2020,
-        "Approximating KL divergence"); `tokens`.
+        The loss with these diagnostics: `clip_fraction_low` and `clip_fraction_high`, the shares of tokens clipped at
+        each bound, `clip_fraction`, the sum of the two, and `clip_fraction_dual`; `ratio_min`, `ratio_max`,
+        `ratio_mean` and `effective_sample_size` (Σr)² / Σr²; `approx_kl`, the mean of r - 1 - log r, and
+        `approx_kl_k1`, the mean of -log r (Schulman 2020, "Approximating KL divergence"); `tokens`.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -398,12 +402,12 @@ def gspo_loss(
 ) -> Loss:
     """Group sequence policy optimization (Zheng et al. 2025, equations 7 and 14), with an advantage per token.
 
-        s_i = exp(mean over the tokens of sequence i of logprobs - old_logprobs), the exponent cut to ±20
+        s_i = exp(mean over the tokens of sequence i of logprobs - old_logprobs), the exponent clipped to ±20
         r_t = sg[s_i] exp(logprobs_t - sg[logprobs_t])     the value s_i with the gradient s_i ∇logprobs_t
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
 
     If all tokens of a sequence share one advantage and the aggregation is the default, value and gradient equal those
-    of the loss over whole sequences. The diagnostics are those of `ppo_clip_loss` without the dual clip's; `ratio_…`
+    of the loss over whole sequences. The diagnostics are those of `ppo_clip_loss` except for the dual clip; `ratio_…`
     and `effective_sample_size` count sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
@@ -432,12 +436,12 @@ def cispo_loss(
 ) -> Loss:
     """Clipped importance sampling (MiniMax-M1 2025, equations 4 and 5): weights are clipped, but no gradient is lost.
 
-        r_t = exp(logprobs_t - old_logprobs_t), the exponent cut to ±20
+        r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
         L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
 
     By default, weights have no lower bound, as in the paper, and an upper bound of 5. Only the gradient of this loss is
-    meaningful, not its value. The diagnostics are those of `ppo_clip_loss` except the dual clip's; a weight is clipped
-    for either sign of the advantage, so the clip fractions depend only on the ratio.
+    meaningful, not its value. The diagnostics are those of `ppo_clip_loss` except for the dual clip. A weight is
+    clipped for either sign of the advantage, so the clip fractions depend only on the ratio.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -468,19 +472,19 @@ def decoupled_ppo_loss(
 ) -> Loss:
     """PPO that stays close to one policy on tokens sampled by another (Hilton et al. 2022; AReaL 2025, equation 5).
 
-        w_t = exp(proximal_logprobs_t - behavior_logprobs_t), the exponent cut to ±20
+        w_t = exp(proximal_logprobs_t - behavior_logprobs_t), the exponent clipped to ±20
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
-    A token whose weight exceeds the cap is excluded from the sum and its divisor; with `beyond_cap="truncate"` its
-    weight is reduced to `cap`. When excluding tokens, pass `GlobalBatch.of(within_cap(…))` of the whole batch as
-    `global_batch`, not the counts of its `loss_mask`.
+    A token whose weight exceeds the cap is excluded from the sum and its divisor. With `beyond_cap="truncate"`, its
+    weight is reduced to `cap` instead. When excluding tokens, pass `GlobalBatch.of(within_cap(…))` of the whole batch
+    as `global_batch`, not the counts of its `loss_mask`.
 
     Args:
-        proximal_logprobs_BT: log-probabilities under a recent policy, usually the one before the update.
+        proximal_logprobs_BT: log-probabilities under a recent policy, usually the policy before the update.
         behavior_logprobs_BT: log-probabilities under the policy that sampled.
         dual_clip: see `ppo_clip_loss`.
         cap: the maximum weight.
-        beyond_cap: exclude a token beyond the cap, or truncate its weight.
+        beyond_cap: whether to exclude a token beyond the cap, or to truncate its weight.
 
     Returns:
         The loss with the diagnostics of `ppo_clip_loss` over the remaining tokens, `weight_min`, `weight_max`,
@@ -505,7 +509,7 @@ def decoupled_ppo_loss(
 def _inputs(
     tokens: MaskedTokens, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return log-ratios and advantages, (N,) each."""
+    """Return the log-ratios and the advantages, (N,) each."""
     log_ratio_N = tokens.pick("logprobs", logprobs_BT) - tokens.pick("old_logprobs", old_logprobs_BT).detach()
     return log_ratio_N, tokens.pick("advantages", advantages_BT).detach()
 
@@ -554,7 +558,7 @@ def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) 
 
 
 class ImportanceWeights(NamedTuple):
-    """A weight per token, without a gradient, and its diagnostics."""
+    """A weight per token, without a gradient, and the diagnostics of the weights."""
 
     weights_BT: Tensor
     diagnostics: Diagnostics
@@ -580,8 +584,8 @@ def truncated_importance_weights(
     Args:
         logprobs_BT: the loss's old log-probabilities, computed by the trainer.
         sampler_logprobs_BT: the log-probabilities recorded by the sampler.
-        loss_mask_BT: 1 for tokens included in the loss; other weights are 0.
-        level: use the ratio of each token, or of its sequence.
+        loss_mask_BT: 1 for tokens included in the loss; the weights of other tokens are 0.
+        level: whether to use the ratio of each token, or of its sequence.
         cap: the maximum weight.
 
     Returns:
@@ -605,7 +609,9 @@ def truncated_importance_weights(
 def within_cap(
     proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
 ) -> Tensor:
-    """Return (B,T) bool, True for included tokens whose weight in `decoupled_ppo_loss` is at most `cap`."""
+    """Return a (B,T) bool mask that is True for included tokens whose weight in `decoupled_ppo_loss` is at most
+    `cap`.
+    """
     _check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT)
     return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap))
@@ -635,7 +641,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstim
         d  = logprobs - reference_logprobs; the reference has no gradient
         k1 = d                   unbiased; may be negative
         k2 = d² / 2              small bias if the two are close
-        k3 = exp(-d) - 1 + d     unbiased and never negative; d is cut to ±20 first
+        k3 = exp(-d) - 1 + d     unbiased and never negative; d is clipped to ±20 first
         k1+, k3+                 the value of k1 or k3 with the gradient of k2
 
     On samples of the policy, only k2 has the gradient of the divergence: the gradient of k1 is 0 on average, and that
@@ -664,7 +670,7 @@ def kl_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the divergence from the reference as a loss, to add with a coefficient.
+    """Return the divergence from the reference as a loss, to be added with a coefficient.
 
     The diagnostics, without `weights_BT`, are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, the
     mean over sequences of the estimate's sum.
@@ -694,11 +700,11 @@ def penalized_rewards(
     """Subtract coefficient · kl_t from the reward of each included token, before advantages are computed.
 
     The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
-    are rejected, since only their gradients differ. The diagnostics are those of `kl_loss`.
+    are rejected, since they differ only in their gradients. The diagnostics are those of `kl_loss`.
     """
     if estimator.endswith("+"):
         raise ConfigError(
-            f"{estimator!r} differs from {estimator[:-1]!r} only in its gradient; for rewards use {estimator[:-1]!r}"
+            f"{estimator!r} differs from {estimator[:-1]!r} only in its gradient; use {estimator[:-1]!r} for rewards"
         )
     check_number("coefficient", coefficient, 0.0)
     with torch.no_grad():
@@ -725,7 +731,7 @@ class AdaptiveKLCoefficient:
 
         coefficient ← coefficient · (1 + clip(kl / target - 1, -0.2, 0.2) · min(samples / horizon, 1))
 
-    After Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon: with five times as many samples, the
+    See Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon: with five times as many samples, the
     coefficient could become 0, and with more than that negative, which would reward divergence.
 
     Args:
@@ -743,7 +749,8 @@ class AdaptiveKLCoefficient:
         self.value, self.target, self.horizon = coefficient, target, horizon
 
     def update(self, kl: float, samples: float) -> float:
-        """Update for a divergence, such as `kl_sequence`, measured on `samples` sequences; return the new coefficient.
+        """Update the coefficient for a divergence, such as `kl_sequence`, measured on `samples` sequences, and return
+        it.
 
         Raises:
             TrainingError: the divergence is not finite; the coefficient is unchanged.
@@ -771,18 +778,20 @@ class AdaptiveKLCoefficient:
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
-    """(B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0.
+    """Return (B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0.
 
     Computed in float32 or wider, since in bfloat16 a log-probability of -5 has an error of up to 0.016.
     """
     if logits_BTV.dim() != 3 or logits_BTV.shape[:2] != ids_BT.shape:
-        raise ConfigError(f"logits must be (B,T,V), ids (B,T), got {tuple(logits_BTV.shape)} and {tuple(ids_BT.shape)}")
+        raise ConfigError(
+            f"logits must be (B,T,V) and ids (B,T), got {tuple(logits_BTV.shape)} and {tuple(ids_BT.shape)}"
+        )
     chosen = _log_softmax(logits_BTV).gather(-1, ids_BT[:, 1:].unsqueeze(-1)).squeeze(-1)
     return torch.nn.functional.pad(chosen, (1, 0))
 
 
 def token_entropies(logits_BTV: Tensor) -> Tensor:
-    """(B,T) entropy in nats of the distribution of token t, aligned with `token_logprobs`.
+    """Return the (B,T) entropy in nats of the distribution of token t, aligned with `token_logprobs`.
 
     A logit of -inf marks an impossible token, which adds nothing.
     """
@@ -804,7 +813,7 @@ def entropy_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the negative entropy of the policy, to add with a coefficient; `entropy` is the mean over tokens."""
+    """Return the negative entropy of the policy, to be added with a coefficient; `entropy` is the mean over tokens."""
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     entropies_N = tokens.pick("entropies", entropies_BT)
     measured = Diagnostics({"entropy": mean_statistic(entropies_N)})
@@ -830,13 +839,13 @@ def value_loss(
         near_t = clip(values_t, old_values_t - clip, old_values_t + clip)
         L_t    = ½ max((values_t - returns_t)², (near_t - returns_t)²)
 
-    With the ½, the gradient is the error itself; double a coefficient taken from code without the ½.
+    Because of the ½, the gradient is the error itself; double a coefficient taken from code without the ½.
 
     Args:
         values_BT: the values of the critic in training; the only input that gets a gradient.
         old_values_BT: the values of the critic before the update.
         returns_BT: the targets.
-        clip: the largest change of a value from its old one; None: no limit.
+        clip: the largest distance of a value from its old value; None means no limit.
 
     Returns:
         The loss with `value_clip_fraction`, the share of tokens whose gradient is clipped; `value_error`, the mean of

@@ -1,10 +1,11 @@
-"""Training schedules, and an exact simulation of the time that each saves by overlapping work with reward scoring.
+"""Training schedules, and an exact simulation of the time that each of them saves by overlapping work with reward
+scoring.
 
 The simulation uses no clock. A step rolls out a batch, sends it to the reward agent, computes log-probabilities,
-updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time, and up to
-`max_concurrency` reward calls run in parallel, started in order of submission, as `AsyncRewardAgent` does within a
-batch. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than `minibatch` and
-`one_step_off`, which take no longer than `sync`.
+updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time. Up to
+`max_concurrency` reward calls run in parallel and are started in order of submission, as in a batch of
+`AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than `minibatch`
+and `one_step_off`, which take no longer than `sync`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = [
 ]
 Floats = npt.NDArray[np.float64]
 MOST_CALLS = 5_000_000
-MOST_SECONDS = 1e8  # Three years; sums of such durations cannot overflow and still resolve milliseconds
+MOST_SECONDS = 1e8  # Three years. Sums of such durations cannot overflow and still resolve milliseconds.
 
 
 class Schedule(StrEnum):
@@ -55,18 +56,18 @@ class Schedule(StrEnum):
 
     @property
     def updates_early(self) -> bool:
-        """Train on a mini-batch as soon as enough groups are scored."""
+        """True if a mini-batch is trained on as soon as enough groups are scored."""
         return self in (Schedule.MINIBATCH, Schedule.BOTH)
 
     @property
     def rolls_ahead(self) -> bool:
-        """Roll out the next batch before training on this one, with weights one version older."""
+        """True if the next batch is rolled out before training on this one, with weights that are one version older."""
         return self in (Schedule.ONE_STEP_OFF, Schedule.BOTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """Durations and sizes of a trainer's step; an impossible value raises `ConfigError`.
+    """Durations and sizes of a trainer's step.
 
     Attributes:
         rollout_s: seconds to roll out a batch.
@@ -75,14 +76,19 @@ class PipelineSettings:
         publish_s: seconds to publish the new weights.
         handling_s: seconds from the end of a rollout to the batch's first call, for decoding and sending.
         batch_size: the number of samples in a batch; each is rolled out `group_size` times.
-        group_size: the number of rollouts per sample; each is one reward call, and a group is complete when all are
-            scored.
+        group_size: the number of rollouts per sample. Each rollout is one reward call, and a group is complete when all
+            its rollouts are scored.
         minibatch_size: the number of samples in a mini-batch.
         max_concurrency: the maximum number of concurrent reward calls.
         steps: the number of batches.
-        separate_rollouts: rollouts run on a second machine instead of the trainer's.
-        log_probs_while_scoring: `sync` computes log-probabilities before it waits for scores, as the others always do.
-        one_batch_at_a_time: the agent starts a batch once the previous one is scored, not once a slot is free.
+        separate_rollouts: whether rollouts run on a second machine instead of the trainer's.
+        log_probs_while_scoring: whether `sync` computes log-probabilities before it waits for scores, as the others
+            always do.
+        one_batch_at_a_time: whether the agent starts a batch once the previous one is scored, instead of once a slot is
+            free.
+
+    Raises:
+        ConfigError: a value is impossible.
     """
 
     rollout_s: float
@@ -103,7 +109,7 @@ class PipelineSettings:
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name.endswith("_s") and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{item.name} must be a number of seconds, at least 0, got {value:g}")
+                raise ConfigError(f"{item.name} must be a number of seconds of at least 0, got {value:g}")
             if item.name.endswith("_s") and value > MOST_SECONDS:
                 raise ConfigError(f"{item.name} must be at most {MOST_SECONDS:g} seconds, got {value:g}")
             if item.type == "int" and value < 1:
@@ -119,7 +125,8 @@ class PipelineSettings:
             raise ConfigError("rollout_s and update_s are both 0, so no work would overlap with the rewards")
         if self.calls_per_step * self.steps > MOST_CALLS:
             raise ConfigError(
-                f"{self.steps} steps of {self.calls_per_step} calls exceed {MOST_CALLS:,} calls; use fewer steps"
+                f"{self.steps} steps of {self.calls_per_step} calls exceed the limit of {MOST_CALLS:,} calls; "
+                "use fewer steps"
             )
 
     @property
@@ -156,12 +163,15 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The distribution of a reward call's duration in seconds; an impossible figure raises `ConfigError`.
+    """The distribution of a reward call's duration in seconds.
 
     Attributes:
         kind: "constant", "uniform", "exponential", "lognormal", or "empirical", which draws from measured calls.
         figures: constant: the seconds; uniform: lowest and highest; exponential: the mean; lognormal: the mean and the
             standard deviation of the logarithm; empirical: the measured seconds.
+
+    Raises:
+        ConfigError: a figure is impossible.
     """
 
     kind: str
@@ -174,7 +184,7 @@ class Latency:
         if names and len(self.figures) != len(names):
             raise ConfigError(f"latency {self.kind} must be written {_form(self.kind)}, with {len(names)} numbers")
         if not self.figures:
-            raise ConfigError("latency empirical has no measured call to draw from")
+            raise ConfigError("latency empirical needs at least one measured call")
         for figure in self.figures:
             if not math.isfinite(figure) or figure < 0:
                 raise ConfigError(f"latency {self.kind}: {figure:g} is not a finite number of at least 0")
@@ -185,7 +195,7 @@ class Latency:
             raise ConfigError(f"latency uniform: LOW must be at most HIGH, got {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
-        """Return an array of this shape of drawn seconds."""
+        """Draw an array of seconds with this shape."""
         return _KINDS[self.kind][1](generator, self.figures, size)
 
     def __str__(self) -> str:
@@ -201,7 +211,10 @@ def _form(kind: str) -> str:
 def parse_latency(text: str) -> Latency:
     """Parse `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0` or `file:PATH`.
 
-    PATH is a run or its `scores.jsonl`. Raises `ConfigError` if the text cannot be parsed.
+    PATH is a run or its `scores.jsonl`.
+
+    Raises:
+        ConfigError: the text cannot be parsed.
     """
     kind, _, rest = text.partition(":")
     if kind == "file":
@@ -218,10 +231,12 @@ def parse_latency(text: str) -> Latency:
 
 
 def read_durations(path: Path) -> tuple[float, ...]:
-    """Return the seconds of each call in the `scores.jsonl` of a run; an incomplete last line is skipped.
+    """Return the seconds of each call in the `scores.jsonl` of a run; skip an incomplete last line.
 
-    Episodes that a batch reward scored together count as one call. Raises `ConfigError` for an unreadable file, a
-    line without a duration, or a file without scores.
+    Episodes that a batch reward scored together count as one call.
+
+    Raises:
+        ConfigError: the file cannot be read or has no scores, or a line has no duration.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -240,7 +255,7 @@ def read_durations(path: Path) -> tuple[float, ...]:
                 f"{path}:{number} has no number at timing.duration_s; pass the scores.jsonl of a run"
             ) from None
         if not math.isfinite(duration) or duration < 0:
-            raise ConfigError(f"{path}:{number}: timing.duration_s is {duration:g}, which is not a duration")
+            raise ConfigError(f"{path}:{number}: timing.duration_s is {duration:g}, which is not a valid duration")
         if (group := record.get("scored_group")) is None or (group, duration) not in groups:
             groups.add((group or "", duration))
             durations.append(duration)
@@ -252,12 +267,12 @@ def read_durations(path: Path) -> tuple[float, ...]:
 def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
     """Return a lower bound in seconds for every schedule whose rollouts use weights at most one version old.
 
-    The bound is the maximum of the work of each machine and, for each range of batches s..t, the sum of the work before
-    their first call, the duration of the calls spread evenly over the slots (at least the longest call), and the work
-    after their last call.
+    The bound is the maximum of two quantities. The first is the work of each machine. The second is, for each range of
+    batches s..t, the sum of the work before their first call, the duration of the calls spread evenly over the slots
+    (at least the longest call), and the work after their last call.
     """
     steps = range(settings.steps)
-    rollouts = 1 if settings.separate_rollouts else settings.steps  # The trainer waits for at least the first rollout
+    rollouts = 1 if settings.separate_rollouts else settings.steps  # The trainer waits for at least the first rollout.
     work_s = settings.steps * settings.train_s + rollouts * settings.rollout_s
     heads_S = np.array([_before(settings, step) for step in steps])
     tails_S = np.array([_after(settings, settings.steps - 1 - step) for step in steps])
@@ -270,7 +285,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """Return the work before a step's first call: rollouts up to it, and all earlier updates but two."""
+    """Return the work before a step's first call: rollouts up to it, and all earlier updates except the last two."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s
@@ -282,7 +297,7 @@ def _before(settings: PipelineSettings, step: int) -> float:
 def _after(settings: PipelineSettings, left: int) -> float:
     """Return the work after the last call of a step: one update, and the unfinished work of the `left` later steps."""
     update_s = settings.minibatches * settings.update_s
-    rollouts = max(0, left - 1)  # The next batch may already have its rollouts and log-probabilities
+    rollouts = max(0, left - 1)  # The next batch may already have its rollouts and log-probabilities.
     training = left * (update_s + settings.publish_s) + rollouts * settings.log_probs_s
     last_s = settings.update_s + settings.publish_s
     if not settings.separate_rollouts:
@@ -295,7 +310,7 @@ Doing = Literal["rollout", "log_probs", "update", "publish", "waits_for_rewards"
 
 
 class TimelineInterval(NamedTuple):
-    """The activity of a machine in an interval of seconds, for the batch of a step (from 0)."""
+    """The activity of a machine in an interval of seconds, for the batch of a step (counted from 0)."""
 
     doing: Doing
     step: int
@@ -326,11 +341,12 @@ class ScheduleResult:
         intervals: work and waiting of the trainer's machine, without gaps.
         rollouts: the intervals of the separate rollout machine, if any.
         batches: the reward calls of each step.
-        staleness: the largest number of versions between the weights that sampled a batch and those it updated.
-        latency_bias: Spearman's rank correlation of a group's slowest call with its mini-batch, averaged over steps: 1
-            if slow groups always come last. None if undefined.
-        order_kept: the rank correlation of a group's mini-batch by submission order with its actual mini-batch: 1 if
-            completion does not reorder groups. None with one mini-batch.
+        staleness: the largest number of versions between the weights that sampled a batch and the weights that it
+            updated.
+        latency_bias: Spearman's rank correlation between a group's slowest call and its mini-batch, averaged over
+            steps; 1 if slow groups always come last. None if undefined.
+        order_kept: the rank correlation between a group's mini-batch by submission order and its actual mini-batch; 1
+            if completion does not reorder groups. None with one mini-batch.
     """
 
     schedule: Schedule
@@ -394,20 +410,22 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
     Args:
         settings: the settings of the trainer.
-        latencies_SC: the seconds of each call; `group_size` consecutive calls of a row are a group. Another shape or an
-            invalid duration raises `ConfigError`.
+        latencies_SC: the seconds of each call; `group_size` consecutive calls of a row are a group.
+
+    Raises:
+        ConfigError: the latencies have another shape, or a duration is invalid.
     """
     shape = (settings.steps, settings.calls_per_step)
     if latencies_SC.shape != shape:
         raise ConfigError(f"latencies must have the shape {shape} (steps, calls), got {latencies_SC.shape}")
     if not (np.isfinite(latencies_SC) & (latencies_SC >= 0)).all():
-        raise ConfigError("a latency must be a finite number of seconds, at least 0")
+        raise ConfigError("a latency must be a finite number of seconds of at least 0")
     results = {schedule: _Simulation(settings, schedule, latencies_SC).run() for schedule in Schedule}
     return Overlap(settings, latencies_SC, results, lower_bound(settings, latencies_SC))
 
 
 def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Begin calls in order, each as soon as a slot is free; return their begin and end times.
+    """Start calls in order, each as soon as a slot is free; return their begin and end times.
 
     Args:
         latencies_C: seconds of each call.
@@ -474,7 +492,8 @@ class _Simulation:
         first = self.rollouts_s + settings.handling_s
         if settings.one_batch_at_a_time:
             idle = max(self.slots)
-            # With one batch at a time, a batch is handled when its turn comes; else while the previous one is scored.
+            # With one batch at a time, a batch is handled when its turn comes, otherwise while the previous batch is
+            # scored.
             first = max(first, idle if self.schedule.updates_early else idle + settings.handling_s)
         begins_C, ends_C = list_schedule(self.latencies_SC[step].tolist(), self.slots, first)
         ends_G = ends_C.reshape(settings.batch_size, settings.group_size).max(axis=1)
@@ -515,7 +534,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def rank_correlation(first_N: Floats, second_N: Floats) -> float | None:
-    """Return Spearman's rank correlation; ties share the mean rank. None if one side is constant."""
+    """Return Spearman's rank correlation; ties share the mean rank. None if one of the inputs is constant."""
     if first_N.min() == first_N.max() or second_N.min() == second_N.max():
         return None
     return float(np.corrcoef(_ranks(first_N), _ranks(second_N))[0, 1])
@@ -550,7 +569,7 @@ class TimelineRow(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A drawing of the schedules; a cell is `cell_s` seconds, and steps count from 1."""
+    """A drawing of the schedules; a cell represents `cell_s` seconds, and steps count from 1."""
 
     rows: tuple[TimelineRow, ...]
     cell_s: float
@@ -561,7 +580,7 @@ class Timeline(NamedTuple):
         shown = f"step {self.first_step}"
         if self.first_step != self.last_step:
             shown = f"steps {self.first_step} to {self.last_step}"
-        lines = [f"{shown}, {self.cell_s:.3g} s a character"]
+        lines = [f"{shown}, {self.cell_s:.3g} s per character"]
         for row in self.rows:
             if row.shows == "machine":
                 lines += ["", row.schedule.value]
@@ -570,11 +589,14 @@ class Timeline(NamedTuple):
 
 
 def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
-    """Draw two steps of each schedule, from the second step, or from the first if there are fewer than four.
+    """Draw two steps of each schedule, starting with the second step, or with the first if there are fewer than four.
 
-    Letters: R rollout, L log-probabilities, U update, P weights published, · waits for rewards, - waits for rollouts.
-    The row `step` shows the last digit of the batch's step; the row `calls` the concurrent reward calls, █ for all
-    slots. Raises `ConfigError` if the width is too small.
+    Letters: R rollout, L log-probabilities, U update, P weights published, · waiting for rewards, - waiting for
+    rollouts. The row `step` shows the last digit of the batch's step. The row `calls` shows the number of concurrent
+    reward calls; █ means all slots.
+
+    Raises:
+        ConfigError: the width is too small.
     """
     if width < _NARROWEST:
         raise ConfigError(f"a timeline needs at least {_NARROWEST} characters, got {width}")
@@ -602,7 +624,9 @@ def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
 def _shares(
     intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], field: str
 ) -> list[int | None]:
-    """Return for each cell the index in `kinds` of the `field` value that fills most of it; None if empty."""
+    """For each cell, return the index in `kinds` of the `field` value that fills most of it; None if the cell is
+    empty.
+    """
     filled = np.zeros((len(kinds), len(edges) - 1))
     indices = {kind: index for index, kind in enumerate(kinds)}
     for item in intervals:
@@ -617,7 +641,7 @@ def _letters(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
 
 
 def _calls(result: ScheduleResult, edges: Floats, slots: int) -> str:
-    """Return the mean number of concurrent calls in each cell; any call shows at least the lowest level."""
+    """Return the mean number of concurrent calls in each cell; any call is shown with at least the lowest level."""
     done = np.zeros(len(edges))
     for batch in result.batches:
         if batch.submitted_s < edges[-1] and batch.ends_C.max() > edges[0]:

@@ -1,7 +1,7 @@
 """PPO on token rows, in reading order: the learner, one optimizer step, the loss of a micro-batch, diagnostics.
 
-An update runs epochs of mini-batches over the rows of one batch of episodes, each mini-batch in micro-batches that fit
-in memory. The axis `_N` has the tokens in the loss, `_M` the actions.
+An update runs epochs of mini-batches over the rows of one batch of episodes, and splits each mini-batch into
+micro-batches that fit in memory. The axis `_N` is that of the tokens in the loss, `_M` that of the actions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 logger = logging.getLogger("reward_kit.rl")
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""A function of the batch on which an update failed, and of facts about the failure."""
+"""A function that is called with the batch on which an update failed, and facts about the failure."""
 
 
 class DeviceContext(NamedTuple):
@@ -85,7 +85,7 @@ class DeviceContext(NamedTuple):
     def split(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
         """Split rows into this process's micro-batches, of similar lengths and within the budget."""
         lengths = rows.lengths_B[chosen]
-        # A row longer than the budget gets its own micro-batch, since rows are not split.
+        # A row that exceeds the budget gets its own micro-batch, since rows are not split.
         parts = micro_batches(lengths, max(self.budget, int(lengths.max(initial=1))), padded=True)
         return self.processes.share([chosen[part] for part in parts])
 
@@ -107,20 +107,20 @@ class _StepCounts(NamedTuple):
 
 
 class PPOLearner:
-    """The learner of a module, which it updates on batches of rows.
+    """Updates a module on batches of rows.
 
     Args:
         module: the weights in training, changed in place: a causal language model of `transformers`, a
             `PolicyWithValue`, or any module that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without
-            dropout, as the sampler does. Half-precision trainable weights become float32.
+            dropout, like the sampler. Trainable half-precision weights become float32.
         config: the options.
-        reference: a separate module for the KL divergence, if options or diagnostics need one. None with adapters means
+        reference: a separate module for the KL divergence, if options or diagnostics need it. With adapters, None means
             the module without its adapters.
         seed: the seed of the order of mini-batches and of new adapters.
         device: the device to which the module is moved.
         total_steps: the number of updates, for schedules that end.
         on_failure: a function called with the rows and facts before a `TrainingError` for a non-finite loss or
-            gradient, to save the batch for debugging. `facts["rows"]` are the indices of the mini-batch's rows.
+            gradient, to save the batch for debugging. `facts["rows"]` contains the indices of the mini-batch's rows.
 
     Raises:
         ConfigError: the module cannot be trained with these options.
@@ -173,7 +173,7 @@ class PPOLearner:
             for layer in base.modules():
                 if getattr(layer, "gradient_checkpointing", False):
                     layer.training = (
-                        True  # These layers recompute only in training mode; dropout inside them remains disabled
+                        True  # These layers recompute only in training mode; dropout inside them remains disabled.
                     )
         self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = adamw(module, config)
@@ -211,7 +211,7 @@ class PPOLearner:
                 with no_denormals():
                     diagnostics = self._make_epochs(flat, rows, version)
             else:
-                logger.warning("nothing is learned: %s", _why_empty(rows, flat))
+                logger.warning("no learning in this update: %s", _why_empty(rows, flat))
         except BaseException:
             self._generator.set_state(order)
             raise
@@ -234,7 +234,7 @@ class PPOLearner:
                     flat,
                     chosen,
                     policy=self.updates >= self.config.critic_warmup,
-                    # Measured before the first change; recomputed log-probabilities include it already.
+                    # Measured before the first change; recomputed log-probabilities already include it.
                     gap=not steps and "recomputed" not in flat.columns,
                     limit=self.config.max_grad_norm,
                 )
@@ -251,8 +251,10 @@ class PPOLearner:
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
         """Compute the gradient of the loss over all rows into the parameters' `grad`, without an optimizer step.
 
-        `grad_norm` in the diagnostics is the unclipped norm. Raises `TrainingError` if the loss has no token or a
-        required log-probability is missing.
+        `grad_norm` in the diagnostics is the norm before clipping.
+
+        Raises:
+            TrainingError: no token is in the loss, or a required log-probability is missing.
         """
         flat = self._trainable_rows(rows)
         if not flat.count:
@@ -264,7 +266,9 @@ class PPOLearner:
         return _summary([record], 1, self._context.processes)
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """(B,T) float32 log-probabilities under the current module, aligned with `input_ids`, 0 outside actions."""
+        """Return (B,T) float32 log-probabilities under the current module, aligned with `input_ids`, 0 outside of
+        actions.
+        """
         flat = TrainingRows.of(rows, "action_mask")
         laid: Array = np.zeros(rows.batch["input_ids"].shape, dtype=np.float32)
         with no_denormals():
@@ -275,7 +279,7 @@ class PPOLearner:
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
         """Return the state from which an identical learner continues exactly.
 
-        With `keep=False`, for a process that only helps to gather shards, its tensors are None.
+        If `keep` is false, for a process that only helps to gather shards, its tensors are None.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -290,9 +294,10 @@ class PPOLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state. Options are not loaded; an adaptive coefficient without a state starts from its initial value.
 
-        Raises `ConfigError` if the weights, or the choice of trainable weights, differ from the module's.
+        Raises:
+            ConfigError: the weights, or the choice of trainable weights, differ from those of the module.
         """
-        with boundary(ConfigError, "the state is from a module with other weights, or other trainable weights"):
+        with boundary(ConfigError, "the state belongs to a module with other weights, or other trainable weights"):
             load_module(self.module, state["module"])
             names = self._parameter_names()
             moments = reorder_optimizer_state(names, state.get("parameters"), self.optimizer, state["optimizer"])
@@ -312,8 +317,8 @@ class PPOLearner:
     def _with_loss_columns(self, flat: TrainingRows) -> TrainingRows:
         """Add the columns that the losses need but that are not recorded.
 
-        `old`: the denominator of the ratio. `recomputed`: the module's log-probabilities before the update.
-        `reference`, `weights`, `is_within`, `old_values`: only if the options use them.
+        `old` is the denominator of the ratio, and `recomputed` contains the module's log-probabilities before the
+        update. `reference`, `weights`, `is_within` and `old_values` are added only if the options use them.
         """
         config, recorded = self.config, flat.columns
         if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
@@ -367,8 +372,8 @@ class PPOLearner:
     ) -> _StepRecord:
         """Accumulate the gradient of a mini-batch, then read loss and norm, the only synchronization with the device.
 
-        With `policy=False` only the value head learns; `gap` enables the comparison of the module's log-probabilities
-        with the sampler's; the gradient is clipped to the norm `limit`.
+        If `policy` is false, only the value head learns. `gap` enables the comparison of the module's log-probabilities
+        with the sampler's. The gradient is clipped to the norm `limit`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
@@ -421,7 +426,7 @@ class PPOLearner:
             try:
                 path = self.on_failure(rows, facts)
                 kept = f"; the batch is saved in {path}" if path is not None else ""
-            except (RewardKitError, OSError) as error:  # a full disk must not hide the error
+            except (RewardKitError, OSError) as error:  # A full disk must not hide the error.
                 kept = f"; the batch could not be saved: {error}"
         raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
 
@@ -448,7 +453,9 @@ class PPOLearner:
 
 @torch.no_grad()
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
-    """Return (N,) log-probabilities and a critic's (N,) values, 0 except on the first token of each action."""
+    """Return (N,) log-probabilities and a critic's (N,) values, which are 0 except on the first token of each
+    action.
+    """
     parts = context.split(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []
     values: list[Tensor] = []
@@ -459,7 +466,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
     order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows.token_indices(chosen) for chosen in parts)])
 
     def laid(pieces: list[Tensor], indices: Ints) -> Array:
-        flat = torch.cat(pieces or [torch.zeros(0)]).cpu().numpy()  # The only synchronization with the device
+        flat = torch.cat(pieces or [torch.zeros(0)]).cpu().numpy()  # the only synchronization with the device
         result = np.zeros(rows.count, dtype=flat.dtype)
         result[indices] = flat
         return context.processes.added(result)
@@ -469,7 +476,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
 
 
 class _LossArguments(TypedDict):
-    """The tokens of a loss, and their reduction."""
+    """The tokens of a loss, and the reduction of their losses."""
 
     loss_mask_BT: Tensor
     aggregation: Aggregation
@@ -484,7 +491,7 @@ def _micro_batch_loss(
 
         loss = policy + kl_coefficient · KL(π, reference) - entropy_coefficient · entropy + value_coefficient · value
 
-    With `policy=False`, during the critic's warm-up, only the value head learns.
+    If `policy` is false, during the critic's warm-up, only the value head learns.
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
     # All tokens with a choice, as one row; `row_ids` separate sequences.
@@ -574,7 +581,7 @@ def _why_empty(rows: TokenBatch, flat: TrainingRows) -> str:
             "token_ids and logprobs of the sampled text"
         )
     forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
-    return f"no token of {pluralize(len(rows), 'row')} takes part{forced}"
+    return f"no token of {pluralize(len(rows), 'row')} is in the loss{forced}"
 
 
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:
@@ -618,7 +625,8 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 def version_lag(versions_N: Array, version: int) -> dict[str, float]:
     """Return the age of tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
 
-    `versions_N` are the policy versions that sampled the tokens, -1 if unknown; `version` is the one before the update.
+    `versions_N` contains the policy versions that sampled the tokens, -1 if unknown; `version` is the one before the
+    update.
     """
     lag = version - versions_N[versions_N >= 0].astype(np.int64)
     if not len(lag):

@@ -1,8 +1,8 @@
-"""The reward managers' view of a batch shaped like verl's `DataProto`, and the positions of its rewards.
+"""A batch in the shape of verl's `DataProto` as reward managers use it, and the positions of its rewards.
 
-A batch is any object with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's `DataProto`, our
-`TokenBatch`, or a `TokenBatch` after `to_tensors`. In verl's batches rewards are aligned with `responses`; in ours with
-`action_mask`, like all our arrays.
+A batch is any object with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's `DataProto`, a
+`TokenBatch`, or a `TokenBatch` after `to_tensors`. In verl's batches, rewards are aligned with `responses`; in a
+`TokenBatch` with `action_mask`, like all its arrays.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Column = npt.NDArray[Any]
-_BLOCK = 256  # The number of columns examined together; 128 to 512 take about the same time
-_GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite
+_BLOCK = 256  # The number of columns examined together; 128 to 512 take about the same time.
+_GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite.
 
 
 class TokenRewards(NamedTuple):
@@ -39,7 +39,9 @@ class TokenRewards(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """A batch as used by reward managers. A token is *valid* if the policy sampled it and it is not padding."""
+    """A batch in the form that reward managers use. A token is *valid* if the policy sampled it and it is not
+    padding.
+    """
 
     arrays: Mapping[str, Tensor]
     others: Mapping[str, Any]  # `non_tensor_batch`
@@ -48,7 +50,7 @@ class RewardBatch:
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
-        """Read a batch without copying; raise an error if an array is missing or has an unexpected shape."""
+        """Wrap a batch without copying it; raise an error if an array is missing or has an unexpected shape."""
         wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
         arrays = read_tensors(data, (*wanted, "input_ids", "completion_mask"))
         mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
@@ -62,11 +64,13 @@ class RewardBatch:
         if mask is None:
             known = ", ".join(sorted(map(str, data.batch.keys()))) or "nothing"
             raise ConfigError(
-                "a reward manager needs 'responses' with 'attention_mask' or 'response_mask' (verl's names), or "
-                f"'action_mask' (ours); the batch has {known}"
+                "a reward manager needs 'responses' with 'attention_mask' or 'response_mask' (verl's names), "
+                f"or 'action_mask' (the name in build_rows); the batch has {known}"
             )
         if attention is not None and attention.shape != mask.shape:
-            raise ConfigError(f"'attention_mask' has shape {tuple(attention.shape)}, but actions {tuple(mask.shape)}")
+            raise ConfigError(
+                f"'attention_mask' has the shape {tuple(attention.shape)}, but actions have {tuple(mask.shape)}"
+            )
         return cls(arrays, read_non_tensors(data), mask, None if attention is mask else attention)
 
     def __len__(self) -> int:
@@ -74,7 +78,7 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of each row's last valid token; -1 if absent."""
+        """The column of each row's last valid token; -1 if the row has none."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
             # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
@@ -87,13 +91,13 @@ class RewardBatch:
 
     @cached_property
     def valid_BT(self) -> Tensor:
-        """(B,T) true on valid tokens."""
+        """A (B,T) mask that is true on valid tokens."""
         valid = _truth(self.actions_BT)
         return valid if self.attention_BT is None else valid & _truth(self.attention_BT)
 
     @property
     def is_empty_B(self) -> Bools:
-        """Rows without a valid token."""
+        """A mask that is true on rows without a valid token."""
         empty: Bools = self.last_B < 0
         return empty
 
@@ -110,14 +114,14 @@ class RewardBatch:
         return values
 
     def numbers(self, name: str) -> Floats:
-        """Return the (B,) finite numbers of a required entry of `non_tensor_batch`; NaN for None."""
+        """Return the (B,) finite numbers of a required entry of `non_tensor_batch`; None becomes NaN."""
         if (values := self.column(name)) is None:
             raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
         return as_numbers(values, f"non_tensor_batch[{name!r}]")
 
     @cached_property
     def episodes_B(self) -> Ints:
-        """(B,) the index of each row's episode, by `traj_uid`; without it every row is an episode."""
+        """(B,) the index of each row's episode, by `traj_uid`; if that is missing, every row is an episode."""
         if (uids := self.column("traj_uid")) is None:
             return np.arange(len(self))
         codes: dict[Any, int] = {}
@@ -131,19 +135,21 @@ class RewardBatch:
 
     @cached_property
     def ends_B(self) -> Bools:
-        """(B,) true on the row that ends its episode: by `ends_episode`, else the last row with a valid token."""
+        """(B,) true on the row that ends its episode: the row marked by `ends_episode`, else the last row with a valid
+        token.
+        """
         if (ends_episode := self.column("ends_episode")) is not None:
             if any(value not in (True, False) for value in np.asarray(ends_episode).tolist()):
-                raise ConfigError("non_tensor_batch['ends_episode'] must be true or false for each row")
+                raise ConfigError("non_tensor_batch['ends_episode'] must contain true or false for each row")
             return np.asarray(ends_episode, dtype=np.bool_)
         rows = np.flatnonzero(~self.is_empty_B)
         last = np.full(len(self), -1)
-        last[self.episodes_B[rows]] = rows  # The last of several rows wins
+        last[self.episodes_B[rows]] = rows  # The last of several rows takes precedence.
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
-        """Return (B,T) float32 on the inputs' device: each score that is not NaN on its row's last valid token.
+        """Return (B,T) float32 on the inputs' device, with each score that is not NaN on its row's last valid token.
 
         A row without a valid token gets no reward; `others` are added at their own positions.
         """
@@ -192,7 +198,7 @@ def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
         raise ConfigError(
             f"a batch needs `batch` and `non_tensor_batch`, like DataProto and TokenBatch; got {type_name(data)}"
         )
-    present = set(data.batch.keys())  # A TensorDict does not support `in`
+    present = set(data.batch.keys())  # A TensorDict does not support `in`.
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
         # The tensors are only read.
@@ -210,11 +216,11 @@ def read_non_tensors(data: Any) -> Mapping[str, Any]:
 
 
 def as_numbers(values: Any, name: str) -> Floats:
-    """Return (N,) float64 from finite numbers, 0-d tensors and None (NaN); `name` is used in errors."""
+    """Return (N,) float64 from finite numbers, 0-d tensors and None (NaN); `name` is used in messages."""
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
         if texts := [value for value in given if isinstance(value, str | bytes)]:
-            raise TypeError(f"{texts[0]!r:.80} is a text")
+            raise TypeError(f"{texts[0]!r:.80} is a string")
         numbers = np.array([np.nan if value is None else float(value) for value in given], dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} contains a value that is not a number: {error}") from error
@@ -224,7 +230,7 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """Return (B,) the index of the last nonzero column, or -1."""
+    """Return (B,) the index of the last nonzero column; -1 if there is none."""
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 
@@ -232,21 +238,21 @@ def _by_columns(mask_BT: Tensor) -> Ints:
     """Find the columns on an accelerator, with one pass and one copy."""
     columns = torch.arange(1, mask_BT.shape[1] + 1, device=mask_BT.device)
     numbered = torch.where(mask_BT != 0, columns, 0)
-    none = numbered.new_zeros((len(numbered), 1))  # max() over zero columns raises
+    none = numbered.new_zeros((len(numbered), 1))  # max() over zero columns raises an error.
     last: Ints = torch.cat([none, numbered], dim=1).amax(1).cpu().numpy() - 1
     return last
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """Find the columns on a CPU: find the last non-empty block of each row, then search in it.
+    """Find the columns on a CPU: find the last non-empty block of each row, then search in that block.
 
-    This is four times as fast as a search of all columns.
+    This is four times as fast as searching all columns.
     """
     mask = mask_BT.detach()
     values = (mask != 0 if mask.is_floating_point() else mask).numpy()
     rows, width = values.shape
     head, blocks = width % _BLOCK, width // _BLOCK
-    # Columns that fill no block come first, so that the others are a view with an axis of blocks.
+    # Columns that do not fill a block come first, so that the others are a view with an axis of blocks.
     by_block = values[:, head:].reshape(rows, blocks, _BLOCK)
     is_used = np.bitwise_or.reduce(by_block, axis=2) != 0
     last = _last_true(values[:, :head] != 0)
@@ -275,7 +281,9 @@ def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, T
     whole = width + arrays["prompts"].shape[1] if "prompts" in arrays else max(values.shape[1], width)
     if tuple(values.shape) != (rows, whole):
         longer = f", or {(rows, whole)} with the prompts" if whole > width else ""
-        raise ConfigError(f"{name!r} is {tuple(values.shape)}; with 'responses' it must be {(rows, width)}{longer}")
+        raise ConfigError(
+            f"{name!r} has the shape {tuple(values.shape)}; with 'responses' it must be {(rows, width)}{longer}"
+        )
     return values[:, whole - width :]
 
 
@@ -289,6 +297,6 @@ def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
         values = [item.get(key) for item in items]
         if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
             columns[key] = np.array(values)
-        else:  # NumPy would turn a list value into an axis
+        else:  # NumPy would turn a list value into an axis.
             columns[key] = np.fromiter(values, dtype=object, count=len(values))
     return columns

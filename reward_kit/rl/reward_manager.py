@@ -1,4 +1,4 @@
-"""Reward managers: turn scores of episodes or answers into token rewards, with the interface of verl's managers.
+"""Reward managers, which turn scores of episodes or answers into token rewards, with the interface of verl's managers.
 
 `EpisodeRewardManager` uses existing scores of episodes; the others score single answers with a reward function.
 """
@@ -66,9 +66,9 @@ VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
 SHOWN_SHARE = 0.1
-"""The probability that a row is shown, until its data source reaches its maximum."""
+"""The probability that a row is shown, until the maximum of its data source is reached."""
 EPSILON = 1e-8
-"""The number that is added to the standard deviation by which scores are divided."""
+"""The number added to the standard deviation by which scores are divided."""
 logger = logging.getLogger("reward_kit.rl")
 
 
@@ -116,12 +116,12 @@ class RunningStatistics:
         )
 
     def normalized(self, numbers: Floats) -> Floats:
-        """Return (x - mean) / (std + 1e-8) with the population std: 0 for a single number and for equal ones."""
+        """Return (x - mean) / (std + 1e-8) with the population std; 0 for a single number and for equal numbers."""
         return (numbers - self.mean) / ((math.sqrt(self.m2 / self.count) if self.count else 0.0) + EPSILON)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """Read the result of `asdict`; raise `ConfigError` if a number is missing or impossible."""
+        """Parse the result of `asdict`; raise `ConfigError` if a number is missing or impossible."""
         try:
             read = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -129,7 +129,9 @@ class RunningStatistics:
                 f"invalid running statistics: {dict(data)!r:.200}; expected count, mean and m2"
             ) from error
         if read.count < 0 or not math.isfinite(read.mean) or not 0 <= read.m2 < math.inf:
-            raise ConfigError(f"invalid running statistics: {read}; count and m2 must be at least 0, and all finite")
+            raise ConfigError(
+                f"invalid running statistics: {read}; count and m2 must be at least 0, and all must be finite"
+            )
         if read.count == 0 and read != cls():
             raise ConfigError(f"invalid running statistics: {read}; with count 0, mean and m2 must be 0")
         return read
@@ -138,7 +140,7 @@ class RunningStatistics:
 class BatchScores(NamedTuple):
     """A manager's scores for a batch."""
 
-    scores_B: Floats  # Added to each row's last valid token; NaN adds nothing
+    scores_B: Floats  # Added to each row's last valid token; NaN adds nothing.
     info: dict[str, Column]  # Data about the rows, (B,) each
     step_rewards: TokenRewards | None = None
     statistics: RunningStatistics | None = None  # The updated statistics, if the manager keeps any
@@ -149,7 +151,7 @@ class RewardManager(ABC):
 
     Args:
         tokenizer: the tokenizer that decodes rows to show or score.
-        num_examine: the maximum number of rows shown per data source and batch, each with probability 0.1.
+        num_examine: the maximum number of rows shown per data source and batch; each row is shown with probability 0.1.
         seed: the seed of the generator that chooses these rows.
         echo: a function that shows one line; by default it logs to "reward_kit.rl" at level INFO.
 
@@ -176,11 +178,11 @@ class RewardManager(ABC):
     @overload
     def __call__(self, data: Any, return_dict: Literal[True]) -> dict[str, Any]: ...
     def __call__(self, data: Any, return_dict: bool = False) -> Tensor | dict[str, Any]:
-        """Return the rewards of a batch: float32, with the shape and device of `responses` (or our `action_mask`).
+        """Return the rewards of a batch as float32, with the shape and device of `responses` (or of `action_mask`).
 
         Args:
-            data: a batch; see `rl.reward_batches`. Its `rm_scores`, if any, are the rewards.
-            return_dict: return `reward_tensor` and `reward_extra_info`, arrays with one item per row.
+            data: a batch; see `rl.reward_batches`. If it has `rm_scores`, they are the rewards.
+            return_dict: whether to return `reward_tensor` and `reward_extra_info`, arrays with one item per row.
 
         Raises:
             ConfigError: the batch is incomplete; it is left unchanged.
@@ -191,7 +193,7 @@ class RewardManager(ABC):
 
     @staticmethod
     def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
-        """Return the batch's `rm_scores`, if any, and the data named by its `reward_extra_keys`."""
+        """Return the batch's `rm_scores`, if any, and the columns named by its `reward_extra_keys`."""
         tensors = read_tensors(data, ("rm_scores", "responses", "action_mask"))
         if (rewards := tensors.pop("rm_scores", None)) is None:
             return None
@@ -245,22 +247,25 @@ class RewardManager(ABC):
 class EpisodeRewardManager(RewardManager):
     """Rewards from scored episodes: `non_tensor_batch["episode_rewards"]`, one score per row.
 
-    An episode's score is added once, to the last valid token of its final row: the row marked by `ends_episode`, or
-    else the last row of its `traj_uid` with a valid token. An episode whose score is None or NaN is unscored: its rows
-    get no reward, and `is_scored` is false. The visual scorer is applied first, then normalization; step rewards are
-    added unchanged.
+    An episode's score is added once, to the last valid token of its final row. This is the row marked by
+    `ends_episode`, or else the last row of its `traj_uid` with a valid token. An episode whose score is None or NaN is
+    unscored: its rows get no reward, and `is_scored` is false. The visual scorer is applied first, then normalization;
+    step rewards are added unchanged.
 
     Args:
         normalize_by_length: the same as normalization_type="length".
-        normalization_type: "none"; "length": divide by `episode_lengths`; "variance": (score - mean) / (std + 1e-8),
-            over all episodes so far, including this batch. Save `state_dict()` with checkpoints.
-        step_rewards: also add the batch's `step_rewards`, each to its action's last token: a (B,T) array, as in our
-            rows, or in `non_tensor_batch` a list per row with one reward per action.
+        normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", (score - mean) / (std +
+            1e-8) over all episodes so far, including this batch. Save `state_dict()` with checkpoints.
+        step_rewards: also add the batch's `step_rewards`, each to its action's last token. They are a (B,T) array, as
+            in the rows of `build_rows`, or in `non_tensor_batch` a list per row with one reward per action.
         visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of an
             episode's final row, if any. None, NaN or an error leaves the episode unscored.
-        visual_rule: multiply the score by the visual score, or add both.
+        visual_rule: whether to multiply the score by the visual score, or to add both.
 
-    The other arguments are those of `RewardManager`. Unknown or contradictory options raise `ConfigError`.
+    The other arguments are those of `RewardManager`.
+
+    Raises:
+        ConfigError: an option is unknown or contradicts another option.
     """
 
     skips_special_tokens = False
@@ -303,7 +308,9 @@ class EpisodeRewardManager(RewardManager):
         if not isinstance(state, Mapping):
             raise ConfigError(f"pass the result of state_dict(), got {state!r:.80}")
         if (kind := state.get("normalization_type")) != self.normalization_type:
-            raise ConfigError(f"the state has normalization_type {kind!r}, but the manager {self.normalization_type!r}")
+            raise ConfigError(
+                f"the state has normalization_type {kind!r}, but the manager has {self.normalization_type!r}"
+            )
         self.statistics = RunningStatistics.from_json(state)
 
     def _score(self, batch: RewardBatch) -> BatchScores:
@@ -314,7 +321,7 @@ class EpisodeRewardManager(RewardManager):
             row = int(wrong[0])
             raise ConfigError(
                 f"episode_rewards[{row}] is {scores[row]:g}, but an earlier row of the same traj_uid has "
-                f"{shared[row]:g}; give the score of the whole episode, and rewards of steps as 'step_rewards'"
+                f"{shared[row]:g}; pass the score of the whole episode, and rewards of steps as 'step_rewards'"
             )
         is_scored = ~np.isnan(scores)
         bears = batch.ends_B & ~batch.is_empty_B & is_scored
@@ -332,7 +339,8 @@ class EpisodeRewardManager(RewardManager):
             if (wrong := np.flatnonzero(bears & ~(lengths >= 1))).size:
                 row = int(wrong[0])
                 raise ConfigError(
-                    f"episode_lengths[{row}] is {lengths[row]:g}, but must be an episode's number of steps, at least 1"
+                    f"episode_lengths[{row}] is {lengths[row]:g}, but must be the number of steps of an "
+                    "episode, at least 1"
                 )
             scores = np.divide(scores, lengths, where=bears, out=np.full_like(scores, np.nan))
         steps = _locate_step_rewards(batch, is_scored) if self._step_rewards else None
@@ -355,7 +363,7 @@ class EpisodeRewardManager(RewardManager):
                         seen = answer.item()
                 if not isinstance(seen, int | float) or not math.isfinite(seen):
                     raise InvalidResultError(
-                        f"visual scorer on row {row}: it returned {answer!r:.80}, not a finite number"
+                        f"visual scorer on row {row}: it returned {answer!r:.80}, which is not a finite number"
                     )
             except RewardKitError as error:
                 failure = Failure.from_exception(error)
@@ -371,8 +379,9 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
             raise ConfigError(
-                f"step_rewards has the shape {tuple(given.shape)}, but actions {tuple(batch.actions_BT.shape)}; give "
-                "one per token, or in non_tensor_batch a list per row with one reward per action"
+                f"step_rewards has the shape {tuple(given.shape)}, but actions have "
+                f"{tuple(batch.actions_BT.shape)}; pass one per token, or in non_tensor_batch a list per row "
+                "with one reward per action"
             )
         at, on = torch.where((given != 0) & batch.valid_BT)
         rows, columns = at.cpu().numpy(), on.cpu().numpy()
@@ -383,7 +392,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
             raise ConfigError(
                 "step_rewards=True, but the batch has no 'step_rewards', on tokens or in non_tensor_batch"
             )
-        # An action is an unbroken run of valid tokens; its last token gets the reward.
+        # An action is a contiguous run of valid tokens; its last token gets the reward.
         valid = batch.valid_BT.cpu().numpy()
         ends = valid.copy()
         ends[:, :-1] &= ~valid[:, 1:]
@@ -399,8 +408,8 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
                 )
             if len(known) != actions:
                 raise ConfigError(
-                    f"non_tensor_batch['step_rewards'][{row}] has {len(known)} rewards, but the row has {actions} "
-                    "actions (unbroken runs of its mask)"
+                    f"non_tensor_batch['step_rewards'][{row}] has {len(known)} rewards, but the row has "
+                    f"{actions} actions (contiguous runs of its mask)"
                 )
             flat.extend(known)
         values = as_numbers(flat, "non_tensor_batch['step_rewards']")
@@ -411,15 +420,18 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
 class NaiveRewardManager(RewardManager):
     """A reward manager that scores rows against their ground truth, one by one.
 
-    A failed reward or invalid score leaves its row unscored: it gets no reward, `is_scored` is false, and
-    `failure_class` and `failure` give the reason. Other results (the metrics of an `EvaluateResult`, other keys of
+    A failed reward or invalid score leaves its row unscored: the row gets no reward, `is_scored` is false, and
+    `failure_class` and `failure` contain the reason. Other results (the metrics of an `EvaluateResult`, other keys of
     verl's dict) are in `reward_extra_info` under their own names.
 
     Args:
         compute_score: a reward function, a `Scorer` (sandboxed), or a function with verl's signature
-            `compute_score(data_source, solution_str, ground_truth, extra_info)`; others raise `ConfigError`.
+            `compute_score(data_source, solution_str, ground_truth, extra_info)`.
 
     The other arguments are those of `RewardManager`.
+
+    Raises:
+        ConfigError: `compute_score` is something else.
     """
 
     mode: EvaluationMode = "pointwise"
@@ -445,13 +457,13 @@ class NaiveRewardManager(RewardManager):
         if isinstance(reward, RewardSpec) and requests:
             truths = [request.ground_truth for request in requests]
             models = batch.column("reward_model")
-            # The fields next to a ground truth, or the batch's without a `reward_model`.
+            # The fields next to a ground truth, or those of the batch if there is no `reward_model`.
             fields = {str(key) for model in models for key in model or {}} if models is not None else set()
             fields = set(map(str, batch.others)) if models is None else fields
             check_truth(reward, truths, fields, "row of non_tensor_batch['reward_model']")
         scored = self._run(requests) if requests else []
         facts: list[dict[str, Any]] = []
-        for one in scored:  # Only texts and plain numbers, since trainers write them to files
+        for one in scored:  # Only texts and plain numbers, since trainers write them to files.
             failure, result = one.failure, one.result
             metrics = result.metrics if failure is None and result is not None else {}
             failed = {"failure_class": failure.failure_class, "failure": failure.message} if failure else {}
@@ -520,21 +532,22 @@ class BatchRewardManager(NaiveRewardManager):
     """A reward manager that scores all rows in one call of a batch reward, or of a verl-style function for batches.
 
     verl's batch function is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a
-    list. For the arguments see `NaiveRewardManager`.
+    list. See `NaiveRewardManager` for the arguments.
     """
 
     mode: EvaluationMode = "batch"
 
 
 class PrimeRewardManager(NaiveRewardManager):
-    """A reward manager with parallel calls; one beyond the deadline leaves its row unscored, with the class `timeout`.
+    """A reward manager with parallel calls; a call that exceeds the deadline leaves its row unscored, with the class
+    `timeout`.
 
     Plain functions run in threads, where a call continues after its deadline until it ends. Run a reward that may hang,
     or that is CPU-bound in Python, in the sandbox: pass a `Scorer` with its own deadline.
 
     Args:
         max_concurrency: the maximum number of concurrent calls.
-        deadline_s: the time limit of one call in seconds; None with a `Scorer`.
+        deadline_s: the time limit of one call in seconds; must be None with a `Scorer`.
 
     The other arguments are those of `NaiveRewardManager`.
     """
@@ -562,7 +575,7 @@ class PrimeRewardManager(NaiveRewardManager):
 class DAPORewardManager(NaiveRewardManager):
     """A `NaiveRewardManager` that also penalizes responses close to the maximum length.
 
-    The soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): zero up to max_response_length -
+    This is the soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): zero up to max_response_length -
     overlong_buffer_len tokens, then growing linearly to `overlong_penalty_factor` at max_response_length.
     `reward_extra_info` contains the penalty as `overlong_penalty`, a number of at most 0.
 
@@ -610,8 +623,8 @@ def _as_reward(given: Any, mode: EvaluationMode) -> RewardSpec | Scorer:
     spec = given if isinstance(given, RewardSpec) else build_spec(given)
     if hasattr(spec.function, "each"):
         raise ConfigError(
-            f"reward {spec.id!r} has post_process_scores, which needs groups, but a reward manager scores rows; "
-            "use an AsyncRewardAgent"
+            f"reward {spec.id!r} has post_process_scores, which needs groups, but a reward manager scores "
+            "rows; use an AsyncRewardAgent"
         )
     if spec.mode != mode:
         other = "BatchRewardManager" if mode == "pointwise" else "NaiveRewardManager"
@@ -631,8 +644,10 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
     """Create a reward manager by name: batch, dapo, episode, naive or prime.
 
-    `options` are the manager's arguments. An unknown name, or an unknown, missing or invalid option, raises
-    `ConfigError`.
+    `options` are the manager's arguments.
+
+    Raises:
+        ConfigError: the name is unknown, or an option is unknown, missing or invalid.
     """
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)

@@ -1,7 +1,7 @@
-"""A policy whose weights are trained in this process and sampled by a vLLM or SGLang server that the user runs.
+"""A policy whose weights are trained in this process, and sampled by a vLLM or SGLang server that the user runs.
 
 `OpenAIAgentPolicy` requests the answers with their token ids and log-probabilities. `publish` writes the weights to a
-model directory, which the server then loads: it waits until no answer is in flight and holds back new requests, so that
+model directory, which the server then loads. It waits until no answer is in flight and holds back new requests, so that
 no answer mixes two versions.
 
 Requests to the servers (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
@@ -40,14 +40,14 @@ class ServedPolicy(AgentPolicy):
 
     Args:
         folder: the model in the format of `transformers`. Its weights are loaded in this process for training.
-        published: the directory that the server reads weights from, on a shared file system. A vLLM server must have
+        published: the directory from which the server reads weights, on a shared file system. A vLLM server must have
             been started on it.
         server: "vllm" or "sglang".
         base_url: the URL of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
         model: the model's name on the server; by default `published`.
         temperature: the sampling temperature. Filters such as top_p are rejected, since they are not recorded.
         publish_timeout_s: the time limit in seconds for the server to load the weights.
-        api_key: as for `OpenAIAgentPolicy`; also sent when weights are published.
+        api_key: as in `OpenAIAgentPolicy`; also sent when weights are published.
         **options: further options of `OpenAIAgentPolicy`.
 
     Raises:
@@ -80,7 +80,7 @@ class ServedPolicy(AgentPolicy):
         self.sampling = Sampling(temperature=temperature)
         self._server, self._gate = server, anyio.Condition()
         self._in_flight, self._is_publishing = 0, False
-        self._in_doubt: int | None = None  # the version that the server has or has not loaded
+        self._in_doubt: int | None = None  # the version that the server may or may not have loaded
         extra = {**(options.pop("extra_body", None) or {}), "return_token_ids": True}
         self._acting = OpenAIAgentPolicy(
             model or str(self.published),
@@ -111,15 +111,17 @@ class ServedPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return an action outside of any episode."""
+        """Return one action outside of an episode."""
         return await _ServedSession(self, self._acting).get_action(observation, available_tools_specs)
 
     async def publish(self, version: int) -> None:
         """Make the server sample with the current weights of `module`.
 
         If this fails or is cancelled after the request, the server's weights are unknown, and requests raise an error
-        until the next publish. Raises `PolicyError` if the server refused the weights; it then samples with the old
-        ones.
+        until the next publish.
+
+        Raises:
+            PolicyError: the server rejected the weights; it continues to sample with the old ones.
         """
         async with self._gate:
             while self._is_publishing:
@@ -135,7 +137,7 @@ class ServedPolicy(AgentPolicy):
                 body = {"model_path": str(self.published), "weight_version": str(version), "flush_cache": True}
                 try:
                     await self._ask("update_weights_from_disk", body)
-                except PolicyError:  # SGLang falls back to its old weights
+                except PolicyError:  # SGLang keeps its old weights.
                     self._in_doubt = None
                     raise
             else:
@@ -155,14 +157,14 @@ class ServedPolicy(AgentPolicy):
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """Block publishing during an answer; yield the version that samples it."""
+        """Block publishing during an answer; yield the version of the weights that sample it."""
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
             if self._in_doubt is not None:
                 raise PolicyError(
-                    f"publishing version {self._in_doubt} did not finish, so the server's weights are unknown; "
-                    "publish again"
+                    f"publishing of version {self._in_doubt} did not finish, so the server's weights are "
+                    "unknown; publish again"
                 )
             self._in_flight += 1
             version = self.version
@@ -188,7 +190,7 @@ class _ServedSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Request the next message from the server; raise `PolicyError` if it does not return the sampled tokens."""
+        """Request the next message from the server; raise a `PolicyError` if the answer lacks the sampled tokens."""
         async with self._policy.answering() as version:
             output = await self._acting.get_action(observation, available_tools_specs)
         recorded = output.log_probs or {}

@@ -33,24 +33,24 @@ class TrainablePolicy(Protocol):
     pad_token_id: int
 
     async def publish(self, version: int) -> None:
-        """Act with the current weights of `module` as version `version`, from the next forward pass on."""
+        """From the next forward pass on, act with the current weights of `module`, as version `version`."""
 
 
 class Learner(Protocol):
     """A learner of the weights, such as `rl.ppo.PPOLearner`."""
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """Learn from rows collected for this policy version; return the diagnostics."""
+        """Learn from rows collected for this policy version, and return the diagnostics."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state on which later updates depend, including the weights."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state."""
+        pass
 
 
 class Trainer:
-    """The trainer of a policy.
+    """Trains a policy.
 
     Args:
         worker: the collector of episodes, with the trained policy.
@@ -59,8 +59,9 @@ class Trainer:
         learner: the learner of the policy's `module`.
         group_size: the number of episodes per sample.
         run_seed: the seed of all random choices.
-        reward_manager: changes scores before advantages are computed, for example normalizes them; None: unchanged.
-        max_concurrency: the maximum number of concurrent episodes; None: all of a batch.
+        reward_manager: changes scores before advantages are computed, for example normalizes them; None leaves them
+            unchanged.
+        max_concurrency: the maximum number of concurrent episodes; None means all of a batch.
 
     Attributes:
         version: the version of the model's current weights; each update increments it.
@@ -102,7 +103,9 @@ class Trainer:
         return diagnostics | credited.summary()
 
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
-        """Collect one group per sample concurrently, in the samples' order; every group gets new ids and seeds."""
+        """Collect one group per sample concurrently, in the order of the samples; every group gets new ids and
+        seeds.
+        """
         with self.meter.time("collect"):
             groups = await self.collector.collect(self.worker, self.requests(samples))
         episodes = [episode for group in groups for episode in group]
@@ -116,7 +119,7 @@ class Trainer:
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
 
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
-        """Score the episodes in order; a missing score is replaced by its failure."""
+        """Score the episodes in order; a missing score is replaced with its failure."""
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.from_episode(episode, self.worker.task_definition) for episode in episodes]
             return await self.reward_agent.score_all(requests, self.group_size)
@@ -164,7 +167,7 @@ class Trainer:
         return diagnostics
 
     async def publish(self) -> None:
-        """Act with the new weights from now on, as the next version."""
+        """From now on, act with the new weights, as the next version."""
         with self.meter.time("publish"):
             self.version += 1
             await self.policy.publish(self.version)
@@ -174,7 +177,7 @@ def trainable(policy: object) -> TrainablePolicy:
     """Return the policy; raise `ConfigError` with the reason if it cannot be trained."""
     if not isinstance(policy, TrainablePolicy):
         missing = [name for name in ("module", "pad_token_id", "publish") if not hasattr(policy, name)]
-        raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy: it has no {' and no '.join(missing)}")
+        raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy, because it lacks {' and '.join(missing)}")
     if reason := getattr(policy, "untrainable_reason", None):
         raise ConfigError(f"{type(policy).__name__} cannot be trained with its sampling: {reason}")
     return policy

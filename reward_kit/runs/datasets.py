@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.samples import Sample
+from reward_kit.agent.samples import Sample, parse_tags
 from reward_kit.errors import ConfigError, did_you_mean, type_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.task_file import LocatedYaml
@@ -34,6 +34,8 @@ def read_samples(
         if not isinstance(config, Mapping):
             raise ConfigError(f"{where}: resource_config is {type_name(config)}, not a mapping")
         truth = row.get("ground_truth", definition.ground_truth)
+        if definition.tags:
+            row["tags"] = list(dict.fromkeys((*definition.tags, *parse_tags(row.get("tags")))))
         sample = Sample(str(row.get("id", f"sample-{len(seen)}")), row, truth, config, where)
         if sample.id in seen:
             raise ConfigError(f"{where}: sample id {sample.id!r} is already used at {seen[sample.id]}")

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from reward_kit.agent.models import StopReason
+from reward_kit.agent.samples import parse_tags
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.episodes.record import environment_return, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -27,6 +28,9 @@ from reward_kit.runs.statistics import (
     mean_pass_hat_k,
     safe_mean,
 )
+
+MOST_TAGS = 50
+"""The number of tags with figures; further tags, in alphabetical order, have none."""
 
 
 class JudgeCall(NamedTuple):
@@ -65,6 +69,7 @@ class EpisodeRow:
     is_imputed: bool = False
     judge_call: JudgeCall | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    tags: Sequence[str] = ()
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
@@ -83,6 +88,7 @@ class EpisodeRow:
             usage=total_usage(record),
             attempt=get_attempt(record),
             tool_errors=_tool_errors(part.get("info") for part in [*record["steps"][1:], record.get("final") or {}]),
+            tags=_tags(record.get("sample")),
         )
 
     @classmethod
@@ -103,6 +109,7 @@ class EpisodeRow:
             usage=_usage(facts.get("usage"), facts.get("user_usage")),
             attempt=facts.get("attempt") or 0,
             tool_errors=_tool_errors(episode.get_infos()[1:]),
+            tags=_tags(facts.get("sample")),
         )
 
     def add_score(self, record: Mapping[str, Any]) -> None:
@@ -130,13 +137,24 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceSummary:
+    """The figures of a policy's episodes whose samples have a tag; `score` is None if none is scored."""
+
+    samples: int
+    episodes: int
+    scored: int
+    passed: int
+    score: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySummary:
     """The column of a policy in the summary table; figures exclude unscored episodes.
 
     `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples with `k` scored episodes, the largest number of
     any sample; `pass_excluded` samples have fewer, because of errors. `judge_cost` is in US dollars, None without a
     judge or a known price; `cost` does not include it. `metrics` has the mean of each metric over the episodes that
-    have it, None if none has; `n_unscored` counts the others.
+    have it, None if none has; `n_unscored` counts the others. `tags` has the figures of each tag of the samples.
     """
 
     policy: str
@@ -162,11 +180,17 @@ class PolicySummary:
     pass_excluded: int = 0
     judge_cost: float | None = None
     metrics: Mapping[str, Interval | None] = field(default_factory=dict)
+    tags: Mapping[str, SliceSummary] = field(default_factory=dict)
 
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
     """Return the usage of an episode, including its simulated user."""
     return _usage(record.get("usage"), (record.get("custom_data") or {}).get("user_usage"))
+
+
+def _tags(sample: Any) -> tuple[str, ...]:
+    """Return the tags of a stored sample, without repeating equal texts in memory."""
+    return tuple(map(sys.intern, parse_tags(sample.get("tags")))) if isinstance(sample, Mapping) else ()
 
 
 def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | None) -> Mapping[str, float]:
@@ -237,7 +261,25 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         judge_cost=math.fsum(judge_costs) if judge_costs else None,
         pass_excluded=len(passes) - len(complete),
         metrics=_summarize_metrics(rows),
+        tags=_summarize_tags(rows, threshold),
     )
+
+
+def _summarize_tags(rows: Sequence[EpisodeRow], threshold: float) -> dict[str, SliceSummary]:
+    by_tag: dict[str, list[EpisodeRow]] = defaultdict(list)
+    for row in rows:
+        for tag in row.tags:
+            by_tag[tag].append(row)
+    return {tag: summarize_slice(by_tag[tag], threshold) for tag in sorted(by_tag)[:MOST_TAGS]}
+
+
+def summarize_slice(rows: Sequence[EpisodeRow], threshold: float) -> SliceSummary:
+    """Return the figures of some episodes of a policy."""
+    scores, samples = [row.score for row in rows], [row.sample_id for row in rows]
+    known = [score for score in scores if score is not None]
+    score = bounded_interval(scores, samples) if known else None
+    passed = sum(value >= threshold for value in known)
+    return SliceSummary(len(set(samples)), len(rows), len(known), passed, score)
 
 
 def _summarize_metrics(rows: Sequence[EpisodeRow]) -> dict[str, Interval | None]:
@@ -298,6 +340,10 @@ def summary_from_json(document: Mapping[str, Any]) -> list[PolicySummary]:
                 **policy,
                 "score": interval(policy["score"]),
                 "metrics": {name: interval(values) for name, values in policy.get("metrics", {}).items()},
+                "tags": {
+                    tag: SliceSummary(**{**values, "score": interval(values["score"])})
+                    for tag, values in policy.get("tags", {}).items()
+                },
             }
         )
         for policy in document["policies"]

@@ -1,9 +1,9 @@
-"""`TokenBatch`: training rows in the layout of verl's `DataProto`, with the operations that trainers use.
+"""`TokenBatch`, training rows in the layout of verl's `DataProto`, with the operations that trainers use.
 
 `meta_info["padding"]` names the padded side: "right", "left", or "outer" (prompts on the left and completions on the
 right, so that all completions begin in the same column). Each array lies on one of three axes: P, the prompts; C, the
-completions; or T, both together, where "outer" makes T = P + C. Batches can be concatenated if they have the same keys
-and no conflicting values in `meta_info`.
+completions; or T, both together. With "outer", T = P + C. Batches can be concatenated if they have the same keys and no
+conflicting values in `meta_info`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _check_same_keys(batches: Sequence[Mapping[str, Array]], what: str) -> None:
         lacking = [str(i) for i, batch in enumerate(batches) if any(key not in batch for key in partial)]
         raise ConfigError(
             f"batches with different {what} keys cannot be joined: {', '.join(partial)} missing in batch "
-            f"{', '.join(lacking)}; select the same keys of each"
+            f"{', '.join(lacking)}; select the same keys in each batch"
         )
 
 
@@ -43,7 +43,7 @@ def _merged_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 Padding = Literal["right", "left", "outer"]
 Axis = Literal["prompt", "completion", "both"]
 
-# The names of `build_rows` and of verl (`reward_kit.tokens.layout`), which puts all but four arrays on the axis C.
+# The names in `build_rows` and in verl (`reward_kit.tokens.layout`); verl puts all but four arrays on the axis C.
 _PROMPT, _COMPLETION = ("prompt_ids", "prompts"), ("completion_ids", "responses")
 _BOTH_IN_VERL = ("input_ids", "attention_mask", "position_ids")
 _IDS = (*_PROMPT, *_COMPLETION, "input_ids")
@@ -102,8 +102,8 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
     if any(array.ndim != 2 for array in arrays) or (outer_both and not known):
         listed = ", ".join(map(str, sorted(shapes)))
         raise ConfigError(
-            f"{key!r} cannot be padded to one width: its rows have the shapes {listed}. Padding needs arrays (B,T) "
-            "and, if padding is 'outer', prompt_ids and completion_ids in every batch"
+            f"{key!r} cannot be padded to one width, because its rows have the shapes {listed}. Padding needs "
+            "arrays (B,T) and, if padding is 'outer', prompt_ids and completion_ids in every batch"
         )
     if outer_both:
         lefts = [widths.prompt or 0 for widths in all_widths]
@@ -143,7 +143,7 @@ RowIndex = slice | Sequence[int] | Array
 
 
 class TokenItem(NamedTuple):
-    """A row of a `TokenBatch`: the same keys, but arrays without the leading axis."""
+    """A row of a `TokenBatch`, with the same keys, but arrays without the leading axis."""
 
     batch: dict[str, Array]
     non_tensor_batch: dict[str, Any]
@@ -152,7 +152,7 @@ class TokenItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Training rows in the layout of verl's `DataProto`. Every operation returns a new batch and leaves this one
+    """Training rows in the layout of verl's `DataProto`. All operations return a new batch and leave this one
     unchanged.
 
     Attributes:
@@ -181,7 +181,7 @@ class TokenBatch:
     @overload
     def __getitem__(self, index: RowIndex) -> TokenBatch: ...
     def __getitem__(self, index: int | np.integer[Any] | RowIndex) -> TokenItem | TokenBatch:
-        """Return the row at an int, or the rows at a slice, a list of ints or a boolean mask as a batch.
+        """Return the row at an int, or a batch of the rows at a slice, a list of ints or a boolean mask.
 
         Raises:
             IndexError: a row is out of range, a mask is not as long as the batch, or `index` has another type.
@@ -208,7 +208,9 @@ class TokenBatch:
         non_tensor_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> TokenBatch:
-        """Return a batch with only these keys; None keeps all keys of that part. Unknown keys raise a ConfigError."""
+        """Return a batch with only these keys; None keeps all keys of that part. Raise a ConfigError for an unknown
+        key.
+        """
         parts = []
         for wanted, part, what in (
             (keys, self.batch, "batch"),
@@ -266,7 +268,7 @@ class TokenBatch:
         return TokenBatch(concat_arrays([one.batch for one in batches], meta), others, meta)
 
     def repeat(self, times: int, interleave: bool = True) -> TokenBatch:
-        """Repeat every row; with `interleave`, copies of a row are adjacent, otherwise the whole batch repeats.
+        """Repeat every row. If `interleave` is true, copies of a row are adjacent, otherwise the whole batch repeats.
 
         Raises:
             ConfigError: `times` is negative, or not a whole number.
@@ -284,7 +286,7 @@ class TokenBatch:
         return self[indices.astype(np.int64)]
 
     def split(self, size: int) -> list[TokenBatch]:
-        """Return parts of `size` rows each; the last part may be shorter. A size below 1 raises a ConfigError."""
+        """Return parts of `size` rows each; the last part may be shorter. Raise a ConfigError for a size below 1."""
         if size < 1:
             raise ConfigError(f"size must be at least 1, got {size}")
         return [self[start : start + size] for start in range(0, len(self), size)]

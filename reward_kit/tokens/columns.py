@@ -1,4 +1,4 @@
-"""`Columns`: the rows of many episodes as flat columns, which connectors process without loops over tokens."""
+"""`Columns`, the rows of many episodes as flat columns, which connectors process without loops over tokens."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 class Columns:
     """The rows of a batch of episodes before they are padded or packed: E episodes, S steps, B rows, N tokens.
 
-    A connector receives a `Columns` and returns a new one (`with_columns`, `with_rows`, `select_rows`); it changes no
-    array and no episode.
+    A connector receives a `Columns` and returns a new one (`with_columns`, `with_rows`, `select_rows`); it does not
+    modify any array or episode.
 
     Attributes:
         episodes: the collected episodes.
         step_data: the steps of each episode, or None if not passed.
         scores_E: the score of each episode, NaN if unscored.
-        step_starts_E: the beginning of each episode's steps on the axis of `steps`, and S at the end.
+        step_starts_E: the position of each episode's first step on the axis of `steps`, followed by S.
         steps: (S,) columns, one episode after another.
         tokens: (N,) columns, one row after another. `step` is the index of the token's step in `steps`, -1 if the
             policy did not sample the token.
@@ -61,16 +61,16 @@ class Columns:
         """Return the columns with which a pipeline begins, without rows.
 
         Raises:
-            ConfigError: the number of step lists or scores differs from the number of episodes, or `episodes` has other
-                items.
+            ConfigError: the number of step lists or scores differs from the number of episodes, or `episodes` contains
+                other items.
         """
         if not all(isinstance(episode, SingleAgentEpisode) for episode in episodes):
             raise ConfigError("episodes must be episodes, such as group.episodes of run_group, got lists of steps")
         for given, what in ((step_data, "step lists"), (scores, "scores")):
             if given is not None and len(given) != len(episodes):
-                raise ConfigError(f"{len(episodes)} episodes need {len(episodes)} {what}, got {len(given)}")
+                raise ConfigError(f"{len(episodes)} episodes require {len(episodes)} {what}, got {len(given)}")
         counts = [len(episode) for episode in episodes] if step_data is None else [len(steps) for steps in step_data]
-        # float64 turns None into NaN.
+        # float64 converts None to NaN.
         scores_E = np.array([None] * len(episodes) if scores is None else list(scores), dtype=np.float64)
         return cls(list(episodes), step_data, scores_E, np.cumsum([0, *counts], dtype=np.int64))
 
@@ -103,7 +103,7 @@ class Columns:
         )
 
     def with_rows(self, lengths_B: Ints, prompt_lengths_B: Ints, episodes_B: Ints) -> Columns:
-        """Replace the rows by new ones, which have no columns yet."""
+        """Replace the rows with new ones, which have no columns yet."""
         return replace(
             self, tokens={}, rows={}, lengths_B=lengths_B, prompt_lengths_B=prompt_lengths_B, episodes_B=episodes_B
         )

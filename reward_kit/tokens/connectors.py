@@ -1,4 +1,4 @@
-"""Connectors: small functions from `Columns` to `Columns` that convert episodes to rows step by step."""
+"""Connectors, small functions from `Columns` to `Columns` that convert episodes to rows step by step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class _Stream(NamedTuple):
 
     tokens: dict[str, Array]  # (N,)
     starts: Ints  # of each segment
-    prompt_lengths: Ints  # the number of tokens before the segment's first action
-    acts: Array  # whether it contains an action
-    owners: Ints  # the index of its episode
-    numbers: Ints  # its number within the episode
-    # Of each action: its `step`, `index` on the axis of all steps, `start`, `stop`, `version`, and `row`, the index of
+    prompt_lengths: Ints  # the number of tokens before the first action of the segment
+    acts: Array  # whether the segment contains an action
+    owners: Ints  # the index of the segment's episode
+    numbers: Ints  # the number of the segment within its episode
+    # For each action: its `step`, `index` on the axis of all steps, `start`, `stop`, `version`, and `row`, the index of
     # its segment in `starts`.
     actions: dict[str, Ints]
 
@@ -41,8 +41,8 @@ def segment_rows(columns: Columns) -> Columns:
     """Create one row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
 
     Adds the token columns `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and
-    the row columns `segment` and `allowed_ids`. The latter has the ids that were allowed at the row's constrained
-    tokens (`reward_kit.episodes.allowed_ids.AllowedIds`), None without constrained tokens.
+    the row columns `segment` and `allowed_ids`. The latter contains the ids that were allowed at the row's constrained
+    tokens (`reward_kit.episodes.allowed_ids.AllowedIds`), or None without constrained tokens.
 
     Raises:
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
@@ -59,7 +59,8 @@ def segment_rows(columns: Columns) -> Columns:
 
 
 def action_rows(columns: Columns) -> Columns:
-    """Create one row per action: the prompt is everything before the action in its segment, the completion its tokens.
+    """Create one row per action: the prompt is everything before the action in its segment, and the completion is its
+    tokens.
 
     Earlier actions are part of the prompt, where the masks of sampled tokens are 0, so that each sampled token is
     trained on in exactly one row. An action without tokens has no row. Adds the columns of `segment_rows` and the row
@@ -86,8 +87,10 @@ def action_rows(columns: Columns) -> Columns:
 
 
 def _allowed(columns: Columns, owners_B: Ints, begins_B: Ints, starts_B: Ints, stops_B: Ints) -> Array:
-    """Return (B,) the allowed ids of the tokens `start:stop`, relative to `begin`, for each row; all index the
-    stream."""
+    """Return (B,) the allowed ids of the tokens `start:stop` of each row, relative to `begin`.
+
+    All three are indices into the stream.
+    """
     recorded = [episode.tokens for episode in columns.episodes]
     allowed_B = np.full(len(owners_B), None, dtype=object)
     if not any(tokens.allowed for tokens in recorded):
@@ -114,7 +117,7 @@ def _stream(columns: Columns) -> _Stream:
     actions = _actions(columns, recorded, offsets, first_rows)
     starts = np.array([segment.start for segment in segments], dtype=np.int64) + offsets[owners]
     firsts = starts + np.diff(starts, append=sizes.sum())
-    firsts[actions["row"][::-1]] = actions["start"][::-1]  # of several actions, the first one wins
+    firsts[actions["row"][::-1]] = actions["start"][::-1]  # of several actions, the first one takes precedence
     return _Stream(
         tokens=_sampled(recorded, actions),
         starts=starts,
@@ -137,7 +140,7 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
         owner, step = int(actors[wrong[0]]), int(table["step"][wrong[0]])
         rollout_id = columns.episodes[owner].id_
         raise EpisodeError(
-            f"episode {rollout_id}: it has tokens of step {step}, but only {known[owner]} steps were passed"
+            f"episode {rollout_id}: there are tokens of step {step}, but only {known[owner]} steps were passed"
         )
     return {
         "step": table["step"],
@@ -151,7 +154,7 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
 
 def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[str, Array]:
     """Return the token columns (N,) of all episodes."""
-    # `np.concatenate` copies: with a view, the episode's arrays could not grow.
+    # `np.concatenate` copies. With a view, the episode's arrays could not grow.
     ids = np.concatenate([np.zeros(0, np.int32), *(np.asarray(tokens.ids) for tokens in recorded)])
     logprobs = np.concatenate([np.zeros(0), *(np.asarray(tokens.logprobs) for tokens in recorded)])
     # A version may be a timestamp in milliseconds.
@@ -177,17 +180,18 @@ def step_values(columns: Columns) -> Columns:
     steps = [step for steps in columns.step_data for step in steps]
     if any(step.policy_value_estimate is not None for step in steps):
         keys += ("policy_value_estimate",)
-    # float64 turns None into NaN.
+    # float64 converts None to NaN.
     return columns.with_columns(
         steps={key: np.array([getattr(step, key) for step in steps], dtype=np.float64) for key in keys}
     )
 
 
 def standardized_advantages(columns: Columns) -> Columns:
-    """Standardize the step column `advantage`: subtract its mean, divide by its unbiased standard deviation + 1e-6.
+    """Standardize the step column `advantage`: subtract its mean, then divide by its unbiased standard deviation +
+    1e-6.
 
-    It is not in the default pipeline, because estimators normalize. Insert it after `step_values`, where each action
-    counts once, regardless of its number of tokens. If all advantages are equal, they become 0.
+    This connector is not in the default pipeline, because estimators normalize. Insert it after `step_values`, where
+    each action counts once, regardless of its number of tokens. If all advantages are equal, they become 0.
     """
     advantages_S = columns.steps["advantage"]
     known_S = advantages_S[~np.isnan(advantages_S)]
@@ -240,8 +244,8 @@ def identities(columns: Columns) -> Columns:
     """Add the ids of each row's episode.
 
     The row columns are `rollout_id` and `group_id`; `traj_uid` and `uid`, which are verl's names for them, except that
-    an episode without a group is its own group; and `ends_episode`, True on the last row with a sampled token of each
-    episode.
+    an episode without a group forms its own group; and `ends_episode`, which is True on the last row with a sampled
+    token of each episode.
     """
     owners = columns.episodes_B
     rollouts = _objects([episode.id_ for episode in columns.episodes])
@@ -251,7 +255,7 @@ def identities(columns: Columns) -> Columns:
     counted = np.cumsum(np.append(0, columns.tokens["action_mask"]), dtype=np.int64)
     acts = counted[columns.starts_B + columns.lengths_B] > counted[columns.starts_B]
     last = np.full(len(columns.episodes), -1, dtype=np.int64)
-    last[owners[acts]] = np.flatnonzero(acts)  # of several rows, the last one wins
+    last[owners[acts]] = np.flatnonzero(acts)  # of several rows, the last one takes precedence
     ends = np.arange(len(owners)) == last[owners]
     return columns.with_columns(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
 
@@ -259,10 +263,16 @@ def identities(columns: Columns) -> Columns:
 def episode_facts(columns: Columns) -> Columns:
     """Add the data about each row's episode that reward managers read.
 
-    The row columns are `episode_rewards` (the score, NaN if unscored), `episode_lengths` (policy actions),
-    `data_source` (the sample's, else "unknown"), `extra_info` (the sample's, with `sample_id` and `stop_reason`),
-    `reward_model` (a dict with the `ground_truth`), `success` (the environment's last one, else None), `tool_callings`
-    (tool calls made) and `multi_modal_inputs` (the parts of the messages that are not text, by their type).
+    The row columns are:
+
+    - `episode_rewards`: the score, NaN if unscored
+    - `episode_lengths`: the number of policy actions
+    - `data_source`: the data source of the sample, else "unknown"
+    - `extra_info`: the extra info of the sample, with `sample_id` and `stop_reason`
+    - `reward_model`: a dict with the `ground_truth`
+    - `success`: the last success flag of the environment, else None
+    - `tool_callings`: the number of tool calls
+    - `multi_modal_inputs`: the parts of the messages that are not text, by their type
     """
     owners = columns.episodes_B
     lengths_E = np.array([len(episode) for episode in columns.episodes], dtype=np.int64)
@@ -271,7 +281,7 @@ def episode_facts(columns: Columns) -> Columns:
         actions = [action for action in episode.get_actions() if isinstance(action, Mapping) and "type" in action]
         calls_E[index] = sum(len(get_tool_calls(action)) for action in actions)
     facts_E = [_facts(episode) for episode in columns.episodes]
-    # Every row has separate dicts: setting a key in one does not affect the others.
+    # Every row has separate dicts, so that setting a key in one does not affect the others.
     rows = [{key: dict(v) if isinstance(v, dict) else v for key, v in facts_E[owner].items()} for owner in owners]
     added = {key: _objects([row[key] for row in rows]) for key in _FACTS}
     added |= {"episode_rewards": columns.scores_E[owners]}
@@ -314,4 +324,4 @@ def check_complete(columns: Columns) -> None:
         raise ConfigError(f"columns must be the Columns that a RowPipeline returns, got {type_name(columns)}")
     missing = [key for key in ("input_ids", "completion_mask") if key not in columns.tokens]
     if missing:
-        raise ConfigError(f"no token column {missing[0]!r}: the pipeline needs segment_rows or action_rows")
+        raise ConfigError(f"no token column {missing[0]!r}; add segment_rows or action_rows to the pipeline")

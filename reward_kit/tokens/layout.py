@@ -7,11 +7,11 @@
 
 `attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, `action_mask` is 1 on
 sampled tokens, and `loss_mask` is completion_mask · action_mask, but 0 if the action has no advantage. `position_ids`
-count from 0. `logprobs` are the sampler's, and 0.0 on tokens that were not sampled. `step_rewards` are on the last
-token of each action, `advantages` and `returns` on all its tokens. `returns` are the targets of a critic; if a critic
-gave estimates, `values` contains them, and `value_mask` is 1 on the first token of each action that has a return.
-`policy_versions` are -1 on tokens that were not sampled. A token column added by a custom connector becomes a (B,T)
-array.
+count from 0. `logprobs` are those of the sampler, and 0.0 on tokens that were not sampled. `step_rewards` are on the
+last token of each action, `advantages` and `returns` on all its tokens. `returns` are the targets of a critic. If a
+critic estimated values, `values` contains them, and `value_mask` is 1 on the first token of each action that has a
+return. `policy_versions` are -1 on tokens that were not sampled. A token column added by a custom connector becomes a
+(B,T) array.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
 
 
 def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> Array:
-    """Return an array of this shape with `values` at `positions` of its flattened form."""
+    """Return an array of this shape with `values` at `positions` of its flattened form, and `fill` elsewhere."""
     # `np.zeros` does not touch the memory before the first write.
     flat = np.full(shape, fill, dtype=values.dtype) if fill else np.zeros(shape, dtype=values.dtype)
     flat.reshape(-1)[positions] = values
@@ -87,7 +87,7 @@ class PackedBatch:
     """Rows concatenated into a single long row, without padding.
 
     Attributes:
-        batch: (1,N) arrays, the keys of a padded batch without `prompt_ids`, `completion_ids` and `attention_mask`.
+        batch: (1,N) arrays, with the keys of a padded batch except `prompt_ids`, `completion_ids` and `attention_mask`.
             `position_ids` restart at 0 with each row. `row_ids` is the row of each token; attention must not cross
             rows.
         cu_seqlens: (B+1,) int32, the start of each row, followed by N; an input of variable-length attention kernels.
@@ -103,7 +103,7 @@ class PackedBatch:
     meta_info: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Return the number of rows in the long row."""
+        """Return the number of rows that were packed."""
         return len(self.cu_seqlens) - 1
 
 
@@ -124,11 +124,11 @@ VERL_NAMES = {
     "action_mask": "response_mask",
     "logprobs": "rollout_log_probs",
 }
-"""The names that differ from verl's. Like `action_mask`, verl's `response_mask` is 1 on sampled tokens."""
+"""The names that differ from those of verl. Like `action_mask`, verl's `response_mask` is 1 on sampled tokens."""
 
 
 def verl_batch(rows: TokenBatch) -> TokenBatch:
-    """Return the rows with verl's names and axes: all but four arrays lie on the axis of `responses`.
+    """Return the rows with verl's names and axes; all but four arrays lie on the axis of `responses`.
 
     `prompts` (B,P) are padded on the left and `responses` (B,C) on the right. `input_ids`, `attention_mask` and
     `position_ids` (B,P+C) are the two concatenated. `response_mask`, `rollout_log_probs`, `advantages` and all others
@@ -160,13 +160,14 @@ def micro_batches(
 ) -> list[Ints]:
     """Split rows into parts of at most `max_tokens` tokens; deterministic for equal lengths.
 
-    First-fit decreasing determines the number of parts, at most 11/9 of the minimum + 1. Packed rows are then balanced,
-    with the longest rows assigned first, each to the part with the fewest tokens, if no part exceeds the budget.
+    First-fit decreasing determines the number of parts, which is at most 11/9 of the minimum + 1. Packed rows are then
+    balanced: the longest rows are assigned first, each to the part with the fewest tokens, if no part exceeds the
+    budget.
 
     Args:
         lengths: (B,) the number of tokens in each row, as returned by `TokenBatch.lengths`.
         max_tokens: the maximum number of tokens in a part.
-        padded: True if rows are padded to the longest one in their part, so that padding counts; False if they are
+        padded: True if rows are padded to the longest row in their part, so that padding counts; False if they are
             packed.
         multiple_of: make the number of parts a multiple of this, for workers that run in lockstep.
 
@@ -182,14 +183,14 @@ def micro_batches(
     sizes = sizes.astype(np.int64)
     if len(sizes) and sizes.max() > max_tokens:
         row = int(sizes.argmax())
-        raise ConfigError(f"row {row} has {sizes[row]} tokens, more than max_tokens={max_tokens}; raise max_tokens")
+        raise ConfigError(f"row {row} has {sizes[row]} tokens, but max_tokens is {max_tokens}; raise max_tokens")
     if multiple_of < 1:
         raise ConfigError(f"multiple_of must be at least 1, got {multiple_of}")
     parts = _first_fit(sizes, max_tokens, padded)
     wanted = -(-len(parts) // multiple_of) * multiple_of
     if wanted > len(sizes):
         raise ConfigError(
-            f"{len(sizes)} rows cannot make {wanted} parts, the next multiple of multiple_of={multiple_of}"
+            f"{len(sizes)} rows cannot be split into {wanted} parts, the next multiple of multiple_of={multiple_of}"
         )
     if not padded:
         even = _lightest_first(sizes, wanted)
@@ -213,7 +214,7 @@ def _first_fit(sizes: Ints, max_tokens: int, padded: bool) -> list[Ints]:
     parts: list[list[int]] = []
     for row in _descending(sizes).tolist():
         open_parts = slice(0, len(parts) + 1)
-        # A part's first row is its longest, and in a padded part every other row occupies the same length.
+        # The first row of a part is its longest, and in a padded part every other row occupies the same length.
         takes = np.maximum(longest[open_parts], sizes[row]) if padded else sizes[row]
         part = int(np.argmax(room[open_parts] >= takes))
         if part == len(parts):
@@ -225,7 +226,9 @@ def _first_fit(sizes: Ints, max_tokens: int, padded: bool) -> list[Ints]:
 
 
 def _lightest_first(sizes: Ints, count: int) -> list[Ints]:
-    """Put each row, longest first, into the part with the fewest tokens, and on a tie the fewest rows."""
+    """Put each row, longest first, into the part with the fewest tokens; on a tie, into the part with the fewest
+    rows.
+    """
     load, rows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     parts: list[list[int]] = [[] for _ in range(count)]
     for row in _descending(sizes).tolist():

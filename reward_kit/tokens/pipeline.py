@@ -28,8 +28,8 @@ RowPer = Literal["segment", "action"]
 class RowPipeline:
     """A sequence of connectors, each with a unique name.
 
-    By default, the name is a function's `__name__`, an object's `name`, or else the name of its class. A repeated or
-    unknown name raises a ConfigError.
+    The default name of a connector is the `__name__` of a function, the `name` of an object, or else the name of its
+    class. A repeated or unknown name raises a ConfigError.
     """
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
@@ -116,9 +116,9 @@ def row_columns(
     per: RowPer | None = None,
     pipeline: RowPipeline | None = None,
 ) -> Columns:
-    """Return the rows as columns for `pad_rows` and `pack_rows`; arguments and errors as in `build_rows`."""
+    """Return the rows as columns for `pad_rows` and `pack_rows`; see `build_rows` for arguments and errors."""
     if per is not None and pipeline is not None:
-        raise ConfigError("per and pipeline exclude each other; pass pipeline=default_pipeline(per)")
+        raise ConfigError("per and pipeline cannot be combined; pass pipeline=default_pipeline(per)")
     return (pipeline or default_pipeline(per or "segment"))(Columns.from_episodes(episodes, step_data_lists, scores))
 
 
@@ -137,7 +137,7 @@ def build_rows(
     Args:
         episodes: the collected episodes.
         step_data_lists: the steps of each episode with `advantage`, `return_to_go` and `base_reward`. The loss_mask of
-            a step without an advantage is 0; None means that no step has one.
+            a step without an advantage is 0; None means that no step has an advantage.
         pad_token_id: the id used as padding.
         scores: the score of each episode, None if unscored.
         padding: "right", "left", or "outer" (see `tokens.layout.pad_rows`).

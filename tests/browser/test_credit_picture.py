@@ -177,7 +177,8 @@ class TestPeers:
         shown.page.locator("#view > .tied").wait_for()
 
     def test_different_scores_have_no_such_note(self, window: Opened, forked: Path) -> None:
-        assert opened(window, forked).page.locator(".tied").count() == 0
+        shown = opened(window, forked)
+        assert shown.page.locator(".tied").count() == 0 and "null" not in shown.page.inner_text("#view")
 
     def test_ranking_follows_peers_rather_than_the_discount(self, window: Opened, tmp_path: Path) -> None:
         # The state of "good" never changes: only discounting makes its last step better than its first.
@@ -201,6 +202,14 @@ class TestPeers:
         shown = opened(window, stored(tmp_path, walks, {"a": 1.0, "b": 0.0}))
         levels = {place: cell["colour"] for place, cell in cells_of(shown).items()}
         assert levels == {(0, 0): "heat-p4", (0, 1): "heat-p4", (1, 0): "heat-m4", (1, 1): "heat-m4"}
+
+    def test_whole_episodes_are_compared_by_an_estimator_without_states(self, window: Opened, tmp_path: Path) -> None:
+        run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
+        assign_credit(run, CreditModel(estimator="grpo"))
+        write_report(run)
+        for cell in cells_of(opened(window, run)).values():
+            assert (cell["A"] > 0) == cell["colour"].startswith("heat-p")
+            assert (cell["A"] < 0) == cell["colour"].startswith("heat-m")
 
 
 @pytest.mark.campaign

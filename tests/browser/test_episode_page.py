@@ -56,9 +56,9 @@ def test_each_step_shows_its_usage_and_missing_figures_are_dashes(window: Opened
     rewrite(run, record)
     shown = opened(window, run)
     assert shown.texts(".usage") == [
-        "reward 0.000\n1,200 → 34 tokens\n250 ms\n$0.0021",
-        "reward 0.000\n1,300 → 0 tokens\n1.5 s\ncost –",
-        "reward +1.000\n– → – tokens\n–\ncost –",
+        "reward 0.000\n1,200 → 34 tokens\nlatency 250 ms\n$0.0021",
+        "reward 0.000\n1,300 → 0 tokens\nlatency 1.5 s\ncost –",
+        "reward +1.000\n– → – tokens\nlatency –\ncost –",
     ]
     facts = shown.texts(".episode-head .facts li")
     assert facts[-3:] == ["prompt tokens 2,500", "completion tokens 34", "cost at least $0.0021"]

@@ -64,6 +64,9 @@ def test_cells_show_means_passes_and_errors(window: Opened, page: Path) -> None:
 def test_sample_without_a_score_is_shown_as_error(window: Opened, tmp_path: Path) -> None:
     opened = window().open(write_report(write_walks(tmp_path, compared_walks(20), is_credited=False)))
     assert [rows(opened)[8][0], rows(opened)[8][1]] == ["s00008", "error"]
+    opened.page.locator(".cell-plain").first.click()
+    opened.page.get_by_role("heading", name="s00000").wait_for()
+    opened.page.go_back()
     opened.page.get_by_role("button", name="difference").click()
     assert rows(opened)[0][3] >= rows(opened)[1][3] and rows(opened)[-1][3] == "–", "unknown values are last"
 
@@ -151,6 +154,23 @@ def test_score_range_and_full_text_filter_grid_and_list(window: Opened, page: Pa
     assert grid.get_attribute("aria-rowcount") == str(len(set(samples)) + 1)
     table.get_by_role("combobox", name="policy").select_option("walker")
     assert opened.texts(".matrix [role=columnheader]") == ["sample", "walker"]
+
+
+def test_tags_filter_the_grid_and_the_list(window: Opened, tmp_path: Path) -> None:
+    tags = [["sql"], ["sql", HOSTILE["script"]], []]
+    walked = [
+        (line | {"sample": {"id": "x", "tags": tags[n // 2 % 3], "level": "ab"[n // 2 % 2]}}, score)
+        for n, (line, score) in enumerate(compared_walks(12))
+    ]
+    opened = window().open(write_report(write_walks(tmp_path, walked, is_credited=False)))
+    table = opened.page.locator("[data-table=episodes]")
+    opened.page.get_by_role("button", name="level: b").click()
+    assert opened.page.get_by_role("grid").get_attribute("aria-rowcount") == "7"
+    assert table.get_by_role("combobox", name="tags").input_value() == "level: b"
+    opened.page.locator("[data-live=slices]").get_by_role("button", name="sql").click()
+    assert table.get_by_role("status").inner_text() == "1–16 of 16 (of 24)"
+    assert opened.page.locator("[data-live=slices]").get_by_role("button").count() == 4
+    assert_harmless(opened)
 
 
 @pytest.mark.parametrize("is_served", [False, True], ids=["report", "viewer"])

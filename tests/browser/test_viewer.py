@@ -83,7 +83,7 @@ def test_running_run_is_updated_live(window: Opened, project: Project) -> None:
 
 def look_at(opened: Window) -> None:
     """Find the run that goes on in the table, and in it the first episodes."""
-    opened.page.locator(ROWS, has_text="running").get_by_role("link").click()
+    opened.page.locator(ROWS, has_text="running").get_by_role("link").first.click()
     until(lambda: opened.texts("data[data-figure=episodes]") == ["5"], "figures of the first episodes")
     opened.page.locator("[data-table=episodes] tbody a").first.click()
     opened.page.locator("li.step").first.wait_for()
@@ -172,12 +172,22 @@ def test_page_without_the_token_shows_how_to_open_it(window: Opened, address: st
     opened.wrong.clear()
 
 
-@pytest.mark.parametrize("path", ["/", "/second/", "/third/"])
+def test_task_links_to_its_trend_and_back_to_a_run(window: Opened, address: str) -> None:
+    opened = window().open(address)
+    opened.page.locator(ROWS, has_text="first").get_by_role("link", name="walk").click()
+    opened.page.get_by_role("heading", name="Trend of walk").wait_for()
+    assert opened.texts("main tbody tr td:first-child") == ["first", "second"]
+    opened.page.get_by_role("link", name="second").click()
+    opened.page.locator("#scores").wait_for()
+    assert opened.page.url.endswith("/second/")
+
+
+@pytest.mark.parametrize("path", ["/", "/second/", "/third/", "/-/trend"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_viewer_is_legible_on_a_phone_and_reachable_by_tab(
     window: Opened, address: str, path: str, scheme: str
 ) -> None:
-    opened = window(PHONE, color_scheme=scheme).open(address.replace("/?", f"{path}?"))
+    opened = window(PHONE, color_scheme=scheme).open(address.replace("/?", f"{path}?task=walk&"))
     assert opened.sticking_out() == []
     assert opened.pale() == []
     assert opened.unreached() == []

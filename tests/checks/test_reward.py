@@ -261,7 +261,8 @@ from reward_kit import MetricResult
 def reward(messages: list[Message], ground_truth: int) -> EvaluateResult:
     said = re.findall(r"\\d{1,6}", last(messages))
     away = abs(int(said[0]) - ground_truth) / ground_truth if said else 1.0
-    return EvaluateResult(score=float(away == 0), metrics={"away": MetricResult(score=away, reason="")})
+    reason = "" if away <= 1 else None
+    return EvaluateResult(score=float(away == 0), metrics={"away": MetricResult(score=away, reason=reason)})
 """
 
 

@@ -84,8 +84,9 @@ def test_updates_with_nothing_to_learn_from_are_reported_once_and_counted(tmp_pa
     done = command_line.call("train", "train.yaml", "--display", "plain", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "nothing to learn from" in line] == [
-        "update 1: nothing to learn from: all advantages are zero, as when the scores of each group are equal",
-        "nothing to learn from in 3 updates",
+        "update 1: nothing to learn from: all advantages are zero, "
+        "for example because the scores of each group are equal",
+        "3 updates had nothing to learn from",
     ]
 
 

@@ -105,7 +105,7 @@ def test_normalization_constant_is_required_and_only_for_constant() -> None:
             check_normalization("constant", bad, 0.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="did you mean 'leave_one_out'"):
         check_normalization("leave_one", None, 0.0)
-    with pytest.raises(ConfigError, match="not for 'mean'"):
+    with pytest.raises(ConfigError, match="not to 'mean'"):
         check_normalization("mean", 4.0, 0.0)
 
 

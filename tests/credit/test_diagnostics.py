@@ -52,7 +52,7 @@ def test_unscored_trajectories_are_left_out():
     found = credit_diagnostics(credit([1.0, NAN, NAN, NAN], [4, 4, 4, 4]), [1, 2, 1], [1.0, None, None])
     assert (found.trajectories, found.unscored, found.steps) == (1, 2, 1)
     assert (found.anchor_sizes, found.steps_with_peer, found.zero_advantages) == ({1: 1}, 0, 0)
-    assert found.warnings()[0] == "2 of 3 trajectories are unscored and left out; inspect the failed scores"
+    assert found.warnings()[0] == "2 of 3 trajectories are unscored and excluded; inspect the failed scores"
 
 
 def test_shares_are_left_out_without_scores():
@@ -77,14 +77,14 @@ def test_estimator_without_states_warns_of_no_peers():
 def test_few_steps_with_a_peer_give_a_warning(shared, warned):
     anchors = [0] * shared + list(range(1, 101 - shared))
     found = credit_diagnostics(credit([1.0] * 100, anchors), [1] * 100, [1.0, 0.0] * 50)
-    assert [warning.startswith("4.0% of the steps share") for warning in found.warnings()] == [True] * warned
+    assert [warning.startswith("only 4.0% of the steps share") for warning in found.warnings()] == [True] * warned
 
 
 def test_tied_and_single_groups_are_reported():
     one = credit([0.0] * 4, [0, 0, 1, 1])
     tied = credit_diagnostics(one, [1] * 4, [1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"])
     assert (tied.tied_groups, tied.single_groups) == (2, 0)
-    assert tied.warnings()[0].startswith("in every group all scores are equal")
+    assert tied.warnings()[0].startswith("in every group, all scores are equal")
     single = credit_diagnostics(one, [1] * 4, [1.0, None, 0.0, None], ["a", "a", "b", "b"])
     assert (single.tied_groups, single.single_groups) == (0, 2)
     assert single.warnings()[0].startswith("every group has only one scored trajectory")

@@ -283,9 +283,9 @@ def test_invalid_options_are_rejected_with_an_empty_batch(setting: Setting, bad:
 @every_setting
 def test_scores_and_rewards_must_be_numbers(setting: Setting) -> None:
     row = [step("a", 1.0, value=0.0)]
-    with pytest.raises(ConfigError, match="2 trajectories need 2 scores"):
+    with pytest.raises(ConfigError, match="2 trajectories require 2 scores"):
         setting.credit(Given([row, row], [1.0], [0, 0]))
-    with pytest.raises(ConfigError, match="2 trajectories need 2 group ids"):
+    with pytest.raises(ConfigError, match="2 trajectories require 2 group ids"):
         setting.credit(Given([row, row], [1.0, 1.0], [0]))
     for bad in (float("nan"), float("inf")):
         with pytest.raises(InvalidResultError, match="trajectory 1"):

@@ -65,7 +65,7 @@ def test_unscored_members_are_ignored_or_drop_their_group():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"group_ids": ["a"]}, "2 scores need 2 group ids, got 1"),
+        ({"group_ids": ["a"]}, "2 scores require 2 group ids, got 1"),
         ({"band": (0.8, 0.2)}, "band must be two numbers"),
         ({"band": 5}, "band must be two numbers"),
         ({"band": ("0", "1")}, "band must be two numbers"),
@@ -132,7 +132,7 @@ def test_outcome_after_the_last_try_reports_missing_groups():
     assert (outcome.groups, outcome.missing) == (["episodes of a"], 1)
     assert outcome.dropped == {DropReason.TIED: 2}
     assert outcome.describe() == "1 of 2 groups after 2 collections; dropped: 2 tied"
-    with pytest.raises(ConfigError, match="all 2 tries are used"):
+    with pytest.raises(ConfigError, match="all 2 collections have been used"):
         refill.add(episodes(found), found)
 
 
@@ -145,7 +145,7 @@ def test_group_id_may_repeat_in_a_later_collection():
 
 def test_filter_result_for_other_groups_is_rejected():
     refill = GroupRefill(wanted=2, max_tries=2)
-    with pytest.raises(ConfigError, match=r"only in one: \['a', 'b'\]"):
+    with pytest.raises(ConfigError, match=r"only in one of them: \['a', 'b'\]"):
         refill.add({"a": ""}, verdict(b=True))
 
 

@@ -125,7 +125,7 @@ def test_typed_key_does_not_import_torch():
 
 
 def test_unhashable_state_is_rejected():
-    with pytest.raises(ConfigError, match="returned an object, which equals only itself; return text"):
+    with pytest.raises(ConfigError, match="returned an object, which is equal only to itself; return text"):
         typed_key([object()])
     endless: list[object] = []
     endless.append(endless)
@@ -311,7 +311,7 @@ def test_function_receives_the_observation_of_a_step_without_messages():
         ({"name": "last_messages", "count": 0}, "count must be a positive whole number, got 0"),
         ({"name": "last_messages", "count": True}, "count must be a positive whole number"),
         ({"name": "state_key", "of": "x"}, "has no option 'of'"),
-        ({"name": "regex", "replace": {}}, "replace must map patterns to texts"),
+        ({"name": "regex", "replace": {}}, "replace must be a mapping from patterns to texts"),
         ({"name": "regex", "replace": {"(": ""}}, "missing \\)"),
         ({"name": "regex", "replace": {"a": r"\2"}}, "invalid group reference"),
         ({"name": "regex", "replace": {"a": 1}}, "must be texts"),

@@ -58,7 +58,7 @@ def test_invalid_batch_or_score_is_rejected() -> None:
 
 def test_partially_recorded_groups_are_rejected() -> None:
     batch = [[step(group_id="x")], [], [step()]]
-    with pytest.raises(ConfigError, match="trajectory 2 records no group_id while others do"):
+    with pytest.raises(ConfigError, match="trajectory 2 has no group_id, but others do"):
         StepArrays.from_batch(batch, [0.0] * 3)
     assert StepArrays.from_batch(batch, [0.0] * 3, ["g", "h", "g"]).groups_B.tolist() == [0, 1, 0]
 

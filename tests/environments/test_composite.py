@@ -320,7 +320,7 @@ class TestCombinedState:
             assert set(state) == {"db", "filesystem", "python_state"}  # dice show none
             assert state["db"].query("SELECT sum(a) FROM t") == [(15,)]
             assert dict(state["filesystem"]) == {"a.txt": "one"} and state["python_state"] == {"k": 1}
-            with pytest.raises(KeyError, match="'filesytem' has a final state; did you mean 'filesystem'"):
+            with pytest.raises(KeyError, match="it has no final state; did you mean 'filesystem'"):
                 state["filesytem"]
             with pytest.raises(TypeError):
                 state["db"] = None

@@ -65,7 +65,7 @@ def test_endless_mcp_answer_over_http_is_cut(kind: str) -> None:
 def test_endless_mcp_line_over_stdio_ends_the_server(tmp_path: Path, flood: str) -> None:
     cost = over_stdio(tmp_path, repr(flood), "sys.stdout.write(FLOOD)")
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
-    assert "is gone during 'run'; it sent a message larger than the limit of 64 MiB" in cost.message
+    assert "ended during the call of 'run'; it sent a message larger than the limit of 64 MiB" in cost.message
 
 
 NOTE = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x" * 99}}

@@ -179,7 +179,7 @@ async def test_named_pipe_is_rejected_without_blocking(resource) -> None:
     [
         ("raed_file", {}, "did you mean 'read_file'"),
         ("read_file", {}, "path: missing"),
-        ("read_file", {"path": 1}, "must be text"),
+        ("read_file", {"path": 1}, "must be a string"),
         ("read_file", {"path": "readme", "mode": "r"}, "unknown argument 'mode'"),
         ("read_file", {"path": "nothing"}, "does not exist"),
         ("read_file", {"path": "notes"}, "is a directory"),
@@ -208,13 +208,13 @@ async def test_limits_are_enforced_and_named() -> None:
     for tool, arguments, message in [
         ("write_file", {"path": "a", "content": "123456789"}, "larger than 8 bytes"),
         ("append_file", {"path": "a", "content": "56789"}, "larger than 8 bytes"),
-        ("write_file", {"path": "b", "content": "1234567"}, "at most 10 bytes"),
-        ("make_directory", {"path": "b/c"}, "at most 2 files"),
+        ("write_file", {"path": "b", "content": "1234567"}, "the limit of 10 bytes"),
+        ("make_directory", {"path": "b/c"}, "the limit of 2 files"),
     ]:
         with pytest.raises(ToolError, match=message):
             await resource.step(tool, arguments)
     await call(resource, "write_file", path="b", content="123456")
-    with pytest.raises(ToolError, match="at most 2 files"):
+    with pytest.raises(ToolError, match="the limit of 2 files"):
         await call(resource, "write_file", path="c", content="")
     await resource.close()
 

@@ -196,7 +196,7 @@ async def test_server_fault_is_one_failure_that_names_the_address(shared, fault:
 async def test_missing_state_key_after_an_earlier_answer_is_rejected(shared) -> None:
     resource = await made(**shared, config={"fault": "no_key"})
     await add(resource, 1)
-    with pytest.raises(EnvironmentFailure, match="state_key: missing, but an earlier answer had it"):
+    with pytest.raises(EnvironmentFailure, match="state_key: missing, but an earlier answer had one"):
         await add(resource, 1)
     await resource.close()
 
@@ -212,7 +212,7 @@ async def test_observation_up_to_the_size_limit_is_accepted(shared, monkeypatch)
 
 async def test_rejected_start_and_missing_server_are_named() -> None:
     async with ServerPool():
-        with pytest.raises(EnvironmentFailure, match="/start_episode: refused: no more episodes"):
+        with pytest.raises(EnvironmentFailure, match="/start_episode: rejected: no more episodes"):
             await made(**server_with("--refuse-start"))
     with pytest.raises(EnvironmentFailure, match=r"GET http://127.0.0.1:1/health: ClientConnectorError"):
         await made(resource_server=None, base_url="http://127.0.0.1:1")
@@ -265,10 +265,10 @@ async def test_value_action_form_and_configured_tools_are_supported(shared) -> N
         ({"base_url": "localhost:80"}, "'localhost:80' is not a http or https URL"),
         (
             {"resource_server": None, "base_url": "http://x:{port}"},
-            "needs a resource_server with {port}, which the task does not have",
+            "needs a resource_server that uses {port}, which the task does not have",
         ),
         ({"tools": []}, "set either tools or tools_endpoint"),
-        ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool must be {type: function"),
+        ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool must have the form {type: function"),
         ({"tools_endpoint": None, "tools": [{"name": "a", "parameters": []}]}, "tool 'a': parameters"),
         ({"headers_env": {"X": "NOT_THERE"}}, "headers_env: X: the environment variable NOT_THERE is not set"),
         ({"fork": "native"}, "fork: .*'replay' or 'none'"),

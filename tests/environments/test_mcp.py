@@ -174,12 +174,12 @@ async def test_protocol_error_changes_nothing_and_an_invalid_answer_may() -> Non
         with pytest.raises(ToolError, match="refuse: not today"):
             await ask(resource, "refuse")
         assert await resource.state_key() == start
-        with pytest.raises(ToolError, match="garbled: the server's answer is not a result"):
+        with pytest.raises(ToolError, match="garbled: the server's answer is not a valid result"):
             await ask(resource, "garbled")
         assert await resource.state_key() != start
     async with opened(fork="replay", call_timeout_s=0.1) as resource:
         # What happened cannot be taken again, so this world is given up.
-        with pytest.raises(EnvironmentFailure, match="not a result"):
+        with pytest.raises(EnvironmentFailure, match="not a valid result"):
             await ask(resource, "garbled")
         with pytest.raises(DeadlineError, match="did not answer"):
             await ask(resource, "wait")
@@ -249,7 +249,9 @@ async def test_noise_on_standard_output_is_tolerated_and_reported(tmp_path) -> N
     token = LOG_FOLDER.set(tmp_path)
     async with opened(["{python}", "-S", "-c", NOISE + AFTER]) as resource:
         assert await ask(resource, "put", word="a") == "a"
-        with pytest.raises(EnvironmentFailure, match=r"4 lines on its standard output are not messages, .* 'Welcome!'"):
+        with pytest.raises(
+            EnvironmentFailure, match=r"4 lines on its standard output are not messages; the first is 'Welcome!'"
+        ):
             await ask(resource, "quit")
     LOG_FOLDER.reset(token)
     (log,) = tmp_path.iterdir()
@@ -262,5 +264,7 @@ async def test_server_crash_in_a_call_fails_only_its_episode() -> None:
         collected([call("put", word="a"), call("quit")], **config), collected([call("put", word="b")], **config)
     )
     assert (reason(broken), failure(broken)["where"]) == ("error", "EnvironmentFailure")
-    assert "is gone during 'quit'; exit code 5; its log ends with:\nI cannot go on" in failure(broken)["message"]
+    assert (
+        "ended during the call of 'quit'; exit code 5; its log ends with:\nI cannot go on" in failure(broken)["message"]
+    )
     assert (reason(other), tool_answers(other)) == ("terminate_action", ["b"])

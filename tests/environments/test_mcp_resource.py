@@ -34,7 +34,7 @@ async def failed_start(*command: str, **config) -> str:
 async def test_server_that_exits_at_start_is_reported_with_code_and_output() -> None:
     message = await failed_start("{python}", "-S", "-c", "import sys; print('noise'); sys.exit('no licence')")
     assert "could not be started: Connection closed; exit code 1" in message
-    assert "1 lines on its standard output are not messages, the first 'noise'" in message
+    assert "1 lines on its standard output are not messages; the first is 'noise'" in message
     assert message.endswith("its log ends with:\nno licence")
 
 
@@ -74,7 +74,7 @@ async def test_unserved_url_is_one_failure() -> None:
         ({"command": "a", "state_key": "files"}, "state_key: files needs a working_copy"),
         ({"command": "no-such-program"}, "cannot be started: No such file or directory: no-such-program"),
         ({"command": TINY, "expert_calls": [{"name": "putt"}]}, "expert_calls: .* 'putt'; did you mean 'put'"),
-        ({"command": TINY, "tools": ["putt"]}, "tools: the server has no 'putt'; did you mean 'put'"),
+        ({"command": TINY, "tools": ["putt"]}, "tools: the server has no tool 'putt'; did you mean 'put'"),
     ],
 )
 async def test_invalid_configuration_is_one_error(config, message) -> None:

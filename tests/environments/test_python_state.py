@@ -71,9 +71,9 @@ async def test_append_and_delete_change_the_state() -> None:
     [
         ("get_stat", {}, "did you mean 'get_state'"),
         ("get_state", {"pth": "a"}, "unknown argument 'pth'; did you mean 'path'?"),
-        ("get_state", {"path": 3}, "must be text"),
+        ("get_state", {"path": 3}, "must be a string"),
         ("get_state", {"path": "user.nam"}, "did you mean 'name'"),
-        ("get_state", {"path": "orders.7"}, "not an index of a list of 1 items"),
+        ("get_state", {"path": "orders.7"}, "not an index of a list with 1 items"),
         ("get_state", {"path": "orders.-1"}, "not an index"),
         ("get_state", {"path": "note.x"}, "is a part of text"),
         ("set_value", {"path": "a"}, "value: missing"),
@@ -86,7 +86,7 @@ async def test_append_and_delete_change_the_state() -> None:
         ("set_value", {"path": "a", "value": {1, 2}}, "set is not a JSON value"),
         ("set_value", {"path": ".".join("a" * 40), "value": 1}, "more than 32 parts"),
         ("append_value", {"path": "user", "value": 1}, "an object, not a list"),
-        ("delete_value", {"path": "nothing"}, "there is no 'nothing'"),
+        ("delete_value", {"path": "nothing"}, "unknown key 'nothing'"),
     ],
 )
 async def test_rejected_call_gives_the_reason_and_changes_nothing(name, arguments, message) -> None:

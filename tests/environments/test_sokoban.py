@@ -100,7 +100,7 @@ def test_unreachable_cells_become_walls() -> None:
         ("#####\n#@ .#\n#####", "0 boxes and 1 goals"),
         ("######\n#@$$.#\n######", "2 boxes and 1 goals"),
         ("#####\n#@$. \n#####", "has a gap"),
-        ("########\n#@ #$.##\n########", "out of the player's reach"),
+        ("########\n#@ #$.##\n########", "the player cannot reach one of the boxes or goals"),
     ],
 )
 def test_invalid_level_is_rejected(text, message) -> None:

@@ -99,32 +99,32 @@ def test_script_is_split_only_at_top_level_semicolons() -> None:
 
 
 ESCAPES = [
-    ("ATTACH DATABASE '{file}' AS other", "only this database"),
-    ("ATTACH ':memory:' AS other", "only this database"),
-    ("DETACH main", "only this database"),
+    ("ATTACH DATABASE '{file}' AS other", "the only database"),
+    ("ATTACH ':memory:' AS other", "the only database"),
+    ("DETACH main", "the only database"),
     ("VACUUM INTO '{file}'", "VACUUM"),
-    ("SELECT load_extension('{file}')", r"load_extension\(\) is refused"),
+    ("SELECT load_extension('{file}')", r"load_extension\(\) is not allowed"),
     ("SELECT readfile('/etc/passwd')", "readfile"),
     ("SELECT writefile('{file}', 'x')", "writefile"),
-    ("SELECT fts3_tokenizer('simple')", "refused"),
-    ("CREATE VIRTUAL TABLE v USING fts5 (a)", "virtual tables are refused"),
+    ("SELECT fts3_tokenizer('simple')", "not allowed"),
+    ("CREATE VIRTUAL TABLE v USING fts5 (a)", "virtual tables are not allowed"),
     ("CREATE TEMP TABLE t (a)", r"CREATE TEMP TABLE"),
-    ("SELECT * FROM dbstat", "dbstat is refused"),
-    ("PRAGMA journal_mode = DELETE", "PRAGMA journal_mode is refused"),
-    ("PRAGMA temp_store_directory = '/tmp'", "is refused"),
-    ("PRAGMA writable_schema = ON", "is refused"),
-    ("PRAGMA foreign_keys = OFF", "is refused"),
-    ("SELECT * FROM pragma_database_list", "database_list is refused"),
+    ("SELECT * FROM dbstat", "dbstat is not allowed"),
+    ("PRAGMA journal_mode = DELETE", "PRAGMA journal_mode is not allowed"),
+    ("PRAGMA temp_store_directory = '/tmp'", "is not allowed"),
+    ("PRAGMA writable_schema = ON", "is not allowed"),
+    ("PRAGMA foreign_keys = OFF", "is not allowed"),
+    ("SELECT * FROM pragma_database_list", "database_list is not allowed"),
     ("UPDATE sqlite_master SET sql = ''", "may not be modified"),
-    ("BEGIN", "wholly or not at all"),
-    ("COMMIT", "wholly or not at all"),
-    ("ROLLBACK", "wholly or not at all"),
-    ("SAVEPOINT tool_call", "savepoints are refused"),
-    ("RELEASE tool_call", "savepoints are refused"),
-    ("ROLLBACK TO tool_call", "savepoints are refused"),
+    ("BEGIN", "completely or not at all"),
+    ("COMMIT", "completely or not at all"),
+    ("ROLLBACK", "completely or not at all"),
+    ("SAVEPOINT tool_call", "savepoints are not allowed"),
+    ("RELEASE tool_call", "savepoints are not allowed"),
+    ("ROLLBACK TO tool_call", "savepoints are not allowed"),
     ("ANALYZE", "ANALYZE"),
     ("SELECT last_insert_rowid()", "use RETURNING"),
-    ("SELECT total_changes()", "is refused|no such|total_changes"),
+    ("SELECT total_changes()", "is not allowed|no such|total_changes"),
     ("SELECT datetime('now', 'localtime')", "all times are UTC"),
 ]
 
@@ -216,7 +216,7 @@ async def test_failed_call_is_rolled_back_as_a_whole(resource, query, message) -
         ("fetch_val_sql", {"query": "SELECT 1"}, "unknown tool 'fetch_val_sql'"),
         ("execute_sql", {}, "query: missing"),
         ("execute_sql", {"sql": "SELECT 1"}, "unknown argument 'sql'"),
-        ("execute_sql", {"query": 1}, "must be text"),
+        ("execute_sql", {"query": 1}, "must be a string"),
         ("list_tables", {"x": 1}, "unknown argument"),
         ("describe_table", {"name": "order"}, "did you mean 'orders'"),
     ],
@@ -276,7 +276,7 @@ async def test_fork_is_equal_independent_and_guarded(resource, tmp_path) -> None
     assert await resource.state_key() == key
     await sql(resource, "DELETE FROM customers WHERE name = 'Eve'")
     assert (await sql(fork, "SELECT count(*) FROM customers"))["rows"] == [[3]]
-    with pytest.raises(ToolError, match="only this database"):
+    with pytest.raises(ToolError, match="the only database"):
         await sql(fork, f"ATTACH '{tmp_path / 'x.db'}' AS x")
     with pytest.raises(ToolError, match="FOREIGN KEY"):
         await sql(fork, "INSERT INTO orders (customer) VALUES (99)")
@@ -374,7 +374,7 @@ async def test_seed_file_must_be_in_the_task_folder(tmp_path) -> None:
 async def test_seed_cannot_attach_other_files(tmp_path) -> None:
     file = tmp_path / "other.db"
     for script in (f"ATTACH '{file}' AS other", f"CREATE TABLE t (x); VACUUM INTO '{file}'"):
-        with pytest.raises(ConfigError, match="seed_sql: ATTACH, DETACH and VACUUM are refused"):
+        with pytest.raises(ConfigError, match="seed_sql: ATTACH, DETACH and VACUUM are not allowed"):
             await made(seed_sql=script)
     assert not file.exists()
 
@@ -390,16 +390,16 @@ async def test_seed_cannot_attach_other_files(tmp_path) -> None:
     ],
 )
 async def test_seed_cannot_load_code_or_change_the_process(script: str, problem: str, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=rf"seed_sql: .*{problem}\w*(\(\))? is refused"):
+    with pytest.raises(ConfigError, match=rf"seed_sql: .*{problem}\w*(\(\))? is not allowed"):
         await made(seed_sql=script)
     (tmp_path / "seed.sql").write_text(script)
-    with pytest.raises(ConfigError, match=rf"seed_sql_file 'seed.sql': .*{problem}\w*(\(\))? is refused"):
+    with pytest.raises(ConfigError, match=rf"seed_sql_file 'seed.sql': .*{problem}\w*(\(\))? is not allowed"):
         await SqliteResource().setup({"seed_sql_file": "seed.sql", "task_folder": str(tmp_path)})
 
 
 async def test_only_seed_files_may_create_virtual_tables_and_write_the_schema(tmp_path) -> None:
     for script in ("CREATE VIRTUAL TABLE f USING fts5 (a)", "PRAGMA writable_schema = ON"):
-        with pytest.raises(ConfigError, match=r"seed_sql: .* refused"):
+        with pytest.raises(ConfigError, match=r"seed_sql: .* not allowed"):
             await made(seed_sql=script)
         (tmp_path / "seed.sql").write_text(script)
         resource = SqliteResource()
@@ -455,7 +455,7 @@ async def test_internal_statements_are_rejected_after_use(resource) -> None:
     for _ in range(3):
         await sql(resource, "SELECT 1")
         for query in ("SAVEPOINT tool_call", "RELEASE tool_call", "PRAGMA schema_version"):
-            with pytest.raises(ToolError, match="refused"):
+            with pytest.raises(ToolError, match="not allowed"):
                 await sql(resource, query)
 
 

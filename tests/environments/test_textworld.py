@@ -69,10 +69,10 @@ async def play_the_expert(resource: Any, most: int = 100) -> tuple[float, Any]:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "name either a game file"),
-        ({"maker": "simple", "game": "a.z8"}, "name either a game file"),
-        ({"game": "a.z8", "options": {"level": 1}}, "options and game_seed need a maker"),
-        ({"game": "a.z8", "game_seed": 1}, "options and game_seed need a maker"),
+        ({}, "set either a game file"),
+        ({"maker": "simple", "game": "a.z8"}, "set either a game file"),
+        ({"game": "a.z8", "options": {"level": 1}}, "options and game_seed apply only to a maker"),
+        ({"game": "a.z8", "game_seed": 1}, "options and game_seed apply only to a maker"),
         ({"maker": "coking"}, "maker: .*'cooking'"),
         ({"maker": "simple", "max_move": 3}, "did you mean 'max_moves'"),
         ({"maker": "simple", "show": ["facts"]}, r"show\.0"),
@@ -80,7 +80,7 @@ async def play_the_expert(resource: Any, most: int = 100) -> tuple[float, Any]:
         ({"maker": "cooking", "options": {"recipe": 6}}, "recipe: must be 5 or less"),
         ({"maker": "cooking", "options": {"cut": "no"}}, "cut: expected true or false"),
         ({"maker": "cooking", "options": {"take": 2}}, "more than the recipe's 1"),
-        ({"maker": "cooking", "options": {"recipe_seed": 2}}, "needs ingredients to take"),
+        ({"maker": "cooking", "options": {"recipe_seed": 2}}, "needs ingredients to find"),
         ({"maker": "coin_collector"}, "options of coin_collector: level: missing"),
         ({"maker": "coin_collector", "options": {"level": 151}}, "102 rooms, .* at most 100"),
         ({"maker": "treasure_hunter", "options": {"level": 31}}, "must be 30 or less"),
@@ -230,7 +230,7 @@ async def test_untracked_game_is_identified_by_its_history(tiny: None, tmp_path:
         ("command", {"command": "look"}, "unknown tool 'command'"),
         ("act", {"comand": "look"}, "did you mean 'command'"),
         ("act", {}, "command: missing"),
-        ("act", {"command": 1}, "must be text"),
+        ("act", {"command": 1}, "must be a string"),
         ("act", {"command": "restart"}, "interpreter"),
     ],
 )

@@ -119,7 +119,7 @@ def test_invalid_tool_is_rejected_at_registration() -> None:
         with pytest.raises(ConfigError, match=message):
             tools.tool(name="bad")(function)
     tools.tool(plain)
-    with pytest.raises(ConfigError, match="registered twice"):
+    with pytest.raises(ConfigError, match="already contains a tool named"):
         tools.tool(plain)
 
 

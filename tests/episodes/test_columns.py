@@ -161,7 +161,7 @@ def test_number_out_of_range_is_rejected():
 @pytest.mark.parametrize("column", [RaggedText(["a"]), RaggedNumbers("i", [[1]])])
 @pytest.mark.parametrize("index", [1, -2])
 def test_row_out_of_range_is_an_index_error(column, index):
-    with pytest.raises(IndexError, match=f"row {index} is out of range: there are 1"):
+    with pytest.raises(IndexError, match=f"row {index} is out of range; there are 1"):
         column[index]
 
 

@@ -220,7 +220,7 @@ class TestValidation:
             ({"infos": [{}]}, "got infos 1"),
             (
                 {"actions": [{}, {"b": 0}, {"b": 0}, {}]},
-                "agent 'b' has observations at steps 0 and 1 .* no action between",
+                "agent 'b' has observations at environment steps 0 and 1, but no action between",
             ),
             ({"actions": [{"a": 0, "b": 0}, {"a": 1, "b": 0}, {"b": 0}, {}]}, "agent 'a' acts twice"),
             ({"actions": [{"c": 0}, {}, {}, {}]}, "agent 'c' acts at step 0, before its first observation"),

@@ -28,7 +28,7 @@ def test_value_outside_the_space_and_missing_space_are_rejected():
     with pytest.raises(EpisodeError, match=r"Discrete\(3\) has no one-hot vector"):
         one_hot(3, spaces.Discrete(3))
     episode = SingleAgentEpisode(observations=[0, 1], actions=[0], rewards=[0.0], len_lookback_buffer=0)
-    with pytest.raises(EpisodeError, match="one_hot_discrete=True needs the space"):
+    with pytest.raises(EpisodeError, match="one_hot_discrete=True requires the space"):
         episode.get_actions(0, one_hot_discrete=True)
 
 

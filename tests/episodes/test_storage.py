@@ -160,7 +160,7 @@ class TestRecordsView:
 
     def test_row_out_of_range_is_an_index_error(self, view):
         for row in (10, -11):
-            with pytest.raises(IndexError, match=f"row {row} is out of range: there are 10"):
+            with pytest.raises(IndexError, match=f"row {row} is out of range; there are 10"):
                 view[row]
 
     def test_field_of_all_rows_is_its_column(self, view):

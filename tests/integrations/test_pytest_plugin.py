@@ -15,13 +15,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PLUGIN = "reward_kit.integrations.pytest_plugin"
 REWARD = """
-from reward_kit import EvaluateResult, reward_function
+from reward_kit import EvaluateResult, MetricResult, reward_function
 
 @reward_function
 def right(messages, ground_truth=None):
     if ground_truth == "broken":
         raise ValueError("no score")
-    return EvaluateResult(score=float(messages[-1].content == ground_truth), reason=f"said {messages[-1].content}")
+    metrics = {"state": MetricResult(score=0.75, reason="")}
+    metrics["never"] = MetricResult(score=0, reason="", is_score_valid=False)
+    score = float(messages[-1].content == ground_truth)
+    return EvaluateResult(score=score, reason=f"said {messages[-1].content}", metrics=metrics)
 """
 TASK = """
 name: capitals
@@ -43,6 +46,24 @@ def test_passes(reward_kit_run):
 
 @mark("task.yaml", threshold=0.5)
 def test_needs_no_argument(): pass
+
+@mark("task.yaml", threshold=0.5, thresholds={"state": 0.75})
+def test_metric(): pass
+
+@mark("task.yaml", thresholds={"state": 0.8})
+def test_metric_below(): pass
+
+@mark("task.yaml", thresholds={"never": 0})
+def test_metric_without_values(): pass
+
+@mark("task.yaml", thresholds={"stat": 0})
+def test_metric_misspelt(): pass
+
+@mark("task.yaml", thresholds={"state": "high"})
+def test_metric_no_number(): pass
+
+@mark("task.yaml", thresholds=0.5)
+def test_metric_no_dict(): pass
 
 @mark("task.yaml", threshold=0.6)
 def test_below(): pass
@@ -90,14 +111,19 @@ def test_no_flag(): pass
 def test_unmarked(reward_kit_run): pass
 """
 LIGHT = {"reward_kit", "reward_kit.lazy", "reward_kit.integrations", PLUGIN}
-PASSED = ("passes", "needs_no_argument", "broken_is_allowed", "reward", "in_it[a]", "in_it[b]")
+PASSED = ("metric", "passes", "needs_no_argument", "broken_is_allowed", "reward", "in_it[a]", "in_it[b]")
 FAILED = {
+    "metric_below": "scripted: the mean of 'state' is 0.750, below the threshold 0.8",
+    "metric_without_values": "scripted: the mean of 'never' is unknown; threshold is 0",
+    "metric_misspelt": "unknown metric 'stat'; did you mean 'state'?",
     "below": "scripted: the mean score is 0.500, below the threshold 0.6",
     "not_surely": "the lower bound of the mean score",
     "broken": "1 of 3 episodes ended with an error and have no score; max_errors is 0",
     "its_own_claim": "assert 0.5 == 1.0",
 }
 REFUSED = {
+    "metric_no_number": "reward_kit(thresholds={'state': 'high'}): expected a finite number",
+    "metric_no_dict": "reward_kit(thresholds=0.5): expected a dict from names of metrics to numbers",
     "misspelt": "unknown option 'treshold'; did you mean 'threshold'?",
     "no_file": "tsk\\x1b[2J.yaml",
     "no_number": "reward_kit(threshold='high'): expected a finite number",
@@ -173,7 +199,8 @@ def test_scores_of_passed_tests_are_in_the_terminal_summary_and_in_junit(
     told = {str(one.get("name")): str(one.get("value")) for one in results["passes"].iter("property")}
     text = told["reward_kit_score:scripted"]
     assert re.fullmatch(r"mean score 0\.500  \[.*\], pass@1 50\.0%, 6 episodes", text)
-    assert told["reward_kit_mean:scripted"] == "0.5"
+    assert told["reward_kit_mean:scripted"] == "0.5" and told["reward_kit_metric:scripted:state"] == "0.75"
+    assert "reward_kit_metric:scripted:never" not in told
     shown = (project / "out.txt").read_text()
     assert f"test_agent.py::test_passes\n  scripted: {text}\n  {told['reward_kit_page']}" in shown
     assert "test_agent.py::test_misspelt" not in shown.partition("= reward-kit =")[2].partition("short test summary")[0]

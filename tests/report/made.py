@@ -105,7 +105,7 @@ class Parsed(HTMLParser):
             self.figures.setdefault(self._policy, {})[figure] = float(given["value"] or "nan")
         if tag == "table":
             self._table = given.get("data-counts") or ""
-        if tag == "button" and "data-value" in given:
+        if tag == "button" and "data-value" in given and "aria-label" in given:
             number = (given["aria-label"] or "").split(":")[0]
             self.counts.setdefault(self._table, {})[given["data-value"] or ""] = int(number)
 

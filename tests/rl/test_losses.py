@@ -266,7 +266,7 @@ ONES = torch.ones(2, 3)
     [
         (
             lambda: ppo_clip_loss(ONES, ONES, torch.ones(2), ONES),
-            r"advantages has the shape \(2,\), but loss_mask \(2, 3\)",
+            r"advantages has the shape \(2,\), but loss_mask has \(2, 3\)",
         ),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"the axes row and token, got the shape \(3,\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has the shape"),
@@ -286,7 +286,7 @@ ONES = torch.ones(2, 3)
         (lambda: ppo_clip_loss(ONES, ONES, ONES, math.nan * ONES), "loss_mask must be 0 or 1"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(0, 0)),
-            "global_batch must count the 6 tokens of these rows too",
+            "global_batch must also count the 6 tokens of these rows",
         ),
         (lambda: token_logprobs(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) and \(2, 4\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low must be in \[0, 1\], got 1.5"),
@@ -298,7 +298,7 @@ ONES = torch.ones(2, 3)
         ),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, aggregation="seq-mean-token-sum-norm"),
-            "needs global_batch=GlobalBatch.of",
+            "needs a constant length; pass global_batch=GlobalBatch.of",
         ),
         (
             lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, beyond_cap="cut"),  # type: ignore[arg-type]

@@ -137,7 +137,7 @@ ONES = torch.ones(1, 1)
     ("call", "message"),
     [
         (lambda: kl_estimate(ONES, ONES, "k2+"), "unknown estimator 'k2\\+'; did you mean 'k"),  # type: ignore[arg-type]
-        (lambda: penalized_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "for rewards use 'k3'"),
+        (lambda: penalized_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "use 'k3' for rewards"),
         (lambda: penalized_rewards(ONES, ONES, ONES, ONES, coefficient=-1.0), "coefficient must be at least 0"),
         (lambda: AdaptiveKLCoefficient(0.1, target=0.0, horizon=1), "target must be above 0, got 0"),
         (

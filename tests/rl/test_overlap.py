@@ -304,16 +304,16 @@ def test_rank_correlation_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"rollout_s": -1}, "rollout_s must be a number of seconds, at least 0, got -1"),
-        ({"publish_s": math.nan}, "publish_s must be a number of seconds, at least 0, got nan"),
-        ({"update_s": math.inf}, "update_s must be a number of seconds, at least 0, got inf"),
+        ({"rollout_s": -1}, "rollout_s must be a number of seconds of at least 0, got -1"),
+        ({"publish_s": math.nan}, "publish_s must be a number of seconds of at least 0, got nan"),
+        ({"update_s": math.inf}, "update_s must be a number of seconds of at least 0, got inf"),
         ({"rollout_s": 1e300}, "rollout_s must be at most 1e+08 seconds, got 1e+300"),
         ({"max_concurrency": 0}, "max_concurrency must be at least 1, got 0"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"minibatch_size": 3}, "minibatch_size must divide batch_size, such as 2"),
         ({"minibatch_size": 16}, "minibatch_size must divide batch_size, such as 8"),
         ({"rollout_s": 0, "update_s": 0}, "rollout_s and update_s are both 0"),
-        ({"steps": 10**9}, "1000000000 steps of 16 calls exceed 5,000,000 calls"),
+        ({"steps": 10**9}, "1000000000 steps of 16 calls exceed the limit of 5,000,000 calls"),
     ],
 )
 def test_invalid_settings_are_rejected(changes: dict[str, Any], told: str) -> None:
@@ -335,7 +335,7 @@ def test_latencies_of_another_shape_or_none_at_all_are_refused() -> None:
 def test_timeline_shows_activities_over_time() -> None:
     drawn = str(draw_timeline(constant(change(log_probs_s=2, publish_s=2, max_concurrency=4, steps=1), 3), 11 + 32))
     assert drawn.splitlines()[:5] == [
-        "step 1, 1 s a character",
+        "step 1, 1 s per character",
         "",
         "sync",
         "  machine  RRRRRRRR············LLUUUUUUUUPP",

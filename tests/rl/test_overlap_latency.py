@@ -76,8 +76,8 @@ def test_latencies_are_drawn_from_the_calls_of_a_run(tmp_path: Path) -> None:
         ("", "has no score with a duration"),
         (score_line(1) + "{}\n", "scores.jsonl:2 has no number at timing.duration_s"),
         (score_line("soon"), "scores.jsonl:1 has no number at timing.duration_s"),
-        (score_line(-2), "timing.duration_s is -2, which is not a duration"),
-        (score_line(math.nan), "timing.duration_s is nan, which is not a duration"),
+        (score_line(-2), "timing.duration_s is -2, which is not a valid duration"),
+        (score_line(math.nan), "timing.duration_s is nan, which is not a valid duration"),
     ],
 )
 def test_a_file_that_holds_no_durations_is_refused(tmp_path: Path, text: str | None, message: str) -> None:

@@ -97,7 +97,7 @@ def test_episodes_without_tokens_are_reported(caplog: pytest.LogCaptureFixture) 
     episode.add_env_reset("o")
     episode.add_env_step("o", {"type": "terminate"}, 1.0)
     PPOLearner(Bigram(), PPOConfig()).update(build_rows([episode], pad_token_id=0), version=0)
-    assert "nothing is learned: the episodes have no tokens; get_action must return log_probs" in caplog.text
+    assert "no learning in this update: the episodes have no tokens; get_action must return log_probs" in caplog.text
 
 
 def test_module_with_wrong_output_shape_is_named() -> None:
@@ -218,7 +218,7 @@ def test_recomputed_logprobs_need_no_recorded_ones() -> None:
 
 def test_gradients_of_a_fully_masked_batch_are_rejected() -> None:
     rows = bigram_rows([1.0], loss_mask=np.zeros((1, 2)))
-    with pytest.raises(TrainingError, match="the gradient is empty: no token of 1 row takes part"):
+    with pytest.raises(TrainingError, match="the gradient is empty: no token of 1 row is in the loss"):
         PPOLearner(Bigram(), PPOConfig()).gradients(rows)
 
 

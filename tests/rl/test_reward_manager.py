@@ -359,7 +359,7 @@ def test_mismatched_step_rewards_are_rejected() -> None:
         manager(step_rewards=True)(with_actions(**rewards))
     data = with_actions(**rewards)
     data.batch["step_rewards"] = torch.zeros(2)
-    with pytest.raises(ConfigError, match=r"step_rewards has the shape \(2,\), but actions \(2, 5\)"):
+    with pytest.raises(ConfigError, match=r"step_rewards has the shape \(2,\), but actions have \(2, 5\)"):
         manager(step_rewards=True)(data)
 
 
@@ -401,7 +401,9 @@ def test_visual_scorer_is_called_once_per_episode_and_fails_only_its_episode() -
     info = found["reward_extra_info"]
     assert info["is_scored"].tolist() == [True, True, False, False]
     assert info["failure_class"].tolist() == ["", "", "crash", "invalid_result"]
-    assert "KeyError: 2" in info["failure"][2] and "it returned None, not a finite number" in info["failure"][3]
+    assert (
+        "KeyError: 2" in info["failure"][2] and "it returned None, which is not a finite number" in info["failure"][3]
+    )
 
 
 # Examples

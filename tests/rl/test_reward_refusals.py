@@ -129,14 +129,17 @@ def test_batch_without_non_tensor_entries_is_rejected() -> None:
         ({"episode_rewards": [1.0]}, r"episode_rewards'\] must have one item for each of the 2 rows"),
         ({"episode_rewards": [0.0, math.inf]}, "infinite in row 1"),
         ({"episode_rewards": [0.0, 1e300]}, "infinite in row 1"),  # in float32
-        ({"episode_rewards": ["won", 1.0]}, "not a number: 'won' is a text"),
-        ({"episode_rewards": ["1", 1.0]}, "not a number: '1' is a text"),
+        ({"episode_rewards": ["won", 1.0]}, "not a number: 'won' is a string"),
+        ({"episode_rewards": ["1", 1.0]}, "not a number: '1' is a string"),
         ({"episode_rewards": [1.0, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, but an earlier row of"),
         ({"episode_rewards": [None, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, .* has nan"),
         ({"episode_rewards": [1.0, 1.0], "traj_uid": ["a", None]}, "traj_uid'] is None in some row"),
         ({"episode_rewards": [1.0, 1.0], "traj_uid": [["a"], ["b"]]}, "traj_uid'] must contain texts or numbers"),
-        ({"episode_rewards": [1.0, 1.0], "ends_episode": ["False", "True"]}, "ends_episode'] must be true or false"),
-        ({"episode_rewards": [1.0, 1.0], "ends_episode": [None, True]}, "ends_episode'] must be true or false"),
+        (
+            {"episode_rewards": [1.0, 1.0], "ends_episode": ["False", "True"]},
+            "ends_episode'] must contain true or false",
+        ),
+        ({"episode_rewards": [1.0, 1.0], "ends_episode": [None, True]}, "ends_episode'] must contain true or false"),
     ],
 )
 def test_missing_episode_rewards_are_rejected(others: dict[str, Any], told: str) -> None:
@@ -149,9 +152,17 @@ def test_missing_episode_rewards_are_rejected(others: dict[str, Any], told: str)
     [
         ("responses", torch.ones(2), r"'responses' must have the axes row and token, got the shape \(2,\)"),
         ("responses", torch.ones(2, 2, 1), "'responses' must have the axes row and token"),
-        ("attention_mask", torch.ones(1, 5), r"'attention_mask' is \(1, 5\); with 'responses' it must be \(2, 2\), or"),
-        ("attention_mask", torch.ones(2, 4), r"is \(2, 4\); .* it must be \(2, 2\), or \(2, 5\) with the prompts"),
-        ("response_mask", torch.ones(2, 1), r"'response_mask' is \(2, 1\)"),
+        (
+            "attention_mask",
+            torch.ones(1, 5),
+            r"'attention_mask' has the shape \(1, 5\); with 'responses' it must be \(2, 2\), or",
+        ),
+        (
+            "attention_mask",
+            torch.ones(2, 4),
+            r"has the shape \(2, 4\); .* it must be \(2, 2\), or \(2, 5\) with the prompts",
+        ),
+        ("response_mask", torch.ones(2, 1), r"'response_mask' has the shape \(2, 1\)"),
         ("response_mask", np.full((2, 2), None), "'response_mask' cannot be converted"),
         (
             "response_mask",
@@ -172,7 +183,9 @@ def test_arrays_of_wrong_shape_or_type_are_rejected(name: str, values: Any, told
 def test_batch_without_a_mask_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"needs 'responses' with .* the batch has ids"):
         manager()(proto({"ids": torch.zeros(1, 1)}, episode_rewards=[1.0]))
-    with pytest.raises(ConfigError, match=r"'attention_mask' is \(1, 1\); with 'responses' it must be \(1, 2\)$"):
+    with pytest.raises(
+        ConfigError, match=r"'attention_mask' has the shape \(1, 1\); with 'responses' it must be \(1, 2\)$"
+    ):
         short = {"responses": torch.zeros(1, 2), "attention_mask": torch.ones(1, 1)}
         manager()(proto(short, episode_rewards=[1.0]))
 

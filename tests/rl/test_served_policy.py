@@ -104,7 +104,7 @@ async def test_a_server_that_refuses_the_weights_is_an_error(folder: Path) -> No
 
 async def in_doubt_until_published(policy: ServedPolicy) -> None:
     assert policy.version == 0
-    with pytest.raises(PolicyError, match="publishing version 1 did not finish"):
+    with pytest.raises(PolicyError, match="publishing of version 1 did not finish"):
         await policy.get_action(HELLO)
     await policy.publish(2)
     said = (await policy.get_action(HELLO)).log_probs

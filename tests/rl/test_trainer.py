@@ -239,6 +239,8 @@ class TestVersions:
 
 async def test_only_a_policy_with_weights_can_be_trained() -> None:
     assert isinstance(Publishes(), TrainablePolicy)
-    with pytest.raises(ConfigError, match="not a TrainablePolicy: it has no module and no pad_token_id and no publish"):
+    with pytest.raises(
+        ConfigError, match="not a TrainablePolicy, because it lacks module and pad_token_id and publish"
+    ):
         async with training(ScriptedPolicy([])):
             pass

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.datasets import read_rows
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.runs.datasets import read_rows, read_samples
 
 
 def write(folder: Path, text: str, name: str) -> Path:
@@ -64,3 +65,21 @@ def test_a_row_that_is_nested_too_deeply_is_refused_with_its_line(tmp_path: Path
     with pytest.raises(ConfigError) as raised:
         next(rows)
     assert str(raised.value).startswith(f"{path}:2: {problem}")
+
+
+def test_tags_of_the_task_are_added_to_the_tags_of_rows(tmp_path: Path) -> None:
+    write(
+        tmp_path, '{"id": "a", "tags": ["hard", "sql"]}\n{"id": "b"}\n{"id": "c", "tags": "sql, long"}\n', "rows.jsonl"
+    )
+    task = {"name": "t", "resource_type": "python_state", "reward_function_path": "r.py:r"}
+    definition = TaskDefinitionModel(**task, tags=["sql"], dataset_path="rows.jsonl")
+    samples = read_samples(definition, tmp_path)
+    assert [sample.row["tags"] for sample in samples] == [["sql", "hard"], ["sql"], ["sql", "long"]]
+    (alone,) = read_samples(TaskDefinitionModel(**task, tags=["sql"]), tmp_path)
+    assert alone.row == {"tags": ["sql"]}
+    untagged = TaskDefinitionModel(**task, dataset_path="rows.jsonl")
+    assert [sample.row.get("tags") for sample in read_samples(untagged, tmp_path)] == [
+        ["hard", "sql"],
+        None,
+        "sql, long",
+    ], "rows are unchanged without tags of the task"

@@ -250,3 +250,24 @@ def test_the_cost_of_a_judge_counts_once_for_episodes_judged_together() -> None:
     together = [judged(row("b", index, 1.0), "group", "0.100000") for index in range(2)]
     assert summary_of(*alone, *together).judge_cost == pytest.approx(0.6)
     assert summary_of(judged(row("a", 0, 1.0), None, "unknown"), row("b", 0, 1.0)).judge_cost is None
+
+
+def test_tags_have_figures_of_their_own_and_unscored_is_not_zero() -> None:
+    rows = [
+        row("a", 0, 1.0, tags=("easy", "sql")),
+        row("b", 0, 0.0, tags=("easy",)),
+        broken("b", 1, tags=("easy",)),
+        unscored("c", 0),
+        row("d", 0, score_error="timeout", tags=("hard",)),
+    ]
+    found = summarize(rows, 1.0)
+    tags = found[0].tags
+    assert list(tags) == ["easy", "hard", "sql"]
+    easy = tags["easy"]
+    assert (easy.samples, easy.episodes, easy.scored, easy.passed) == (2, 3, 2, 1)
+    assert easy.score is not None and easy.score.mean == 0.5
+    assert tags["hard"].score is None and tags["sql"].passed == 1
+    assert summary_from_json(json.loads(json.dumps(summary_to_json(found), allow_nan=False))) == found
+    record = {"rollout_id": "r", "sample_id": "a", "policy": "p", "stop_reason": "x", "num_steps": 0, "steps": []}
+    record |= {"environment_return": None, "sample": {"tags": "easy, sql,,easy"}}
+    assert EpisodeRow.from_record(record).tags == ("easy", "sql")

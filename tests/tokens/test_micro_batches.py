@@ -52,7 +52,7 @@ def test_number_of_parts_is_a_multiple_of_multiple_of(lengths: list[int], budget
     try:
         parts = micro_batches(lengths, budget, padded=padded, multiple_of=4)
     except ConfigError as error:
-        assert "rows cannot make" in str(error)
+        assert "rows cannot be split into" in str(error)
         assert -(-len(micro_batches(lengths, budget, padded=padded)) // 4) * 4 > len(lengths)
         return
     assert len(parts) % 4 == 0
@@ -89,11 +89,11 @@ def test_no_rows_make_no_parts() -> None:
 
 
 def test_impossible_budgets_and_multiples_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="row 1 has 11 tokens, more than max_tokens=10; raise max_tokens"):
+    with pytest.raises(ConfigError, match="row 1 has 11 tokens, but max_tokens is 10; raise max_tokens"):
         micro_batches([3, 11], 10)
     with pytest.raises(ConfigError, match="multiple_of must be at least 1, got 0"):
         micro_batches([3], 10, multiple_of=0)
-    with pytest.raises(ConfigError, match="2 rows cannot make 4 parts, the next multiple of multiple_of=4"):
+    with pytest.raises(ConfigError, match="2 rows cannot be split into 4 parts, the next multiple of multiple_of=4"):
         micro_batches([3, 3], 10, multiple_of=4)
 
 

@@ -153,7 +153,7 @@ def test_columns_must_have_the_length_of_their_axis() -> None:
 
 def test_a_pipeline_without_rows_makes_no_batch() -> None:
     for lay_out in (pack_rows, lambda columns: pad_rows(columns, pad_token_id=PAD)):
-        with pytest.raises(ConfigError, match="no token column 'input_ids': the pipeline needs segment_rows"):
+        with pytest.raises(ConfigError, match="no token column 'input_ids'; add segment_rows"):
             lay_out(row_columns(EPISODES, STEPS, pipeline=RowPipeline([step_values])))
 
 

@@ -183,16 +183,16 @@ def test_invalid_options_are_rejected() -> None:
         build_rows([LONG], pad_token_id=PAD, padding="both")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="per must be 'segment' or 'action', got 'turn'"):
         build_rows([LONG], pad_token_id=PAD, per="turn")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="1 episodes need 1 scores, got 2"):
+    with pytest.raises(ConfigError, match="1 episodes require 1 scores, got 2"):
         build_rows([LONG], pad_token_id=PAD, scores=[1.0, 2.0])
     with pytest.raises(ConfigError, match=r"pipeline=default_pipeline\(per\)"):
         build_rows([LONG], pad_token_id=PAD, per="action", pipeline=default_pipeline())
 
 
 def test_steps_must_fit_the_episodes() -> None:
-    with pytest.raises(ConfigError, match="2 episodes need 2 step lists, got 1"):
+    with pytest.raises(ConfigError, match="2 episodes require 2 step lists, got 1"):
         build_rows([LONG, SHORT], [episode_steps(LONG)], pad_token_id=PAD)
-    with pytest.raises(EpisodeError, match="episode long: it has tokens of step 1, but only 1 steps"):
+    with pytest.raises(EpisodeError, match="episode long: there are tokens of step 1, but only 1 steps"):
         build_rows([LONG], [episode_steps(LONG)[:1]], pad_token_id=PAD)
 
 

@@ -48,7 +48,7 @@
         ].map((one) => el("li", { class: "stranger" }, one)),
       ),
       RK.creditTold(group.episodes[0]),
-      RK.tiedNote(group),
+      RK.tiedNote(group) ?? "",
       tree,
       el("h3", null, "Episodes"),
       el(

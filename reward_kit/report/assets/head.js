@@ -40,7 +40,7 @@
   RK.usageTold = ({ usage }, has) =>
     [
       has.prompt || has.completion ? `${counted(usage.prompt)} → ${counted(usage.completion)} tokens` : null,
-      has.policy_s ? RK.seconds(usage.policy_s) : null,
+      has.policy_s ? `latency ${RK.seconds(usage.policy_s)}` : null,
       has.cost ? (usage.cost === null ? `cost ${RK.DASH}` : dollars(usage.cost)) : null,
     ].filter(Boolean);
 

@@ -290,8 +290,8 @@
   };
 
   // `peer` of each step: its undiscounted return minus the mean of all steps in the same state; null if no other episode
-  // was in it. If episodes share no states, whole episodes are compared. Discounting would favor late steps even among
-  // equal episodes.
+  // was in it. Whole episodes are compared if they share no states, or if the estimator compares them without states.
+  // Discounting would favor late steps even among equal episodes.
   const comparePeers = (episodes, states) => {
     const known = (steps) => steps.filter((step) => step.undiscounted !== null);
     const all = known(episodes.flatMap(({ steps }) => steps));
@@ -300,7 +300,8 @@
       const difference = own - mean(others.map((other) => other.undiscounted));
       step.peer = Math.abs(difference) < least ? 0 : difference;
     };
-    const shared = states.filter((members) => new Set(members.map(([e]) => e)).size > 1);
+    const isGrouped = all.some((step) => step.A !== null) && all.every((step) => step.anchor === null);
+    const shared = isGrouped ? [] : states.filter((members) => new Set(members.map(([e]) => e)).size > 1);
     for (const members of shared) {
       const steps = known(members.map(([e, t]) => episodes[e].steps[t]));
       for (const step of steps) compare(step, step.undiscounted, steps);

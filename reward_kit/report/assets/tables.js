@@ -15,6 +15,7 @@
   // A cell may be [text, link target].
   const plain = (cell) => (Array.isArray(cell) ? cell[0] : cell);
   const stored = (cell) => (Array.isArray(cell) ? cell[1] : cell);
+  const tagsOf = (cell) => String(cell).split(" · ");
   const isNothing = (value) => value === null || value === "";
   const isOwn = (href) => /^(#|\/(?!\/)|\.\/)/.test(href);
 
@@ -116,7 +117,7 @@
     offer(select, rows) {
       const known = new Set([...select.options].map((option) => option.value));
       const place = this.place(select.dataset.column);
-      for (const value of new Set(rows.map((row) => plain(row[place])))) {
+      for (const value of new Set(rows.flatMap((row) => (select.dataset.column === "tags" ? tagsOf(row[place]) : [plain(row[place])])))) {
         if (!isNothing(value) && !known.has(value)) select.append(RK.el("option", { value }, value));
       }
       select.parentElement.hidden = select.options.length < (select.dataset.column === "error" ? 2 : 3);
@@ -164,8 +165,9 @@
       const isBounded = this.bounds.some((bound) => bound.value !== "");
       const isSaid = (row, at) => this.texts[at].includes(said) || this.found?.ids?.has(stored(row[0]));
       const isWanted = (cell, value) => (value === "(none)" && isNothing(cell)) || plain(cell) === value;
+      const has = (place) => (this.columns[place].kind === "tags" ? (cell, value) => tagsOf(cell).includes(value) : isWanted);
       const isChosen = (row, at) =>
-        wanted.every(([place, value]) => isWanted(row[place], value)) &&
+        wanted.every(([place, value]) => has(place)(row[place], value)) &&
         (!isBounded || this.isWithin(row)) &&
         (!said || isSaid(row, at));
       return this.sorted(this.rows.filter(isChosen));

@@ -30,13 +30,13 @@ _CLIPS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAOptions:
-    """The options of low-rank adapters: their size, and the layers that get one.
+    """The options of low-rank adapters: their size, and the layers to which they are added.
 
     Attributes:
         rank: the rank of an adapter's two matrices.
         alpha: an adapter's output is multiplied by alpha / rank.
-        targets: the names of linear layers, compared with the end of a layer's path; "all-linear" means all but the
-            head.
+        targets: the names of linear layers, which are compared with the end of a layer's path; "all-linear" means all
+            linear layers except the head.
     """
 
     rank: int = 16
@@ -56,13 +56,13 @@ class OffPolicyLimits:
     """The limits beyond which an alarm is raised; None disables an alarm.
 
     Attributes:
-        logprob_gap_mean: the maximum of the mean over tokens of |log-probability before the update - the sampler's|.
-            Two float32 implementations differ by about 1e-5, a bfloat16 sampler by about 1e-2.
+        logprob_gap_mean: the maximum mean over tokens of |log-probability before the update - the sampler's|. Two
+            float32 implementations differ by about 1e-5, a bfloat16 sampler by about 1e-2.
         approx_kl: the maximum of the estimated KL divergence of the update.
-        clip_fraction: the maximum share of tokens without a gradient because their ratio is clipped.
+        clip_fraction: the maximum share of tokens that get no gradient because their ratio is clipped.
         ratio_max: the maximum probability ratio.
         effective_share: the minimum effective sample size, as a share of the tokens (of the sequences with "gspo").
-        lag_max: the maximum number of versions by which the weights that sampled a token are older than those in
+        lag_max: the maximum number of versions by which the weights that sampled a token may be older than those in
             training.
         grad_norm: the maximum gradient norm before clipping.
     """
@@ -88,7 +88,7 @@ class OffPolicyLimits:
             if limit is None or measured is None:
                 continue
             is_least = one.name == "effective_share"
-            # NaN is beyond every limit.
+            # NaN exceeds every limit.
             if not (measured >= limit if is_least else measured <= limit):
                 beyond[f"alarm/{one.name}"] = measured
                 side = "below" if is_least else "above"
@@ -106,54 +106,57 @@ class PPOConfig:
         minibatches: the number of optimizer steps per epoch, at most one per row; their numbers of rows differ by at
             most one.
         max_tokens_per_micro_batch: the maximum number of tokens in one pass through the module, including padding; by
-            default 1,024 on a CPU, for its caches, and 16,384 on an accelerator. A longer row is a separate pass. The
-            value affects memory and speed, but not the gradient.
+            default 1,024 on a CPU, to fit its caches, and 16,384 on an accelerator. A longer row is a separate pass.
+            The value affects memory and speed, but not the gradient.
         loss: the policy loss; see `rl.losses`.
-        clip_low: the maximum distance of the probability ratio below 1; by default that of the loss.
-        clip_high: the maximum distance of the probability ratio above 1; by default that of the loss.
+        clip_low: the maximum distance of the probability ratio below 1; the default depends on the loss.
+        clip_high: the maximum distance of the probability ratio above 1; the default depends on the loss.
         dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo" and "decoupled"; None means no
             bound.
-        aggregation: the reduction of the tokens' losses to one number; by default that of the loss.
+        aggregation: the reduction of the tokens' losses to one number; the default depends on the loss.
         norm_length: the divisor of "seq-mean-token-sum-norm".
-        old_logprobs: the log-probabilities in the ratio's denominator: the sampler's, or the module's before the
-            update, which cost a forward pass. "decoupled" and importance weights always recompute them.
+        old_logprobs: the source of the log-probabilities in the ratio's denominator: the sampler's, or those of the
+            module before the update, which cost a forward pass. "decoupled" and importance weights always recompute
+            them.
         importance: the level, token or sequence, of truncated importance weights that correct from the sampler to the
             recomputed log-probabilities; None disables them.
         importance_cap: the maximum importance weight.
         decoupled_cap: the maximum weight of "decoupled".
-        beyond_cap: exclude a token beyond `decoupled_cap`, or truncate its weight.
+        beyond_cap: whether to exclude a token beyond `decoupled_cap`, or to truncate its weight.
         kl_coefficient: the coefficient of the divergence from the reference in the loss.
         kl_kind: the estimator of this divergence.
-        kl_target: the `kl_sequence` that an adaptive coefficient maintains; None keeps the coefficient constant.
+        kl_target: the value of `kl_sequence` that an adaptive coefficient maintains; None keeps the coefficient
+            constant.
         kl_horizon: the number of rows over which an adaptive coefficient may change by a fifth.
         entropy_coefficient: the coefficient of the entropy bonus.
         value_coefficient: the coefficient of the critic's loss, if the module has a value head.
         value_clip: the maximum distance of a value from its old value; None means no limit.
-        old_values: the old values: those that the policy recorded, or those that the module computes before the update.
-        critic_warmup: the number of first updates that train only the value head.
+        old_values: the source of the old values: those that the policy recorded, or those that the module computes
+            before the update.
+        critic_warmup: the number of initial updates that train only the value head.
         lr: the learning rate.
         value_lr: the learning rate of the value head; by default `lr`.
         lr_by_name: the learning rates of parameters by name, such as {"*norm*": 1e-2}, with `fnmatch` patterns for the
-            names of `named_parameters`. The first matching pattern counts, before `value_lr` and `lr`. All rates follow
-            one schedule.
+            names of `named_parameters`. The first matching pattern counts and takes precedence over `value_lr` and
+            `lr`. All rates follow one schedule.
         betas: the betas of AdamW.
         adam_epsilon: the epsilon of AdamW.
         weight_decay: the weight decay of AdamW, applied to matrices but not to biases, norms and other vectors.
         max_grad_norm: the 2-norm to which the gradient is clipped; None disables clipping.
         schedule: the schedule of the learning rate after the warm-up, by updates.
-        warmup: the number of first updates over which the learning rate rises.
+        warmup: the number of initial updates over which the learning rate rises.
         min_lr_share: the learning rate at the end of the schedule, as a share of `lr`.
         temperature: the temperature by which logits are divided, equal to the sampler's.
-        precision: "bfloat16" runs the module in autocast; trained weights and losses are float32. None: "bfloat16" for
-            a module in that type, else "float32".
-        gradient_checkpointing: recompute activations inside the module's layers instead of keeping them.
-        max_logits: the maximum number of logits in memory, tokens times vocabulary; the head runs in chunks beyond it.
+        precision: "bfloat16" runs the module in autocast; trained weights and losses are float32. None selects
+            "bfloat16" for a module of that type, else "float32".
+        gradient_checkpointing: whether to recompute activations inside the module's layers instead of keeping them.
+        max_logits: the maximum number of logits in memory, tokens times vocabulary; above it, the head runs in chunks.
         lora: the options of low-rank adapters, which are trained instead of the module's weights; None trains the
             weights.
         limits: the limits beyond which an alarm about off-policy data is raised.
 
     Raises:
-        ConfigError: a value is out of range or unknown, or has no effect with the others.
+        ConfigError: a value is out of range or unknown, or has no effect in combination with the others.
     """
 
     epochs: int = 1
@@ -203,14 +206,14 @@ class PPOConfig:
 
     @property
     def clip(self) -> ClipRange:
-        """The clip range, with the loss's defaults."""
+        """The clip range, with the defaults of the loss."""
         low, high = _CLIPS[self.loss]
         given = (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
         return ClipRange(*given, self.dual_clip)
 
     @property
     def reduction(self) -> Aggregation:
-        """The aggregation, with the loss's default."""
+        """The aggregation, with the default of the loss."""
         return self.aggregation or ("seq-mean-token-mean" if self.loss == "gspo" else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
@@ -221,7 +224,7 @@ class PPOConfig:
 
     @property
     def of_critic(self) -> tuple[str, ...]:
-        """The names of the critic's options that were set."""
+        """The names of the critic's options that are set."""
         names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
         return tuple(name for name in names if _is_set(self, name))
 
@@ -257,7 +260,7 @@ _ABOVE_0 = (
 
 
 def schema_bounds() -> dict[str, dict[str, float]]:
-    """Return the bounds of single numbers as JSON Schema."""
+    """Return the bounds of numeric options as JSON Schema."""
     bounds: dict[str, dict[str, float]] = {name: {"minimum": least} for name, least in _COUNTS.items()}
     bounds |= {name: {"minimum": 0.0} for name in _AT_LEAST_0} | {name: {"exclusiveMinimum": 0.0} for name in _ABOVE_0}
     return bounds | {"min_lr_share": {"minimum": 0.0, "maximum": 1.0}}
@@ -290,7 +293,7 @@ def _check_values(config: PPOConfig) -> None:
 
 
 def _check_together(config: PPOConfig) -> None:
-    """Reject options that have no effect with the others."""
+    """Reject options that have no effect in combination with the others."""
     is_decoupled, without_kl = config.loss == "decoupled", not config.kl_coefficient
     of_decoupled = [name for name in ("decoupled_cap", "beyond_cap") if _is_set(config, name)]
     is_normed = config.aggregation == "seq-mean-token-sum-norm"
@@ -324,7 +327,7 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 
 
 def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
-    """Return the learning rate's factor at an update (from 0) of `total`; it is constant after the last one."""
+    """Return the factor of the learning rate at an update (from 0) of `total`; it is constant after the last one."""
     if update < config.warmup:
         return (update + 1) / config.warmup
     if config.schedule == "constant" or total is None:

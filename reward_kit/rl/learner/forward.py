@@ -2,7 +2,7 @@
 
 Most tokens of an episode are observations, for which no logits are needed. A hook before the module's head selects the
 hidden states that predict the scored tokens, so that the head, the most expensive layer of a small model, runs only on
-them. In the last layer, only keys and values are needed at all tokens; `LastLayer` computes the rest at the scored
+them. In the last layer, only keys and values are needed at all tokens; `LastLayer` computes the rest only at the scored
 tokens.
 """
 
@@ -24,9 +24,11 @@ from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
 
 AfterHead = Callable[[Tensor], Tensor]
 FORBIDDEN = -1e30
-"""The logit of a token that a constraint forbids; its probability is 0 and, unlike with -inf, no entropy is NaN."""
+"""The logit of a token that a constraint forbids. Its probability is 0 and, unlike with -inf, no entropy is NaN."""
 _CLOSE = 0.02
-"""The relative tolerance of comparisons: above the error of bfloat16, far below the difference of two tokens."""
+"""The relative tolerance of comparisons; above the error of bfloat16, and far below the difference between two
+tokens.
+"""
 
 
 class Scores(NamedTuple):
@@ -43,7 +45,7 @@ class LogprobModel:
     Args:
         module: a causal language model of `transformers`, with or without adapters or a value head; or any module that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
-        config: the options, of which `temperature`, `precision`, `max_logits` and the use of entropy matter.
+        config: the options; only `temperature`, `precision`, `max_logits` and the use of entropy are relevant.
     """
 
     def __init__(self, module: nn.Module, config: PPOConfig) -> None:
@@ -53,7 +55,7 @@ class LogprobModel:
         self._last_layer: LastLayer | None = None
         # A checkpointed layer runs again in the backward pass, after its hooks are removed.
         if self._head is not None and not config.gradient_checkpointing:
-            module.eval()  # In scoring mode, since two passes with dropout differ
+            module.eval()  # In scoring mode, since two passes with dropout differ.
             with self._precision(next(module.parameters()).device):
                 self._last_layer = find_last_layer(module, self._head)
 
@@ -63,10 +65,10 @@ class LogprobModel:
         return self._head is not None and hasattr(self.module, "value_head")
 
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
-        """Score a micro-batch, with a graph if gradients are enabled.
+        """Score a micro-batch; the result has a graph if gradients are enabled.
 
-        With `values_only`, only values get a gradient, which stops at the hidden state. Entropies cost as much as
-        log-probabilities.
+        If `values_only` is true, only values get a gradient, which stops at the hidden state. Computing entropies is as
+        expensive as computing log-probabilities.
         """
         with self._precision(part.ids_BT.device):
             if self._head is None:
@@ -165,7 +167,7 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
-    """Return the logits with forbidden tokens at `FORBIDDEN`."""
+    """Return the logits with those of forbidden tokens set to `FORBIDDEN`."""
     rows_KV = logits_NV.index_select(0, restriction.tokens_K)
     is_forbidden_SV = torch.ones(restriction.sets, rows_KV.shape[1], dtype=torch.bool, device=rows_KV.device)
     is_forbidden_SV[restriction.owners_A, restriction.ids_A] = False
@@ -174,7 +176,9 @@ def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
 
 
 def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction | None:
-    """Return the restriction of the tokens in [start, stop), with only their sets, which are as wide as the logits."""
+    """Return the restriction of the tokens in [start, stop), with only their own sets, which are as wide as the
+    logits.
+    """
     if restriction is None:
         return None
     first, last = torch.searchsorted(restriction.tokens_K, restriction.tokens_K.new_tensor([start, stop])).tolist()
@@ -212,16 +216,16 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
 
 @dataclass(frozen=True, slots=True)
 class LastLayer:
-    """The parts of a last layer `x + attention(norm(x))`, followed by operations on single tokens.
+    """The parts of a last layer `x + attention(norm(x))` that is followed by operations on single tokens.
 
-    Keys and values are computed for all tokens; the attention's output, the feed-forward part and the last norm only
-    for the scored tokens. This saves a fifth of the work with two layers, a fiftieth with twenty-four. Hooks do it for
-    one forward pass; the model's code is unchanged.
+    Keys and values are computed for all tokens; the attention's output, the feed-forward part and the last norm are
+    computed only for the scored tokens. This saves a fifth of the work with two layers, and a fiftieth with
+    twenty-four. Hooks do it for one forward pass; the model's code is unchanged.
     """
 
     layer: nn.Module
     norm: nn.Module  # Before the attention
-    out: nn.Module  # The attention's last projection
+    out: nn.Module  # The last projection of the attention
 
     @contextmanager
     def only_at(self, indices_N: Tensor) -> Iterator[None]:

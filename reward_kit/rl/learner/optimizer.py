@@ -1,4 +1,4 @@
-"""Trainable parameters: AdamW in groups, gradient norms, and low-rank adapters (Hu et al. 2022) by `peft`."""
+"""Trainable parameters: AdamW in groups, gradient norms, and low-rank adapters (Hu et al. 2022) from `peft`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def widen(module: nn.Module) -> None:
     """Convert trainable half-precision weights to float32, in place.
 
     Near 0.02, neighboring bfloat16 numbers differ by 1e-4, but a step of AdamW is about as long as the learning rate,
-    such as 1e-6, so most steps would be rounded away. Frozen weights are unchanged.
+    such as 1e-6, so most steps would be lost to rounding. Frozen weights are unchanged.
     """
     half = (torch.bfloat16, torch.float16)
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and one.dtype in half]
@@ -38,13 +38,13 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
     """Raise `ConfigError` for options of a critic if the module has no value head."""
     if config.of_critic and not has_values:
         raise ConfigError(
-            f"{', '.join(config.of_critic)}: the module has no value head; train a "
-            "PolicyWithValue (set value_head: true for an hf policy)"
+            f"{', '.join(config.of_critic)}: the module has no value head; train a PolicyWithValue (set "
+            "value_head: true for an hf policy)"
         )
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Return AdamW over the groups of `parameter_groups`."""
+    """Create an AdamW optimizer over the groups of `parameter_groups`."""
     groups = parameter_groups(module, config)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
@@ -62,7 +62,7 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
     groups: dict[
         tuple[str | None, bool, bool], list[nn.Parameter]
-    ] = {}  # the key: name pattern, is it of the value head, is it a matrix
+    ] = {}  # the key: name pattern, whether it belongs to the value head, whether it is a matrix
     for name, parameter in trained.items():
         kind = (pattern_of(name), _in_value_head(name), parameter.dim() >= 2)
         groups.setdefault(kind, []).append(parameter)
@@ -103,7 +103,7 @@ def rates(config: PPOConfig, factor: float) -> dict[str, float]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set the learning rate of each group to its base rate times the schedule's factor."""
+    """Set the learning rate of each group to its base rate times the factor of the schedule."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
 
@@ -113,7 +113,7 @@ def reorder_optimizer_state(
 ) -> dict[str, Any]:
     """Reorder a saved state over the same parameters in other groups, as `optimizer` would have saved it.
 
-    `names` and `theirs` are the parameters of this optimizer and of the saved one, in order; None means that the groups
+    `names` and `theirs` are the parameters of this optimizer and of the saved one, in order. None means that the groups
     are the same.
     """
     if theirs is None or list(theirs) == list(names):
@@ -126,7 +126,7 @@ def reorder_optimizer_state(
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Clip the gradients to a 2-norm, unless it is None; return the norm before clipping, over all shards."""
+    """Clip the gradients to a 2-norm, unless `limit` is None; return the norm before clipping, over all shards."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
@@ -134,15 +134,17 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
     """Add adapters to a `transformers` model or a `PolicyWithValue`, in place; only they and a value head are trained.
 
-    Initially they have no effect, since one of an adapter's two matrices is 0; the other is random. Raises
-    `ConfigError` if `peft` is not installed, the module already has adapters, or no layer matches a target.
+    Initially they have no effect, since one of an adapter's two matrices is 0; the other is random.
+
+    Raises:
+        ConfigError: `peft` is not installed, the module already has adapters, or no layer matches a target.
     """
     try:
         import peft
     except ImportError as error:
         raise ConfigError(f"lora needs peft; {install_hint('lora')}") from error
     if has_adapters(module):
-        raise ConfigError("the module already has adapters; remove lora to train those")
+        raise ConfigError("the module already has adapters; remove lora to train the existing ones")
     base: Any = getattr(module, "policy", module)  # a `PolicyWithValue` contains the model and its head
     targets = options.targets if isinstance(options.targets, str) else list(options.targets)
     make: Any = peft.LoraConfig  # its annotation of lora_alpha is narrower than the accepted types
@@ -174,7 +176,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-        # peft freezes adapters that are off.
+        # peft freezes adapters that are disabled.
         for parameter, was in trainable.items():
             parameter.requires_grad_(was)
 

@@ -1,12 +1,13 @@
-"""Training of one module by several processes: FSDP2 shards it, micro-batches are distributed, results are summed.
+"""Training of one module by several processes: FSDP2 shards it, micro-batches are distributed, and results are summed.
 
-Every process gets the same rows and draws the same random order; only micro-batches differ. Gradients are summed over
-processes, not averaged, since the losses of micro-batches are shares of the loss of the whole (`losses.GlobalBatch`).
-If `torch.distributed` is not initialized, there is one process, and all functions here do nothing.
+Every process gets the same rows and draws the same random order; only the micro-batches differ. Gradients are summed
+over processes, not averaged, since the losses of micro-batches are shares of the loss of the whole batch
+(`losses.GlobalBatch`). If `torch.distributed` is not initialized, there is only one process, and all functions here do
+nothing.
 
 The first process sends orders that the others follow (`ShardedLearner`, `follow`). All processes must enter each
-collective operation; if one fails, the others would wait forever. Failures are therefore recorded in a store shared by
-all processes (`ProcessGroup`), which processes check while they wait in a collective operation.
+collective operation; if one fails, the others would wait forever. Failures are therefore recorded in a store that all
+processes share (`ProcessGroup`), and processes check it while they wait in a collective operation.
 """
 
 from __future__ import annotations
@@ -67,10 +68,11 @@ class Processes:
         """Shard a module's parameters over the processes, in place, before an optimizer is created.
 
         Each layer that `transformers` does not split is a separate unit, gathered for its forward and backward pass and
-        then freed; the remaining layers form another unit. All processes start with the weights of the first.
+        then freed; the remaining layers form another unit. All processes start with the weights of the first process.
 
         The module must be on its final device, and must be called as a whole from then on, so that its hooks run. With
-        bfloat16, parameters are gathered in bfloat16 and gradients summed in float32; float32 uses the weights' type.
+        bfloat16, parameters are gathered in bfloat16 and gradients are summed in float32; with float32, the type of the
+        weights is used.
         """
         if not self.is_group or isinstance(module, FSDPModule):
             return
@@ -93,15 +95,17 @@ class Processes:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
             raise ConfigError(
-                f"this is process {_local_rank()} of this machine, which has {count} GPUs; start at most that many"
+                f"this is process {_local_rank()} of this machine, which has {count} GPUs; start at most that "
+                "many processes"
             )
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
 
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
-        """Return this process's share of the micro-batches; all shares have equal size, as collectives require.
+        """Return this process's share of the micro-batches. All shares have the same size, as collective operations
+        require.
 
-        Micro-batches are halved until there are enough; empty ones pass through the module like all others.
+        Micro-batches are halved until there are enough of them; empty ones pass through the module like all others.
         """
         parts = list(parts)
         wanted = -(-len(parts) // self.size) * self.size
@@ -132,10 +136,10 @@ class Processes:
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """Open the group of processes started by `torchrun` or Ray Train; without one, this process is the only one.
+    """Open the group of processes started by `torchrun` or Ray Train; otherwise this process is the only one.
 
     Tensors on a CPU use gloo, those on accelerators NCCL; each process uses the accelerator of its local rank. If the
-    block raises, the group is not closed, since other processes may be gone or waiting.
+    block raises an exception, the group is not closed, since other processes may have ended or be waiting.
     """
     if dist.is_initialized() or not os.environ.keys() >= _STARTED:
         yield Processes.current()
@@ -143,7 +147,7 @@ def process_group() -> Iterator[Processes]:
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
-        if _local_rank() < torch.cuda.device_count():  # Without an accelerator, it trains on the CPU
+        if _local_rank() < torch.cuda.device_count():  # Without an accelerator, a process trains on the CPU.
             torch.cuda.set_device(_local_rank())
     dist.init_process_group(backend)
     yield Processes.current()
@@ -169,7 +173,7 @@ def shardable_layers(module: nn.Module) -> list[nn.Module]:
 def whole(state: Any, *, keep: bool = True) -> Any:
     """Gather the shards of all processes on the CPU, for a `state_dict` of a module or an optimizer.
 
-    Every process must call it with a tree of the same structure; with `keep=False`, tensors become None.
+    Every process must call this function with a tree of the same structure. If `keep` is false, tensors become None.
     """
     if isinstance(state, DTensor):
         full: Tensor = state.full_tensor()
@@ -194,13 +198,15 @@ def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load `whole` weights into a module, sharded or not, as `Module.load_state_dict` does."""
+    """Load `whole` weights into a module, sharded or not, like `Module.load_state_dict`."""
     own = module.state_dict()
     module.load_state_dict({name: _shard_like(value, own.get(name)) for name, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load an optimizer's `whole` state into one over parameters that may be sharded; its options are unchanged."""
+    """Load an optimizer's `whole` state into an optimizer whose parameters may be sharded; its options are
+    unchanged.
+    """
     parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
     kept = {
         index: {key: _shard_like(value, parameters.get(int(index))) for key, value in moments.items()}
@@ -217,12 +223,12 @@ def _shard_like(value: Any, like: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     if not (isinstance(like, DTensor) and value.shape == like.shape):
-        return value.clone()  # The optimizer changes the tensors passed to it
+        return value.clone()  # The optimizer changes the tensors that are passed to it.
     # Every process has the whole tensor, so nothing is sent.
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-_ORDERS_WAIT = timedelta(days=365)  # The others wait for orders while the first process collects episodes
+_ORDERS_WAIT = timedelta(days=365)  # The others wait for orders while the first process collects episodes.
 _LOOK_S = 0.1
 _GRACE_S = 10.0
 _LEAVING_S = 2.0
@@ -236,22 +242,26 @@ class ProcessGroup:
 
     def __init__(self, processes: Processes, store: Any) -> None:
         self.processes, self._store = processes, store
-        # Over the CPU, with a separate time limit.
+        # A group on the CPU, with a separate time limit.
         self._orders = dist.new_group(backend="gloo", timeout=_ORDERS_WAIT)
 
     def order(self, *order: Any) -> None:
-        """Send an order, a name and picklable arguments, to the others; called by the first process."""
+        """Send an order, which consists of a name and picklable arguments, to the others; called by the first
+        process.
+        """
         dist.broadcast_object_list([order], 0, group=self._orders)
 
     def next_order(self) -> tuple[Any, ...] | None:
-        """Wait for the first process's next order, or None after the last; called by the other processes."""
+        """Wait for the next order of the first process; None after the last one. Called by the other processes."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, group=self._orders)
         order: tuple[Any, ...] = box[0]
         return order or None
 
     def call(self, make: Callable[[], Value]) -> Value:
-        """Make a call that involves all processes; raise `TrainingError` with the reason if another one failed."""
+        """Make a call that involves all processes; raise a `TrainingError` with the reason if another process
+        failed.
+        """
         made = _in_thread(make)
         while not wait([made], timeout=_LOOK_S).done:
             self._raise_if_broken()
@@ -260,9 +270,11 @@ class ProcessGroup:
         except RewardKitError:
             raise
         except Exception as error:
-            self._raise_if_broken(within_s=2.0)  # A lost connection may result from another process's failure
+            self._raise_if_broken(within_s=2.0)  # A lost connection may result from a failure of another process.
             if isinstance(error, dist.DistError) or "gloo" in str(error):
-                raise TrainingError("another process ended without reporting a reason; was it killed?") from error
+                raise TrainingError(
+                    "another process ended without reporting a reason; it may have been killed"
+                ) from error
             raise
 
     def _raise_if_broken(self, within_s: float = 0.0) -> None:
@@ -282,7 +294,7 @@ class ProcessGroup:
             time.sleep(_LOOK_S / 4)
 
     def leave(self) -> None:
-        """Stop reading the store; called by the other processes at their end."""
+        """Stop reading the store; called by the other processes when they end."""
         with suppress(RuntimeError):  # see `_is_noted`
             self._store.add(_LEFT, 1)
 
@@ -294,15 +306,15 @@ class ProcessGroup:
     def _is_noted(self, note: str) -> bool:
         try:
             return bool(self._store.check([note]))
-        except RuntimeError:  # The store is gone, since the first process or the launcher has ended
+        except RuntimeError:  # The store is gone because the first process or the launcher has ended.
             return note != _BROKEN
 
     def break_off(self, error: BaseException) -> bool:
-        """Report to the first process why this one cannot continue; return True if the report arrived."""
+        """Report to the first process why this process cannot continue; return True if the report arrived."""
         reason = str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {error}"
         note = f"process {self.processes.rank + 1} of {self.processes.size}: {reason}"
         with suppress(RuntimeError):  # see `_is_noted`
-            self._store.compare_set(_BROKEN, "", note)  # The first failure causes the later ones
+            self._store.compare_set(_BROKEN, "", note)  # The first failure causes the later ones.
         return self.is_over_within(_GRACE_S)
 
     def is_over_within(self, seconds: float) -> bool:
@@ -317,7 +329,8 @@ class ProcessGroup:
 def open_process_group() -> Iterator[ProcessGroup | None]:
     """Open the group of processes that were started together; None if there is only one process.
 
-    If the first process's block raises, the others end without another order; otherwise it sends a last order.
+    If the block of the first process raises an exception, the others end without another order; otherwise the first
+    process sends a last order.
     """
     with process_group() as processes:
         if not processes.is_group:
@@ -329,7 +342,7 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
                 "torch.distributed was set up without MASTER_ADDR and MASTER_PORT; start the processes with torchrun"
             )
         stores: Any = dist
-        # A separate connection, since a waiting collective may occupy the other one.
+        # A separate connection, since a waiting collective operation may occupy the other one.
         store = stores.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
         # All processes create equally many groups; the number separates records of different groups.
         number = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
@@ -337,7 +350,7 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
         try:
             yield group
             if processes.is_first:
-                group.call(group.order)  # An empty order is the last
+                group.call(group.order)  # An empty order is the last one.
         finally:
             if processes.is_first:
                 group.end()
@@ -361,9 +374,9 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
 
 
 class ShardedLearner:
-    """The learner on the first of several processes; has the methods of `PPOLearner`, run by all processes.
+    """The learner of the first of several processes; it has the methods of `PPOLearner`, which all processes run.
 
-    A copy of the module is sharded; the module itself stays whole and gets the new weights after each update, for
+    A copy of the module is sharded. The module itself stays whole and gets the new weights after each update, for
     acting and for saving.
 
     Args:
@@ -414,21 +427,21 @@ _CHANGING = ("update", "load_state_dict")
 
 
 def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
-    """Execute the first process's orders until its last order or its end; called by the other processes.
+    """Execute the orders of the first process until its last order or its end; called by the other processes.
 
-    Signals are ignored, since the first process stops the others; a signal to all of them would interrupt an update
-    that the first still waits for.
+    Signals are ignored, since the first process stops the others; a signal to all of them would interrupt an update for
+    which the first process still waits.
 
     Args:
         group: the processes.
         make: a function that creates the learner over the same module from the first order.
 
     Returns:
-        True after a last order; if False, a thread may still wait in a collective operation, so the process should
+        True after a last order. If False, a thread may still wait in a collective operation, so the process should
         exit.
 
     Raises:
-        RewardKitError: this process could not continue, and could not report this to the first.
+        RewardKitError: this process could not continue, and could not report this to the first process.
     """
 
     def obey() -> None:
@@ -442,7 +455,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
                 extra = {"keep": False} if name == "state_dict" else {}
                 getattr(learner, name)(*arguments, **options, **extra)
             except RewardKitError:
-                # All processes raise the same error, and the first reports it.
+                # All processes raise the same error, and the first one reports it.
                 if not group.is_over_within(5.0):
                     raise
                 return
@@ -463,7 +476,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
                 return False
         if (error := work.exception()) is None:
             return True
-        # A connection lost while all processes are being ended is not an error.
+        # A connection that is lost while all processes are being ended is not an error.
         if not (is_ending.is_set() or group.break_off(error) or is_ending.is_set()):
             raise error
         return False

@@ -1,7 +1,7 @@
-"""Rows for the learner: unpadded, with the tokens in the loss selected, and split into parts for the module.
+"""Rows for the learner: without padding, with the tokens in the loss selected, and split into parts for the module.
 
 Each part is padded on the right to its longest row. With causal attention, no token then attends to padding, so no mask
-is needed. The axis `_N` has the tokens in the loss.
+is needed. The axis `_N` is that of the tokens in the loss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
-"""The column that is 1 for tokens with a choice; without the column, every token has one."""
+"""The column that is 1 for tokens with a choice; without the column, every token has a choice."""
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 
@@ -41,7 +41,7 @@ class MicroBatch(NamedTuple):
     before_N: Tensor  # the index on the flat axis (B·T) whose logits predict each token
     targets_N: Tensor  # the tokens
     rows_N: Tensor  # The row of each token
-    firsts_M: Tensor  # The indices of first tokens of actions, at which the critic predicts a value
+    firsts_M: Tensor  # The indices of the first tokens of actions, at which the critic predicts a value
     columns: dict[str, Tensor]  # (N,) real numbers by name
     restriction: Restriction | None  # None if no token was sampled under a constraint
 
@@ -52,7 +52,7 @@ class TrainingRows:
 
     ids: Ints  # (L,) of all tokens
     starts_B: Ints  # the index in `ids` at which each row begins
-    lengths_B: Ints  # tokens of each row
+    lengths_B: Ints  # number of tokens in each row
     counts_B: Ints  # The number of each row's tokens in the loss
     flat_N: Ints  # The index of each token in the loss on the batch's flat axis (B·T)
     positions_N: Ints  # The index of each token within its row
@@ -64,11 +64,11 @@ class TrainingRows:
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
-        """Read the rows of `build_rows` with any padding; `mask` is 1 for tokens in the loss.
+        """Parse the rows of `build_rows` with any padding; `mask` is 1 for tokens in the loss.
 
         Raises:
             ConfigError: an array is missing.
-            TrainingError: a token in the loss is the first of its row, which has no prediction.
+            TrainingError: a token in the loss is the first token of its row, for which there is no prediction.
         """
         if not isinstance(rows, TokenBatch):
             raise ConfigError(f"expected rows from build_rows, got {type_name(rows)}")
@@ -83,7 +83,7 @@ class TrainingRows:
         places = columns_N - (is_token.argmax(axis=1)[rows_N] if len(flat) else 0)
         if len(places) and places.min() == 0:
             raise TrainingError(
-                f"row {rows_N[places.argmin()]}: the first token is a sampled token, for which no prediction exists"
+                f"row {rows_N[places.argmin()]}: the first token is a sampled token, but no prediction exists for it"
             )
         sets_N, sets = _allowed(rows, rows_N, places)
         if "value_mask" in rows.batch:
@@ -118,8 +118,8 @@ class TrainingRows:
         """Remove the tokens for which a constraint left only one id, since they involve no choice.
 
         Their log-probability is 0 for any weights, so counting them would reduce the means over tokens of losses,
-        entropies and divergences. With `keep_firsts`, the first token of an action, at which the critic predicts the
-        value, is kept with 0 in the column `CHOICE`, so that no other loss counts it.
+        entropies and divergences. If `keep_firsts` is true, the first token of an action, at which the critic predicts
+        the value, is kept with 0 in the column `CHOICE`, so that no other loss counts it.
         """
         sizes = np.array([*map(len, self.sets), 0])
         is_forced = sizes[self.sets_N] == 1
@@ -148,7 +148,9 @@ class TrainingRows:
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
 
     def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
-        """Return these rows as a micro-batch on a device; without rows, one row with one token outside the loss."""
+        """Return these rows as a micro-batch on a device; without rows, return one row with one token that is not in
+        the loss.
+        """
         lengths, counts = self.lengths_B[rows], self.counts_B[rows]
         width = int(lengths.max(initial=1))
         ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
@@ -185,7 +187,7 @@ class TrainingRows:
 
 
 def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
-    """Return the index of each loss token's set of allowed ids, -1 without a constraint, and the sets."""
+    """Return the index of each loss token's set of allowed ids, or -1 without a constraint, and the sets."""
     sets_N = np.full(len(rows_N), -1, dtype=np.int64)
     numbers: dict[bytes, int] = {}
     for row, allowed in enumerate(rows.non_tensor_batch.get("allowed_ids", ())):
@@ -223,12 +225,12 @@ def to_tensors(
         device: the device of the tensors.
         dtype: the type of the real numbers.
         pin_memory: copy through page-locked memory, from which an accelerator can copy asynchronously; with device
-            "cpu", the tensors stay in it.
+            "cpu", the tensors stay in page-locked memory.
         non_blocking: do not wait for the copies; later work on the device waits for them. Effective only with
             `pin_memory`.
 
     Raises:
-        ConfigError: the batch has no array of this name, or pinning memory needs an accelerator.
+        ConfigError: the batch has no array of this name, or `pin_memory` is set without an accelerator.
     """
     arrays = rows.batch if isinstance(rows, TokenBatch) else {**rows.batch, "cu_seqlens": rows.cu_seqlens}
     for key in keys or ():

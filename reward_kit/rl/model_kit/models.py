@@ -7,10 +7,10 @@ The chat template has one token per role and nothing between messages:
     <|assistant|>go to fridge 1<|end|>     (without these line breaks)
     <|tool|>You arrive.<|assistant|>
 
-A message ends with the mark of the next one; only the assistant's messages end with a separate token, `<|end|>`, the
-end-of-sequence token. A message's text never depends on later messages, so the tokens of an episode so far are always a
-prefix of its next prompt. A mark inside a message is split, so that no text can imitate another role. Calls are written
-as in the action format "hermes".
+A message ends where the mark of the next message begins; only the assistant's messages end with a separate token,
+`<|end|>`, the end-of-sequence token. A message's text never depends on later messages, so the tokens of an episode so
+far are always a prefix of its next prompt. A mark inside a message is split, so that no text can imitate another role.
+Calls are written as in the action format "hermes".
 
 Decoders have the architecture of Qwen3: a Llama with normalized queries and keys, so that attention cannot saturate at
 the high learning rates of small models. `transformers`, vLLM, SGLang and llama.cpp run it unchanged.
@@ -49,7 +49,7 @@ PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
 SPECIAL_TOKENS = (PAD, UNKNOWN, END, *ROLE_MARKS)
 CALL_MARKS = ("<tool_call>", "</tool_call>")
-"""The marks around a call in JSON; each is one token and part of the text."""
+"""The marks around a call in JSON; each mark is one token and part of the text."""
 CHAT_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- macro words(content) -%}
@@ -89,7 +89,8 @@ TERSE_TEMPLATE = """\
 {{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""The shortest chat template, for models of one task: all text outside the assistant's answers is the environment's.
+"""The shortest chat template, for models of one task: all text outside of the assistant's answers comes from the
+environment.
 
     Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
 
@@ -110,27 +111,27 @@ def build_tokenizer(
     chat_template: str = CHAT_TEMPLATE,
     context: int | None = None,
 ) -> PreTrainedTokenizerFast:
-    r"""Build a tokenizer that includes our chat template, for `save_pretrained` and `AutoTokenizer.from_pretrained`.
+    r"""Build a tokenizer with the chat template, for `save_pretrained` and `AutoTokenizer.from_pretrained`.
 
     With "word", a text is split into units, words (`\w+`) and single symbols, each with one preceding space; other
     white space is split into characters. The vocabulary contains the pieces of `texts` and `words`, each with and
     without a preceding space, and white space. Other pieces become `<|unknown|>`; `unknown_pieces` counts them. The
     text of a sequence is the concatenation of its tokens' texts, as constrained decoding requires.
 
-    With "byte", a token is a byte of UTF-8, and nothing is unknown.
+    With "byte", a token is a byte of UTF-8, and no piece is unknown.
 
     Args:
         texts: the texts of the domain, for the vocabulary.
-        words: the words and phrases that may occur, but not in `texts`.
-        units: the regular expressions (Oniguruma syntax) of several words that become one token; the first match
+        words: further words and phrases that may occur but are not in `texts`.
+        units: regular expressions (Oniguruma syntax) for sequences of words that become one token; the first match
             counts. For example, `[a-z]+ \d+` makes "fridge 1" one token, and `\{"name": "` the beginning of a call.
         level: "word" or "byte".
-        spaces: "kept"; "single" replaces every run of white space by one space, and removes it at the ends of a text;
-            with "none" white space only separates pieces, so that a word has one form, and tokens are joined by one
-            space. Such a tokenizer supports no grammars, only choices among listed texts.
-        dropped: the regular expressions (Oniguruma syntax) whose matches are first removed from every text, in order,
-            such as `(?i)\b(?:a|the)\b`. The model does not see them, and cannot distinguish choices that differ only in
-            them.
+        spaces: "kept" keeps white space; "single" replaces every run of white space with one space, and removes it at
+            the ends of a text; with "none", white space only separates pieces, so that a word has one form, and tokens
+            are joined by one space. A tokenizer with "none" supports no grammars, only choices among listed texts.
+        dropped: regular expressions (Oniguruma syntax) whose matches are first removed from every text, in order, such
+            as `(?i)\b(?:a|the)\b`. The model does not see the matches, and cannot distinguish choices that differ only
+            in them.
         chat_template: the chat template in Jinja, with the marks above.
         context: the `model_max_length`.
 
@@ -213,7 +214,7 @@ def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> 
 
 
 def tool_texts(tools: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the texts of tools in our chat template, for the vocabulary of a tokenizer."""
+    """Return the texts of tools in the chat template, for the vocabulary of a tokenizer."""
     return [json.dumps(tool, ensure_ascii=False) for tool in tools]
 
 
@@ -237,9 +238,9 @@ def build_decoder(
 ) -> Qwen3ForCausalLM:
     """Build a decoder with new weights, which depend only on the arguments.
 
-    Embeddings start at a standard deviation of 0.02, so that with tied weights all tokens are about equally likely;
-    matrices at 1/√(their inputs), so that activations keep their size at any width; the two matrices of a layer that
-    write to the residual stream at zero, so that every layer starts as the identity.
+    Embeddings start at a standard deviation of 0.02, so that with tied weights all tokens are about equally likely.
+    Matrices start at 1/√(their inputs), so that activations keep their size at any width. The two matrices of a layer
+    that write to the residual stream start at zero, so that every layer starts as the identity.
 
     Args:
         tokenizer: the tokenizer, or the number of its tokens.
@@ -249,7 +250,7 @@ def build_decoder(
         context: the maximum sequence length in tokens.
         kv_heads: the number of key and value heads, a divisor of `heads`; by default `heads`.
         hidden: the width inside a layer's MLP; by default 8/3 of `width`, rounded up to a multiple of 32.
-        tie: use the embeddings also as the output matrix.
+        tie: whether to use the embeddings also as the output matrix.
         seed: the seed of the weights.
         dtype: the type of the weights.
 
@@ -295,7 +296,7 @@ def build_decoder(
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, seed: int) -> None:
-    """Initialize float32 weights in place, as described in `build_decoder`; layers have Llama's names."""
+    """Initialize float32 weights in place, as described in `build_decoder`; layers must have the names of Llama."""
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
         if weights.ndim < 2:
@@ -312,16 +313,17 @@ def initialize(model: PreTrainedModel, seed: int) -> None:
 def compose_embeddings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, number_weight: float = 0.5
 ) -> None:
-    """Initialize a token of several words as the sum of its words, in place: "take mug 1" as "take" + "mug" + half "1".
+    """Initialize each token of several words as the sum of its words, in place: "take mug 1" as "take" + "mug" + half
+    "1".
 
     Tokens that share a word are then similar from the start, as input and, with tied weights, as output, so that a
     model can copy words instead of learning every combination of word and command. The sums are scaled to the norm of
     one word. Special tokens are unchanged.
 
     Args:
-        model: the model, whose embeddings have one standard deviation, as from `build_decoder`.
+        model: the model. All its embeddings must have the same standard deviation, as in a model from `build_decoder`.
         tokenizer: a word tokenizer from `build_tokenizer`.
-        seed: the seed of the words.
+        seed: the seed of the embeddings of words.
         number_weight: the weight of a word that is a number, which matters less than the noun.
     """
     table: Any = model.get_input_embeddings().weight
@@ -340,7 +342,7 @@ def compose_embeddings(
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Count the parameters; tied parameters count once."""
+    """Count the parameters; tied parameters are counted once."""
     return sum(weights.numel() for weights in model.parameters())
 
 
@@ -373,14 +375,14 @@ def save_model(
     *,
     is_private: bool = False,
 ) -> None:
-    """Write a directory that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+    """Write a directory that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` can load.
 
     Weights are saved as safetensors. An existing directory is replaced as a whole.
 
     Args:
         folder: the directory of the model; missing parents are created.
         model: a causal language model.
-        tokenizer: its tokenizer.
+        tokenizer: the model's tokenizer.
         is_private: let only the owner read the directory; by default the umask applies.
 
     Raises:
@@ -393,16 +395,19 @@ def save_model(
 def load_model(
     folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Load a model from a directory of `save_model`, without network; raise `ConfigError` if it has no readable model.
+    """Load a model from a directory of `save_model`, without network access.
 
     Args:
         folder: the directory of the model.
         dtype: the type of the weights; by default the saved type.
         device: the device of the weights.
+
+    Raises:
+        ConfigError: the directory contains no readable model.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json; pass a directory that save_model wrote")
+        raise ConfigError(f"{folder} has no config.json; pass a directory written by save_model")
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
         # No code in the directory is executed.
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

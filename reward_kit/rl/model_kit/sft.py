@@ -1,9 +1,9 @@
-"""Supervised training on the action tokens of episodes: a warm start for small models before reinforcement learning.
+"""Supervised training on the action tokens of episodes, as a warm start for small models before reinforcement learning.
 
 The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, optionally with label smoothing.
 
 `Demonstrations` writes an expert's actions as the tokens that a model would have sampled. Prompts and actions are built
-as by `HFAgentPolicy`, so a model sees the same tokens in training as when it acts.
+as in `HFAgentPolicy`, so a model sees the same tokens in training as when it acts.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 Specs = Sequence[ToolSpec] | None
 ToolsFunction = Callable[[SingleAgentEpisode, int], Specs]
 TaughtFunction = Callable[[SingleAgentEpisode, int], bool]
-_TEXT = Plain()  # Without tools, every action is a text
+_TEXT = Plain()  # Without tools, every action is a text.
 _ANY_LENGTH = 2**31
 _POOL = 64
-"""The number of batches whose rows are sorted by length together: little padding, but varied batches in every epoch."""
+"""The number of batches whose rows are sorted by length together; there is little padding, but batches vary between
+epochs.
+"""
 
 
 class Demonstrations:
-    """A writer of actions as the tokens of one model, with the options of the `HFAgentPolicy` that will act.
+    """Writes actions as the tokens of one model, with the options of the `HFAgentPolicy` that will act.
 
     Args:
         tokenizer: the model's tokenizer, with a chat template.
@@ -69,7 +71,7 @@ class Demonstrations:
         tool_role: the role of messages with tool results, "tool" or "user".
         chat_template: the chat template; by default the tokenizer's.
         template_options: variables of the chat template.
-        max_context: the maximum number of tokens of a context; the action that exceeds it and all later ones are
+        max_context: the maximum number of tokens in a context; the action that exceeds it and all later actions are
             omitted. None means no limit.
 
     Raises:
@@ -93,7 +95,7 @@ class Demonstrations:
         self.form = find_action_format(action_format, tokenizer, self.layout.source)
         end = self.layout.end_id if self.layout.end_id is not None else tokenizer.eos_token_id
         if not isinstance(end, int):
-            raise ConfigError("the tokenizer has no end-of-answer token, neither as eos_token nor in the chat template")
+            raise ConfigError("neither eos_token of the tokenizer nor the chat template defines an end-of-answer token")
         self.end, self.max_context = end, max_context
         self.constraints = TurnConstraints(self.layout, tokenizer, end, _ANY_LENGTH) if constrain else None
         self._in_prompt = {"tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
@@ -112,10 +114,10 @@ class Demonstrations:
 
         Args:
             episodes: the episodes, with messages as recorded by the rollout worker.
-            tools: the result of `get_tools_spec` of the episodes' resource, or, if it varies, a function of an episode
-                and a step; None without tool calls.
+            tools: the result of `get_tools_spec` of the episodes' resource or, if it varies, a function of an episode
+                and a step; None if there are no tool calls.
             taught: a function that returns True if the action of an episode's step should be learned; other actions,
-                such as mistakes, only appear in the context of later ones. None: learn every action.
+                such as mistakes, only appear in the context of later actions. None means that every action is learned.
 
         Raises:
             ConfigError: an action, written in this format, is not parsed as the same action.
@@ -144,13 +146,13 @@ class Demonstrations:
         return made
 
     def begin(self) -> DemonstrationWriter:
-        """Begin an episode."""
+        """Return a writer for a new episode."""
         conversation = TokenConversation(self.layout, {self.end}, **self._in_prompt)  # type: ignore[arg-type]  # one dict of two types
         return DemonstrationWriter(self, conversation)
 
 
 class DemonstrationWriter:
-    """A writer of the actions of one episode, in order; `conversation` is the context so far."""
+    """Writes the actions of one episode, in order; `conversation` is the context so far."""
 
     def __init__(self, demonstrations: Demonstrations, conversation: TokenConversation) -> None:
         self._options, self._conversation = demonstrations, conversation
@@ -184,7 +186,7 @@ class DemonstrationWriter:
         if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
                 f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; use another action_format"
-                + ("" if tools else ", or pass the tools that are called")
+                + ("" if tools else ", or pass the tools that the action calls")
             )
         prompt = self._conversation.prompt(seen, given)
         answer = [*options.layout.encoded(text), options.end]
@@ -200,7 +202,7 @@ class DemonstrationWriter:
             facts["allowed_ids"] = []
             for token in answer:
                 if rule.is_done:
-                    raise PolicyError("the constraint ends this action before its last token")
+                    raise PolicyError("the constraint ends before the last token of this action")
                 facts["allowed_ids"].append(rule.allowed())
                 rule.advance(token)
         return facts
@@ -215,7 +217,7 @@ class DemonstratingPolicy(AgentPolicy):
         expert: the policy that acts.
         demonstrations: the writer of the actions.
         taught: a function that returns True if an output of the expert should be learned; other outputs, such as
-            mistakes, only appear in the context of later ones. None: learn every output.
+            mistakes, only appear in the context of later outputs. None means that every output is learned.
     """
 
     is_free = True
@@ -237,7 +239,7 @@ class DemonstratingPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action with its tokens; `PolicyError` if it cannot be written."""
+        """Return the expert's action with its tokens; raise a `PolicyError` if it cannot be written."""
         output = await self._expert.get_action(observation, available_tools_specs)
         facts = self._writer.write(output.action_structured, observation, available_tools_specs)
         if self._taught is not None and not self._taught(output):
@@ -245,7 +247,7 @@ class DemonstratingPolicy(AgentPolicy):
         return output._replace(log_probs={**(output.log_probs or {}), **(facts or {})} or None)
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Notify the expert of the episode's end."""
+        """Notify the expert that the episode has ended."""
         await self._expert.on_episode_end(messages)
 
     async def close(self) -> None:
@@ -260,11 +262,14 @@ def episode_texts(
 
     Args:
         episodes: the episodes, with messages.
-        action_format: hermes, llama, mistral, plain or bare; other names raise `ConfigError`.
+        action_format: hermes, llama, mistral, plain or bare.
         tools: the result of `get_tools_spec`.
+
+    Raises:
+        ConfigError: the action format is unknown.
     """
     if action_format not in FORMATS:
-        raise ConfigError(f"action_format: {action_format!r}{did_you_mean(action_format, FORMATS)}")
+        raise ConfigError(f"action_format: unknown format {action_format!r}{did_you_mean(action_format, FORMATS)}")
     form, known = FORMATS[action_format](), tools_of(tools)
     texts: list[str] = []
     for episode in episodes:
@@ -294,13 +299,13 @@ def _as_chat(action: Action) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTConfig:
-    """The options of supervised training. The learning rate rises, then falls along a cosine, over all steps.
+    """The options of supervised training. The learning rate first rises, then falls along a cosine, over all steps.
 
     Attributes:
         epochs: the number of passes over the rows.
-        max_tokens_per_batch: the maximum number of tokens of an optimizer step, with padding; a longer row is a
+        max_tokens_per_batch: the maximum number of tokens in an optimizer step, including padding; a longer row is a
             separate batch.
-        max_tokens_per_micro_batch: the maximum number of tokens of one pass through the model; None means a whole
+        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the model; None means a whole
             batch.
         lr: the peak learning rate.
         warmup_share: the share of all steps over which the learning rate rises.
@@ -310,10 +315,11 @@ class SFTConfig:
         max_grad_norm: the 2-norm to which the gradient is clipped; None disables clipping.
         use_allowed_ids: if rows record the ids that a constraint allowed, compute the loss over these ids only; a token
             without an alternative is skipped, since its loss is always 0.
-        label_smoothing: the share of the target that is spread evenly over the possible tokens: with `use_allowed_ids`
-            those that a constraint allowed, if any, otherwise the vocabulary. It preserves a model's exploration.
-        precision: "bfloat16" runs the model in autocast; weights and loss are float32. None: "bfloat16" for a model in
-            that type, otherwise "float32".
+        label_smoothing: the share of the target that is spread evenly over the possible tokens. With `use_allowed_ids`,
+            these are the tokens that a constraint allowed, if any, otherwise the vocabulary. It preserves a model's
+            exploration.
+        precision: "bfloat16" runs the model in autocast; weights and loss are float32. None selects "bfloat16" for a
+            model of that type, otherwise "float32".
         seed: the seed of the order of rows.
 
     Raises:
@@ -370,7 +376,7 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A model's predictions of action tokens, each conditioned on the true preceding tokens."""
+    """A model's accuracy on action tokens, each predicted from the true preceding tokens."""
 
     loss: float  # the mean negative log-probability of an action token, in nats
     token_accuracy: float  # The share of action tokens that have the highest probability
@@ -400,9 +406,8 @@ def fit(
 ) -> list[EpochReport]:
     """Train a model on the actions of episodes, in place and without dropout; the same seed gives the same weights.
 
-    Weights in half precision become float32, as in `PPOLearner`. On the CPU, denormal numbers count as 0 during
-    training, since they can make a badly initialized model 40 times slower, and the process keeps freed memory for
-    reuse.
+    Half-precision weights become float32, as in `PPOLearner`. On the CPU, denormal numbers count as 0 during training,
+    since they can make a badly initialized model 40 times slower, and the process keeps freed memory for reuse.
 
     Args:
         model: a causal language model of `transformers`.
@@ -443,7 +448,7 @@ def fit(
                     facts = {"loss": loss, "grad_norm": norm, "optimizer_step": step}
                     kept = on_failure(rows[chosen], facts) if on_failure is not None else None
                     where = f"; the batch is saved in {kept}" if kept is not None else ""
-                    raise TrainingError(f"step {step}: the loss is {loss:g}, the gradient's norm {norm:g}{where}")
+                    raise TrainingError(f"step {step}: the loss is {loss:g}, and the gradient norm is {norm:g}{where}")
                 optimizer.step()
                 step += 1
                 total += loss * int(flat.counts_B[chosen].sum())
@@ -503,7 +508,7 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
         rows = order[first : first + pool]
         rows = rows[np.argsort(lengths_B[rows], kind="stable")]
         start = 0
-        for stop in range(1, len(rows) + 1):  # As many rows as fit after padding to the longest
+        for stop in range(1, len(rows) + 1):  # as many rows as fit, after padding to the longest
             if stop == len(rows) or (stop + 1 - start) * lengths_B[rows[stop]] > budget:
                 batches.append(rows[start:stop])
                 start = stop
@@ -519,7 +524,7 @@ def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
 
 
 class _GradingModel(LogprobModel):
-    """Returns 1 for the most likely tokens and 0 for others, instead of entropies, which are not needed here."""
+    """Returns 1 for the most likely tokens and 0 for others in place of entropies, which are not needed here."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -532,7 +537,7 @@ class _GradingModel(LogprobModel):
 
 
 class _SmoothingModel(LogprobModel):
-    """Returns the mean log-probability of the possible tokens, with its gradient, instead of entropies."""
+    """Returns the mean log-probability of the possible tokens, with its gradient, in place of entropies."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -556,12 +561,12 @@ class _SmoothingModel(LogprobModel):
 def evaluate(
     model: nn.Module, rows: TokenBatch, config: SFTConfig | None = None, *, device: torch.device | str = "cpu"
 ) -> Evaluation:
-    """Measure a model's predictions of the actions of these rows.
+    """Measure how well a model predicts the actions of these rows.
 
     Args:
         model: a causal language model of `transformers`.
         rows: the result of `build_rows`, with at least one action token.
-        config: the options, of which precision, batch sizes and `use_allowed_ids` are used.
+        config: the options; only precision, batch sizes and `use_allowed_ids` are used.
         device: the model's device.
     """
     config = config or SFTConfig()
@@ -582,8 +587,8 @@ def evaluate(
 def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenBatch, TokenBatch]:
     """Split rows by group into training and held-out rows, so that no initial state occurs in both.
 
-    `share`, in (0, 1), is the held-out share of the groups (or of the rollouts without a group). There must be at least
-    two groups; at least one is held out. `seed` determines the choice.
+    `share`, in (0, 1), is the held-out share of the groups (of the rollouts, if there are no groups). There must be at
+    least two groups; at least one is held out. `seed` determines the choice.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share must be in (0, 1), got {share}")

@@ -1,1 +1,1 @@
-"""From a train file to a trained policy: its configuration, its pipelines, its logs, its evaluation and its state."""
+"""Training of a policy from a train file: configuration, pipelines, logs, evaluation and state."""

@@ -1,4 +1,6 @@
-"""The train file: every key with its meaning and default. `plan.py` rejects keys that would have no effect."""
+"""The schema of the train file, with the meaning and default of every key. `plan.py` rejects keys that would have no
+effect.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _STRICT_OR_NAME = ConfigDict(extra="forbid", json_schema_extra=BY_NAME)
 
 
 def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
-    """Reject unknown keys of a dataclass, which Pydantic ignores, and convert our errors."""
+    """Reject unknown keys of a dataclass, which Pydantic ignores, and convert errors to those of Pydantic."""
     for key, known in unknown_keys(data, PPOConfig):
         raise ValueError(f"{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}")
     try:
@@ -42,7 +44,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield the keys of a mapping, or of one within it, that a dataclass does not have, each with the known keys."""
+    """Yield the unknown keys of a mapping, or of a mapping within it, each with the keys that the dataclass has."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -54,7 +56,7 @@ def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], 
 
 
 class _Bounded:
-    """Adds the bounds that `PPOConfig` checks to the schema, for editors."""
+    """Adds the bounds that `PPOConfig` checks to the JSON schema, for editors."""
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -74,7 +76,7 @@ SELECTION_METRICS = (
     *("held_out/score", "held_out/passed_share", "held_out/min", "held_out/max", "held_out/return_mean"),
     *("score/mean", "score/passed_share", "score/min", "score/max", "episode/return_mean"),
 )
-"""The figures that can select the best checkpoint and stop training early; higher is better."""
+"""The figures that can select the best checkpoint and stop training early; higher values are better."""
 
 
 def _known_metric(name: str) -> str:
@@ -100,7 +102,7 @@ class RolloutModel(BaseModel):
     samples_per_minibatch: int | None = Field(
         default=None,
         ge=1,
-        description="number of groups that are trained on as soon as they are scored (minibatch, both)",
+        description="number of groups to train on as soon as they are scored (pipelines minibatch and both)",
     )
     max_concurrency: int | None = Field(
         default=None, ge=1, description="maximum number of concurrent episodes; default: all of a batch"
@@ -108,18 +110,18 @@ class RolloutModel(BaseModel):
 
 
 class EngineModel(BaseModel):
-    """The engine that collects episodes and calls rewards: this process, or a cluster of Ray."""
+    """The engine that collects episodes and calls rewards: this process, or a Ray cluster."""
 
     model_config = _STRICT_OR_NAME
 
-    type: Literal["local", "ray"] = Field(default="local", description="this process, or a cluster of Ray")
+    type: Literal["local", "ray"] = Field(default="local", description="this process, or a Ray cluster")
     address: str | None = Field(
-        default=None, description="address of a running cluster, or auto; default: start one on this machine"
+        default=None, description="address of a running cluster, or auto; default: start a cluster on this machine"
     )
     workers: int | None = Field(
         default=None,
         ge=1,
-        description="number of processes that collect episodes, each with the policy; default: as many as fit",
+        description="processes that collect episodes, each with a copy of the policy; default: as many as fit",
     )
     cpus: float = Field(default=1.0, gt=0, description="CPUs that each of these processes reserves")
     gpus: float = Field(default=0.0, ge=0, description="GPUs that each of these processes reserves")
@@ -127,7 +129,9 @@ class EngineModel(BaseModel):
         default=0, ge=0, description="number of processes that call the reward; 0 calls it in this process"
     )
     env: list[str] = Field(default_factory=list, description="environment variables passed to all processes")
-    worker_wait_s: float = Field(default=300.0, gt=0, description="seconds without any process before training fails")
+    worker_wait_s: float = Field(
+        default=300.0, gt=0, description="seconds without any process after which training fails"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -152,12 +156,12 @@ class RewardModel(BaseModel):
 
 
 class RewardManagerModel(BaseModel):
-    """The conversion of the scores of episodes to rewards on tokens."""
+    """The conversion of episode scores to rewards on tokens."""
 
     model_config = _STRICT_OR_NAME
 
     name: Literal["episode"] = Field(
-        default="episode", description="the reward manager: each episode has one score, on its last token"
+        default="episode", description="the reward manager; each episode has one score, on its last token"
     )
     normalization_type: NormalizationType = Field(
         default="none",
@@ -172,20 +176,22 @@ class RewardManagerModel(BaseModel):
             data = {"name": data}
         if isinstance(data, dict) and data.get("name", "episode") in ("naive", "batch", "prime", "dapo"):
             raise ValueError(
-                f"the reward manager {data['name']!r} scores single answers, for custom training loops, but in "
-                "`train` the task's reward scores episodes; set the task's "
-                "reward_function_path and remove reward_manager"
+                f"the reward manager {data['name']!r} scores single answers, for custom training loops, but "
+                "in `train` the task's reward scores episodes; set the task's reward_function_path and "
+                "remove reward_manager"
             )
         return data
 
 
 class DynamicSamplingModel(BaseModel):
-    """Collect until enough groups have a learning signal (as in DAPO)."""
+    """Repeated collection until enough groups have a learning signal (as in DAPO)."""
 
     model_config = _STRICT
 
     max_collections: int = Field(
-        default=4, ge=1, description="maximum number of collections for one update; after them, the batch is smaller"
+        default=4,
+        ge=1,
+        description="maximum number of collections for one update; if they do not suffice, the batch is smaller",
     )
     band: tuple[float, float] | None = Field(
         default=None, description="keep groups whose mean score is within these bounds"
@@ -194,20 +200,21 @@ class DynamicSamplingModel(BaseModel):
         default=False, description="also keep groups with equal scores whose steps differ (GiGPO)"
     )
     unscored: Unscored = Field(
-        default="ignore", description="ignore the unscored episodes of a group, or drop the group"
+        default="ignore", description="whether to ignore the unscored episodes of a group, or to drop the group"
     )
 
 
 class EvaluationModel(BaseModel):
-    """Evaluations on samples that are not trained on."""
+    """Evaluations on samples that are not used for training."""
 
     model_config = _STRICT
 
     every: int = Field(
         default=10,
         ge=1,
-        description="number of updates between evaluations; there is also one before the "
-        "first and one after the last update",
+        description=(
+            "number of updates between evaluations; there is also one before the first update and one after the last"
+        ),
     )
     rollouts: int = Field(default=1, ge=1, description="number of episodes per sample")
     task: str | None = Field(default=None, description="another task file, relative to this one")
@@ -215,9 +222,9 @@ class EvaluationModel(BaseModel):
     hold_out: int | None = Field(
         default=None, ge=1, description="number of samples of the task to hold out, drawn by the seed"
     )
-    limit: int | None = Field(default=None, ge=1, description="use only this number of first samples")
+    limit: int | None = Field(default=None, ge=1, description="use only this many samples, from the beginning")
     temperature: float | None = Field(
-        default=None, ge=0, description="the sampling temperature; default: that of training; 0 is greedy"
+        default=None, ge=0, description="the sampling temperature; default: the temperature of training; 0 is greedy"
     )
     examples: int = Field(default=0, ge=0, description="maximum number of episodes to show of each evaluation")
 
@@ -231,7 +238,7 @@ class EvaluationModel(BaseModel):
 
 
 class CheckpointsModel(BaseModel):
-    """The checkpoints. One is also written at the end, and when training is interrupted."""
+    """The checkpoints. A checkpoint is also written at the end, and when training is interrupted."""
 
     model_config = _STRICT
 
@@ -248,13 +255,15 @@ class EarlyStopModel(BaseModel):
 
     model_config = _STRICT
 
-    metric: Metric = Field(default="held_out/score", description="the figure that is compared")
+    metric: Metric = Field(default="held_out/score", description="the figure to compare with at_least")
     at_least: float = Field(description="the value at which training ends")
-    times: int = Field(default=1, ge=1, description="number of consecutive times that the value must be reached")
+    times: int = Field(
+        default=1, ge=1, description="number of consecutive evaluations or updates that must reach the value"
+    )
 
 
 class WandbModel(BaseModel):
-    """Weights & Biases, used only with this block, since figures leave the machine."""
+    """Weights & Biases, which is used only if this section is present, since figures leave the machine."""
 
     model_config = _STRICT
 
@@ -280,13 +289,13 @@ class TrainModel(BaseModel):
 
     model_config = _STRICT
 
-    name: str | None = Field(default=None, min_length=1, description="name of the run; default: the task's")
-    task: str | dict[str, Any] = Field(description="a task file, relative to this one, or its keys")
-    policy: PolicyModel | None = Field(default=None, description="the policy in training; default: the task's")
+    name: str | None = Field(default=None, min_length=1, description="name of the run; default: the name of the task")
+    task: str | dict[str, Any] = Field(description="a task file, relative to this one, or the keys of a task")
+    policy: PolicyModel | None = Field(default=None, description="the policy to train; default: the policy of the task")
     updates: int = Field(ge=1, description="number of updates of the weights, each from a new batch")
     seed: int = Field(default=0, description="seed of all random choices")
     threads: int | None = Field(
-        default=None, ge=1, description="number of threads of torch; a resume is bit-equal only for the same number"
+        default=None, ge=1, description="number of torch threads; a resumed run is bit-equal only with the same number"
     )
     pipeline: Schedule = Field(default=Schedule.SYNC, description="the order of rollouts, scoring and updates")
     engine: EngineModel = Field(default_factory=EngineModel)
@@ -294,7 +303,7 @@ class TrainModel(BaseModel):
     reward: RewardModel = Field(default_factory=RewardModel)
     reward_manager: RewardManagerModel = Field(default_factory=RewardManagerModel)
     credit: CreditModel | None = Field(
-        default=None, description="the credit estimator; default: the task's, else gigpo"
+        default=None, description="the credit estimator; default: that of the task, else gigpo"
     )
     dynamic_sampling: DynamicSamplingModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)

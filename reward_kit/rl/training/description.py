@@ -16,24 +16,24 @@ _WIDTH = 100
 _INDENT = 12
 _CREDIT: Mapping[str, str] = {
     "grpo": "A = (score - mean) / std over the episodes of a group",
-    "rloo": "A = score - mean score of the others of the group",
+    "rloo": "A = score - mean score of the other episodes of the group",
     "opo": "A = score - mean score of the group, weighted by length",
     "gpg": "A = (score - mean) · episodes / episodes in groups that differ",
-    "grpo_passk": "A = best - second best for the best episode of a group, else 0",
+    "grpo_passk": "A = best - second-best score for the best episode of a group, else 0",
     "reinforce_plus_plus_baseline": "A = (score - mean of the group) / std over the batch",
     "reinforce_plus_plus": "A = (G - mean) / std over all steps of the batch",
-    "discounted_returns": "A = G, less the mean of the group with baseline: mean",
-    "turn_level_grpo": "A = G_k - mean G_k of the others of the group at the same turn",
+    "discounted_returns": "A = G, minus the mean of the group with baseline: mean",
+    "turn_level_grpo": "A = G_k - mean G_k of the other episodes of the group at the same turn",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
 }
 _OVER_THE_BATCH: Mapping[str, str] = {
-    "gpg": "the share of groups that differ over the batch",
+    "gpg": "the share of groups whose scores differ over the batch",
     "reinforce_plus_plus_baseline": "its scale over the batch",
     "reinforce_plus_plus": "its mean and its scale over the batch",
 }
 _PIPELINES: Mapping[Schedule, str] = {
     Schedule.SYNC: "in sequence: roll out, score, learn; every token is sampled by the current weights",
-    Schedule.MINIBATCH: "a part of the batch is trained on as soon as its groups are scored, slow groups last",
+    Schedule.MINIBATCH: "a part of the batch is trained on as soon as its groups are scored, with slow groups last",
     Schedule.ONE_STEP_OFF: "the next batch is rolled out while the current one is scored "
     "and trained on; its tokens are one "
     "version older than the weights that train on them",
@@ -77,8 +77,10 @@ def describe_plan(plan: TrainingPlan) -> str:
         "Engine": _engine(config),
         "Pipeline": [f"{schedule.value}: {_PIPELINES[schedule]}", *([parts] if schedule.updates_early else [])],
         "Scores": [
-            f"{reward}, {config.reward.max_concurrency} calls at a time; "
-            "unscored episodes are excluded, not counted as 0",
+            (
+                f"{reward}, up to {config.reward.max_concurrency} concurrent calls; unscored episodes are "
+                "excluded, not counted as 0"
+            ),
             f"reward manager {config.reward_manager.name}, normalization {kind}: {_NORMALIZATIONS[kind]}",
         ],
         "Credit": _credit(plan),
@@ -117,7 +119,7 @@ def plan_notes(plan: TrainingPlan) -> list[str]:
 def _training(plan: TrainingPlan) -> list[str]:
     config, rollout = plan.config, plan.config.rollout
     episodes = rollout.samples_per_update * rollout.group_size
-    limit = f", at most {rollout.max_concurrency} at a time" if rollout.max_concurrency else ""
+    limit = f", up to {rollout.max_concurrency} concurrent" if rollout.max_concurrency else ""
     block = config.policy or plan.task.definition.policy
     lines = [
         f"{plan.name}: {pluralize(config.updates, 'update')} of {pluralize(rollout.samples_per_update, 'sample')} × "
@@ -126,7 +128,7 @@ def _training(plan: TrainingPlan) -> list[str]:
         f"policy {block.type if block else 'none'}; task {plan.task.path}",
     ]
     if (dynamic := config.dynamic_sampling) is not None:
-        kept = "whose scores differ" + (", or whose steps do" if dynamic.keep_step_signal else "")
+        kept = "whose scores differ" + (", or whose steps differ" if dynamic.keep_step_signal else "")
         band = f" and whose mean score is in [{dynamic.band[0]:g}, {dynamic.band[1]:g}]" if dynamic.band else ""
         dropped = "; groups with an unscored member are dropped" if dynamic.unscored == "drop" else ""
         lines.append(
@@ -141,7 +143,7 @@ def _engine(config: TrainModel) -> list[str]:
         return []
     count = engine.workers or "as many as fit"
     where = f"the cluster {engine.address}" if engine.address else "a cluster on this machine"
-    rewards = f"in {engine.reward_workers} processes there" if engine.reward_workers else "in this process"
+    rewards = f"in {engine.reward_workers} processes of the cluster" if engine.reward_workers else "in this process"
     return [
         f"ray: rollouts in {count} processes of {where}, each with {engine.cpus:g} CPUs, {engine.gpus:g} GPUs and a "
         f"copy of the weights, which gets the new ones after each update; rewards are called {rewards}",
@@ -152,8 +154,8 @@ def _engine(config: TrainModel) -> list[str]:
 def _credit(plan: TrainingPlan) -> list[str]:
     credit, options = plan.credit, dict(plan.credit.options)
     sources = {
-        "reward_function": "r_k: the reward function's reward of step k",
-        "environment": "r_k: the environment's reward of step k, unless the reward function gives one",
+        "reward_function": "r_k: the reward of step k from the reward function",
+        "environment": "r_k: the environment's reward of step k, unless the reward function returns one",
     }
     formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT[credit.estimator]]
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
@@ -170,7 +172,7 @@ def _gigpo(options: Mapping[str, Any]) -> list[str]:
         "std": "/ (std + {:g})".format(options["epsilon"]),
         "mean": "",
         "constant": f"/ {options['normalization_constant']}",
-        "leave_one_out": "of the others",
+        "leave_one_out": "of the other episodes",
     }[options["normalization"]]
     return [
         rule,
@@ -182,13 +184,13 @@ def _gigpo(options: Mapping[str, Any]) -> list[str]:
 
 def _loss(ppo: PPOConfig) -> list[str]:
     clip = ppo.clip
-    beyond = "is left out" if ppo.beyond_cap == "exclude" else "counts with that"
+    beyond = "is excluded" if ppo.beyond_cap == "exclude" else "counts with that weight"
     values = {"low": 1 - clip.low, "high": 1 + clip.high, "cap": ppo.decoupled_cap, "beyond": beyond}
     lines = [line.format(**values) for line in _LOSSES[ppo.loss]]
     if clip.dual is not None:
-        lines.insert(1, f"L_t is at most {clip.dual:g} |A| where A < 0")
+        lines.insert(1, f"L_t is at most {clip.dual:g} |A| if A < 0")
     if ppo.loss != "decoupled":
-        recorded = "as the sampler recorded it" if ppo.old_logprobs == "sampler" else "recomputed before the update"
+        recorded = "as recorded by the sampler" if ppo.old_logprobs == "sampler" else "recomputed before the update"
         lines.append(f"π_old: {recorded}")
     if ppo.importance is not None:
         lines.append(
@@ -214,7 +216,7 @@ def _update(ppo: PPOConfig) -> list[str]:
         batches = f"mini-batches of {ppo.minibatch_rows} rows"
     else:
         batches = f"{ppo.minibatches} mini-batches" if ppo.minibatches else "one mini-batch"
-    cut = f"gradient norm at most {ppo.max_grad_norm:g}" if ppo.max_grad_norm is not None else "gradient as it is"
+    cut = f"gradient norm at most {ppo.max_grad_norm:g}" if ppo.max_grad_norm is not None else "gradient not clipped"
     decay = f", weight decay {ppo.weight_decay:g} on matrices" if ppo.weight_decay else ""
     lines = [
         f"{ppo.epochs} epochs of {batches}; AdamW, lr {ppo.lr:g}, betas {ppo.betas[0]:g} and {ppo.betas[1]:g}{decay}; "
@@ -223,7 +225,7 @@ def _update(ppo: PPOConfig) -> list[str]:
         f"lr {ppo.schedule}" + (f" after {ppo.warmup} updates of warm-up" if ppo.warmup else ""),
     ]
     if ppo.critic_warmup:
-        lines.append(f"the first {ppo.critic_warmup} updates train the value head alone")
+        lines.append(f"the first {ppo.critic_warmup} updates train only the value head")
     if ppo.lora is not None:
         lines.append(f"low-rank adapters of rank {ppo.lora.rank}, alpha {ppo.lora.alpha:g}, in {ppo.lora.targets}")
     return lines
@@ -235,8 +237,10 @@ def _evaluation(plan: TrainingPlan) -> list[str]:
         return ["none"]
     temperature = "" if options.temperature is None else f" at temperature {options.temperature:g}"
     lines = [
-        f"every {options.every} updates, before the first and after the last: {len(held_out.samples)} samples × "
-        f"{options.rollouts} of {held_out.task.path}{temperature}, the same draws each time"
+        (
+            f"every {options.every} updates, before the first and after the last: {len(held_out.samples)} samples "
+            f"× {options.rollouts} of {held_out.task.path}{temperature}, with the same draws each time"
+        )
     ]
     if (stop := plan.config.early_stop) is not None:
         often = f" {stop.times} times in a row" if stop.times > 1 else ""

@@ -1,4 +1,4 @@
-"""The figures of training: names of the logs, the meter of one update, and the records of kept episodes."""
+"""The figures of training: their names in logs, the meter of one update, and the records of kept episodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def sampled_tokens(episode: SingleAgentEpisode) -> int:
 
 
 def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], pass_threshold: float) -> Figures:
-    """Return mean, extremes and passes of the scored episodes, if any, and the unscored episodes by failure class."""
+    """Return the mean, extremes and passes of the scored episodes, if any, and the number of unscored ones by failure
+    class.
+    """
     known = [score for score in scores if score is not None]
     figures: Figures = {"unscored": float(len(scores) - len(known))}
     if known:
@@ -51,7 +53,7 @@ def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], p
 
 
 def episode_figures(episodes: Sequence[SingleAgentEpisode]) -> Figures:
-    """Return figures of episode lengths, environment returns, invalid actions and stop reasons."""
+    """Return figures about episode lengths, environment returns, invalid actions and stop reasons."""
     count = len(episodes)
     figures: Figures = {"count": float(count)}
     if not count:
@@ -75,12 +77,12 @@ def episode_figures(episodes: Sequence[SingleAgentEpisode]) -> Figures:
 
 
 def prefixed(prefix: str, figures: Mapping[str, float]) -> Figures:
-    """Return the figures with `prefix/` before their names."""
+    """Return the figures with `prefix/` added to their names."""
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 
 def merge_updates(updates: Sequence[Figures]) -> Figures:
-    """Merge the diagnostics of the updates that one batch was split into, as if it had been one update."""
+    """Merge the diagnostics of the updates into which one batch was split, as if there had been one update."""
     return _merged(updates, [one.get("tokens", 0.0) for one in updates], _UPDATE_SUMS)
 
 
@@ -105,10 +107,10 @@ def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[s
 
 
 class Meter:
-    """Collects the figures of one update after the other.
+    """Collects the figures of one update at a time.
 
-    `totals` has `episodes`, `env_steps` and `sampled_tokens` since training began, and `episodes` the episodes scored
-    since the last `take`.
+    `totals` contains `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes` contains the
+    episodes scored since the last `take`.
     """
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
@@ -125,7 +127,7 @@ class Meter:
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
-        """Count the seconds of the block; concurrent blocks each count in full."""
+        """Count the seconds of the block; concurrent blocks are each counted in full."""
         began = time.perf_counter()
         try:
             yield
@@ -153,7 +155,7 @@ class Meter:
         self._failures += aligned.failures.values()
 
     def add_credit(self, credited: CreditBatch) -> None:
-        """Add the credit of episodes that are trained on; see `credit.diagnostics`."""
+        """Add the credit of episodes that are used for training; see `credit.diagnostics`."""
         figures: Figures = {}
         if credited.credit is not None:
             lengths = [len(steps) for steps in credited.steps]
@@ -165,7 +167,7 @@ class Meter:
         figures = prefixed("score", score_figures(self._scores, self._failures, self.pass_threshold))
         figures |= prefixed("episode", episode_figures(self.episodes))
         if self._credit:
-            # Counts are added, shares weighted by steps.
+            # Counts are added; shares are weighted by steps.
             figures |= _merged(self._credit, [one.get("credit/steps", 0.0) for one in self._credit], _CREDIT_SUMS)
         figures |= {name: float(count) for name, count in self._counts.items()}
         figures |= {f"time/{stage}_s": value for stage, value in self._seconds.items()}
@@ -177,14 +179,14 @@ class Meter:
 
 @runtime_checkable
 class SupportsLogprobs(Protocol):
-    """A learner that computes log-probabilities under its weights; `PPOLearner` does."""
+    """A learner that computes log-probabilities under its weights, such as `PPOLearner`."""
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """Return (B,T) log-probabilities aligned with `input_ids`, 0 outside the actions."""
+        """Return (B,T) log-probabilities aligned with `input_ids`, 0 outside of actions."""
 
 
 class UpdateRecorder:
-    """A collector of scores, credit and probability ratios of one update's episodes, for the kept records."""
+    """Collects scores, credit and probability ratios of one update's episodes, for the kept records."""
 
     def __init__(self) -> None:
         self._made: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -192,7 +194,7 @@ class UpdateRecorder:
         self._ratios: defaultdict[str, list[float]] = defaultdict(list)
 
     def add_credit(self, credited: CreditBatch) -> None:
-        """Add the scores and the credit of episodes that are trained on."""
+        """Add the scores and the credit of episodes that are used for training."""
         for rollout_id, score in zip(credited.rollout_ids, credited.scores, strict=True):
             self._made[rollout_id] |= {"score": score, "credit": []}
         for row in credited.rows() if credited.credit is not None else ():
@@ -201,7 +203,7 @@ class UpdateRecorder:
     def add_update(self, rows: TokenBatch, learner: object) -> None:
         """Add the rows of a finished update, and the learner after it.
 
-        A token's ratio is exp(its log-probability now - the one recorded when it was sampled).
+        The ratio of a token is exp(its current log-probability - the one recorded when it was sampled).
         """
         if not isinstance(learner, SupportsLogprobs):
             return
@@ -231,9 +233,9 @@ class UpdateRecorder:
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """Return the record of an episode as in `episodes.jsonl`, with the results of the update under `training`.
 
-        That part has its `score`, its `credit` as lines of `credit.jsonl`, and for each action with recorded tokens, in
+        These are its `score`, its `credit` as lines of `credit.jsonl`, and for each action with recorded tokens, in
         order, its `advantages` (one number, null if it is not in the loss) and `ratios` (one per token, null if a
-        log-probability is unknown). Unknown parts are left out.
+        log-probability is unknown). Unknown parts are omitted.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]
         ratios, advantages = self._ratios[episode.id_], self._advantages[episode.id_]

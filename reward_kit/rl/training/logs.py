@@ -30,9 +30,9 @@ DisplayKind = Literal["rich", "plain", "none"]
 
 
 class MetricsFile:
-    """The file `metrics.jsonl`: a line per update, with `update`, `at` (UTC) and its figures; null if not finite.
+    """The file `metrics.jsonl`, with one line per update: `update`, `at` (UTC) and its figures, null if not finite.
 
-    The content of an existing file remains, except for an incomplete last line.
+    The content of an existing file is kept, except for an incomplete last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class Logs:
     """All outputs of a run's figures. Use it as a context manager.
 
     Args:
-        run: the directory of the run; its name is the id at Weights & Biases, so that a resume continues there.
+        run: the directory of the run; its name is the id at Weights & Biases, so that a resumed run continues there.
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
         first: the first update that will be written; TensorBoard then hides this and later updates of earlier
@@ -92,7 +92,7 @@ class Logs:
             self._tensorboard = make(str(run / "tensorboard"), purge_step=first)
         if (wandb := options.wandb) is not None:
             if find_spec("wandb") is None:
-                raise ConfigError("logs.wandb: wandb is not installed; pip install wandb, or remove the block")
+                raise ConfigError("logs.wandb: wandb is not installed; run pip install wandb, or remove this section")
             module: Any = import_module("wandb")
             self._wandb = module.init(
                 project=wandb.project,
@@ -118,7 +118,7 @@ class Logs:
             self._wandb.finish()
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """Write the figures of an update; update 0 is the evaluation before the first."""
+        """Write the figures of an update; update 0 is the evaluation before the first update."""
         self.metrics.write(update, figures)
         if self._tensorboard is not None:
             for name, value in figures.items():
@@ -129,7 +129,9 @@ class Logs:
 
 
 _RECENT = 20
-"""The number of recent updates used to estimate the remaining time, since episodes change in length during training."""
+"""The number of recent updates used to estimate the remaining time, since the length of episodes changes during
+training.
+"""
 _SHOWN = (
     ("score/mean", "score", ".3f"),
     ("learner/approx_kl", "kl", ".4f"),
@@ -144,8 +146,8 @@ _SHOWN = (
 class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
-    "plain" prints a line per update, "rich" draws a bar too, "none" is silent. `evaluated_every` is the number of
-    updates between evaluations, for the estimate of the remaining time; None without evaluations.
+    "plain" prints a line per update, "rich" also draws a progress bar, and "none" is silent. `evaluated_every` is the
+    number of updates between evaluations, used to estimate the remaining time; None without evaluations.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class TrainingDisplay:
             self._live.__exit__(kind, error, trace)
 
     def begin_at(self, updates: int) -> None:
-        """Start with the number of earlier updates."""
+        """Set the number of updates that were made before."""
         self._done = updates
 
     def say(self, note: str) -> None:
@@ -187,7 +189,7 @@ class TrainingDisplay:
         if self._kind == "none":
             return
         parts = [f"update {update:{len(str(self._updates))}}/{self._updates}"]
-        # In `sync` nothing is hidden, and a column of zeros would only distract.
+        # In `sync` no time is hidden, and a column of zeros would only distract.
         is_hidden = figures.get("overlap/hidden_share", 0.0) >= 0.005
         shown = [one for one in _SHOWN if one[0] in figures and (one[0] != "overlap/hidden_share" or is_hidden)]
         parts += [f"{label} {figures[name]:{form}}" for name, label, form in shown]
@@ -208,7 +210,7 @@ class TrainingDisplay:
 
     def _time_left(self) -> str:
         left = self._updates - self._done
-        # The first update of a process also warms caches, so it is not used as an estimate.
+        # The first update of a process also warms caches, so it is not used for the estimate.
         known = list(self._seconds)[1:] if len(self._seconds) < _RECENT else list(self._seconds)
         if left <= 0 or not known:
             return ""

@@ -54,7 +54,7 @@ class PipelineOptions:
     schedule: Schedule
     samples_per_update: int  # The number of groups in a batch
     samples_per_minibatch: int  # The number of groups per update, if groups are trained on as they are scored
-    dynamic_sampling: DynamicSamplingModel | None = None  # Selects groups worth training on; None selects all
+    dynamic_sampling: DynamicSamplingModel | None = None  # Selects groups worth training on; None selects all groups.
 
 
 class Pipeline:
@@ -73,14 +73,14 @@ class Pipeline:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A resume rescores the episodes that were rolled out ahead but not trained on.
+        # A resumed run rescores the episodes that were rolled out ahead but not trained on.
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
     async def step(self, *, more: bool) -> Figures:
         """Process one batch, from its samples to the next version of the weights; return the update's diagnostics.
 
-        With `more`, another batch follows and may be rolled out ahead.
+        If `more` is true, another batch follows and may be rolled out ahead.
         """
         options = self.options
         if options.schedule is Schedule.SYNC and options.dynamic_sampling is None:
@@ -182,13 +182,13 @@ class Pipeline:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state, before the first step."""
+        """Load a state before the first step."""
         self.stream.position, self.trainer.collected = state["position"], state["collected"]
         self._waiting = [[episode_from_record(record) for record in group] for group in state["rolled_out"]]
 
 
 class _Group(NamedTuple):
-    """The (G,) episodes of one sample and their scores; `number` counts requests."""
+    """The (G,) episodes of one sample and their scores; `number` is the number of the request."""
 
     number: int
     episodes: list[SingleAgentEpisode]
@@ -196,9 +196,10 @@ class _Group(NamedTuple):
 
 
 class _PendingBatch:
-    """Groups between rollout and scoring; each is scored as soon as its episodes are finished.
+    """Groups between rollout and scoring; each group is scored as soon as its episodes are finished.
 
-    `tasks` stay open until all scores arrive; `episodes` are the groups rolled out but not yet returned, by index.
+    `tasks` stay open until all scores arrive. `episodes` contains, by index, the groups that were rolled out but not
+    yet returned.
     """
 
     def __init__(self, trainer: Trainer, tasks: anyio.abc.TaskGroup) -> None:
@@ -210,7 +211,7 @@ class _PendingBatch:
 
     @property
     def outstanding(self) -> int:
-        """The number of groups requested but not yet returned."""
+        """The number of groups that were requested but not yet returned."""
         return self._requested - self._handed_on
 
     async def roll_out(self, requests: Sequence[GroupRequest]) -> None:
@@ -242,7 +243,7 @@ class _PendingBatch:
         self._ready.put_nowait(_Group(index, episodes, scored))
 
     async def next_group(self) -> _Group:
-        """Wait for the next scored group, in any order."""
+        """Wait for the next scored group; groups arrive in any order."""
         meter = self._trainer.meter
         with meter.time(WAIT):
             group = await self._ready.get()
@@ -256,9 +257,9 @@ class _PendingBatch:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a run. The metric selects the best checkpoint."""
+    """The progress of a run. `metric` names the figure that selects the best checkpoint."""
 
-    updates: int = 0  # finished
+    updates: int = 0  # number of finished updates
     metrics_size: int = 0  # The bytes of `metrics.jsonl` that belong to these updates
     best: float | None = None  # The highest value of the metric
     best_update: int | None = None
@@ -269,7 +270,7 @@ class Progress:
 
 
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
-    """Write a checkpoint from which a run resumes exactly; keep the latest `keep` and the best.
+    """Write a checkpoint from which a run resumes exactly; keep the latest `keep` checkpoints and the best.
 
     `score` is the value of the metric that selects the best checkpoint, if known.
     """
@@ -296,7 +297,7 @@ def latest_state(folder: Path) -> Checkpoint | None:
 
 
 async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
-    """Restore a checkpoint before the first step; raise `ConfigError` if it has another model or optimizer."""
+    """Restore a checkpoint before the first step; raise `ConfigError` if it belongs to another model or optimizer."""
     state: dict[str, Any] = checkpoint.state
     trainer = pipeline.trainer
     try:
@@ -320,8 +321,8 @@ def _arithmetic() -> dict[str, Any]:
 
 
 def why_not_reproducible(checkpoint: Checkpoint) -> str:
-    """Return the reason why a resumed run will not be bit-equal to an uninterrupted one; empty if it will."""
+    """Return the reason why a resumed run will not be bit-equal to an uninterrupted one; "" if it will."""
     before, now = checkpoint.facts, _arithmetic()
     return ", ".join(
-        f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value
+        f"{name} was {before.get(name)}, is {value}" for name, value in now.items() if before.get(name) != value
     )

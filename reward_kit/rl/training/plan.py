@@ -48,7 +48,7 @@ _PLAIN = (bool, int, float, str, list, dict, tuple)
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The samples of evaluations, excluded from training unless another file or dataset contains them too."""
+    """The samples of evaluations, excluded from training unless another file or dataset also contains them."""
 
     task: LoadedTask
     samples: tuple[Sample, ...]
@@ -77,7 +77,7 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """The directory of the train file, the base of its relative paths."""
+        """The directory of the train file, to which its paths are relative."""
         return self.path.resolve().parent
 
     @property
@@ -87,7 +87,9 @@ class TrainingPlan:
 
     @property
     def samples_per_minibatch(self) -> int:
-        """The number of groups per update: all of the batch, or a part if parts are trained on once scored."""
+        """The number of groups per update: the whole batch, or a part of it if parts are trained on once they are
+        scored.
+        """
         rollout = self.config.rollout
         if not self.config.pipeline.updates_early:
             return rollout.samples_per_update
@@ -95,7 +97,11 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The trained policy's block, and the base directory of its paths; raises `ConfigError` without a policy."""
+        """The section of the trained policy, and the directory to which its paths are relative.
+
+        Raises:
+            ConfigError: there is no policy.
+        """
         if (block := self.config.policy) is not None:
             return block, self.folder
         if (block := self.task.definition.policy) is None:
@@ -121,7 +127,7 @@ class TrainingPlan:
         options = {key: one for key, one in self.credit.options.items() if one is None or isinstance(one, _PLAIN)}
         of_task = {key.removeprefix("task."): one for key, one in self.overrides.items() if key.startswith("task.")}
         written = self.config.credit or parse_task(self.task.located, of_task).credit or CreditModel()
-        # The assigner has absolute paths, which would change with the folder.
+        # The assigner has absolute paths, which would change if the folder is moved.
         options |= {key: one for key, one in written.options().items() if key == "state_hash"}
         document["credit"] = {"estimator": self.credit.estimator, "step_rewards": self.credit.step_rewards} | options
         return document
@@ -146,8 +152,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     data = located.data if isinstance(located.data, dict) else {}
     if data and "task" not in data and _OF_TASKS & data.keys():
         raise ConfigError(
-            f"{path} is a task file, for `reward-kit run`; a train file names it with `task: "
-            f"{path.name}` and sets the number of updates"
+            f"{path} is a task file, for `reward-kit run`; a train file refers to it with `task: {path.name}` "
+            "and sets the number of updates"
         )
     # `ppo` is a dataclass, and Pydantic ignores unknown keys of dataclasses.
     unknown = unknown_keys(apply_overrides(data, own).get("ppo"), PPOConfig) if data else ()
@@ -172,8 +178,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     if (evaluation := config.evaluation) is not None and evaluation.hold_out is not None:
         if evaluation.hold_out >= len(samples):
             raise ConfigError(
-                f"evaluation.hold_out is {evaluation.hold_out}, but {task.path} has only "
-                f"{len(samples)} samples; some must remain for training"
+                f"evaluation.hold_out is {evaluation.hold_out}, but {task.path} has only {len(samples)} "
+                "samples; some must remain for training"
             )
         order = np.random.default_rng(derive_seed("hold_out", config.seed)).permutation(len(samples))
         chosen = set(order[: evaluation.hold_out].tolist())
@@ -211,7 +217,9 @@ def _check(
     credit: CreditAssigner,
     held_out: HeldOut | None,
 ) -> None:
-    """Reject inputs that training cannot use, and keys of the file or of `own` without effect in this combination."""
+    """Reject inputs that training cannot use, and keys of the file or of `own` that have no effect in this
+    combination.
+    """
     definition, rollout = task.definition, config.rollout
     if task.reward is None:
         raise ConfigError(f"{task.path}: training needs scores; set reward_function_path")
@@ -238,9 +246,9 @@ def _check(
         refusals["rollout", "samples_per_minibatch"] = f"a batch has {rollout.samples_per_update} samples"
     if config.evaluation is None:
         if config.early_stop is not None and config.early_stop.metric.startswith(HELD_OUT):
-            refusals["early_stop", "metric"] = "needs an evaluation: block"
+            refusals["early_stop", "metric"] = "needs an evaluation section"
         if (config.checkpoints.best_by or "").startswith(HELD_OUT):
-            refusals["checkpoints", "best_by"] = "needs an evaluation: block"
+            refusals["checkpoints", "best_by"] = "needs an evaluation section"
     if credit.estimator not in _WITHOUT_GROUPS and rollout.group_size < 2:
         refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, but group_size is 1"
     if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):
@@ -258,7 +266,7 @@ def _check(
 
 
 def check_policy(plan: TrainingPlan) -> None:
-    """Raise `ConfigError` for a policy that cannot be trained with this plan, before any weights are loaded.
+    """Raise `ConfigError` if a policy cannot be trained with this plan, before any weights are loaded.
 
     A language model is built from its configuration on the meta device, so that `ppo:` is checked against its
     parameters. For a custom policy, only the class and the names of its options are known before it is created.
@@ -276,13 +284,13 @@ def check_policy(plan: TrainingPlan) -> None:
             inspect.signature(publish).bind(None, 0, {})
         except TypeError:
             raise ConfigError(
-                f"{plan.path}: engine: ray sends weights to processes that act, but {kind.__name__}.publish accepts "
-                "none; define publish(version, state_dict)"
+                f"{plan.path}: engine: ray sends weights to the processes that act, but "
+                f"{kind.__name__}.publish does not accept any; define publish(version, state_dict)"
             ) from None
     if block.type != "hf":
         return
     if (device := block.options().get("device", "auto")) != "meta":
-        from reward_kit.agent.policies.hf.model import parse_device  # Needs transformers
+        from reward_kit.agent.policies.hf.model import parse_device  # Requires transformers.
 
         parse_device(str(device))
     policy = plan.make_policy(device="meta")
@@ -294,7 +302,7 @@ def check_policy(plan: TrainingPlan) -> None:
         parameter_groups(module, ppo)
         check_critic(ppo, has_values=hasattr(module, "value_head"))
     except ConfigError as error:
-        # The line of the option that begins the message, or else the file.
+        # The line of the option that the message begins with, or else the file.
         option = re.match(r"(?:ppo\.)?(\w+)", str(error))
         is_known = option is not None and option[1] in _PPO_OPTIONS
         where = error_location(plan.located, ("ppo", option[1]), plan.overrides) if option and is_known else plan.path

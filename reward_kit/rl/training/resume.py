@@ -36,7 +36,7 @@ def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
 
 
 def stored_config(plan: TrainingPlan) -> dict[str, Any]:
-    """Return the resolved train file as plain JSON without secrets, which is the same at every resume."""
+    """Return the resolved train file as plain JSON without secrets; the result is the same at every resume."""
     line = json.dumps(without_secrets(plan.resolved()), default=to_jsonable_python).encode("ascii")
     config: dict[str, Any] = json.loads(plan.redaction.redact_line(line))
     return config
@@ -57,7 +57,7 @@ class Changes(NamedTuple):
 def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
     """Compare the inputs stored in a run's directory with the current files, read with the same overrides."""
     changed = sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest)
-    if isinstance(plan.config.task, dict):  # an inline task is compared key by key, with the train file
+    if isinstance(plan.config.task, dict):  # An inline task is compared key by key, with the train file.
         has_own = plan.held_out is not None and plan.held_out.is_own_task
         inline = {TASK_FILE} if has_own else {TASK_FILE, f"evaluation's {TASK_FILE}"}
         changed = [name for name in changed if name not in inline]
@@ -79,7 +79,7 @@ _ABSENT = object()
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each key whose value differs, with both values; `_ABSENT` stands for a missing key."""
+    """Yield each key whose value differs, with both values; `_ABSENT` represents a missing key."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         if before != now:
             yield path, before, now

@@ -1,4 +1,4 @@
-"""Collection of groups of episodes: the order of samples, many groups at once, lockstep, and held-out evaluations."""
+"""Collection of groups of episodes: the order of samples, concurrent groups, lockstep, and held-out evaluations."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from reward_kit.tokens import build_rows
 
 
 class SampleStream:
-    """An endless stream of samples, shuffled in each epoch by the seed; its state is `position`, the number taken."""
+    """An endless stream of samples, shuffled by the seed in each epoch; its state is `position`, the number taken."""
 
     def __init__(self, samples: Sequence[Sample], seed: int) -> None:
         if not samples:
-            raise ConfigError("there are no samples to train on")
+            raise ConfigError("the dataset has no samples to train on")
         self._samples, self._seed = list(samples), seed
         self.position = 0
         self._order: tuple[int, list[int]] = (-1, [])
@@ -57,7 +57,7 @@ class SampleStream:
 class LockstepBarrier(AgentPolicy):
     """A trainable policy whose sessions start together: each `open` waits until all expected sessions are opened.
 
-    An engine that computes every open session at once would otherwise start with the environment that was ready first,
+    Otherwise, an engine that computes all open sessions together would start with the environment that was ready first,
     so that its batches, and with them the last bits of its results, would depend on timing.
     """
 
@@ -82,11 +82,11 @@ class LockstepBarrier(AgentPolicy):
         return getattr(self._policy, name)
 
     def expect(self, sessions: int) -> None:
-        """Make the next `sessions` sessions wait for one another."""
+        """Make the next `sessions` sessions wait for each other."""
         self._expected, self._arrived, self._complete = sessions, 0, anyio.Event()
 
     def give_up(self) -> None:
-        """Expect one session less, because it will never be opened."""
+        """Expect one session fewer, because it will never be opened."""
         self._expected -= 1
         self._release_if_complete()
 
@@ -95,7 +95,7 @@ class LockstepBarrier(AgentPolicy):
             self._complete.set()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open a session after all expected ones are ready."""
+        """Open a session once all expected sessions are ready."""
         session: AgentPolicy = await self._policy.open(context)
         self._arrived += 1
         self._release_if_complete()
@@ -110,7 +110,7 @@ class LockstepBarrier(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return an action outside of any session."""
+        """Return one action outside of an episode."""
         output: PolicyOutput = await self._policy.get_action(observation, available_tools_specs)
         return output
 
@@ -124,7 +124,7 @@ class LockstepBarrier(AgentPolicy):
 
 
 class TrainingWorker(RolloutWorker, Protocol):
-    """A collector of the episodes that are trained on, such as `RLRolloutWorker` in this process."""
+    """An object that collects the episodes to train on, such as `RLRolloutWorker` in this process."""
 
     agent_policy: Any  # the acting policy, or a publisher of weights to the acting policies
     task_definition: TaskDefinitionModel
@@ -136,7 +136,8 @@ Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
 
 
 class Collector:
-    """A collector of groups of episodes per sample, with `max_concurrency` episodes in flight; None: all of a call.
+    """Collects groups of episodes per sample, with up to `max_concurrency` episodes in flight; None means all of a
+    call.
 
     With a `LockstepBarrier`, episodes are collected in waves that start together, so that timing does not affect which
     episodes act at the same time.
@@ -149,7 +150,7 @@ class Collector:
     async def collect(
         self, worker: TrainingWorker, requests: Sequence[GroupRequest], finished: Finished | None = None
     ) -> list[list[SingleAgentEpisode]]:
-        """Collect a group for each sample, in the samples' order; a failed episode contains its failure.
+        """Collect a group for each sample, in the order of the samples; a failed episode contains its failure.
 
         `finished` is called with the index and the episodes of each group as soon as they are finished.
         """
@@ -202,7 +203,7 @@ class HeldOutEvaluation:
     pad_token_id: int = 0
 
     async def measure(self) -> Figures:
-        """Collect and score episodes; return the figures, each under `held_out/`."""
+        """Collect and score episodes; return the figures, each with the prefix `held_out/`."""
         seed, task = derive_seed("evaluate", self.run_seed), self.worker.task_definition
         groups = await self.collector.collect(self.worker, [(sample, seed) for sample in self.samples])
         episodes = [episode for group in groups for episode in group]
@@ -232,7 +233,7 @@ def evaluation_policy(policy: Any, temperature: float | None) -> Any:
     sampling = getattr(policy, "sampling", None)
     if sampling is None or not hasattr(sampling, "temperature"):
         raise ConfigError(f"evaluation.temperature: {type(policy).__name__} has no sampling temperature")
-    # It shares the engine: sessions close what they open, and the original policy's owner closes the engine.
+    # It shares the engine: sessions close what they open, and the owner of the original policy closes the engine.
     acting = copy.copy(policy)
     acting.sampling = sampling._replace(temperature=temperature)
     return acting

@@ -51,14 +51,14 @@ async def run_training(
     interruptible: Interruptible,
     factories: Factories | None = None,
 ) -> TrainingOutcome:
-    """Train a policy; if the directory has checkpoints, continue from the latest.
+    """Train a policy; if the directory has checkpoints, continue from the latest one.
 
     Args:
         plan: the training plan.
         folder: the open directory of the run.
         display: the progress display.
         interruptible: a context manager in which the user can stop the run.
-        factories: the factories of components in other processes; by default all components are in this one.
+        factories: the factories of components in other processes; by default all components are in this process.
 
     Raises:
         RewardKitError: training cannot continue; the state of the last checkpoint is preserved.
@@ -119,7 +119,7 @@ class _Session:
         self._control, self._display = control, display
         self._saved_at = -1
         self._measured: float | None = None
-        self._idle = 0  # updates with nothing to learn from
+        self._idle = 0  # updates without anything to learn from
         self._began = time.perf_counter() - progress.worked_s
 
     async def run(self, *, resumed: bool) -> str:
@@ -150,7 +150,7 @@ class _Session:
             if self._control.stop_reason:
                 self.why_stopped = self._control.stop_reason
         if self._idle > 1:
-            self._display.say(f"nothing to learn from in {pluralize(self._idle, 'update')}")
+            self._display.say(f"{pluralize(self._idle, 'update')} had nothing to learn from")
         self._save()
         # A stop during the last update has no effect.
         is_cut = self.why_stopped == self._control.stop_reason is not None and progress.updates < config.updates
@@ -176,7 +176,9 @@ class _Session:
             # Nothing can be learned from this batch, and the cause probably affects the next batches too.
             failed = {name: count for name, count in figures.items() if "score/failed/" in name}
             reasons = ", ".join(f"{count:.0f} {name.rpartition('/')[2]}" for name, count in failed.items())
-            raise TrainingError(f"update {number}: no episode of its batch is scored ({reasons or 'no reason given'})")
+            raise TrainingError(
+                f"update {number}: no episode of the batch could be scored ({reasons or 'no reason known'})"
+            )
         self.progress.totals = dict(totals)
         done = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "sampled_tokens", "episodes")}
         figures |= {f"progress/{name}": float(totals[name]) for name in done}
@@ -191,14 +193,14 @@ class _Session:
         return figures | self._components.reward_agent.stats.metrics()
 
     def _report_idle(self, figures: Figures) -> None:
-        """Count updates without anything to learn from; report the first."""
+        """Count updates without anything to learn from; report the first one."""
         has_tokens = figures.get("learner/tokens") != 0.0
         if has_tokens and figures.get("credit/zero_advantage_share") != 1.0:
             return
         self._idle += 1
         if self._idle == 1:
-            why = "all advantages are zero, as when the scores of each group are equal"
-            why = why if has_tokens else "no sampled token takes part; run.log has the reason"
+            why = "all advantages are zero, for example because the scores of each group are equal"
+            why = why if has_tokens else "no sampled token is in the loss; run.log has the reason"
             self._display.say(f"update {self.progress.updates}: nothing to learn from: {why}")
 
     async def _evaluate(self) -> Figures:
@@ -227,7 +229,7 @@ class _Session:
         events.updated(progress.updates, figures)
 
     def _save(self) -> None:
-        """Write a checkpoint, unless this update has one."""
+        """Write a checkpoint, unless this update already has one."""
         if self._saved_at == self.progress.updates:
             return
         keep = self._config.checkpoints.keep
@@ -269,7 +271,7 @@ def save_weights(folder: Path, policy: AgentPolicy) -> bool:
     Raises:
         StoreError: the model cannot be written.
     """
-    if "transformers" not in sys.modules:  # without transformers imported, the policy is not one of its models
+    if "transformers" not in sys.modules:  # If transformers is not imported, the policy is not one of its models.
         return False
     from transformers import PreTrainedModel
 

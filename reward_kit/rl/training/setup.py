@@ -62,14 +62,14 @@ class Workers(NamedTuple):
 
 
 class _NoTokenizer:
-    """A replacement tokenizer, for policies without one, that shows token ids."""
+    """A replacement for a tokenizer, which shows token ids; for policies that have no tokenizer."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return " ".join(map(str, token_ids))
 
 
 def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
-    """Return the learner of a policy's weights; a copy of the current weights is the reference."""
+    """Create the learner of a policy's weights; a copy of the current weights is the reference."""
 
     def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> None:
         save_batch_for_study(folder / "studies", rows, facts)
@@ -99,20 +99,20 @@ async def _local_workers(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterat
 
 
 def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession | None = None) -> RLRolloutWorker:
-    """Return the worker that collects episodes of a task, on any machine; its endpoints share `traffic`."""
+    """Create the worker that collects episodes of a task, on any machine; its endpoints share `traffic`."""
     # The label is part of ids and seeds, so a wrapped policy must keep its label.
     user = make_user(task, traffic)
     return RLRolloutWorker(task.definition, policy, tools=task.tools, user=user, policy_label="policy")
 
 
 def _local_scorer(task: LoadedTask) -> Scorer:
-    assert task.reward is not None, "load_plan refuses tasks without one"
+    assert task.reward is not None, "load_plan rejects tasks without a reward"
     return make_scorer(task.reward, task.definition.limits.reward_time_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """The factories of components that may run in other processes; by default all run in this one."""
+    """The factories of components that may run in other processes; by default all components run in this process."""
 
     learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = make_learner
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Workers]] = _local_workers
@@ -125,7 +125,7 @@ async def open_components(
 ) -> AsyncIterator[Components]:
     """Open all components of a plan; close them at the end of the block.
 
-    Batches for debugging are written to `folder`, the run's directory; `echo` is called with each line of an example
+    Batches for debugging are written to `folder`, the run's directory. `echo` is called with each line of an example
     that an evaluation shows.
     """
     config, rollout = plan.config, plan.config.rollout
@@ -198,7 +198,7 @@ def use_threads(threads: int | None) -> None:
 def sharded_learner_factory(
     group: ProcessGroup,
 ) -> Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], ShardedLearner]:
-    """Return the learner factory of the first of several processes, each of which holds one shard."""
+    """Return the learner factory of the first of several processes, each of which has one shard."""
 
     def make(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> ShardedLearner:
         orders = (str(plan.path.resolve()), dict(plan.overrides))
@@ -208,7 +208,7 @@ def sharded_learner_factory(
 
 
 def follow_training(group: ProcessGroup) -> bool:
-    """Train in a process other than the first; see `follow`."""
+    """Run training in a process other than the first; see `follow`."""
 
     def make(path: str, overrides: Mapping[str, Any]) -> PPOLearner:
         plan = load_plan(Path(path), overrides)
@@ -216,7 +216,7 @@ def follow_training(group: ProcessGroup) -> bool:
         policy = plan.make_policy()
         module, ppo = trainable(policy).module, with_temperature(plan.config.ppo, policy)
         anyio.run(policy.close)
-        del policy  # without the copy of the weights that it would act with
+        del policy  # without the copy of the weights with which it would act
         return make_learner(module, ppo, plan, plan.folder)
 
     return follow(group, make)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def train(
     config: str | Path, *, overrides: Mapping[str, Any] | None = None, log_dir: str | Path = "runs"
 ) -> TrainingOutcome:
-    """Train a policy as a train file describes, and return the new run. Blocks, even inside a running event loop.
+    """Train a policy as described by a train file, and return the new run. Blocks, even inside a running event loop.
 
-    The run has the same files as one of `reward-kit train`; continue it with `reward-kit train --resume RUN`. Code that
-    the file names is run without a trust prompt.
+    The run has the same files as a run of `reward-kit train`; continue it with `reward-kit train --resume RUN`. Code
+    that the file refers to is run without a trust prompt.
 
     Args:
         config: the train file.
@@ -56,7 +56,7 @@ def train(
 
 
 def check_resources(plan: TrainingPlan) -> None:
-    """Create and reset the resources of the training task and of the held-out one once."""
+    """Create and reset the resources of the training task and of the held-out task once."""
     run_blocking(check_resource_starts(plan.task, plan.samples))
     if (held_out := plan.held_out) is not None:
         run_blocking(check_resource_starts(held_out.task, held_out.samples))
@@ -83,7 +83,7 @@ def train_into(
 ) -> TrainingOutcome:
     """Train in the directory of a run.
 
-    If a new run is rejected once weights or resources are loaded, its directory is removed.
+    If a new run is rejected after weights or resources were loaded, its directory is removed.
 
     Args:
         path: the directory of the run, from `create_run` or of a run to resume.
@@ -96,7 +96,7 @@ def train_into(
     """
     from reward_kit.rl.training.session import run_training
 
-    # Libraries that load and write weights would draw their progress bars over ours.
+    # Libraries that load and write weights would draw their own progress bars over this display.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
     async def run(folder: RunFolder) -> TrainingOutcome:

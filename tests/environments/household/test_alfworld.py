@@ -136,7 +136,7 @@ async def test_inadmissible_command_is_marked_invalid() -> None:
         ("tools", ("act", {"command": "look"}), "unknown tool 'act'"),
         ("tools", ("opne", {"receptacle": "cabinet 1"}), "did you mean 'open'"),
         ("text", ("act", {}), "command: missing"),
-        ("text", ("act", {"command": 3}), "command: must be text"),
+        ("text", ("act", {"command": 3}), "command: must be a string"),
         ("text", ("act", {"command": "look", "why": "so"}), "unknown argument 'why'"),
     ],
 )
@@ -228,7 +228,7 @@ async def test_checkpoint_restores_state_milestones_and_count() -> None:
         ({"split": "held-out"}, "split"),
         ({"task_types": []}, "task_types"),
         ({"index": -1}, "index"),
-        ({"index": 1, "problem": SMALL.to_json()}, "index and problem exclude each other"),
+        ({"index": 1, "problem": SMALL.to_json()}, "index and problem cannot be combined"),
         ({"problem": {**SMALL.to_json(), "things": [{"name": "mug 1", "type": "mug", "at": "shelf 9"}]}}, "shelf 9"),
         ({"problem": {**SMALL.to_json(), "things": [{"name": "mug", "type": "mug", "at": "cabinet 1"}]}}, "number"),
         ({"action_from": "text"}, "did you mean 'action_form'"),
@@ -328,9 +328,9 @@ async def test_published_games_are_selected_by_split_type_and_index(
         resource = await made(RealAlfworldResource, **config, index=index)
         assert json.loads((await resource.final_state()).payload)["game_file"].startswith("look_at_obj_in_light-b")
         await resource.close()
-    with pytest.raises(ConfigError, match="published and game_file exclude each other"):
+    with pytest.raises(ConfigError, match="published and game_file cannot be combined"):
         await made(RealAlfworldResource, **config, game_file="x")
-    with pytest.raises(ConfigError, match="use alfworld_real"):
+    with pytest.raises(ConfigError, match="use the resource alfworld_real"):
         await made(AlfworldResource, **config)
 
 

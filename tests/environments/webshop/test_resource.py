@@ -207,8 +207,8 @@ async def test_choices_of_a_fork_do_not_change_its_origin() -> None:
     [
         ("serach", {"query": "x"}, "did you mean 'search'"),
         ("search", {}, "query: missing"),
-        ("search", {"query": 3}, "query: must be text, got 3"),
-        ("search", {"query": "rain " * 100}, "500 characters; at most 300"),
+        ("search", {"query": 3}, "query: must be a string, got 3"),
+        ("search", {"query": "rain " * 100}, "500 characters; the limit is 300"),
         ("search", {"query": "rain", "page": 2}, "unknown argument 'page'"),
         ("open", {"product_id": "B000000000"}, "is not on this page"),
         ("view", {"section": "features"}, "no product is open"),
@@ -231,7 +231,7 @@ async def test_invalid_call_is_rejected_and_changes_nothing(tool, arguments, mes
     ("tool", "arguments", "message"),
     [
         ("choose", {"option": "colour", "value": "red"}, "option: 'colour'"),
-        ("choose", {"option": "color", "value": "plaid"}, "'plaid' is not a color; there are"),
+        ("choose", {"option": "color", "value": "plaid"}, "'plaid' is not a color; known:"),
         ("view", {"section": "reviews"}, "section: 'reviews'"),
         ("next_page", {}, "no results on this page"),
     ],

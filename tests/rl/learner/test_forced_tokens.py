@@ -110,7 +110,7 @@ def test_batch_of_forced_tokens_only_makes_no_step() -> None:
     rows.non_tensor_batch["allowed_ids"][0] = AllowedIds(places, np.arange(len(ids) + 1), ids)
     learner = PPOLearner(a_model(), PPOConfig())
     assert learner.update(rows, version=0) == {"tokens": 0.0, "optimizer_steps": 0.0}
-    with pytest.raises(TrainingError, match="no token of 1 row takes part, and a constraint forced"):
+    with pytest.raises(TrainingError, match="no token of 1 row is in the loss, and a constraint forced"):
         learner.gradients(rows)
     with_critic = PPOLearner(PolicyWithValue(a_model()), PPOConfig()).update(rows, version=0)
     assert (with_critic["tokens"], with_critic["optimizer_steps"]) == (0.0, 1.0)

@@ -53,11 +53,11 @@ def test_omitted_sections_have_defaults(tmp_path: Path) -> None:
             "samples_per_minibatch",
             "a batch has 2 samples",
         ),
-        ({"early_stop": {"at_least": 1}, "evaluation": None}, "early_stop", "needs an evaluation: block"),
+        ({"early_stop": {"at_least": 1}, "evaluation": None}, "early_stop", "needs an evaluation section"),
         (
             {"checkpoints": {"best_by": "held_out/score"}, "evaluation": None},
             "best_by",
-            "needs an evaluation: block",
+            "needs an evaluation section",
         ),
         ({"early_stop": {"at_least": 1, "metric": "held_out/scor"}}, "metric", "did you mean 'held_out/score'?"),
         ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "not one of the figures that can be selected"),

@@ -120,6 +120,8 @@ def test_a_model_with_adapters_is_saved_with_them_added(tmp_path: Path) -> None:
 
 def test_ray_engine_requires_a_policy_that_accepts_weights(tmp_path: Path, model: Path) -> None:
     plan = load_plan(lake_folder(tmp_path, engine="ray"))
-    with pytest.raises(ConfigError, match=r"TinyPolicy\.publish accepts none; define publish\(version, state_dict\)"):
+    with pytest.raises(
+        ConfigError, match=r"TinyPolicy\.publish does not accept any; define publish\(version, state_dict\)"
+    ):
         check_policy(plan)
     check_policy(load_plan(lake_folder(tmp_path, engine="ray", policy=hf(model, {}))))
