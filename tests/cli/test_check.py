@@ -138,7 +138,7 @@ def test_check_reports_a_resource_that_cannot_be_observed(folder: Path) -> None:
     (folder / "halting.py").write_text(HALTING, encoding="utf-8")
     done = check("halting.py:World")
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
-    assert "get_observation is a plain function, but it is awaited" in done.stdout
+    assert "get_observation is not a coroutine function, but its result is awaited" in done.stdout
     assert done.stdout.endswith("halting.py:World: 1 error (native fork, 20 steps)\n")
 
 
