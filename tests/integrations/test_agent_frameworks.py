@@ -14,7 +14,7 @@ import pytest
 from reward_kit import RLRolloutWorker, TaskDefinitionModel
 from reward_kit.agent.policies.own_agent_policy import AgentTask, OwnAgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from tests.agent.worlds import failure, reason
+from tests.agent.resources import failure, reason
 from tests.chat_server import Behavior, ChatServer, answer
 
 pytestmark = pytest.mark.campaign

@@ -17,7 +17,7 @@ import pytest
 from reward_kit.checks import check_resource
 from reward_kit.environments import open_snapshot
 from reward_kit.environments.mcp import McpResource
-from tests.agent.worlds import call, reason, tool_answers, worker_of
+from tests.agent.resources import call, reason, tool_answers, worker_of
 
 pytestmark = pytest.mark.campaign
 

@@ -32,7 +32,7 @@ if not PYTHON.exists():
 
 def serving(world: str, sessions: int = 8) -> dict[str, Any]:
     return {
-        "start_command": f"'{PYTHON}' worlds.py {world} --port {{port}} --sessions {sessions}",
+        "start_command": f"'{PYTHON}' environments.py {world} --port {{port}} --sessions {sessions}",
         "health_check_url": "http://127.0.0.1:{port}/health",
     }
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.integrations.peers import PYTHON, ROOT, SCRIPTS, Deviations, Peer
-from tests.rounding import rounding_error
+from tests.tolerances import rounding_error
 
 pytestmark = pytest.mark.campaign
 

@@ -15,7 +15,7 @@ PYTHON = ROOT / ".integrations/verifiers/bin/python"
 FOLDER = Path(__file__).parent / "verifiers"
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("inside_*.py")))
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("in_verifiers_*.py")))
 def test_inside(file: str) -> None:
     if not PYTHON.exists():
         pytest.skip("verifiers is not installed in .integrations/verifiers; run `make integrations`")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from answering import answer_all
 from omegaconf import OmegaConf
+from request_loop import answer_all
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from answering import answer_all
+from request_loop import answer_all
 from trl_training import Inputs, make_trainer, optimizer_step, reference_logprobs, save_tokenizer, use_reference
 
 

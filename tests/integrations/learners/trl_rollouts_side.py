@@ -12,8 +12,8 @@ import tempfile
 from typing import Any
 
 import torch
-from answering import answer_all
 from datasets import Dataset
+from request_loop import answer_all
 from torch import Tensor
 from trl import GRPOConfig
 from trl.trainer.utils import split_tensor_dict

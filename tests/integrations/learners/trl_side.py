@@ -9,8 +9,8 @@ import tempfile
 from typing import Any
 
 import torch
-from answering import answer_all
 from datasets import Dataset
+from request_loop import answer_all
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from answering import answer_all
 from omegaconf import OmegaConf
+from request_loop import answer_all
 from torch import Tensor
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.utils import torch_functional

@@ -21,7 +21,7 @@ import pytest
 from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.runs.run_folder import read_episodes
 from tests.chat_server import ChatServer, answer, status
-from tests.integrations.ray.counting import Counting, without_the_clock
+from tests.integrations.ray.counting_task import Counting, without_the_clock
 
 pytestmark = pytest.mark.campaign
 

@@ -17,7 +17,7 @@ from reward_kit.integrations.ray.actors import ActorBudget, RunUsage, Usage
 from reward_kit.integrations.ray.engine import TaskWorkers, divide_rates, environment_for, max_processes, moved
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.task_parts import RunLimitsModel
-from tests.integrations.ray.counting import Counting
+from tests.integrations.ray.counting_task import Counting
 
 
 def refused(*arguments: str) -> str:

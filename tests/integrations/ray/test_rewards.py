@@ -17,7 +17,7 @@ from reward_kit.models import Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import ScoringRequest
-from tests.integrations.ray.meddling import killed
+from tests.integrations.ray.fault_injection import killed
 
 pytestmark = pytest.mark.campaign
 

@@ -19,8 +19,8 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.integrations.ray.training import ClusterWorker, on_cluster
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
 from reward_kit.rl.training.setup import Factories, Workers
-from tests.rl.training.lake import metrics_of, train, weights_of
-from tests.rl.training.language_lake import CLOCK, language_lake
+from tests.rl.training.frozen_lake import metrics_of, train, weights_of
+from tests.rl.training.frozen_lake_text import CLOCK, language_lake
 
 pytestmark = pytest.mark.campaign
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.reward_server.asking import KEY, ROLLOUT
-from tests.integrations.reward_server.serving_command import Command, serve
+from tests.integrations.reward_server.running_server import KEY, ROLLOUT
+from tests.integrations.reward_server.serve_process import Command, serve
 
 PEER = Path(__file__).parents[3] / ".integrations" / "serve" / "bin"
 EXAMPLES = 100

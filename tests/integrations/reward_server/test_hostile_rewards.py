@@ -20,7 +20,7 @@ from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.reward_agent.loading import SandboxChoice, load_reward
 from reward_kit.sandbox.host import best_strength
 from reward_kit.task_parts import SandboxLevel
-from tests.integrations.reward_server.asking import KEY, Asker
+from tests.integrations.reward_server.running_server import KEY, Asker
 from tests.sandbox.hostile_case import Case, read_case, read_cases
 
 CASES = Path(__file__).parents[2] / "sandbox" / "cases"

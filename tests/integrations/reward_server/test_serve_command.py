@@ -20,8 +20,8 @@ from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, load_reward
 from reward_kit.reward_agent.loading import SandboxChoice, make_scorer
 from reward_kit.reward_agent.remote import KEY_VARIABLE
-from tests.integrations.reward_server.asking import KEY, ROLLOUT
-from tests.integrations.reward_server.serving_command import REWARDS, environment, serve
+from tests.integrations.reward_server.running_server import KEY, ROLLOUT
+from tests.integrations.reward_server.serve_process import REWARDS, environment, serve
 from tests.integrations.reward_server.test_hostile_rewards import CANNOT
 
 

@@ -15,7 +15,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
 from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.typed_interface import reward_function, reward_spec
-from tests.integrations.reward_server.asking import KEY, ROLLOUT, Asker, server
+from tests.integrations.reward_server.running_server import KEY, ROLLOUT, Asker, server
 
 
 @reward_function

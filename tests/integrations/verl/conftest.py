@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 if importlib.util.find_spec("verl") is None:
-    collect_ignore_glob = ["test_*.py"]  # `test_verl_itself.py` says so, and what to do
+    collect_ignore_glob = ["test_*.py"]  # `test_verl_suite.py` says so, and what to do
 
 WORDS = {"<pad>": 0, "<eos>": 1, **{f"word{number}": number for number in range(2, 13)}}
 

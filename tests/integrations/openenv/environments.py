@@ -1,6 +1,6 @@
 """Environments written with the `openenv` package, served by its own server; run by the Python that has it.
 
-    python worlds.py NAME --port 8000 [--sessions 4]
+    python environments.py NAME --port 8000 [--sessions 4]
 
 `counter` has a typed action, `workshop` has tools over MCP, `moody` is not deterministic and breaks on demand.
 """

@@ -69,7 +69,7 @@ def conversation(draw: random.Random) -> list[dict[str, Any]]:
 def scored_by(python: Path | str, path: Path, calls: list[list[Any]]) -> list[Any]:
     own = {"PYTHONPATH": str(ROOT)} if python == sys.executable else {}
     done = subprocess.run(
-        [python, Path(__file__).with_name("earlier_side.py")],
+        [python, Path(__file__).with_name("legacy_side.py")],
         input=json.dumps({"path": str(path), "calls": calls}),
         capture_output=True,
         text=True,

@@ -22,7 +22,7 @@ GROUP = 4
 def trl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     if not PYTHON.exists():
         pytest.skip("TRL is not installed; run `make integrations`")
-    with Peer("trl_doors_side.py", tmp_path_factory.mktemp("trl_doors_side")) as peer:
+    with Peer("trl_parameters_side.py", tmp_path_factory.mktemp("trl_parameters_side")) as peer:
         yield peer
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.command_line import command
-from tests.integrations.reward_server.asking import KEY, Asker
+from tests.integrations.reward_server.running_server import KEY, Asker
 
 REWARDS = """
 from reward_kit import EvaluateResult, Message, reward_function

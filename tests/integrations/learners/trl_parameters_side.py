@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 import trl
-from answering import answer_all
 from datasets import Dataset
+from request_loop import answer_all
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from trl_rollouts_side import moody, new_policy

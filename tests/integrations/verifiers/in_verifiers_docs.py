@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integrations.verifiers.episodes import random_episode
-from tests.integrations.verifiers.inside_tasksets import REWARDS, ROWS, TASK
+from tests.integrations.verifiers.in_verifiers_tasksets import REWARDS, ROWS, TASK
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/verifiers.md"
 

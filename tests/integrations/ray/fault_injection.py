@@ -12,7 +12,7 @@ from typing import Any
 from reward_kit.integrations.ray.engine import RayEngine
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.runs.summary import EpisodeRow
-from tests.integrations.ray.counting import Counting
+from tests.integrations.ray.counting_task import Counting
 
 
 def engine_for(counting: Counting, **options: Any) -> RayEngine:

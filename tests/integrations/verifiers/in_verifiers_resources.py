@@ -21,7 +21,7 @@ from reward_kit.integrations.verifiers.traces import trace_to_episode
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
 from tests.chat_server import Behavior, ChatServer, answer, tool_calls
-from tests.integrations.verifiers.inside_tasksets import key, rollouts
+from tests.integrations.verifiers.in_verifiers_tasksets import key, rollouts
 
 __all__ = ["key"]
 
