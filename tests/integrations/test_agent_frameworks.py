@@ -1,4 +1,4 @@
-"""Agents written with frameworks of PyPI run unchanged, in a Python of their own, and leave whole episodes.
+"""Test that agents written with other frameworks run unchanged in their own Python and yield complete episodes.
 
 `make integrations` installs the frameworks into `.integrations/agents`.
 """
@@ -31,7 +31,7 @@ def _is_installed() -> None:
 
 
 def foreign(script: str, mode: str) -> Any:
-    """The whole adapter: start the program with the address, and wait for what it prints."""
+    """Adapter: start the program with the address and wait for its output."""
 
     async def agent(task: AgentTask, base_url: str) -> str:
         program = await asyncio.create_subprocess_exec(
@@ -50,7 +50,7 @@ def foreign(script: str, mode: str) -> Any:
 
 
 def reply(prompt: list[int], sampled: list[int], text: str | None = None, **calls: str) -> Behavior:
-    """An answer with token ids that calls `price_of`: `calls` are ids and articles."""
+    """Return an answer with token ids that calls `price_of`; `calls` are ids and articles."""
     entries = [{"token": f"t{token}", "logprob": -0.25, "top_logprobs": []} for token in sampled]
     choice = {"token_ids": sampled, "logprobs": {"content": entries}}
     made = [

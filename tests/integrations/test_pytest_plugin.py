@@ -1,4 +1,4 @@
-"""The plugin in a pytest of its own: gates, what stands below a failure, bad marks, and what it costs other runs."""
+"""Test the pytest plugin in a separate pytest: gates, failure output, invalid marks, and overhead."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(project: Path) -> Mapping[str, ElementTree.Element]:
-    """The `<testcase>` of each test, by its name."""
+    """Return the `<testcase>` of each test by name."""
     done = run_pytest(project, "--junitxml=out.xml", "--reward-kit-log-dir=kept")
     assert done.returncode == 1, done.stdout + done.stderr
     (project / "out.txt").write_text(done.stdout)

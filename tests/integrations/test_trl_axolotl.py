@@ -1,4 +1,4 @@
-"""Axolotl's command line, from its YAML: our rollouts, an advantage for each step, and a reward that rises.
+"""Test Axolotl's command line with rollouts and step advantages: the reward rises.
 
 It runs in a Python of its own, in `.integrations/axolotl`, on the CPU.
 """

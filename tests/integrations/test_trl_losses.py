@@ -1,4 +1,4 @@
-"""Our losses are those of TRL's `GRPOTrainer`, value and gradient; where they are not, the difference is stated.
+"""Test that losses and gradients equal those of TRL's `GRPOTrainer`; known differences are stated.
 
 The trainer itself runs, around a tiny Qwen2: its log-probabilities are of real logits. `make integrations` installs TRL
 into `.integrations/learners`. `pytest -s` shows the greatest difference of each.
@@ -43,7 +43,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
 
 
 class Rows(NamedTuple):
-    """What the trainer makes of generated rows: completions end where they end, and have holes that are not trained."""
+    """Rows as the trainer makes them: completions of different lengths, with holes that are not trained."""
 
     ids: Tensor
     completion_mask: Tensor
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
 
 
 def random_rows(seed: int, masked_row: bool = False) -> Rows:
-    """Advantages per token, as a subclass of the trainer may give them."""
+    """Return rows with advantages per token, as a subclass of the trainer may give them."""
     draw = generator(seed)
     lengths = torch.randint(4, TOKENS + 1, (ROWS, 1), generator=draw)
     completion_mask = (torch.arange(TOKENS) < lengths).long()
@@ -82,7 +82,7 @@ def random_rows(seed: int, masked_row: bool = False) -> Rows:
 def both(
     trl: Peer, rows: Rows, options: dict[str, Any], spread: float = 0.6, **more: Any
 ) -> tuple[Case, dict[str, Any]]:
-    """The batch as our losses take it, and what the trainer says of it."""
+    """Return the batch for reward-kit's losses, and the trainer's result for it."""
     logprobs = _ask(trl, rows, {}, {})["logprobs"]
     old = logprobs + spread * rows.noise
     case = Case(logprobs, old, rows.advantages.expand_as(logprobs), rows.mask.double())

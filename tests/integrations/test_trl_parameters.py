@@ -1,4 +1,4 @@
-"""Rewards, rollouts and environments of ours as parameters of TRL's own `GRPOTrainer`, which runs in its own Python."""
+"""Test rewards, rollouts and environments as parameters of TRL's `GRPOTrainer` in its own Python."""
 
 from __future__ import annotations
 

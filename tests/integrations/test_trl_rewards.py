@@ -1,4 +1,4 @@
-"""A reward function of ours as TRL calls it: columns, conversations, groups; unscored is None and counted."""
+"""Test reward functions as TRL calls them: columns, conversations, groups; unscored is None and counted."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def choosy(messages: list[Message]) -> EvaluateResult:
 
 @reward_function(mode="batch")
 def share(rollouts_messages: list[list[Message]], ground_truths: list[str]) -> list[EvaluateResult]:
-    """How many of the group say what each one says."""
+    """Score the share of the group with the same answer."""
     said = [messages[-1].text for messages in rollouts_messages]
     return [EvaluateResult(score=said.count(one) / len(said)) for one in said]
 
 
 class Log:
-    """What TRL hands over to be told."""
+    """The logging callbacks that TRL passes."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}

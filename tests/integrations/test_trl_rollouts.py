@@ -1,4 +1,4 @@
-"""TRL's trainer on our rollouts: rewards rise from any seed, and loss and gradient are ours on the same episodes.
+"""Test TRL's trainer on reward-kit rollouts: rising rewards from any seed, and equal loss and gradient.
 
 `GRPOTrainer` itself runs, in a Python of its own; `make integrations` installs it. The model has everything to learn,
 and is made in code; so are its tokenizer and the world.

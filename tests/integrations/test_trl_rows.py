@@ -1,4 +1,4 @@
-"""Episodes as rows of a `rollout_func`: what was sampled, token for token, and who has no part."""
+"""Test episodes as rows of a `rollout_func`: the exact sampled tokens, and which rows are masked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def policy() -> AsyncIterator[HFAgentPolicy]:
 
 
 async def collected(policy: HFAgentPolicy, samples: list[Sample] | None = None) -> list[SingleAgentEpisode]:
-    """Four episodes of each sample."""
+    """Collect four episodes of each sample."""
     worker = RLRolloutWorker(locks.task(), policy)
     groups = await Collector(4).collect(worker, [(sample, 7) for sample in samples or locks.samples()[:2]])
     return [episode for group in groups for episode in group]
@@ -180,7 +180,7 @@ def test_equal_prompts_form_groups() -> None:
 
 
 def trainer_of(model: torch.nn.Module, step: int = 0, **options: Any) -> Any:
-    """As much of a trainer as a policy is handed its weights from."""
+    """Return the part of a trainer that a policy takes its weights from."""
     accelerator = SimpleNamespace(unwrap_model=lambda module: module, state=SimpleNamespace(), process_index=0)
     args = SimpleNamespace(**options)
     state = SimpleNamespace(global_step=step)

@@ -1,4 +1,4 @@
-"""verifiers itself, in the Python that has it: traces in its hands, our tasks run by it, its tasksets scored by us."""
+"""Run the tests in `verifiers/` in verifiers' own Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes as traces of verifiers and back, as far as it shows without that package; `verifiers/` has the rest."""
+"""Test episodes as verifiers traces and back, without the package; tests with it are in `verifiers/`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path_to(nodes: list[dict[str, Any]], leaf: int) -> list[dict[str, Any]]:
 
 
 def branches(nodes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The paths from the root to each leaf."""
+    """Return the paths from the root to each leaf."""
     parents = {node["parent"] for node in nodes}
     return [path_to(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
 

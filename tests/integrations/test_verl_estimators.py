@@ -1,4 +1,4 @@
-"""Our advantage estimators are verl's where a step is a token; where they are not, the difference is stated.
+"""Test that advantage estimators equal verl's if a step is a token; known differences are stated.
 
 verl gives a trajectory that is alone in its group its raw score; ours are relative to a group, and give it zero.
 """
@@ -24,7 +24,7 @@ SEEDS = range(4)
 
 
 def random_batch(seed: int) -> tuple[Tensor, Tensor]:
-    """(B,T) a reward on every token that takes part, and the mask, with holes."""
+    """Return (B,T) rewards on every action token, and the mask, with holes."""
     mask = (torch.rand((ROWS, TOKENS), generator=generator(seed)) < 0.7).double()
     mask[:, 0] = 1.0
     return torch.randn((ROWS, TOKENS), generator=generator(seed), dtype=torch.float64) * mask, mask
@@ -33,7 +33,7 @@ def random_batch(seed: int) -> tuple[Tensor, Tensor]:
 def ours(
     name: str, rewards: Tensor, mask: Tensor, groups: list[int], values: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """(B,T) advantages and returns of an estimator of ours whose steps are the tokens that take part."""
+    """Return (B,T) advantages and returns of a reward-kit estimator whose steps are the action tokens."""
     batch = []
     for row in range(ROWS):
         at = mask[row].nonzero().flatten().tolist()
@@ -62,7 +62,7 @@ def theirs(
 
 
 def whitened(values: Tensor, mask: Tensor) -> Tensor:
-    """Less their mean and divided by their unbiased standard deviation, both over the tokens of the mask."""
+    """Return values minus their mean, divided by their unbiased standard deviation, over the mask."""
     chosen = values[mask > 0]
     return (values - chosen.mean()) / chosen.std() * mask
 

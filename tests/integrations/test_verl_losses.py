@@ -1,4 +1,4 @@
-"""Our losses are verl's on the same numbers, value and gradient; where they are not, the difference is stated.
+"""Test that losses and gradients equal verl's on the same numbers; known differences are stated.
 
 `make integrations` installs verl into `.integrations/learners`. `pytest -s` shows the greatest difference of each.
 """

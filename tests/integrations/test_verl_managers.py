@@ -1,4 +1,4 @@
-"""Our reward managers take verl's own `DataProto`, and place what verl's place; where not, the difference is stated."""
+"""Test reward managers on verl's `DataProto`: rewards at the same positions; known differences are stated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, PROMPT, RESPONSE = 8, 4, 10
 
 
 def random_tensors(seed: int, *, empty_row: int | None = None, with_tools: bool = False) -> dict[str, Tensor]:
-    """Prompts padded on the left and responses on the right, in verl's names."""
+    """Return left-padded prompts and right-padded responses under verl's names."""
     draw = generator(seed)
     starts = torch.randint(0, PROMPT, (ROWS, 1), generator=draw)
     ends = torch.randint(3, RESPONSE + 1, (ROWS, 1), generator=draw)
@@ -45,7 +45,7 @@ def described() -> dict[str, Any]:
 
 
 def last_of(mask: Tensor) -> Tensor:
-    """(B,) the last column of the mask, by looking."""
+    """Return (B,) the last column of the mask, by a loop."""
     return torch.tensor([max((t for t, is_in in enumerate(row) if is_in), default=-1) for row in mask.tolist()])
 
 

@@ -1,4 +1,4 @@
-"""Any reward as verl's `compute_score` and behind our manager for its reward loop, without verl itself."""
+"""Test rewards as verl's `compute_score` and in its reward loop, without verl."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_invalid_metric_is_not_zero() -> None:
 
 
 class CountedScorer:
-    """Counts how often it is opened; answers after a turn of the loop."""
+    """A scorer that counts how often it is opened and answers after one iteration of the event loop."""
 
     mode = "pointwise"
 

@@ -1,4 +1,4 @@
-"""Credit on verl's rows is the credit of the episodes that they were made of."""
+"""Test that credit on verl's rows equals the credit of their episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Credit = dict[tuple[str, int], tuple[float | None, float | None]]
 
 
 def credited(name: str, given: Collected, per: str, unscored: str, **options: Any) -> Credit:
-    """Advantage and return of each step, read off its tokens, all of which have to agree."""
+    """Return advantage and return of each step from its tokens, which must all agree."""
     rows = verl_rows(given.episodes, given.steps, pad_token_id=0, scores=given.scores, per=per, unscored=unscored)  # type: ignore[arg-type]
     rows = rows.reorder(np.random.default_rng(1).permutation(len(rows)))
     tensors, columns = to_tensors(rows), rows.non_tensor_batch
@@ -206,7 +206,7 @@ def test_an_estimator_finds_its_rows_beside_it_and_its_options_in_verls_configur
 
 
 def test_equal_trajectory_ids_of_different_prompts_are_not_mixed() -> None:
-    """Both rows are the first rollout of their prompt: two groups of one, which get zeros."""
+    """Both rows are rollout 0 of their prompt: two groups of one, which get zeros."""
     told = columns(uid=["u", "v", "pad"], traj_uid=["0", "0", "0"])
     advantages, returns = row_credit("gigpo", REWARDS, MASK, told, {"gamma": 0.5})
     assert not advantages.any() and returns.tolist() == [[0.5, 0.5, 0, 1], [0.5, 0, 0, 0], [0, 0, 0, 0]]

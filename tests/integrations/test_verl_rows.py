@@ -1,4 +1,4 @@
-"""Episodes as verl's rows and back, without verl: `tests/integrations/verl` has the same with it."""
+"""Test episodes as verl rows and back, without verl; tests with it are in `tests/integrations/verl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards in processes of a cluster, and the reward agent as an actor."""
+"""Test rewards in worker processes of a cluster, and the reward agent as an actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of the guide that need verifiers, run one after another."""
+"""Test the code blocks of the guide that need verifiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our worlds as tool servers of verifiers: its rollouts play them, our rewards score what came of them."""
+"""Test resources as verifiers tool servers: verifiers plays them, and reward-kit rewards score the results."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def task_of(path: Path, **overrides: Any) -> Any:
 
 
 async def solution(prompt: str) -> list[dict[str, Any]]:
-    """The expert's moves for the level that the prompt shows."""
+    """Return the expert's moves for the level in the prompt."""
     level = [line for line in prompt.splitlines()[1:] if line.startswith("#") and "wall" not in line]
     world, moves = SokobanResource(), []
     await world.setup({"level": "\n".join(level)})
@@ -138,7 +138,7 @@ async def test_where_nothing_is_called_the_final_state_is_the_first_one(task_fil
 
 
 class Unreadable(SokobanResource):
-    """Its final state cannot be had."""
+    """A resource whose final state cannot be read."""
 
     async def final_state(self) -> StateSnapshot:
         raise OSError("no state")

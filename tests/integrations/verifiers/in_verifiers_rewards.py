@@ -1,4 +1,4 @@
-"""A taskset of verifiers as our dataset and reward: run, scored and refused by our own command line."""
+"""Test verifiers tasksets as datasets and rewards on reward-kit's command line."""
 
 from __future__ import annotations
 

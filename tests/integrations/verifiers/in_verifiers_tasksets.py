@@ -1,4 +1,4 @@
-"""Our tasks as tasksets, run by verifiers: its rollout, interception and scoring, with an endpoint of ours."""
+"""Test tasks as tasksets run by verifiers: its rollout, interception and scoring with a local endpoint."""
 
 from __future__ import annotations
 

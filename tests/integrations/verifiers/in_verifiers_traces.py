@@ -1,4 +1,4 @@
-"""Traces in verifiers' own hands. Run by the Python that has it; see `test_verifiers.py`."""
+"""Test traces in verifiers' own classes; run in verifiers' Python by `test_verifiers.py`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_score_is_a_reward_and_no_score_is_none() -> None:
 
 
 def committed(trace: vf.Trace, prompt: list, spans: list, prompt_ids: list[int], text: str, ids: list[int]) -> None:
-    """One turn as verifiers' training client commits it."""
+    """Return one turn as verifiers' training client commits it."""
     tokens = TurnTokens(
         prompt_ids=prompt_ids,
         completion_ids=ids,
@@ -86,7 +86,7 @@ def committed(trace: vf.Trace, prompt: list, spans: list, prompt_ids: list[int],
 
 
 def recorded() -> vf.Trace:
-    """Two turns of a conversation, and one more after its reasoning was dropped from the context."""
+    """Return two turns of a conversation, and a third after its reasoning was dropped from the context."""
     task = {"type": "Task", "data": {"idx": 0, "prompt": "2+2?", "answer": "4"}}
     trace = vf.WireTrace.model_validate({"task": task, "agent": {"config": {"model": "m"}}, "ok": True})
     user, said = vf.UserMessage(content="2+2?"), vf.AssistantMessage(content="hm")

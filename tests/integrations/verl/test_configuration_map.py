@@ -1,4 +1,4 @@
-"""The map of verl's configuration keys: each key of theirs is one of theirs, each of ours one of ours."""
+"""Test that every key in the map of verl's configuration exists in verl or reward-kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes in verl's own `DataProto`: what its own functions make of them, and their way back."""
+"""Test episodes in verl's `DataProto`: results of its own functions, and the conversion back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exported batch in verl's own FSDP engine: its forward, its loss and its update are ours."""
+"""Test an exported batch in verl's FSDP engine: equal forward pass, loss and update."""
 
 from __future__ import annotations
 

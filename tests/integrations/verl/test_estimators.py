@@ -1,4 +1,4 @@
-"""Our estimators in verl's registry, called by verl's own `compute_advantage`."""
+"""Test estimators in verl's registry, called by its `compute_advantage`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exported(given: Collected, **options: Any) -> Any:
 
 
 def greatest_difference(data: Any, given: Collected, wanted: Any) -> float:
-    """Over advantages and returns of all steps that came back; what has none has none in both."""
+    """Return the greatest difference over advantages and returns; missing ones must be missing on both sides."""
     back = from_data_proto(data)
     place = {episode.id_: number for number, episode in enumerate(given.episodes)}
     found = [0.0]
@@ -120,7 +120,7 @@ def test_without_the_rows_beside_it_gigpo_says_what_is_missing() -> None:
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 @pytest.mark.parametrize("seed", range(3))
 def test_verls_loss_of_the_exported_batch_is_ours_of_our_rows(seed: int, mode: Any) -> None:
-    """The masked loss and its gradient, by our GiGPO advantages; verl's are computed in verl, on what was exported."""
+    """Compare the masked loss and its gradient with GiGPO advantages; verl computes its own from the export."""
     given = collected(seed)
     options = {"omega": 0.3, "gamma": 0.9}
     credit = ESTIMATORS["gigpo"](given.steps, given.scores, group_ids=given.group_ids, **options)

@@ -1,4 +1,4 @@
-"""The page on verl: its blocks follow one another, those for verl's own Python too."""
+"""Test that the code blocks of the page on verl run, including those for verl's own Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our rewards in verl's own reward loop: its worker, its configuration, its loading of files."""
+"""Test rewards in verl's reward loop: its worker, configuration and loading of files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rows(*answers: list[int]) -> Any:
-    """Answers as verl's agent loop brings them to its reward loop, to a question of one word."""
+    """Return answers to a one-word question as verl's agent loop passes them to its reward loop."""
     width = max(map(len, answers))
     padded = [answer + [0] * (width - len(answer)) for answer in answers]
     attention = [[0, 1] + [1] * len(answer) + [0] * (width - len(answer)) for answer in answers]

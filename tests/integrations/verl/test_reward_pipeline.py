@@ -1,4 +1,4 @@
-"""The reward agent over verl's `DataProto`: by mini-batches, one step off, each score where it belongs."""
+"""Test the reward agent over verl's `DataProto`: mini-batches, one step off-policy, and score positions."""
 
 from __future__ import annotations
 

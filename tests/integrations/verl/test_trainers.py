@@ -1,4 +1,4 @@
-"""verl's own trainers with our credit and rewards, on its own queue; without its workers, which need a GPU."""
+"""Test verl's trainers with reward-kit's credit and rewards on verl's queue, without its GPU workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _batches = itertools.count()
 
 
 def output(draw: random.Random, uid: str, score: float, **extra: Any) -> dict[str, Any]:
-    """One output of an agent loop as verl's puts it into the queue: three actions, with a tool's answer in between."""
+    """Return one agent loop output as verl queues it: three actions, with a tool answer in between."""
     lengths = [draw.randint(1, 3) for _ in range(3)]
     parts = [[*([1] * length), *([0] * draw.randint(0, 2))] for length in lengths]
     mask = torch.tensor([value for part in parts for value in part])
@@ -66,12 +66,12 @@ def output(draw: random.Random, uid: str, score: float, **extra: Any) -> dict[st
 
 
 def session(draw: random.Random, uid: str, number: int, score: float, outputs: int) -> dict[str, dict[str, Any]]:
-    """The outputs of one rollout, whose context was begun anew between them. verl gives each of them the score."""
+    """Return the outputs of one rollout whose context was restarted; verl gives each of them the score."""
     return {f"{uid}_{number}_{index}": output(draw, uid, score) for index in range(outputs)}
 
 
 def rollouts(seed: int, *, unscored: bool = True) -> dict[str, dict[str, Any]]:
-    """Two groups, in the order in which they finished."""
+    """Return two groups in the order in which they finished."""
     draw = random.Random(seed)
     rows: dict[str, dict[str, Any]] = {}
     for uid in ("first_prompt", "second"):
@@ -162,7 +162,7 @@ def test_gigpo_in_verls_trainer_is_ours_on_the_sessions(queue: Any, configured: 
 def test_tokens_that_verl_rejects_have_no_credit_and_the_rest_keep_theirs(
     queue: Any, configured: Callable[..., Any]
 ) -> None:
-    """Its rollout correction takes tokens out of the mask before advantages are computed, and breaks actions up."""
+    """verl's rollout correction masks tokens before advantages are computed, which splits actions."""
     rows = rollouts(1, unscored=False)
     plain = configured(*GIGPO, "algorithm.rollout_correction.bypass_mode=false")
     mode = trainer_with_credit(PPOTrainerSync, "sync")
@@ -206,7 +206,7 @@ def test_an_agent_loop_that_says_nothing_of_its_steps_is_told_what_to_say(
 async def test_episodes_of_our_worker_go_the_whole_way_through_an_agent_loop(
     queue: Any, configured: Callable[..., Any], tokenizer: Any
 ) -> None:
-    """What verl's worker does with the outputs of a loop: reward loop, queue, trainer; only the sampling is not its."""
+    """Run reward loop, queue and trainer on a loop's outputs as verl's worker does; only sampling is replaced."""
     given = collected(7, groups=1, unscored=False)
     manager = RewardKitManager(configured("reward.custom_reward_function.path=r.py"), tokenizer, by_length)
     rows: dict[str, dict[str, Any]] = {}
@@ -263,7 +263,7 @@ def ranked(rollouts_messages, ground_truths):
 
 
 class Started(PPOTrainerSync):
-    """verl's, without the workers that its `_setup` starts on GPUs."""
+    """verl's trainer without the workers that its `_setup` starts on GPUs."""
 
     def _setup(self) -> None:
         self.reward_loop_manager = None
