@@ -83,7 +83,7 @@ async def collect(agent: Any, **fields: Any) -> tuple[SingleAgentEpisode, ChatSe
 
 @pytest.mark.parametrize("mode", ["whole", "streamed"])
 @pytest.mark.parametrize("script", ["openai_agents_clerk.py", "pydantic_ai_clerk.py"])
-async def test_a_foreign_agent_leaves_a_whole_episode(script: str, mode: str) -> None:
+async def test_framework_agent_yields_a_complete_episode(script: str, mode: str) -> None:
     episode, server = await collect(foreign(script, mode))
     assert failure(episode) is None and reason(episode) == "answered"
     assert [(message.role, message.text) for message in episode.messages] == [
@@ -108,7 +108,7 @@ async def test_a_foreign_agent_leaves_a_whole_episode(script: str, mode: str) ->
 
 
 @pytest.mark.parametrize("script", ["openai_agents_clerk.py", "pydantic_ai_clerk.py"])
-async def test_the_step_limit_holds_for_a_foreign_agent(script: str) -> None:
+async def test_step_limit_applies_to_a_framework_agent(script: str) -> None:
     episode, server = await collect(foreign(script, "whole"), max_episode_steps=2)
     assert (reason(episode), failure(episode), len(episode), len(server.requests)) == ("max_steps", None, 2, 2)
     assert episode.messages[-1].text == "unknown"

@@ -90,7 +90,7 @@ def said(episode) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_transformers_serve_with_a_model_made_on_the_spot(tmp_path, stream):
+async def test_transformers_serve_runs_tool_episodes(tmp_path, stream):
     if not TRANSFORMERS.exists():
         pytest.skip("run `make integrations`")
     maker, model = Path(__file__).with_name("transition_model.py"), str(tmp_path / "model")
@@ -124,7 +124,7 @@ def ask_then_answer(body):
     return answer("four") if body["messages"][-1]["role"] == "tool" else tool_calls([CALL])
 
 
-async def test_litellms_proxy_with_mock_responses_and_as_a_router(tmp_path):
+async def test_litellm_proxy_runs_tool_episodes(tmp_path):
     if not LITELLM.exists():
         pytest.skip("run `make integrations`")
     config, key = tmp_path / "config.yaml", f"sk-{secrets.token_hex(16)}"

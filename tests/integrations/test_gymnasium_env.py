@@ -49,7 +49,7 @@ def test_gymnasium_env_checker_passes(registered: str) -> None:
     env.close()
 
 
-def test_the_form_of_actions_follows_from_the_tools() -> None:
+def test_action_space_depends_on_the_tools() -> None:
     forms = {}
     for name, world in WORLDS.items():
         env = ResourceEnv(**world)

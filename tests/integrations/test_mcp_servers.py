@@ -99,7 +99,7 @@ async def test_server_filesystem(tmp_path) -> None:
     await world.close()
 
 
-async def test_server_filesystem_keeps_what_is_declared_of_it(tmp_path) -> None:
+async def test_server_filesystem_keeps_its_declarations(tmp_path) -> None:
     tools = ["read_text_file", "write_file", "create_directory", "move_file", "list_directory"]
     config = {**filesystem_config(tmp_path), "fork": "replay", "tools": tools}
     findings = await check_resource(McpResource, config, steps=6)

@@ -212,7 +212,7 @@ def test_summary_reaches_the_terminal_from_parallel_workers(project: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["-p", "conftest.py"])
-def test_plugin_may_also_be_named(project: Path, how: str, tmp_path: Path) -> None:
+def test_plugin_can_be_loaded_by_name(project: Path, how: str, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text((project / "pytest.ini").read_text())
     (tmp_path / "test_plain.py").write_text("def test_plain(): pass\n")
     if how == "conftest.py":

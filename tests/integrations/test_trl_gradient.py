@@ -167,7 +167,7 @@ def test_training_step_with_kl_equals_trl(trl: Peer, folder: Path, deviations: D
     held(deviations, f"{name} with KL", one, batch, found)
 
 
-def test_on_fresh_samples_trls_default_divergence_is_k3_plus(trl: Peer, folder: Path, deviations: Deviations) -> None:
+def test_trl_default_divergence_is_k3_plus_on_fresh_samples(trl: Peer, folder: Path, deviations: Deviations) -> None:
     batch = episodes("token")
     inputs = trl_inputs(batch, np.arange(COUNT), "token")
     del inputs["old_per_token_logps"]  # the trainer then takes its own log-probabilities before the step
@@ -203,9 +203,7 @@ def budget_for(batch: TokenBatch, count: int) -> int:
     return next(fitting)
 
 
-def test_trl_in_micro_batches_of_equal_rows_agrees_where_it_counts_all_tokens(
-    trl: Peer, folder: Path, deviations: Deviations
-) -> None:
+def test_equal_micro_batches_equal_trl_if_it_counts_all_tokens(trl: Peer, folder: Path, deviations: Deviations) -> None:
     batch = episodes("token")
     parts = [trl_inputs(batch, part, "token") for part in np.split(np.arange(COUNT), 4)]
     found = theirs(trl, folder, parts, {"loss_type": "dapo"})

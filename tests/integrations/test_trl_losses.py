@@ -132,7 +132,7 @@ def test_kl_term_equals_trl_with_k3(trl: Peer, deviations: Deviations, loss_type
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.6])
-def test_trls_default_kl_term_is_k3_plus_times_the_ratio(trl: Peer, deviations: Deviations, spread: float) -> None:
+def test_trl_default_kl_term_is_k3_plus_times_the_ratio(trl: Peer, deviations: Deviations, spread: float) -> None:
     rows = random_rows(6)
     reference = _ask(trl, rows, {}, {})["logprobs"] + 0.5 * rows.noise.flip(0)
     options = {"loss_type": "dapo", "beta": 0.1}
@@ -148,13 +148,13 @@ def test_trls_default_kl_term_is_k3_plus_times_the_ratio(trl: Peer, deviations: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_sided_clipping_is_the_dual_clip(trl: Peer, deviations: Deviations, seed: int) -> None:
+def test_trl_two_sided_clipping_equals_dual_clip(trl: Peer, deviations: Deviations, seed: int) -> None:
     case, theirs = both(trl, random_rows(seed), {"loss_type": "dapo", "delta": 1.5}, spread=1.0)
     held(deviations, "delta, as dual clip", with_gradient(ppo_clip_loss, case, **CLIPS, dual_clip=1.5), theirs)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_trl_cispo_bound_is_the_weight_itself(trl: Peer, deviations: Deviations, seed: int) -> None:
+def test_trl_cispo_bound_is_the_weight(trl: Peer, deviations: Deviations, seed: int) -> None:
     case, theirs = both(trl, random_rows(seed), {"loss_type": "cispo", "epsilon_high": 1.6})
     held(deviations, "cispo", with_gradient(cispo_loss, case, clip_low=1.0, clip_high=0.6), theirs)
 
@@ -169,7 +169,7 @@ def test_sequence_level_importance_is_gspo(trl: Peer, deviations: Deviations, se
     held(deviations, f"{loss_type}, sequence level", ours, theirs)
 
 
-def test_trl_spreads_the_credit_of_tokens_over_a_sequence_and_gspo_keeps_it(trl: Peer) -> None:
+def test_gspo_keeps_token_credit_that_trl_averages_over_the_sequence(trl: Peer) -> None:
     rows = random_rows(4)
     options = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     case, theirs = both(trl, rows, options, spread=0.1)

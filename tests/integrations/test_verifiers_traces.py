@@ -50,7 +50,7 @@ def test_episode_trace_round_trip_is_exact() -> None:
     assert rewritten > 50 and with_odd > 50, "the cases show what they are for"
 
 
-def test_a_branch_is_a_training_row() -> None:
+def test_each_branch_is_a_training_row() -> None:
     for seed in SEEDS:
         episode = random_episode(seed)
         rows = list(episode.tokens.rows())
@@ -143,7 +143,7 @@ def test_trace_stop_condition_matches_verifiers(stop: str, told: str) -> None:
     assert (trace["stop_condition"], trace["is_timeout"]) == (told, told == "agent_timeout")
 
 
-def test_a_trace_marks_every_limit_as_cut_off() -> None:
+def test_trace_is_marked_truncated_at_every_limit() -> None:
     episode = spoken("user", "assistant")
     for reason in StopReason:
         episode.custom_data["stop_reason"] = reason.value

@@ -101,7 +101,7 @@ def test_grpo_equals_vectorized_verl_in_float32(verl: Peer, deviations: Deviatio
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_passk_equals_verl_without_standard_deviation(verl: Peer, deviations: Deviations, seed: int) -> None:
+def test_passk_without_standard_deviation_equals_verl(verl: Peer, deviations: Deviations, seed: int) -> None:
     rewards, mask = random_batch(seed)
     found, _ = ours("grpo_passk", rewards, mask, GROUPS)
     plain = theirs(verl, "grpo_passk", rewards, mask, GROUPS, {"norm_adv_by_std_in_grpo": False})
@@ -117,7 +117,7 @@ def test_passk_equals_verl_without_standard_deviation(verl: Peer, deviations: De
 @pytest.mark.parametrize(
     ("name", "verls"), [("grpo", "grpo"), ("rloo", "rloo"), ("opo", "opo"), ("gpg", "gpg"), ("rloo", "rloo_vectorized")]
 )
-def test_single_rollout_group_gets_zero_and_in_verl_its_raw_score(verl: Peer, name: str, verls: str) -> None:
+def test_single_rollout_group_has_zero_advantage_unlike_in_verl(verl: Peer, name: str, verls: str) -> None:
     rewards, mask = random_batch(5)
     options = {"length": "steps"} if name == "opo" else {}
     found, _ = ours(name, rewards, mask, WITH_ONE_ALONE, **options)
@@ -129,7 +129,7 @@ def test_single_rollout_group_gets_zero_and_in_verl_its_raw_score(verl: Peer, na
     assert torch.allclose(found[:-1], given[:-1] * (7 / 6 if name == "gpg" else 1.0))
 
 
-def test_gpg_counts_groups_that_differ_and_verls_scores_that_are_not_zero(verl: Peer) -> None:
+def test_gpg_counts_mixed_groups_where_verl_counts_nonzero_scores(verl: Peer) -> None:
     rewards, mask = torch.zeros((ROWS, TOKENS)).double(), random_batch(6)[1]
     rewards[:, 0] = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
     found, _ = ours("gpg", rewards, mask, GROUPS)
@@ -139,7 +139,7 @@ def test_gpg_counts_groups_that_differ_and_verls_scores_that_are_not_zero(verl: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rf_baseline_is_scaled_over_trajectories_and_verls_whitened_over_tokens(
+def test_rf_baseline_scales_over_trajectories_where_verl_whitens_over_tokens(
     verl: Peer, deviations: Deviations, seed: int
 ) -> None:
     rewards, mask = random_batch(seed)

@@ -72,9 +72,7 @@ def rows(*answers: list[int]) -> Any:
     )
 
 
-async def test_a_file_of_two_lines_is_verls_custom_reward_function(
-    configured: Callable[..., Any], folder: Path
-) -> None:
+async def test_two_line_file_is_a_custom_reward_function(configured: Callable[..., Any], folder: Path) -> None:
     path = f"reward.custom_reward_function.path={folder / 'for_verl.py'}"
     worker = RewardLoopWorker(configured(path))
     found = await worker.compute_score_batch(rows([3, 4], [3], [3, 4, 1]))
@@ -90,7 +88,7 @@ async def test_a_file_of_two_lines_is_verls_custom_reward_function(
             await failing.compute_score_batch(rows([9]))
 
 
-async def test_our_manager_is_loaded_and_configured_by_verl(configured: Callable[..., Any], folder: Path) -> None:
+async def test_verl_loads_and_configures_the_manager(configured: Callable[..., Any], folder: Path) -> None:
     section = (
         "+reward.reward_kit.reward=graded.py:graded",
         f"+reward.reward_kit.folder={folder}",
@@ -110,7 +108,7 @@ async def test_our_manager_is_loaded_and_configured_by_verl(configured: Callable
     await worker.reward_manager.held.close()
 
 
-async def test_registered_under_its_name_it_takes_the_function_that_verl_has_loaded(
+async def test_registered_manager_uses_the_function_loaded_by_verl(
     configured: Callable[..., Any], folder: Path
 ) -> None:
     register_manager()
