@@ -15,7 +15,7 @@ from tests.browser.test_viewer import until
 from tests.browser.walks import compared_walks, write_walks
 from tests.browser.window import PHONE
 from tests.cli.project import Project
-from tests.cli.viewing import viewer
+from tests.cli.view_process import viewer
 
 pytestmark = pytest.mark.campaign
 

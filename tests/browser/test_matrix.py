@@ -15,7 +15,7 @@ from tests.browser.test_hostile_texts import HOSTILE, assert_harmless, hostile_w
 from tests.browser.walks import compared_walks, write_walks
 from tests.browser.window import PHONE, Window
 from tests.cli.project import Project
-from tests.cli.viewing import viewer
+from tests.cli.view_process import viewer
 
 pytestmark = pytest.mark.campaign
 

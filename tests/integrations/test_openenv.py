@@ -1,4 +1,4 @@
-"""Environments written with the `openenv` package, on its own server, as worlds; beside what its own client sees."""
+"""Test environments of the `openenv` package on its server as resources, compared with its own client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if not PYTHON.exists():
 
 def serving(world: str, sessions: int = 8) -> dict[str, Any]:
     return {
-        "start_command": f"'{PYTHON}' worlds.py {world} --port {{port}} --sessions {sessions}",
+        "start_command": f"'{PYTHON}' environments.py {world} --port {{port}} --sessions {sessions}",
         "health_check_url": "http://127.0.0.1:{port}/health",
     }
 

@@ -18,7 +18,7 @@ from reward_kit.report.episode_chunks import (
     split_groups,
 )
 from reward_kit.report.run_data import read_run
-from tests.report.made import episode, facts, make_run, random_run, score
+from tests.report.run_factory import episode, facts, make_run, random_run, score
 
 
 def credit(name: str, step: int, group: str = "g", **numbers: float | None) -> dict:

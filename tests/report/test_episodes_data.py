@@ -13,7 +13,7 @@ from reward_kit.errors import StoreError
 from reward_kit.report.episode_chunks import chunk_script, credit_facts, served
 from reward_kit.report.run_data import read_run
 from reward_kit.report.run_page import run_page, write_report
-from tests.report.made import Parsed, episode, make_run, page_of, random_run, score
+from tests.report.run_factory import Parsed, episode, make_run, page_of, random_run, score
 from tests.report.test_page import HOSTILE
 
 LONG = [{"role": "user", "content": "x" * 90_000}]

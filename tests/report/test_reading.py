@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.errors import StoreError
 from reward_kit.report.run_data import EpisodeOutline, episode_outline, read_run
-from tests.report.made import episode, make_run
+from tests.report.run_factory import episode, make_run
 
 FAILURE = {"class": "crash", "where": "ToolError", "message": ',"messages":[ ,"timing":'}
 

@@ -9,8 +9,8 @@ import pytest
 
 from reward_kit.report.run_data import read_run
 from reward_kit.report.run_slices import slice_columns, slice_names, slice_rows
-from tests.report.made import episode, make_run, page_of, score
-from tests.report.viewer.asking import visiting
+from tests.report.run_factory import episode, make_run, page_of, score
+from tests.report.viewer.served_viewer import visiting
 
 
 def tagged(number: int, **sample: Any) -> dict[str, Any]:

@@ -36,9 +36,9 @@ from reward_kit.reward_agent.remote import (
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.tasks import load_task
 from reward_kit.typed_interface import reward_function, reward_spec
-from tests.agent.worlds import call, task_of, worker_of
+from tests.agent.resources import call, task_of, worker_of
 from tests.command_line import call as command
-from tests.integrations.reward_server.asking import KEY, server
+from tests.integrations.reward_server.running_server import KEY, server
 
 
 def told(*values: Any) -> str:

@@ -22,8 +22,8 @@ from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import reward_spec
 from tests.rewards.code_cases import DOUBLE, SUM, Case, calls
 from tests.rewards.code_run_cases import CASES
-from tests.sandbox.behind_walls import missing
 from tests.sandbox.hostile_case import TESTS, read_cases
+from tests.sandbox.sandbox_calls import missing
 
 HOSTILE = Path(__file__).parents[1] / "sandbox" / "cases"
 confined = pytest.mark.skipif(bool(missing("namespaces")), reason=missing("namespaces"))

@@ -15,7 +15,7 @@ from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.run_folder import read_episodes
 from reward_kit.runs.runner import LocalEngine
-from tests.agent.worlds import text
+from tests.agent.resources import text
 from tests.runs.test_runner import plan_of, run_in, status
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from reward_kit.runs.export import CreditLines
 from reward_kit.runs.results import index_credit
-from tests.report.made import make_run
+from tests.report.run_factory import make_run
 
 
 def credit(name: str, step: int, a: float) -> dict[str, Any]:

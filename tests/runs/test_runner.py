@@ -23,7 +23,7 @@ from reward_kit.runs.run_folder import RunFolder, RunHeader, read_episodes, read
 from reward_kit.runs.runner import Run
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.typed_interface import reward_spec
-from tests.agent.worlds import Counter, call, task_of, text
+from tests.agent.resources import Counter, call, task_of, text
 
 
 class Bases(Counter):

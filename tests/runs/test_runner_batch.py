@@ -18,7 +18,7 @@ from reward_kit.runs.run_folder import read_scores
 from reward_kit.runs.runner import Run
 from reward_kit.runs.scoring import read_transcripts
 from reward_kit.typed_interface import reward_function, reward_spec
-from tests.agent.worlds import task_of, text
+from tests.agent.resources import task_of, text
 from tests.runs.test_runner import Told, open_store, plan_of, run_in, scored_ids, status
 
 

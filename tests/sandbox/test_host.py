@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from reward_kit.errors import ConfigError
 from reward_kit.sandbox import Limits, Program, Sandbox
-from tests.sandbox.behind_walls import AVAILABLE, QUICK, is_gone, missing, plain, run
+from tests.sandbox.sandbox_calls import AVAILABLE, QUICK, is_gone, missing, plain, run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from reward_kit.sandbox import Sandbox
-from tests.sandbox.behind_walls import AVAILABLE, missing, run
 from tests.sandbox.hostile_cage import HERE, missing_cage
 from tests.sandbox.hostile_campaign import naive_row, row_of
 from tests.sandbox.hostile_case import TESTS, Seen, problems_of, read_case, read_cases, share_passed
+from tests.sandbox.sandbox_calls import AVAILABLE, missing, run
 
 CASES = Path(__file__).parent / "cases"
 SLOW = ("time_", "memory_", "forge_by_drops", "forge_endless_frame", "disk_", "output_without", "crash_in_c")

@@ -11,8 +11,8 @@ import pytest
 
 from reward_kit.processes import temporary_root
 from reward_kit.sandbox import Limits, Program, Sandbox
-from tests.sandbox.behind_walls import missing
 from tests.sandbox.hostile_canaries import processes, resident_mb
+from tests.sandbox.sandbox_calls import missing
 
 HONEST = Program("def evaluate(messages, **rest):\n    return {'score': sum(messages) / 8, 'count': len(messages)}\n")
 LIMITS = Limits(wall_s=5, cpu_s=2, memory_mb=128, disk_mb=2, output_kb=8, result_kb=8)

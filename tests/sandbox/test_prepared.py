@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from reward_kit.sandbox import Program, Sandbox
-from tests.sandbox.behind_walls import AVAILABLE, QUICK, missing, plain, run
+from tests.sandbox.sandbox_calls import AVAILABLE, QUICK, missing, plain, run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

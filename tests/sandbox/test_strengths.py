@@ -14,7 +14,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.sandbox import Limits, Sandbox
 from reward_kit.sandbox.zygote_process import ZygoteProcess
-from tests.sandbox.behind_walls import is_gone, missing, run
+from tests.sandbox.sandbox_calls import is_gone, missing, run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,7 +8,7 @@ import pytest
 from reward_kit.agent.models import episode_steps
 from reward_kit.rl_helpers import ESTIMATORS, with_credit
 from reward_kit.tokens import TokenBatch, build_rows, micro_batches
-from tests.tokens.made_episodes import PAD, Played, play
+from tests.tokens.episode_strategies import PAD, Played, play
 
 # Two rollouts of a group, of different length, in rows that do not stand together.
 FIRST = [([1], [2, 3]), ([1, 2, 3, 4], [5]), ([9], [6, 7])]

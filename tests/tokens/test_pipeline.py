@@ -23,7 +23,7 @@ from reward_kit.tokens import (
     step_values,
 )
 from tests.profiles import examples
-from tests.tokens.made_episodes import PAD, Played, batches, play
+from tests.tokens.episode_strategies import PAD, Played, batches, play
 
 # a1 = 3 4, a2 = 6, worth 4 and 1; and a1 = 8, worth nothing that is known.
 LONG = play("long", [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])], [{"advantage": 4.0}, {"advantage": 1.0}])

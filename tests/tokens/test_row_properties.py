@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, pad_rows, row_columns
 from tests.profiles import examples
-from tests.tokens.made_episodes import KEYS, PAD, Played, batches, looped_actions, looped_segments, play
+from tests.tokens.episode_strategies import KEYS, PAD, Played, batches, looped_actions, looped_segments, play
 
 LOOPS = {"segment": looped_segments, "action": looped_actions}
 FILL = {"input_ids": PAD, "policy_versions": -1}

@@ -24,7 +24,7 @@ from reward_kit.report.training_page import (
     whole_ticks,
     y_ticks,
 )
-from tests.report.training.made import make_training, update
+from tests.report.training.training_run_factory import make_training, update
 
 DOCS = Path(__file__).parents[3] / "docs"
 KL = ChartSpec("KL", (ChartLine("learner/approx_kl", "kl"),), "told", has_zero=False)

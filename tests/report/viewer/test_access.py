@@ -11,8 +11,8 @@ from reward_kit.errors import ConfigError
 from reward_kit.report.viewer_access import Access
 from reward_kit.report.viewer_runs import RunCatalog
 from reward_kit.report.viewer_server import serving
-from tests.report.made import episode, make_run, score
-from tests.report.viewer.asking import Visitor, visiting
+from tests.report.run_factory import episode, make_run, score
+from tests.report.viewer.served_viewer import Visitor, visiting
 
 PATHS = ["/", "/events", "/run", "/run/", "/run/figures", "/run/events", "/run/search"]
 PATHS += ["/run/episode/a", "/run/group/x-p", "/no/such"]

@@ -14,7 +14,7 @@ from reward_kit.report.run_data import read_run
 from reward_kit.report.viewer_runs import RunCatalog, RunRow
 from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.runs.summary import summarize, summary_to_json
-from tests.report.made import episode, make_run, random_run, score
+from tests.report.run_factory import episode, make_run, random_run, score
 
 
 def run_named(folder: Path, name: str, **header: Any) -> Path:

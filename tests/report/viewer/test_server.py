@@ -13,8 +13,8 @@ import pytest
 
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import RunHeader
-from tests.report.made import Parsed, episode, make_run, page_of, random_run, score
-from tests.report.viewer.asking import Visitor, visiting
+from tests.report.run_factory import Parsed, episode, make_run, page_of, random_run, score
+from tests.report.viewer.served_viewer import Visitor, visiting
 
 
 def add(run: Path, kind: str, *lines: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from reward_kit.rl.checkpoint import (
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model
 from reward_kit.rl.ppo import PPOLearner
-from tests.rl.checkpoint.kinds import same
+from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows
 
 

@@ -17,7 +17,7 @@ from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
-from tests.rounding import rounding_error
+from tests.tolerances import rounding_error
 
 LOW, HIGH = 0.2, 0.3
 

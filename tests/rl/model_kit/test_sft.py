@@ -20,8 +20,8 @@ from reward_kit.rl.model_kit.models import build_decoder
 from reward_kit.rl.model_kit.sft import Demonstrations, SFTConfig, SFTProgress, evaluate, fit, split_rows
 from reward_kit.tokens import TokenBatch, build_rows
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
-from tests.rl.model_kit.lake import TOOLS, tokenizer_of, walks
-from tests.rounding import rounding_error
+from tests.rl.model_kit.frozen_lake import TOOLS, tokenizer_of, walks
+from tests.tolerances import rounding_error
 
 ROWS = some_rows(count=12)
 

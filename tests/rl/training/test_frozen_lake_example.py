@@ -16,7 +16,7 @@ from reward_kit.cli.main import program
 from reward_kit.loading import load_module
 from reward_kit.rl.model_kit.models import load_model, unknown_pieces
 from reward_kit.rl.training.plan import load_plan
-from tests.rl.training.lake import metrics_of, train
+from tests.rl.training.frozen_lake import metrics_of, train
 
 LEARNED = 0.85
 """Runs end at 0.93 to 0.95 of 256 lakes, with a standard error of 0.016; seeds and processors spread them by as much.

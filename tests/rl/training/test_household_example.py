@@ -13,7 +13,7 @@ import pytest
 
 from reward_kit.loading import load_module
 from reward_kit.rl.training.plan import load_plan
-from tests.rl.training.lake import metrics_of, train
+from tests.rl.training.frozen_lake import metrics_of, train
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "alfworld_household"

@@ -17,7 +17,16 @@ from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl.training.resume import Changes, changes_since
 from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
-from tests.rl.training.lake import TRAIN, interrupted_after, lake_folder, metrics_of, same, train, trained, weights_of
+from tests.rl.training.frozen_lake import (
+    TRAIN,
+    interrupted_after,
+    lake_folder,
+    metrics_of,
+    same,
+    train,
+    trained,
+    weights_of,
+)
 
 CLOCK = ("time/", "speed/", "overlap/", "reward_agent/", "at")
 

@@ -13,7 +13,7 @@ from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl.training.resume import Changes, changes_since, new_run_header, stored_config
 from reward_kit.runs.run_folder import RunFolder, RunHeader
 from tests import command_line
-from tests.rl.training.lake import TRAIN, lake_folder
+from tests.rl.training.frozen_lake import TRAIN, lake_folder
 
 PASSWORD = "p4ssword-of-somebody"
 URL = f"http://me:{PASSWORD}@models.example/v1"

@@ -13,7 +13,7 @@ from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.training.plan import load_plan, with_temperature
 from reward_kit.runs.run_folder import RunHeader
-from tests.rl.training.lake import lake_folder, metrics_of, train, trained
+from tests.rl.training.frozen_lake import lake_folder, metrics_of, train, trained
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 

@@ -12,7 +12,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.runs.comparison import Difference, to_json
 from reward_kit.runs.comparison_table import comparison_notes
 from reward_kit.runs.statistics import holm, paired_figures
-from tests.runs.comparison.made import Scores, compared, make_run
+from tests.runs.comparison.run_pairs import Scores, compared, make_run
 
 BEFORE: Scores = {"a": [1.0, 0.0], "b": [0.0, 0.0], "c": [1.0, 1.0], "d": [1.0], "e": [None], "f": [1.0], "only": [1.0]}
 AFTER: Scores = {"a": [1.0, 1.0], "b": [1.0, None], "c": [0.0, 0.5], "d": [1.0], "e": [0.0], "f": [None], "new": [0.0]}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.runs.comparison import regression_gates, under_gate
-from tests.runs.comparison.made import compared, make_run
+from tests.runs.comparison.run_pairs import compared, make_run
 
 LOST = [-0.5, -0.25, -0.25, 0.0, -0.5, -0.25, -0.25, 0.0]
 

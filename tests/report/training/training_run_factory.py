@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.runs.run_folder import RunHeader, RunTiming
-from tests.report.made import BEGAN
+from tests.report.run_factory import BEGAN
 
 Figures = Mapping[str, float | None]
 

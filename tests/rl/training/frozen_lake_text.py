@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, save_model
-from tests.rl.training.lake import lake_folder
+from tests.rl.training.frozen_lake import lake_folder
 
 CLOCK = ("time/", "speed/", "overlap/", "reward_agent/", "at")
 """Figures that hang on the clock begin so."""

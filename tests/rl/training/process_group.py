@@ -35,7 +35,7 @@ class Several:
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.rl.training.several"],
+            [sys.executable, "-m", "tests.rl.training.process_group"],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """Servers with endless responses, and the memory that our clients need for them, in separate processes.
 
-    python -m tests.endless json 0       # serves the response `json` on a free port, which it prints
-    python -m tests.endless json 1000    # ends it after 1,000 MB
+    python -m tests.endless_server json 0       # serves the response `json` on a free port, which it prints
+    python -m tests.endless_server json 1000    # ends it after 1,000 MB
 
 `peak` calls a client in a new process and returns the increase of its memory in MB, and the error of the call.
 """
@@ -128,7 +128,7 @@ def serve(kind: str, most_mb: int) -> None:
 @contextmanager
 def endless(kind: str, most_mb: int = 0) -> Iterator[int]:
     """Start a server in a subprocess and yield its port."""
-    command = [sys.executable, "-m", "tests.endless", kind, str(most_mb)]
+    command = [sys.executable, "-m", "tests.endless_server", kind, str(most_mb)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

@@ -8,7 +8,7 @@ import pytest
 
 from reward_kit.report.viewer_server import training_mark
 from reward_kit.runs.files import write_atomically
-from tests.report.made import make_run
+from tests.report.run_factory import make_run
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "summary.json", "episodes/update-000001.jsonl"])

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import reward_kit
 from reward_kit.cli.main import program
 from tests.cli.project import Project
-from tests.rl.training.lake import lake_folder
+from tests.rl.training.frozen_lake import lake_folder
 
 PACKAGE = Path(reward_kit.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "development" / "architecture.md"

@@ -15,7 +15,7 @@ from reward_kit.rl.training.figures import UpdateRecorder
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.scoring import read_transcripts
 from tests import command_line
-from tests.rl.training.lake import TRAIN, lake_folder, trained
+from tests.rl.training.frozen_lake import TRAIN, lake_folder, trained
 from tests.runs.test_store import make_episode
 
 

@@ -18,9 +18,9 @@ import torch
 from reward_kit.rl.model_kit.models import load_model
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.runs.run_folder import RunHeader
-from tests.rl.training.lake import lake_folder, metrics_of, train, weights_of
-from tests.rl.training.language_lake import CLOCK, language_lake
-from tests.rl.training.several import Several
+from tests.rl.training.frozen_lake import lake_folder, metrics_of, train, weights_of
+from tests.rl.training.frozen_lake_text import CLOCK, language_lake
+from tests.rl.training.process_group import Several
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl.training.resume import Changes, changes_since, new_run_header
-from tests.rl.training.lake import TRAIN, lake_folder
+from tests.rl.training.frozen_lake import TRAIN, lake_folder
 
 
 def changes_by(folder: Path, **changes: Any) -> Changes:

@@ -1,4 +1,4 @@
-"""Reward functions written for reward-kit 0.4.1 give here what they give there, field by field.
+"""Test that rewards written for reward-kit 0.4.1 give the same results as in that version, field by field.
 
 Both packages score the same random conversations with one file of rewards, each in a Python of its own.
 """
@@ -69,7 +69,7 @@ def conversation(draw: random.Random) -> list[dict[str, Any]]:
 def scored_by(python: Path | str, path: Path, calls: list[list[Any]]) -> list[Any]:
     own = {"PYTHONPATH": str(ROOT)} if python == sys.executable else {}
     done = subprocess.run(
-        [python, Path(__file__).with_name("earlier_side.py")],
+        [python, Path(__file__).with_name("legacy_side.py")],
         input=json.dumps({"path": str(path), "calls": calls}),
         capture_output=True,
         text=True,
