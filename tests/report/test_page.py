@@ -31,7 +31,7 @@ HOSTILE = [
 
 
 def texts_of(cells: list) -> list[str]:
-    """Cells as they are shown; one that stands for another text has that beside it."""
+    """Return cells as shown, with the replaced text if a cell abbreviates one."""
     return [cell[0] if isinstance(cell, list) else cell for cell in cells]
 
 

@@ -61,7 +61,7 @@ class Publishes(TinyPolicy):
 
 
 class FailsInTheSecond(Publishes):
-    """A resource that fails at the start of the second episode of every group."""
+    """A policy whose session fails to open in the second episode of every group."""
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         if context.rollout_id.endswith("-1"):

@@ -52,7 +52,7 @@ TRAIN: dict[str, Any] = {
 
 
 def lake_folder(folder: Path, **changes: Any) -> Path:
-    """Return a folder with `train.yaml` and its files; `changes` override keys, and None removes them."""
+    """Write `train.yaml` and its files into a folder; `changes` override keys, and None removes them."""
     (folder / "reward.py").write_text(REWARD)
     (folder / "policy.py").write_text((Path(__file__).parents[2] / "tiny_policy.py").read_text())
     (folder / "lakes.jsonl").write_text("".join(json.dumps({"id": name}) + "\n" for name in "abcd"))

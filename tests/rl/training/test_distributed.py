@@ -80,7 +80,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 
 def breaking_lake(folder: Path, what: str) -> None:
-    """Return a train file whose module runs `what` in its fifth forward pass with gradients."""
+    """Write a train file whose module runs `what` in its fifth forward pass with gradients."""
     lake_folder(folder, updates=4, evaluation=None)
     policy, head = folder / "policy.py", "    def forward(self, ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:\n"
     body = f"""

@@ -39,7 +39,7 @@ GROUP = 2
 
 
 class Opens(TinyPolicy):
-    """A resource that counts its sessions."""
+    """A policy that counts its sessions."""
 
     def __init__(self) -> None:
         super().__init__()
