@@ -70,7 +70,7 @@ async def test_cancelling_the_run_on_an_outage_cancels_requests_instead_of_faili
     await chat.aclose()
 
 
-async def test_a_refused_key_stops_the_run_before_the_request_fails():
+async def test_rejected_key_stops_the_run_before_the_request_fails():
     for stops in (False, True):
         shared, _, reasons = traffic()
         async with ChatServer(lambda _: status(401, text="wrong key")) as server:

@@ -92,7 +92,7 @@ async def test_weights_are_published_between_answers(folder: Path) -> None:
         assert server.most_busy_while_loading == 0
 
 
-async def test_a_server_that_refuses_the_weights_is_an_error(folder: Path) -> None:
+async def test_server_rejecting_the_weights_is_an_error(folder: Path) -> None:
     async with served(folder, "sglang") as (server, policy):
         server.refuses_weights = True
         with pytest.raises(PolicyError, match=r"did not load the weights in .*: shapes differ"):

@@ -143,7 +143,7 @@ class TestScores:
                 told = (await asker.score("turns", {**body, **given})).json()
                 assert json.loads(told["result"]["reason"]) == [expected, {"a": [1]}, "x", "win"]
 
-    async def test_a_call_over_its_deadline_is_unscored_as_a_timeout(self) -> None:
+    async def test_call_beyond_its_deadline_is_unscored_as_a_timeout(self) -> None:
         gate = Gate()
         async with server(gate.reward, deadline_s=0.05) as asker:
             told = (await asker.score("gated", {"messages": []})).json()

@@ -264,7 +264,7 @@ async def mark_of(visitor: Visitor) -> str:
         (b'{"rollout_id": "a", "label": "pass", "note": "' + b"x" * 70_000 + b'"}', 413, ""),
     ],
 )
-async def test_invalid_label_is_refused(tmp_path: Path, body: bytes, status: int, message: str) -> None:
+async def test_invalid_label_is_rejected(tmp_path: Path, body: bytes, status: int, message: str) -> None:
     run = make_run(tmp_path, [episode("a")], [])
     async with visiting(tmp_path) as visitor:
         answer = await visitor.post("/run/labels", body)

@@ -226,7 +226,7 @@ def test_invalid_options_are_rejected() -> None:
         fit(a_model(), TokenBatch(batch, {}, ROWS.meta_info), SFTConfig())
 
 
-async def test_a_model_learns_to_walk_as_the_expert_does() -> None:
+async def test_model_learns_the_actions_of_the_expert() -> None:
     episodes = await walks(1)
     tokenizer = tokenizer_of(episodes)
     settings = {"action_format": "bare", "tools_in_prompt": False}
