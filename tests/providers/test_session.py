@@ -31,15 +31,15 @@ def traffic(**options) -> tuple[ProviderSession, list[str], list[str]]:
 
 async def test_outage_pauses_all_requests_until_the_endpoint_answers():
     shared, lines, reasons = traffic()
-    told = asyncio.Event()
-    shared.notice = lambda line: (lines.append(line), told.set())
+    notified = asyncio.Event()
+    shared.notice = lambda line: (lines.append(line), notified.set())
     async with ChatServer(lambda _: answer() if len(server.requests) == 1 else silent()) as server:
         chat = ChatEndpoint(server.base_url, retry=FAST, traffic=shared)
         await chat.complete(REQUEST)
         waiting = asyncio.gather(*(chat.complete(REQUEST) for _ in range(30)))
         await asyncio.sleep(0.02)
     assert not waiting.done()
-    await asyncio.wait_for(told.wait(), 5)
+    await asyncio.wait_for(notified.wait(), 5)
     async with ChatServer(lambda _: answer("back"), port=server.port):
         assert {completion.message.text for completion in await waiting} == {"back"}
     await chat.aclose()

@@ -128,9 +128,9 @@ def test_csv_gives_every_cell_back(run: Path, tmp_path: Path, name: str) -> None
     | st.sampled_from(["=1+1", "+1", "-1", "@x", "\t=1", "'=1", "＝1"])
 )
 def test_escaped_text_is_not_a_formula_and_is_recoverable(text: str) -> None:
-    said = escape_formula(text)
-    assert not said.startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"))
-    assert said.removeprefix("'") == text
+    escaped = escape_formula(text)
+    assert not escaped.startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"))
+    assert escaped.removeprefix("'") == text
 
 
 def test_raw_csv_leaves_texts_as_they_are() -> None:

@@ -89,10 +89,10 @@ def test_task_from_python_leaves_the_same_files_as_a_task_file(tmp_path: Path) -
     of_file = Task.from_file(tmp_path / "task.yaml").run(log_dir=tmp_path / "file", **asked)
     assert evaluate(tmp_path / "task.yaml", log_dir=tmp_path / "third", **asked).score == 0.5
     for name in ("episodes.jsonl", "scores.jsonl"):
-        told = [[json.loads(line) for line in (run.path / name).read_text().splitlines()] for run in (here, of_file)]
-        for one in (line for lines in told for line in lines):
+        output = [[json.loads(line) for line in (run.path / name).read_text().splitlines()] for run in (here, of_file)]
+        for one in (line for lines in output for line in lines):
             one.pop("timing"), one.pop("scorer", None)
-        assert told[0] == told[1]
+        assert output[0] == output[1]
 
 
 def test_run_records_settings_of_a_python_task(tmp_path: Path) -> None:
@@ -135,14 +135,14 @@ def test_offered_tools_may_be_a_list_of_names_and_the_own_ones(tmp_path: Path, i
         seen.append([spec["function"]["name"] for spec in specs])
         return {"type": "text", "content": "Rome"}
 
-    world = {"resource": "sqlite", "on_text": "end", "policy": ScriptedPolicy(act), "folder": tmp_path}
+    resource = {"resource": "sqlite", "on_text": "end", "policy": ScriptedPolicy(act), "folder": tmp_path}
     if is_in_file:
         (tmp_path / "tools.py").write_text(
             "from reward_kit import ToolRegistry\nr = ToolRegistry('geo')\n@r.tool\ndef look_up(country: str): ''\n"
         )
-        task = capitals(tools=["look_up", "execute_sql"], tools_module_path="tools.py", **world)
+        task = capitals(tools=["look_up", "execute_sql"], tools_module_path="tools.py", **resource)
     else:
-        task = capitals(tools=[tools, "execute_sql"], **world)
+        task = capitals(tools=[tools, "execute_sql"], **resource)
         assert RunHeader.read(task.run(log_dir=tmp_path).path).task["tools"] == ["look_up", "execute_sql"]
     assert "look_up" in task._repr_html_() and "execute_sql" in task._repr_html_()
     task.run(log_dir=tmp_path)
