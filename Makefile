@@ -28,7 +28,7 @@ test-all: $(VENV)/.dev  ## Run all tests except campaigns (20 min)
 NUMERIC_TESTS := tests/agent/policies tests/credit tests/rl tests/tokens \
 	tests/runs/statistics tests/runs/test_calibration.py tests/test_agreement.py tests/runs/comparison \
 	tests/cli/test_run_hf.py tests/pages/test_figures.py \
-	tests/test_household_agent.py tests/test_once_around.py tests/test_rl_helpers.py tests/test_rl_processing.py
+	tests/test_household_agent.py tests/test_training_loop.py tests/test_rl_helpers.py tests/test_rl_processing.py
 # Instruction sets of PyTorch, oneDNN, MKL, OpenBLAS, NumPy (names of NumPy 1 and 2, which warns about unknown ones) and the C library.
 AVX512 := AVX512F,AVX512CD,AVX512_SKX,AVX512_CLX,AVX512_CNL,AVX512_ICL,AVX512_SPR,X86_V4
 CPU_sse := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \

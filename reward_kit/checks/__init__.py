@@ -1,4 +1,4 @@
-"""Checkers for rewards, resources, episodes, rows and runs. Names load on first use."""
+"""Checks of rewards, resources, episodes, training rows and runs. Submodules are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Record a reward's calls from inside its process: changed inputs, files read, time and memory.
+"""Record what a reward does during a call: the inputs it changes, the files it opens, and its time and memory use.
 
-In the sandbox, this code runs in the same worker as the reward, so it confines nothing and its report is untrusted.
+The recorder runs in the same process as the reward, even in the sandbox. It therefore cannot restrict the reward, and
+its records are untrusted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CHANGEABLE = (
     "rollouts_messages",
     "ground_truths",
 )
-"""The inputs that a reward could change."""
+"""The mutable inputs of a reward."""
 _MOST_EVENTS = 50
 _LONGEST = 300
 _EVENTS = {
@@ -47,12 +48,12 @@ _is_hooked = False
 
 
 class CallRecorder:
-    """A recorder of each call of a reward.
+    """Recorder of the calls to a reward.
 
     Attributes:
-        wants_memory: measure the memory of the next call, which slows it down.
-        wants_inputs: compare its inputs before and after the call.
-        observed: the record of the last call; None before the first.
+        wants_memory: whether to measure the peak memory of the next call, which slows the call down.
+        wants_inputs: whether to compare the inputs before and after the next call.
+        observed: the record of the last call, or None before the first call.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class CallRecorder:
         _install_hooks()
 
     def wrap(self, spec: RewardSpec) -> RewardSpec:
-        """Return the reward with recording added; parameters and results stay the same."""
+        """Return a copy of the reward that records each call; its parameters and results do not change."""
         function = spec.function
         if isinstance(function, type):
             score = function.score  # type: ignore[attr-defined]
@@ -116,12 +117,12 @@ class CallRecorder:
 
 
 class RecordedWorkerCalls(WorkerCalls):
-    """`WorkerCalls` whose answers include the record of each call under `watched`."""
+    """`WorkerCalls` that adds the record of the call to each answer, under the key `watched`."""
 
     _watch: CallRecorder | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer like `WorkerCalls`; the request's `watch` selects what to record."""
+        """Answer a request as `WorkerCalls` does; the `watch` entry of the request selects what to record."""
         watch, look = self._watching(), request.get("watch", {})
         watch.wants_memory, watch.wants_inputs = bool(look.get("memory")), bool(look.get("inputs"))
         watch.observed = None
@@ -139,7 +140,7 @@ class RecordedWorkerCalls(WorkerCalls):
 
 
 def _plain_text(value: Any) -> str:
-    """Return a value as text, such that equal values have equal texts."""
+    """Serialize a value as JSON, or return "" if it cannot be serialized."""
     try:
         return json.dumps(value, default=_plain)
     except (TypeError, ValueError, RecursionError):
@@ -156,12 +157,12 @@ def _change(before: str, now: str) -> str:
     if before == now:
         return ""
     if not before or not now:
-        return ": it can no longer be written as JSON"
+        return ": it can no longer be serialized as JSON"
     return first_difference(json.loads(before), json.loads(now))[:_LONGEST] or ": the order of its keys changed"
 
 
 def _install_hooks() -> None:
-    """Install the audit hook once; it cannot be removed."""
+    """Install the audit hook on the first call only, since Python cannot remove an audit hook."""
     global _is_hooked
     if _is_hooked:
         return
@@ -200,7 +201,7 @@ def _note(kind: str, what: Any) -> None:
 
 
 def _is_library(path: Any) -> bool:
-    """Return whether a file belongs to an installed package or to the standard library."""
+    """Return True if a file belongs to an installed package or to the standard library."""
     if not isinstance(path, str):
         return isinstance(path, int)
     return path.endswith((".py", ".pyc", ".so")) or any(path.startswith(entry) for entry in sys.path if len(entry) > 1)

@@ -1,8 +1,8 @@
-"""`check_episode` and `check_group`: the contract of episodes and their tokens as an executable checker.
+"""Checks of episodes and their tokens: `check_episode` and `check_group`.
 
-The checks find data that would train a model on actions it never took: a retokenized history, a mask shifted against
-its tokens, log-probabilities of other tokens, groups with different initial states, stale weights. Each fault is
-reported once; its consequences are not.
+The checks detect data that would train a model on actions that it did not take, such as a retokenized history, a mask
+that is shifted relative to its tokens, log-probabilities of other tokens, groups with different initial states, and
+stale weights. Each fault is reported once; problems that follow from it are not reported.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from reward_kit.errors import EpisodeError, did_you_mean
 
 Array = npt.NDArray[Any]
 LogprobsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
-"""A function (T,) ids -> (T,) log p(ids[t] | ids[:t]) under the weights that sampled; the first entry is ignored."""
+"""A function that maps token ids (T,) to log p(ids[t] | ids[:t]) (T,) under the sampling weights; entry 0 is unused."""
 Credited = StepData | Mapping[str, Any]
-"""A step with its credit: `StepData`, or a line of `credit.jsonl`."""
+"""A step with assigned credit: a `StepData`, or a parsed line of `credit.jsonl`."""
 
 LARGEST_ID = 2**31 - 1
 ROUNDING = 1e-4
-"""Tolerance for log-probabilities above 0: float32 and bfloat16 soft-maxes can end slightly above it."""
+"""Tolerance for log-probabilities above 0, since a softmax in float32 or bfloat16 may round to slightly above 0."""
 TOLERANCE = 1e-2
 """Default tolerance between recomputed and recorded log-probabilities."""
 _FARTHEST_SHIFT = 8
@@ -50,20 +50,22 @@ def check_episode(
     current_version: int | None = None,
     max_staleness: int = 0,
 ) -> list[Finding]:
-    """Check the contract of one episode.
+    """Check that an episode is consistent and that its tokens can be used for training.
 
     Args:
-        episode: the record.
-        steps: the credited steps, or the lines of `credit.jsonl`; None if no credit was assigned.
-        scored: True if the episode has a score; None if unknown.
-        token_logprobs: (T,) ids -> (T,) log-probabilities of each id given the ids before it, under the weights that
-            sampled. With it, shifted and permuted log-probabilities are detected; without it, only misplaced zeros.
-        tolerance: the allowed difference between recomputed and recorded log-probabilities.
-        current_version: the version of the model's current weights; None compares versions only with one another.
-        max_staleness: the maximum number of versions by which the weights of an action may be older.
+        episode: the episode to check.
+        steps: the steps with their credit, or the lines of `credit.jsonl`; None if no credit was assigned.
+        scored: whether the episode has a score; None if unknown.
+        token_logprobs: a function that maps token ids (T,) to the log-probability of each id given the preceding ids
+            (T,), under the weights that sampled the actions. It is required to detect shifted and permuted
+            log-probabilities; without it, only misplaced zeros are detected.
+        tolerance: the maximum difference between recomputed and recorded log-probabilities.
+        current_version: the version of the model's current weights. If None, the versions in the episode are compared
+            only with each other.
+        max_staleness: the maximum number of versions by which an action's weights may lag behind `current_version`.
 
     Returns:
-        The problems; [] if there are none. Findings of level "error" break the contract.
+        The problems found. Problems of level "error" make the episode unfit for training.
     """
     findings, tokens = Findings.about_episode(episode.id_), episode.tokens
     _check_end(findings, episode)
@@ -90,9 +92,13 @@ def check_episode(
 
 
 def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
-    """Check that episodes form one group: unique ids, but the same group id, sample, policy, initial state and seed.
+    """Check that episodes form one group.
 
-    Each episode is compared with the first. `check_episode` checks single episodes.
+    The episodes must have different ids, but the same group id, sample, policy, initial state and environment seed.
+    Each episode is compared with the first one. Use `check_episode` to check the episodes themselves.
+
+    Returns:
+        The problems found.
     """
     checks = BatchChecks()
     findings = [finding for episode in episodes for finding in checks.add(episode)]
@@ -102,39 +108,42 @@ def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
             own = Findings.about_episode(episode.id_)
             own.error(
                 "mixed-groups",
-                f"its group id is {group_id!r}, but {episodes[0].id_} has {expected!r}; groups were split by "
-                "position, and an episode before them is missing",
+                f"the group id is {group_id!r}, but the group id of episode {episodes[0].id_} is {expected!r}; the "
+                "batch may have been split into groups by position while an episode was missing",
             )
             findings += own
     return findings
 
 
 def _check_end(findings: Findings, episode: SingleAgentEpisode) -> None:
-    """Check that an episode's end matches its stop reason, and that an error is recorded as a failure."""
+    """Check that the end of an episode is consistent with its stop reason and failure."""
     facts = get_facts(episode)
     reason, failure = facts.get("stop_reason"), facts.get("failure")
     if episode.is_terminated and episode.is_truncated:
-        findings.error("terminated-and-truncated", "the episode is terminated and truncated")
+        findings.error("terminated-and-truncated", "the episode is both terminated and truncated")
         return
     problem = ""
     if reason is not None and reason not in list(StopReason):
         problem = f"unknown stop reason {reason!r}{did_you_mean(str(reason), list(StopReason))}"
     elif reason is not None and StopReason(reason).is_terminal != episode.is_terminated:
         marked = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "unfinished"
-        effect = "ends the task" if StopReason(reason).is_terminal else "cuts it off"
-        problem = f"its stop reason {reason!r} {effect}, but it is marked {marked}; one of them was edited"
+        expected = "terminated" if StopReason(reason).is_terminal else "truncated"
+        problem = (
+            f"stop reason {reason!r} requires a {expected} episode, but the episode is marked {marked}; one of the "
+            "two was edited"
+        )
     elif reason is not None and not episode.is_done:
-        problem = f"it has the stop reason {reason!r} but is marked as unfinished; its end was not recorded"
+        problem = f"the stop reason is {reason!r}, but the episode is marked unfinished; its end was not recorded"
     elif failure and reason != StopReason.ERROR:
-        problem = f"it has a failure ({failure.get('where')}), but its stop reason is {reason!r}"
+        problem = f"the episode has a failure ({failure.get('where')}), but its stop reason is {reason!r}"
     elif reason == StopReason.ERROR and not failure:
-        problem = "its stop reason is 'error' but it has no failure; the cause is unknown"
+        problem = "the stop reason is 'error', but no failure was recorded; the cause is unknown"
     if problem:
         findings.error("stop-reason", problem)
 
 
 def _check_messages(findings: Findings, episode: SingleAgentEpisode) -> None:
-    """Check that each action is one assistant message, in order, with its tool calls answered before the next."""
+    """Check that each action has one assistant message, and that its tool calls are answered before the next action."""
     turns, messages = list(episode.assistant_turns), episode.messages
     if not messages and not turns:
         return
@@ -145,7 +154,9 @@ def _check_messages(findings: Findings, episode: SingleAgentEpisode) -> None:
     for t, turn in enumerate(turns):
         if not 0 <= turn < len(messages) or (t and turn <= turns[t - 1]) or messages[turn].role != "assistant":
             role = messages[turn].role if 0 <= turn < len(messages) else "missing"
-            findings.error("assistant-turns", f"its assistant turn points to message {turn}, which is {role}", step=t)
+            text = f"the assistant turn refers to message {turn}, whose role is {role}"
+            text = text if role != "missing" else f"the assistant turn refers to message {turn}, which does not exist"
+            findings.error("assistant-turns", text, step=t)
             return
     for t, turn in enumerate(turns):
         _check_turn(findings, episode, t, messages[turn].tool_calls or [])
@@ -154,13 +165,13 @@ def _check_messages(findings: Findings, episode: SingleAgentEpisode) -> None:
 def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_calls: Sequence[Any]) -> None:
     answers, action = episode.answers_to(t), episode.get_actions(t)
     if any(message.role == "assistant" for message in answers):
-        text = "a second assistant message follows before the next action"
+        text = "there is a second assistant message before the next action"
         findings.error("two-assistant-messages", text, step=t)
     called = [call.function.name for call in tool_calls]
     # Episodes created by hand may have actions of any form.
     is_ours = isinstance(action, dict) and "type" in action
     if is_ours and called != (done := [str(call.get("name")) for call in get_tool_calls(action)]):
-        text = f"the action calls {json.dumps(done)}, but its message calls {json.dumps(called)}"
+        text = f"the action calls {json.dumps(done)}, but its assistant message calls {json.dumps(called)}"
         findings.error("action-and-message", text, step=t)
     calls = [call.id for call in tool_calls]
     answered = [message.tool_call_id for message in answers if message.role == "tool"]
@@ -174,7 +185,10 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
     if len(missing) > answered.count(None) and not may_end:  # An answer without an id may match any call
         findings.error("unanswered-call", f"no tool message answers the call {missing[0]!r}", step=t)
     elif stray:
-        text = f"a tool message answers {stray[0]!r}, which this action did not call (it called {calls or 'nothing'})"
+        text = (
+            f"a tool message answers the call {stray[0]!r}, which this action did not make; its calls are "
+            f"{calls or 'none'}"
+        )
         findings.error("unanswered-call", text, step=t)
     elif twice:
         text = f"{answered.count(twice[0])} tool messages answer the call {twice[0]!r}"
@@ -182,7 +196,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
 
 
 def _credit_row(step: Credited) -> dict[str, Any]:
-    """Return the credit of a step under the keys of `credit.jsonl`; only `StepData` also has rewards."""
+    """Return the credit of a step with the keys of `credit.jsonl`, and its rewards if it is a `StepData`."""
     if not isinstance(step, StepData):
         return {name: step.get(name) for name in ("step", "group_id", "A", "A_E", "return_to_go")}
     info = step.step_info
@@ -194,53 +208,54 @@ def _credit_row(step: Credited) -> dict[str, Any]:
 def _check_credit(
     findings: Findings, episode: SingleAgentEpisode, rows: Sequence[Mapping[str, Any]], scored: bool | None
 ) -> None:
-    """Check the credit of one episode; report only the first problem of each step."""
+    """Check the credit of one episode, and report the first problem of each kind."""
     if (order := [row["step"] for row in rows]) != list(range(len(episode))):
         findings.error(
             "credit-steps",
-            f"{len(episode)} steps but {len(rows)} with credit, in the order {order[:8]}; the credit belongs to "
-            "another episode, or to an earlier attempt",
+            f"the episode has {len(episode)} steps, but the credit is for {len(rows)} steps, in the order "
+            f"{order[:8]}; the credit belongs to another episode or to an earlier attempt",
         )
         return
     facts, rewards = get_facts(episode), episode.environment_rewards()
     group = facts.get("group_id")
     for t, row in enumerate(rows):
         if group is not None and row["group_id"] not in (None, group):
-            text = f"credited in group {row['group_id']!r}, but the episode is in {group!r}"
+            text = f"the credit is for group {row['group_id']!r}, but the episode belongs to group {group!r}"
             findings.error("group-id", text, step=t)
             break
         own = row.get("environment_reward", rewards[t])
         if own != rewards[t] and not (own != own and rewards[t] != rewards[t]):  # Two NaNs count as equal
-            text = f"the step has the environment reward {own}, but the record has {rewards[t]}"
+            text = f"the environment reward of the step is {own}, but the episode recorded {rewards[t]}"
             findings.error("environment-reward", text, step=t)
             break
     credited = [t for t, row in enumerate(rows) if row["A"] is not None]
     if scored is False or facts.get("failure"):
         for t in credited[:1]:
-            text = f"the episode is unscored, but the step has the advantage {rows[t]['A']:.4g}"
+            text = f"the episode is unscored, but the advantage of the step is {rows[t]['A']:.4g}"
             findings.error("advantage-unscored", text, step=t)
         return
     if 0 < len(credited) < len(rows):
         first = next(t for t, row in enumerate(rows) if row["A"] is None)
-        findings.error("credit-missing", f"the step has no advantage, but {len(credited)} others do", step=first)
+        text = f"the step has no advantage, but {len(credited)} other steps have one"
+        findings.error("credit-missing", text, step=first)
         return
     if not scored and not credited and all(row["return_to_go"] is None for row in rows):
         return
     for t, row in enumerate(rows):
         for key, name in (("A", "advantage"), ("return_to_go", "return"), ("base_reward", "base reward")):
             if (value := row.get(key)) is not None and not math.isfinite(value):
-                findings.error("credit-not-finite", f"its {name} is {value}", step=t)
+                findings.error("credit-not-finite", f"the {name} is {value}", step=t)
                 return
     known = [(t, row["A_E"]) for t, row in enumerate(rows) if row["A_E"] is not None]
     for t, value in known:
         if abs(value - known[0][1]) > _SAME * max(1.0, abs(value)):
-            text = f"A_E is {value:.6g} here but {known[0][1]:.6g} in step {known[0][0]}"
+            text = f"A_E is {value:.6g}, but it is {known[0][1]:.6g} in step {known[0][0]}"
             findings.error("episode-advantage-varies", text, step=t)
             return
 
 
 class _Member(NamedTuple):
-    """The properties of a group's first episode, with which the other episodes are compared."""
+    """The properties of an episode that must be the same in all episodes of its group."""
 
     rollout_id: str
     sample: Any
@@ -250,33 +265,37 @@ class _Member(NamedTuple):
 
 
 _MIXED = {
-    "sample": ("mixed-groups", "their scores are compared although the tasks differ"),
+    "sample": ("mixed-groups", "their scores would be compared although the tasks differ"),
     "policy": ("mixed-groups", "the baseline would combine different policies"),
-    "start_state": ("mixed-starts", "the resource was reset with another seed, or a fork does not copy its state"),
-    "environment_seed": ("mixed-seeds", "all episodes of a group use the same environment seed"),
+    "start_state": (
+        "mixed-starts",
+        "the resource was reset with a different seed, or a fork does not copy the whole state",
+    ),
+    "environment_seed": ("mixed-seeds", "all episodes of a group must use the same environment seed"),
 }
-"""For each property that a group shares, the kind of finding if it differs, and the consequence or cause."""
+"""For each property that must be the same in a group: the kind of finding if it differs, and the effect or cause."""
 
 
 class BatchChecks:
-    """Checks across episodes, which are compared one at a time; memory grows only with the number of groups."""
+    """Checks that compare episodes, which are added one at a time; only ids and one `_Member` per group are kept."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
         self._groups: dict[str, _Member] = {}
 
     def add(self, episode: SingleAgentEpisode) -> list[Finding]:
-        """Return an episode's problems relative to the episodes added before."""
+        """Return the problems of an episode in comparison with the episodes added before it."""
         findings, facts = Findings.about_episode(episode.id_), get_facts(episode)
         if (name := (episode.id_, facts.get("attempt") or 0)) in self._seen:
-            text = "another episode of the batch has this id, but scores and credit are joined by id"
+            text = "another episode of the batch has the same id, but scores and credit are looked up by id"
             findings.error("duplicate-rollout", text)
             return findings
         self._seen.add(name)
         start, seeds = facts.get("start") or {}, facts.get("seeds") or {}
         key, first_key = start.get("state_key"), episode.get_infos(0).get("state_key") if len(episode) else None
         if None not in (key, first_key) and key != first_key:
-            findings.error("start-moved", f"it starts in the state {key} but first acts in {first_key}", step=0)
+            text = f"the initial state is {key}, but the state before the first action is {first_key}"
+            findings.error("start-moved", text, step=0)
         member = _Member(episode.id_, facts.get("sample_id"), facts.get("policy"), key, seeds.get("environment"))
         group_id = facts.get("group_id")
         if group_id is None or (first := self._groups.setdefault(group_id, member)) is member:
@@ -287,8 +306,8 @@ class BatchChecks:
                 continue
             findings.error(
                 kind,
-                f"its {fact.replace('_', ' ')} is {own!r}, but {first.rollout_id} has {other!r}, both in group "
-                f"{group_id!r}; {cause}",
+                f"the {fact.replace('_', ' ')} is {own!r}, but it is {other!r} in episode {first.rollout_id} of the "
+                f"same group {group_id!r}; {cause}",
                 level="warning" if kind == "mixed-starts" and start.get("verified") is False else "error",
             )
             break
@@ -296,7 +315,7 @@ class BatchChecks:
 
 
 class Action(NamedTuple):
-    """The position of one action's tokens in a sequence."""
+    """The position of an action's tokens in a sequence."""
 
     step: int
     start: int
@@ -305,7 +324,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckedTokens:
-    """A sequence of tokens that a model saw, including those that it sampled."""
+    """A token sequence of a model, with its observed and its sampled tokens."""
 
     ids: Array  # (T,) all tokens, observed and sampled
     action_mask: Array  # (T,) 1 for sampled tokens
@@ -314,7 +333,7 @@ class CheckedTokens:
     first: int = 0  # The offset that messages add to positions in `ids`
 
     def spans(self) -> tuple[Action, ...]:
-        """Return the actions, or, if unknown, the runs of ones in the mask, numbered from 0."""
+        """Return the actions; if they are unknown, return the runs of ones in the mask, numbered from 0."""
         if self.actions:
             return self.actions
         edges = np.flatnonzero(np.diff(np.concatenate([[0], (self.action_mask == 1).astype(np.int8), [0]])))
@@ -322,12 +341,12 @@ class CheckedTokens:
         return tuple(map(Action, range(len(starts)), starts, stops))
 
     def step_at(self, token: int) -> int | None:
-        """Return the step whose action contains a token; None outside actions or if actions are unknown."""
+        """Return the step whose action contains a token, or None if no known action contains it."""
         return next((action.step for action in self.actions if action.start <= token < action.stop), None)
 
 
 def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
-    """Yield one sequence for each segment."""
+    """Yield one token sequence per segment."""
     ids, logprobs = np.array(tokens.ids, dtype=np.int64), np.array(tokens.logprobs, dtype=np.float64)
     mask = np.zeros(len(ids), dtype=np.int8)
     for span in tokens.spans:
@@ -343,7 +362,7 @@ def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
 def check_tokens(
     findings: Findings, row: CheckedTokens, *, token_logprobs: LogprobsOf | None = None, tolerance: float = TOLERANCE
 ) -> None:
-    """Check one sequence. Consequences of a reported fault are not reported."""
+    """Check one token sequence; problems that follow from a reported one are not reported."""
     before = len(findings)
     _check_form(findings, row)
     if row.logprobs is None or len(findings) > before:
@@ -357,19 +376,19 @@ def check_tokens(
 
 
 def _check_form(findings: Findings, row: CheckedTokens) -> None:
-    """Check lengths, ids and mask, which all other checks rely on."""
+    """Check the lengths, the ids and the mask, on which all other checks rely."""
     for name, values in (("action mask", row.action_mask), ("logprobs", row.logprobs)):
         if values is not None and len(values) != len(row.ids):
-            cause = "they were written by different code, or one of them omits the prompt"
-            text = f"{len(row.ids)} token ids but {len(values)} entries of {name}; {cause}"
+            cause = "they come from different code, or one of them omits the prompt"
+            text = f"{len(row.ids)} token ids, but {len(values)} entries in the {name}; {cause}"
             findings.error("length-mismatch", text)
     wrong = np.flatnonzero((row.ids < 0) | (row.ids > LARGEST_ID))
     for at in wrong[:1].tolist():
-        text = f"{row.ids[at]} is not a token id ({len(wrong)} tokens)"
+        text = f"{row.ids[at]} is not a valid token id ({len(wrong)} such tokens)"
         findings.error("token-id", text, step=row.step_at(at), token=row.first + at)
     wrong = np.flatnonzero((row.action_mask != 0) & (row.action_mask != 1))
     for at in wrong[:1].tolist():
-        text = f"the action mask is {row.action_mask[at]} ({len(wrong)} tokens)"
+        text = f"the action mask is {row.action_mask[at]} ({len(wrong)} such tokens)"
         findings.error("mask-values", text, token=row.first + at)
 
 
@@ -381,19 +400,19 @@ def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) 
         return
     at = int(stray[0])
     if not (known & mask).any() and mask.any():
-        text = "every log-probability is where the mask is 0 and none where it is 1"
+        text = "all log-probabilities are at positions where the mask is 0"
         findings.error("inverted-mask", text, token=row.first + at)
     elif distance := _displacement(mask, known):
         side, step = "after" if distance > 0 else "before", row.actions[0].step if row.actions else None
-        text = f"the log-probabilities are {abs(distance)} tokens {side} the actions of the mask"
+        text = f"the log-probabilities are {abs(distance)} tokens {side} the actions in the mask"
         findings.error("shifted-mask", text, step=step, token=row.first + at)
     else:
-        text = f"the log-probability is {logprobs[at]:.4g} where the policy sampled nothing ({len(stray)} tokens)"
+        text = f"the log-probability of a token outside the actions is {logprobs[at]:.4g} ({len(stray)} such tokens)"
         findings.error("logprob-off-action", text, token=row.first + at)
 
 
 def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> int:
-    """Return the number of positions by which `known` is shifted to the right of `mask`, ignoring the edges."""
+    """Return by how many positions `known` is shifted to the right relative to `mask`, ignoring the edges."""
     # A shift leaves a gap in the mask; without a gap, values were added, not shifted.
     if not (mask & ~known).any():
         return 0
@@ -407,23 +426,25 @@ def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> 
 
 
 def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> None:
-    """Check the actions' log-probabilities: at most 0, finite, and known for all tokens of an action or for none."""
+    """Check that the log-probabilities of an action are finite, at most 0, and either all known or all unknown."""
     for step, start, stop in row.spans():
         part = logprobs[start:stop]
         unknown, infinite, positive = np.isnan(part), np.isinf(part), part > ROUNDING
         if infinite.any():
             kind, at = "logprob-not-finite", int(np.argmax(infinite))
             text = (
-                f"the log-probability is {part[at]}; a token of probability 0 cannot be sampled: the distribution was "
-                "masked or cut (top-k, grammar) after sampling"
+                f"the log-probability is {part[at]}, but a token of probability 0 cannot be sampled; the distribution "
+                "was masked or truncated (top-k, grammar) after sampling"
             )
         elif unknown.any() and not unknown.all():
             kind, at = "logprob-not-finite", int(np.argmax(unknown))
-            counts = f"{int(unknown.sum())} of the action's {len(part)}"
-            text = f"{counts} log-probabilities are NaN; within an action, all must be known or all unknown"
+            text = (
+                f"{int(unknown.sum())} of the {len(part)} log-probabilities of the action are NaN; record all of "
+                "them or none"
+            )
         elif positive.any():
             kind, at = "logprob-positive", int(np.argmax(positive))
-            text = f"the log-probability is {part[at]:.4g}; it must not be above 0"
+            text = f"the log-probability is {part[at]:.4g}, which is above 0"
         else:
             continue
         findings.error(kind, text, step=step if row.actions else None, token=row.first + start + at)
@@ -432,7 +453,7 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
 def _check_recomputed(
     findings: Findings, row: CheckedTokens, logprobs: Array, token_logprobs: LogprobsOf, tolerance: float
 ) -> None:
-    """Compare the recorded log-probabilities with those that the model computes."""
+    """Compare the recorded log-probabilities with recomputed ones."""
     own = np.asarray(token_logprobs(row.ids.astype(np.int64)), dtype=np.float64)
     if own.shape != row.ids.shape:
         text = f"token_logprobs returned shape {own.shape} for {len(row.ids)} ids; return one number per id"
@@ -450,21 +471,21 @@ def _check_recomputed(
         moved = np.roll(expected, distance)[kept]
         if len(moved) > 1 and np.all(np.abs(recorded[kept] - moved) <= tolerance):
             side = "before" if distance > 0 else "after"
-            cause = f"they match the token {abs(distance)} {side}: the log-probabilities are shifted"
+            cause = f"the log-probabilities are shifted: they match the token {abs(distance)} {side}"
             break
     else:
         if np.all(np.abs(np.sort(recorded) - np.sort(expected)) <= tolerance):
-            cause = "they match other tokens of the sequence: the log-probabilities are permuted"
+            cause = "the log-probabilities are permuted: they match other tokens of the sequence"
         else:
             kind = "logprob-differs"
             cause = (
-                "they come from other weights, or not from the distribution that was sampled (temperature, "
-                "top-p, a missing system prompt)"
+                "they were computed with different weights, or for another distribution than the sampled one "
+                "(temperature, top-p, a missing system prompt)"
             )
     worst = int(np.argmax(differs))
     findings.error(
         kind,
-        f"the recorded log-probability is {recorded[worst]:.4f}, but the model gives {expected[worst]:.4f} "
+        f"the recorded log-probability is {recorded[worst]:.4f}, but the recomputed one is {expected[worst]:.4f} "
         f"({int(differs.sum())} of {len(at)} differ by more than {tolerance:g}); {cause}",
         step=row.step_at(int(at[worst])),
         token=row.first + int(at[worst]),
@@ -477,31 +498,39 @@ def _bounds(tokens: EpisodeTokens) -> list[tuple[int, int]]:
 
 
 def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | None) -> bool:
-    """Check segments and spans; `steps` is the episode's length, None for a part of an episode."""
+    """Return True if the segments and spans are valid; `steps` is the episode length, or None for a partial episode."""
     before = len(findings)
     if len(tokens.logprobs) != len(tokens.ids):
-        text = f"{len(tokens.ids)} token ids but {len(tokens.logprobs)} log-probabilities; use 0.0 outside the actions"
+        text = (
+            f"{len(tokens.ids)} token ids, but {len(tokens.logprobs)} log-probabilities; record 0.0 for tokens outside "
+            "the actions"
+        )
         findings.error("length-mismatch", text)
     # Segments must cover all ids in order, and each must have a reason for its start.
     if tokens.ids and (not tokens.segments or tokens.segments[0].start != 0):
         findings.error("segment", "the first segment does not begin at token 0; the first ids are missing", token=0)
     for number, (segment, (start, stop)) in enumerate(zip(tokens.segments, _bounds(tokens), strict=True)):
         if not 0 <= segment.prompt_length <= stop - start:
-            text = f"segment {number} has {stop - start} tokens but a prompt of {segment.prompt_length}"
-            findings.error("segment", f"{text}; segments were joined or cut without updating the lengths", token=start)
+            text = (
+                f"segment {number} has {stop - start} tokens, but its prompt_length is {segment.prompt_length}; the "
+                "segments were joined or truncated without updating the lengths"
+            )
+            findings.error("segment", text, token=start)
         if not segment.reason:
-            findings.error("segment", f"segment {number} has no reason for the rewritten context", token=start)
+            text = f"segment {number} does not record the reason why the context was rewritten"
+            findings.error("segment", text, token=start)
     if len(findings) == before:
         _check_spans(findings, tokens, steps)
     return len(findings) == before
 
 
 def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -> None:
-    """Check that actions ascend and fill their segments: a prompt before the first, nothing after the last."""
+    """Check that the actions are in order, and that no token of a completion is missing at the start or end."""
     per_segment: dict[int, list[ActionSpan]] = {number: [] for number in range(len(tokens.segments))}
     for span in tokens.spans:
         if span.segment not in per_segment:
-            findings.error("action-span", f"the action is in segment {span.segment}, which is missing", step=span.step)
+            text = f"the action belongs to segment {span.segment}, which does not exist"
+            findings.error("action-span", text, step=span.step)
             return
         per_segment[span.segment].append(span)
     bounds = [
@@ -512,33 +541,39 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
         ends += [(per_segment[number][-1].stop - stop, stop) for number, (_, stop) in enumerate(bounds)]
         moved = {distance for distance, _ in ends}
         if len(moved) == 1 and (distance := moved.pop()):
-            text = f"every action is shifted by {distance:+} against its sampled tokens"
+            text = f"all actions are shifted by {distance:+} tokens relative to the sampled tokens"
             findings.error("shifted-mask", text, step=tokens.spans[0].step, token=tokens.spans[0].start)
             return
     for number, (first, stop) in enumerate(bounds):
         if not (spans := per_segment[number]):
-            text = f"segment {number} has no action, so nothing can be learned from it"
+            text = f"segment {number} has no action, so it cannot be used for training"
             findings.error("segment", text, token=tokens.segments[number].start)
         elif outside := [span for span in spans if not first <= span.start <= span.stop <= stop]:
             span = outside[0]
-            place = f"{span.start}:{span.stop}, outside its segment's completion {first}:{stop}"
-            findings.error("action-span", f"the action is at {place}", step=span.step, token=span.start)
+            text = f"the action is at {span.start}:{span.stop}, outside the completion of its segment, {first}:{stop}"
+            findings.error("action-span", text, step=span.step, token=span.start)
         elif (span := spans[0]).start != first:
-            text = f"the prompt ends at {first} and the first action begins at {span.start}; the mask misses one"
+            text = (
+                f"the prompt ends at {first}, but the first action begins at {span.start}; an action is missing from "
+                "the mask"
+            )
             findings.error("action-span", text, step=span.step, token=first)
         elif (span := spans[-1]).stop != stop:
-            text = f"{stop - span.stop} tokens follow the last action of segment {number}; the mask misses an action"
+            text = (
+                f"{stop - span.stop} tokens follow the last action of segment {number}; an action is missing from the "
+                "mask"
+            )
             findings.error("action-span", text, step=span.step, token=span.stop)
     for one, two in pairwise(tokens.spans):
         if two.step <= one.step or two.start < one.stop:
-            findings.error("action-span", f"the action overlaps or precedes step {one.step}", step=two.step)
+            findings.error("action-span", f"the action overlaps or precedes that of step {one.step}", step=two.step)
     if steps is not None and tokens.spans and not 0 <= (last := tokens.spans[-1].step) < steps:
-        text = f"this step has tokens, but the episode has {steps} steps; an action was sampled but never taken"
+        text = f"this step has tokens, but the episode has only {steps} steps; an action was sampled but not taken"
         findings.error("action-span", text, step=last)
 
 
 def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
-    """Find contexts that were rewritten without a recorded reason, usually because the history was tokenized again."""
+    """Report contexts that were rewritten without a recorded reason, usually by tokenizing the history again."""
     ids = np.array(tokens.ids, dtype=np.int64)
     bounds = _bounds(tokens)
     for number, segment in enumerate(tokens.segments[1:], 1):
@@ -550,12 +585,12 @@ def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
         at = bounds[number - 1][0] + length
         owner = next((span.step for span in tokens.spans if span.start <= at < span.stop), None)
         if length == len(prompt):
-            what = f"the prompt ends after {length} of the {len(seen)} earlier tokens"
+            what = f"the prompt contains only {length} of the {len(seen)} earlier tokens"
         elif length == len(seen):
-            what = "the prompt extends the tokens before it, so it belongs to the same segment"
+            what = "the prompt extends the earlier tokens, so it belongs to the same segment"
         else:
-            source = "from the observation" if owner is None else f"sampled in step {owner}"
-            what = f"the prompt has {prompt[length]} instead of {seen[length]}, {source}"
+            source = "an observation" if owner is None else f"the action of step {owner}"
+            what = f"the prompt has token id {prompt[length]} instead of {seen[length]}, which is part of {source}"
         findings.error(
             "drifted-prefix",
             what,
@@ -575,20 +610,26 @@ def first_mismatch(one: Array, two: Array) -> int:
 def _check_versions(
     findings: Findings, spans: Sequence[ActionSpan], current_version: int | None, max_staleness: int
 ) -> None:
-    """Check that policy versions never decrease during an episode, nor exceed the trainer's version."""
+    """Check that the policy versions do not decrease during an episode and are neither too old nor too new."""
     known = [span for span in spans if span.policy_version != UNKNOWN_VERSION]
     unknown = next((span for span in spans if span.policy_version == UNKNOWN_VERSION), None)
     if unknown is not None and (known or current_version is not None):
-        findings.error("unknown-version", "the version that sampled it was not recorded", step=unknown.step)
+        findings.error("unknown-version", "the policy version was not recorded", step=unknown.step)
     for one, two in pairwise(known):
         if two.policy_version < one.policy_version:
-            text = f"sampled by version {two.policy_version} after version {one.policy_version}, by an old engine"
+            text = (
+                f"the action was sampled by version {two.policy_version} after an action of the newer version "
+                f"{one.policy_version}; an engine has old weights"
+            )
             findings.error("stale-version", text, step=two.step)
             return
     if current_version is None:
         return
     for span in known:
         if not current_version - max_staleness <= span.policy_version <= current_version:
-            versions = f"sampled by version {span.policy_version}, but the trainer has version {current_version}"
-            findings.error("stale-version", f"{versions} (at most {max_staleness} behind)", step=span.step)
+            text = (
+                f"the action was sampled by version {span.policy_version}, but the trainer has version "
+                f"{current_version} (maximum staleness {max_staleness})"
+            )
+            findings.error("stale-version", text, step=span.step)
             return

@@ -1,4 +1,4 @@
-"""Findings of the checks, and the report that counts them, for a terminal and as JSON."""
+"""Findings of the checks, and a report that can be printed in a terminal or written as JSON."""
 
 from __future__ import annotations
 
@@ -15,54 +15,56 @@ FAIL_ON = (*LEVELS, "never")
 _EXAMPLE_CHARS = 400
 CAUSES = {
     "action-and-message": "the message was rewritten, or it belongs to another step",
-    "advantage-unscored": "a missing score was counted as 0; unscored episodes must have None, and are excluded",
-    "assistant-turns": "each action must append exactly one assistant message, which rewards locate by its turn",
-    "call-answered-twice": "an answer was recorded twice, perhaps by a retry; endpoints reject such a conversation",
-    "concatenated-prompts": "pass the first prompt, the rest as completion, and env_mask",
-    "credit-missing": "a scored episode needs credit on all steps, an unscored one on none",
-    "credit-not-finite": "a score was NaN, or there was a division by a spread of 0",
-    "credit-off-action": "observations would be trained on: the credit was spread over the whole completion",
-    "credit-varies": "credit is constant within an action: it was discounted or normalized per token, or is misaligned",
-    "drifted-prefix": "the history was tokenized again (keep the ids), or the chat template "
-    "rewrites it (record a segment_reason)",
+    "advantage-unscored": "a missing score was counted as 0; use None as the advantage of unscored episodes",
+    "assistant-turns": "each action must append exactly one assistant message, because rewards locate it by its turn",
+    "call-answered-twice": "the answer was recorded twice, perhaps by a retry; endpoints reject such conversations",
+    "concatenated-prompts": "pass the first prompt as prompt_ids, everything after it as completion_ids, and env_mask",
+    "credit-missing": "credit must be assigned to all steps of a scored episode, and to none of an unscored one",
+    "credit-not-finite": "a score is NaN, or a value was divided by a standard deviation of 0",
+    "credit-off-action": "the credit was spread over the whole completion, so observations would be trained on",
+    "credit-varies": "credit must be constant within an action, but it was discounted or normalized per token, or is "
+    "misaligned",
+    "drifted-prefix": "the history was tokenized again (keep the sampled ids instead), or the chat template "
+    "rewrote it (record a segment_reason)",
     "duplicate-rollout": "a row was repeated to fill a batch, or two runs share a seed",
-    "environment-reward": "rewards are shifted by one step, or were changed after the episode",
-    "episode-advantage-varies": "it must be one number per episode, but the baseline was computed over steps",
-    "group-id": "its baseline would come from another group",
+    "environment-reward": "the rewards are shifted by one step, or were changed after the episode",
+    "episode-advantage-varies": "A_E must be constant within an episode, but the baseline was computed over steps",
+    "group-id": "the baseline would come from another group",
     "inverted-mask": "a mask must be 1 only on tokens that the policy sampled",
-    "logprob-off-action": "it must be 0.0; the prompt was scored too, or an action is missing from the mask",
+    "logprob-off-action": "it must be 0.0, but the prompt was scored too, or an action is missing from the mask",
     "logprob-positive": "a negative log-likelihood, a logit or a probability was recorded",
     "lost-episodes": "lines of episodes.jsonl were lost",
-    "mask-on-prompt": "tokens not sampled in this step would be trained on",
-    "mask-outside": "a mask was built for another axis, or is inverted",
-    "mask-values": "a mask must be 1 where the policy sampled and 0 elsewhere",
-    "reward-misplaced": "it was placed at the end of an observation or of a padded row, or on every token",
-    "reward-not-finite": "every sum and baseline would become non-finite; use None",
-    "shifted-mask": "one of them is aligned with next-token targets, or lacks the begin-of-sequence token",
-    "stale-version": "drop the episode, or correct for its age with importance weights",
-    "start-moved": "the state changed between fork and first action, or the key contains time, ids or noise",
-    "terminated-and-truncated": "a critic needs to know: the value after the end is 0 "
-    "(terminated) or bootstrapped (truncated)",
+    "mask-on-prompt": "tokens that were not sampled in this step would be trained on",
+    "mask-outside": "a mask belongs to another axis, or is inverted",
+    "mask-values": "a mask must be 1 on sampled tokens and 0 elsewhere",
+    "reward-misplaced": "the reward was placed at the end of an observation or of a padded row, or on every token",
+    "reward-not-finite": "all sums and baselines would become non-finite; use None for a missing reward",
+    "shifted-mask": "one of the two is aligned with next-token targets, or lacks the begin-of-sequence token",
+    "stale-version": "drop the episode, or correct for the staleness with importance weights",
+    "start-moved": "the state changed between the fork and the first action, or its key depends on the time, ids or "
+    "noise",
+    "terminated-and-truncated": "a critic needs to distinguish them: the value after the end is 0 if terminated, and "
+    "bootstrapped if truncated",
     "token-id": "padding or a label of -100 was used as a token",
-    "two-assistant-messages": "each sampled message is a step, but a discarded retry is not",
+    "two-assistant-messages": "record each sampled message as a step, and drop discarded retries",
     "two-versions": "weights were swapped during generation, so no single policy has these probabilities",
-    "unanswered-call": "the answer was dropped, or its tool_call_id changed; endpoints reject such a conversation",
-    "unknown-version": "its staleness is unknown; return policy_version with every action",
+    "unanswered-call": "the answer was dropped, or its tool_call_id was changed; endpoints reject such conversations",
+    "unknown-version": "the staleness is unknown; return policy_version with every action",
 }
-"""The likely cause or effect of each kind of finding, appended to its messages."""
+"""The likely cause or effect of each kind of finding, which is appended to its messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A single problem.
+    """A problem found by a check.
 
     Attributes:
-        level: "error" for a broken contract or a wrong number; "warning" if it may be intended; else "info".
-        kind: the name of the fault, such as "drifted-prefix"; names are stable.
+        level: "error" for invalid data or incorrect behavior, "warning" if it may be intentional, otherwise "info".
+        kind: the name of the fault, such as "drifted-prefix". Names do not change between releases.
         message: the location, the problem and the likely cause.
-        rollout_id: the episode; None if no single episode is at fault.
-        step: the index of the action, from 0; None if no action is at fault.
-        token: the position in the token ids; None if no token is at fault.
+        rollout_id: the id of the episode, or None if the problem does not concern a single episode.
+        step: the index of the action, counted from 0, or None if the problem does not concern a single action.
+        token: the position in the token ids, or None if the problem does not concern a single token.
         evidence: lines that demonstrate the fault, such as rollouts with their scores.
     """
 
@@ -76,7 +78,7 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """Findings about one subject, in order; each message starts with `subject`."""
+    """The findings about one subject, whose messages start with `subject`."""
 
     def __init__(self, subject: str, rollout_id: str | None = None) -> None:
         super().__init__()
@@ -85,31 +87,31 @@ class Findings(list[Finding]):
 
     @classmethod
     def about_episode(cls, rollout_id: str) -> Findings:
-        """Return an empty list of findings for an episode id."""
+        """Create an empty list for the findings about an episode."""
         return cls(f"episode {rollout_id}", rollout_id)
 
     def error(
         self, kind: str, message: str, *, step: int | None = None, token: int | None = None, level: Level = "error"
     ) -> None:
-        """Add a finding, whose message is preceded by its location and followed by its entry of `CAUSES`."""
-        place = [self.subject]
-        place += [f"step {step}"] if step is not None else []
-        place += [f"token {token}"] if token is not None else []
-        text = "; ".join(filter(None, (f"{', '.join(place)}: {message}", CAUSES.get(kind))))
+        """Add a finding; its message gets the location in front and the entry in `CAUSES` at the end."""
+        location = [self.subject]
+        location += [f"step {step}"] if step is not None else []
+        location += [f"token {token}"] if token is not None else []
+        text = "; ".join(filter(None, (f"{', '.join(location)}: {message}", CAUSES.get(kind))))
         self.append(Finding(level, kind, text, self.rollout_id, step, token))
 
 
 @dataclass(slots=True)
 class Report:
-    """Counts of all findings by kind, and the first few of each kind.
+    """The number of findings of each kind, and the first few of them as examples.
 
     Attributes:
         target: the checked object, as the user named it.
         unit: the unit of `checked`, such as "episode" or "record".
         checked: the number of checked units.
-        findings: in order of addition, at most `examples` of each kind.
+        findings: the findings kept as examples, in the order in which they were added.
         counts: the number of findings by level and kind.
-        examples: the maximum number of kept findings of one kind; None keeps all.
+        examples: the maximum number of findings to keep of each kind; None keeps all.
     """
 
     target: str
@@ -128,20 +130,20 @@ class Report:
                 self.findings.append(finding)
 
     def has(self, kind: str) -> bool:
-        """Return whether there is a finding of this kind."""
+        """Return True if there is a finding of this kind."""
         return any(known == kind for _, known in self.counts)
 
     def count(self, level: Level) -> int:
-        """Return how many findings have this level."""
+        """Return the number of findings of this level."""
         return sum(count for (known, _), count in self.counts.items() if known == level)
 
     def exit_code(self, fail_on: str) -> int:
-        """Return 1 if there is a finding of at least this level; `fail_on` is one of `FAIL_ON`."""
+        """Return 1 if there is a finding at or above the level `fail_on`, which is one of `FAIL_ON`; otherwise 0."""
         failing = LEVELS[: FAIL_ON.index(fail_on) + 1] if fail_on != "never" else ()
         return int(any(self.count(level) for level in failing))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
+        """Return the report as JSON-serializable data."""
         return {
             "target": self.target,
             "checked": {f"{self.unit}s": self.checked},
@@ -153,7 +155,7 @@ class Report:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the report for a terminal: errors first, and the most frequent kind first."""
+        """Yield the lines of the report for a terminal, sorted by level and then by frequency."""
         for level, kind, count, examples in self._most_frequent():
             yield f"{level + ':':9}{kind}: {pluralize(count, 'finding')}"
             yield from (f"           {truncate(one_line(one.message), _EXAMPLE_CHARS)}" for one in examples)
@@ -162,7 +164,7 @@ class Report:
         yield f"{self.target}: {self.verdict()} in {pluralize(self.checked, self.unit)}"
 
     def verdict(self) -> str:
-        """Return the counts of errors and warnings as text."""
+        """Return the number of errors and warnings as text."""
         return ", ".join(pluralize(self.count(level), level) for level in LEVELS[:2])
 
     def _most_frequent(self) -> Iterator[tuple[Level, str, int, list[Finding]]]:

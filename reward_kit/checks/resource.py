@@ -1,7 +1,7 @@
-"""Check a resource with random actions, and report contract violations with their likely causes.
+"""Check a resource with random actions, and report violations of its contract with their likely causes.
 
-Modeled on Gymnasium's `env_checker`. Do not run it in parallel with other work in one process: it redirects the
-temporary directory to a private one, to detect files left there.
+The check is modeled on Gymnasium's `env_checker`. Do not run it in parallel with other work in the same process: it
+replaces the temporary directory of the process to detect files that the resource leaves behind.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, T
 from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 _MOST_WALKS = 12
-"""The number of random walks in search of recurring states. Three suffice, unless episodes end early."""
+"""The maximum number of random walks in search of recurring states. Three are enough unless episodes end early."""
 _COMPARED_PARTS = ("state_key()", "get_observation()", "the digest of final_state()")
 Snapshot = tuple[str, Any, str | None]
-"""The state key, the observation and the digest of the final state; see `_COMPARED_PARTS`."""
+"""The state key, the observation and the digest of the final state, in the order of `_COMPARED_PARTS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A call of a tool."""
+    """A tool call."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome:
-    """The outcome of one action and the state after it; `refused` is the message of a `ToolError`."""
+    """The outcome of an action, and the state after it; `refused` is the message of its `ToolError`."""
 
     action: Action
     outcome: StepOutcome | None
@@ -63,7 +63,7 @@ class ActionOutcome:
         return self.outcome is not None and (self.outcome.terminated or self.outcome.truncated)
 
     def difference(self, other: ActionOutcome) -> str:
-        """Describe how another outcome of the same action differs; "" if equal."""
+        """Describe the first difference to another outcome of the same action, or return "" if they are equal."""
         pairs: list[tuple[str, Any, Any]] = [("the refusal", self.refused, other.refused)]
         if self.outcome is not None and other.outcome is not None:
             for name in ("observation", "reward", "terminated", "truncated"):
@@ -77,7 +77,7 @@ class ActionOutcome:
 
 @dataclass(slots=True)
 class Probe:
-    """The state of a check: the resource class, its configuration, its findings, and the resources to close."""
+    """The state of a check: the resource class and its configuration, the findings, and the resources to close."""
 
     resource_class: type[ForkableResource]
     config: Mapping[str, Any]
@@ -89,26 +89,29 @@ class Probe:
 
     @property
     def is_deterministic(self) -> bool:
-        """True if the resource declares that equal actions have equal results."""
+        """True if the resource declares that the same actions have the same results."""
         return self.resource_class.is_deterministic_for(self.config)
 
     def error(self, message: str, level: Level = "error") -> None:
-        """Record an error, unless it is recorded already."""
+        """Record an error unless the same error is already recorded."""
         if all((known.level, known.message) != (level, message) for known in self.findings):
             self.findings.append(Finding(level, self.kind, message))
 
     def warn(self, message: str) -> None:
-        """Record a warning, unless it is recorded already."""
+        """Record a warning unless the same warning is already recorded."""
         self.error(message, "warning")
 
     def compare(self, before: Snapshot, after: Snapshot, message: str, parts: int = 2) -> None:
-        """Record an error for each differing part of the first `parts`; `message` has `{part}` and `{difference}`."""
+        """Record an error for each of the first `parts` parts that differs.
+
+        `message` is a format string with the fields `{part}` and `{difference}`.
+        """
         for part, old, new in zip(_COMPARED_PARTS[:parts], before, after, strict=False):
             if difference := first_difference(old, new):
                 self.error(message.format(part=part, difference=difference))
 
     async def resource(self) -> ForkableResource:
-        """Return a new resource, set up and reset."""
+        """Create a resource, set it up and reset it."""
         made = self.resource_class()
         self.opened.append(made)
         with boundary(EnvironmentFailure, "setup"):
@@ -118,11 +121,11 @@ class Probe:
         return made
 
     async def fork(self, resource: ForkableResource) -> ForkableResource:
-        """Return a fork, which `close_all` closes."""
+        """Fork a resource; `close_all` closes the fork."""
         with boundary(EnvironmentFailure, "fork"):
             twin = await resource.fork()
         if twin is resource:
-            raise EnvironmentFailure("fork() returned the resource itself; return a new, independent instance")
+            raise EnvironmentFailure("fork() returned the resource itself; return a new instance")
         if not isinstance(twin, ForkableResource):
             raise EnvironmentFailure(f"fork() returned {type(twin).__name__}, not a ForkableResource")
         self.opened.append(twin)
@@ -136,10 +139,10 @@ class Probe:
                 with boundary(EnvironmentFailure, "close"):
                     await resource.close()
             except RewardKitError as error:
-                self.error(f"{error}; close() must not fail, even after a failed episode")
+                self.error(f"{error}; close() must not raise, even after a failed episode")
 
     async def act(self, resource: ForkableResource, action: Action) -> ActionOutcome:
-        """Take one action; check its outcome and the state after it."""
+        """Take one action, and check its outcome and the state after it."""
         outcome: Any = None
         try:
             with boundary(EnvironmentFailure, f"step {action}"):
@@ -150,13 +153,15 @@ class Probe:
             raise EnvironmentFailure(f"step {action} returned {type(outcome).__name__}; return a StepOutcome")
         for name, value in (("observation", outcome.observation), ("info", dict(outcome.info))):
             if problem := not_json(value):
-                self.error(f"the {name} of {action} is not JSON-safe: {problem}; convert it before returning it")
+                self.error(
+                    f"the {name} of {action} is not JSON-serializable: {problem}; convert it before returning it"
+                )
         reward = outcome.reward
         if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-            self.error(f"the reward of {action} is {reward!r}; it must be a finite float or None")
+            self.error(f"the reward of {action} is {reward!r}; return a finite number or None")
         for name, flag in (("terminated", outcome.terminated), ("truncated", outcome.truncated)):
             if not isinstance(flag, bool):
-                self.error(f"{name} of {action} is {flag!r}, not a bool; convert NumPy bools")
+                self.error(f"{name} of {action} is {flag!r}, not a bool; convert NumPy bools with bool()")
         return ActionOutcome(action, outcome, None, *await self.snapshot(resource))
 
     async def snapshot(self, resource: ForkableResource) -> Snapshot:
@@ -168,17 +173,20 @@ class Probe:
         with boundary(EnvironmentFailure, "final_state"):
             final = await resource.final_state()
         if not isinstance(key, str):
-            raise EnvironmentFailure(f"state_key() returned {type(key).__name__}; it must be text")
+            raise EnvironmentFailure(f"state_key() returned {type(key).__name__}; return a str")
         if final is not None and not isinstance(final, StateSnapshot):
             raise EnvironmentFailure(f"final_state() returned {type(final).__name__}; return a StateSnapshot or None")
         if problem := not_json(observation):
-            self.error(f"get_observation() is not JSON-safe: {problem}; it is stored in the episode as JSON")
+            self.error(
+                f"the result of get_observation() is not JSON-serializable: {problem}; it is stored in the episode as "
+                "JSON"
+            )
         return key, observation, final.digest if final else None
 
     async def walk(
         self, resource: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
     ) -> list[ActionOutcome]:
-        """Take up to `count` random actions; stop if the episode ends or an action also changes `beside`."""
+        """Take up to `count` random actions, until the episode ends or an action also changes the resource `beside`."""
         seen: list[ActionOutcome] = []
         key = await beside.state_key() if beside else ""
         for _ in range(count):
@@ -201,7 +209,7 @@ class Probe:
         return seen
 
     async def unfinished(self, rng: random.Random, count: int) -> ForkableResource:
-        """Return a resource after up to `count` random actions whose episode has not ended."""
+        """Create a resource, and take up to `count` random actions that do not end its episode."""
         resource = await self.resource()
         walked = await self.walk(resource, rng, count)
         if not walked or not walked[-1].is_last:
@@ -211,7 +219,7 @@ class Probe:
         return resource
 
     async def repeat(self, resource: ForkableResource, walked: list[ActionOutcome]) -> str:
-        """Repeat the actions; return the first difference, or ""."""
+        """Repeat the actions, and describe the first outcome that differs; return "" if all are equal."""
         for number, before in enumerate(walked):
             if difference := before.difference(await self.act(resource, before.action)):
                 return f"step {number}, {before.action}: {difference}"
@@ -219,7 +227,7 @@ class Probe:
 
 
 def not_json(value: Any) -> str:
-    """Return the reason why a value cannot be written as JSON; "" if it can."""
+    """Return the reason why a value cannot be serialized as JSON, or "" if it can."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -228,7 +236,7 @@ def not_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with tuples as lists, as JSON returns them."""
+    """Convert tuples to lists, as JSON does."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -237,25 +245,25 @@ def _plain(value: Any) -> Any:
 async def check_resource(
     resource_class: type[ForkableResource], config: Mapping[str, Any], *, seed: int = 0, steps: int = 20
 ) -> list[Finding]:
-    """Check a resource's contract with random actions that fit its tools.
+    """Check that a resource fulfills the contract of `ForkableResource`, with random calls of its tools.
 
     Args:
-        resource_class: the class, whose constructor takes no arguments.
-        config: the configuration passed to `setup`.
-        seed: the seed of the resets and the random actions.
-        steps: the length of each random walk.
+        resource_class: the class to check; its constructor is called without arguments.
+        config: the configuration to pass to `setup`.
+        seed: the seed of the resets and of the random actions.
+        steps: the maximum number of actions of each random walk.
 
     Returns:
-        The problems, or []. "error" breaks the contract.
+        The problems found. Problems of level "error" are violations of the contract.
 
     Raises:
-        ConfigError: `setup` rejected the configuration.
+        ConfigError: `setup` rejects the configuration.
     """
     probe = Probe(resource_class, config, seed, steps)
     for name, method in vars(ForkableResource).items():
         own = inspect.unwrap(getattr(resource_class, name))
         if inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(own):
-            probe.warn(f"{name} is a plain function, but it is awaited; write `async def {name}`")
+            probe.warn(f"{name} is not a coroutine function, but its result is awaited; write `async def {name}`")
     async with _watched_folders(probe), ServerPool():
         try:
             await probe.resource()
@@ -263,7 +271,7 @@ async def check_resource(
             await probe.close_all()
             raise
         except RewardKitError as error:
-            probe.error(f"{error}; nothing else can be checked before setup and reset work")
+            probe.error(f"{error}; all other checks require working setup and reset methods")
         else:
             for check in (_check_config, _check_tools):
                 await _run(check, probe)
@@ -294,9 +302,12 @@ async def _check_config(probe: Probe) -> None:
     except ConfigError:
         return
     except RewardKitError as error:
-        probe.warn(f"{error}; raise ConfigError and name the key")
+        probe.warn(f"{error}; raise a ConfigError that names the key")
         return
-    probe.warn("setup accepts the unknown key 'no_such_key', so misspelled keys would be ignored silently")
+    probe.warn(
+        "setup accepted the unknown key 'no_such_key', so misspelled keys would be ignored silently; raise a "
+        "ConfigError for unknown keys"
+    )
 
 
 async def _check_tools(probe: Probe) -> None:
@@ -305,7 +316,7 @@ async def _check_tools(probe: Probe) -> None:
         probe.error(f"get_tools_spec() returned {type(specs).__name__}; return a list of tools")
         return
     if not specs:
-        probe.warn(f"get_tools_spec() returned {specs!r}; without tools an agent cannot act")
+        probe.warn(f"get_tools_spec() returned {specs!r}; an agent cannot act without tools")
     names = []
     for spec in specs:
         function = spec.get("function") if isinstance(spec, Mapping) else None
@@ -317,14 +328,14 @@ async def _check_tools(probe: Probe) -> None:
             probe.error(f"the tool {str(spec)[:200]} {problem}; OpenAI's format is {form}")
             continue
         if not function.get("description"):
-            probe.warn(f"tool {name!r} has no description, by which agents choose tools")
+            probe.warn(f"tool {name!r} has no description; agents choose tools by their descriptions")
         parameters = function.get("parameters", {"type": "object"})
         if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
-            probe.error(f"tool {name!r}: parameters must be a JSON schema of type object, got {parameters!r}")
+            probe.error(f"tool {name!r}: parameters must be a JSON schema of type 'object', got {parameters!r}")
             continue
         for required in parameters.get("required", ()):
             if required not in parameters.get("properties", {}):
-                probe.error(f"tool {name!r}: required argument {required!r} is missing from its properties")
+                probe.error(f"tool {name!r}: required argument {required!r} is missing from the properties")
         names.append(name)
     for name in {name for name in names if names.count(name) > 1}:
         probe.error(f"two tools have the name {name!r}; rename one")
@@ -336,13 +347,13 @@ async def _check_reset(probe: Probe) -> None:
     one, two = await probe.resource(), await probe.resource()
     first = await probe.snapshot(one)
     text = (
-        "differ in {part}{difference}; reset() must draw all randomness from its seed and undo all changes of the "
+        "differ in {part}{difference}; reset() must derive all randomness from its seed and undo all changes of the "
         "previous episode"
     )
     probe.compare(first, await probe.snapshot(two), f"two resources reset with the same seed {text}")
     await probe.walk(one, random.Random(probe.seed), probe.steps)
     await one.reset(probe.seed)
-    again = "a resource and the same resource, reset again with the same seed after a random walk"
+    again = "the states after two resets of the same resource with the same seed"
     probe.compare(first, await probe.snapshot(one), f"{again} {text}")
 
 
@@ -357,8 +368,8 @@ async def _check_pure(probe: Probe) -> None:
         if old != new:
             # The state of a deterministic resource must not change by itself, unlike external state.
             probe.error(
-                f"{part} changes without an action; state_key, get_observation, get_tools_spec, "
-                "admissible_actions, expert_action and final_state must not change the state or contain the time",
+                f"{part} changed without an action; state_key, get_observation, get_tools_spec, "
+                "admissible_actions, expert_action and final_state must not change the state or depend on the time",
                 "error" if probe.is_deterministic else "warning",
             )
 
@@ -367,15 +378,15 @@ async def _check_determinism(probe: Probe) -> None:
     walked = await probe.walk(await probe.resource(), random.Random(probe.seed), probe.steps)
     if walked and all(seen.refused is not None for seen in walked):
         probe.warn(
-            f"every random action was refused (the last: {walked[-1].refused}); so the checks are weak. Define "
+            f"every random action was refused (the last: {walked[-1].refused}), so the checks are incomplete; define "
             "admissible_actions(), or use schemas with enums and bounds"
         )
     if not probe.is_deterministic:
-        probe.warn("deterministic = False: checks that need repeatable runs were skipped")
+        probe.warn("deterministic = False: the checks that need repeatable results were skipped")
     elif difference := await probe.repeat(await probe.resource(), walked):
         probe.error(
-            f"the same seed and actions gave different results at {difference}; draw randomness from the seed of "
-            "reset(), leave out the time, or declare deterministic = False"
+            f"the same seed and actions had different results at {difference}; derive randomness from the seed of "
+            "reset() and do not depend on the time, or declare deterministic = False"
         )
 
 
@@ -392,9 +403,9 @@ async def _check_refusals(probe: Probe) -> None:
         except ToolError:
             continue
         except RewardKitError as error:
-            probe.error(f"{error}; raise ToolError, so that the agent can try again; other errors end the episode")
+            probe.error(f"{error}; raise ToolError to let the agent try again; other errors end the episode")
         else:
-            probe.error(f"{what} ({action}) was accepted; raise ToolError, so that the agent sees its mistake")
+            probe.error(f"{what} ({action}) was accepted; raise ToolError to show the agent its mistake")
     if await probe.snapshot(resource) != before and probe.is_deterministic:
         probe.error("a refused call changed the state; validate all arguments before changing anything")
     key = (await probe.snapshot(resource))[0]
@@ -402,31 +413,33 @@ async def _check_refusals(probe: Probe) -> None:
         if seen.refused is not None and seen.key != key and probe.is_deterministic:
             probe.error(
                 f"{seen.action} raised ToolError but changed the state key; a refused call must not change the state, "
-                "and the key must not count calls"
+                "and the state key must not count calls"
             )
         key = seen.key
 
 
 async def _check_fork(probe: Probe) -> None:
     if probe.resource_class.fork_kind_for(probe.config) == "none":
-        probe.warn("fork_kind = 'none': forks were not checked; the episodes of a group may start in different states")
+        probe.warn(
+            "fork_kind = 'none': forks were not checked, and the episodes of a group may start in different states"
+        )
         return
     rng = random.Random(probe.seed)
     origin = await probe.unfinished(rng, max(1, probe.steps // 2))
     before = await probe.snapshot(origin)
     twin, still = await probe.fork(origin), await probe.fork(origin)
-    text = "a fork differs from its origin in {part}{difference}; fork() must copy the whole state"
+    text = "a fork differs from the original in {part}{difference}; fork() must copy the whole state"
     probe.compare(before, await probe.snapshot(twin), text)
     shares = "fork() shares state that it must copy"
     walked = await probe.walk(twin, rng, probe.steps, beside=origin)
     if await probe.snapshot(origin) != before:
-        probe.error(f"actions in a fork change its origin; {shares}")
-    # The fork's fork was made before the walk, so it must not have changed either.
+        probe.error(f"actions in a fork changed the original; {shares}")
+    # The second fork was created before the walk, so it must not have changed either.
     if (await probe.snapshot(still))[:2] != before[:2]:
-        probe.error(f"actions in one fork change another; {shares}")
+        probe.error(f"actions in a fork changed another fork; {shares}")
     await _check_future(probe, origin, walked)
     if (await probe.snapshot(still))[:2] != before[:2]:
-        probe.error(f"actions in the origin change its fork; {shares}")
+        probe.error(f"actions in the original changed a fork; {shares}")
     await twin.close()
     probe.opened.remove(twin)
     await _check_future(probe, still, walked)
@@ -435,8 +448,8 @@ async def _check_fork(probe: Probe) -> None:
 async def _check_future(probe: Probe, resource: ForkableResource, walked: list[ActionOutcome]) -> None:
     if probe.is_deterministic and (difference := await probe.repeat(resource, walked)):
         probe.error(
-            f"a fork and its origin diverge under the same actions at {difference}; fork() must copy all state, "
-            "including random generators, and closing a fork must not affect the others"
+            f"a fork and the original diverge under the same actions at {difference}; fork() must copy the whole "
+            "state, including random generators, and closing a fork must not affect other forks"
         )
 
 
@@ -453,18 +466,21 @@ async def _check_checkpoint(probe: Probe) -> None:
         await resource.restore(saved)
         # A resource with external state can restore its key, but possibly not its observation.
         text = (
-            f"after restore(){attempt}, {{part}} differs from checkpoint(){{difference}}; a checkpoint must hold "
-            "the whole state, and later actions must not change it"
+            f"after restore(){attempt}, {{part}} differs from its value at checkpoint(){{difference}}; a checkpoint "
+            "must contain the whole state, and later actions must not change it"
         )
         probe.compare(before, await probe.snapshot(resource), text, parts=2 if probe.is_deterministic else 1)
         difference = await probe.repeat(resource, walked)
         if difference and probe.is_deterministic:
-            probe.error(f"after restore(){attempt} the same actions give different results at {difference}")
+            probe.error(
+                f"after restore(){attempt}, the same actions had different results at {difference}; a checkpoint must "
+                "contain the whole state"
+            )
 
 
 async def _check_key_of_returning_states(probe: Probe) -> None:
-    """Check that a recurring state has the same key, unlike a key that counts steps."""
-    cause = "state_key() must leave out the time, step counts, session ids and noise"
+    """Check that a state has the same key whenever it recurs, which is not the case if the key counts steps."""
+    cause = "state_key() must not depend on the time, step counts, session ids or noise"
     keys: dict[str, set[str]] = {}
     taken = 0
     for number in range(_MOST_WALKS):
@@ -483,12 +499,12 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
         # Constant observations carry no information.
         often = len(accepted) >= 8 and 1 < len(observations) <= len(accepted) // 2
         if not keys and often and len({seen.key for seen in accepted}) == len(accepted):
-            probe.warn(f"observations recur but keys never do; unless much of the state is hidden, {cause}")
+            probe.warn(f"observations recur, but state keys do not; unless much of the state is hidden, {cause}")
         await probe.close_all()
         if taken >= 6 * probe.steps:
             break
     if any(len(own) > 1 for own in keys.values()):
-        probe.error(f"states with equal observation and final state have different keys; {cause}")
+        probe.error(f"states with the same observation and final state have different keys; {cause}")
 
 
 async def _check_actions_offered(probe: Probe) -> None:
@@ -497,18 +513,22 @@ async def _check_actions_offered(probe: Probe) -> None:
     admissible = await resource.admissible_actions()
     for entry in admissible or ():
         if not isinstance(entry.get("arguments"), Mapping) or entry.get("name") not in names:
-            probe.error(f'admissible_actions(): {entry!r} is not {{"name", "arguments"}} of one of the tools')
+            probe.error(
+                f'admissible_actions() returned {entry!r}; return dicts with the "name" of a tool and its "arguments"'
+            )
             return
     expert = await resource.expert_action()
     offered = [Action(entry["name"], copy.deepcopy(entry["arguments"])) for entry in admissible or ()]
     if expert is not None and expert.get("type") == "tool_call":
         offered.append(Action(expert["name"], copy.deepcopy(expert["arguments"])))
     elif expert is not None and expert.get("type") not in ("text", "tool_calls", "terminate"):
-        probe.error(f"expert_action() returned {expert!r}, which is not an action; see Action in policy_interface")
+        probe.error(
+            f"expert_action() returned {expert!r}, which is not an action; see reward_kit.agent.policy_interface.Action"
+        )
     for action in offered[:10]:
         seen = await probe.act(await probe.resource(), action)
         if seen.refused is not None:
-            probe.error(f"{action} comes from admissible_actions() or expert_action() but was refused: {seen.refused}")
+            probe.error(f"{action}, returned by admissible_actions() or expert_action(), was refused: {seen.refused}")
 
 
 async def _check_final_state(probe: Probe) -> None:
@@ -516,10 +536,12 @@ async def _check_final_state(probe: Probe) -> None:
     walked = await probe.walk(one, random.Random(probe.seed), probe.steps)
     first, again = (await probe.snapshot(one))[2], (await probe.snapshot(one))[2]
     if first != again:
-        probe.error("final_state() returns different bytes on each call; sort unordered data and leave out the time")
+        probe.error("final_state() returned different bytes on each call; sort unordered data and leave out the time")
     await probe.repeat(two, walked)
     if probe.is_deterministic and first != (await probe.snapshot(two))[2]:
-        probe.error("two resources with the same actions have different final states; leave out times, paths and ids")
+        probe.error(
+            "two resources have different final states after the same actions; leave out the time, paths and ids"
+        )
 
 
 async def _check_close(probe: Probe) -> None:
@@ -529,15 +551,15 @@ async def _check_close(probe: Probe) -> None:
     with boundary(EnvironmentFailure, "close"):
         await resource.close()
     try:
-        with boundary(EnvironmentFailure, "closing before setup"):
+        with boundary(EnvironmentFailure, "close before setup"):
             await probe.resource_class().close()
     except RewardKitError as error:
-        probe.warn(f"{error}; close() is called even if setup fails")
+        probe.warn(f"{error}; close() must not raise, since it is called even if setup fails")
 
 
 @asynccontextmanager
 async def _watched_folders(probe: Probe) -> AsyncIterator[None]:
-    """Report files left in the working directory and the temporary directory."""
+    """Report files that are left in the working directory or the temporary directory."""
     private, before = temporary_folder("check-"), tempfile.tempdir
     here, ours = _names(Path.cwd()), _names(temporary_root())
     tempfile.tempdir = str(private)

@@ -178,8 +178,14 @@ def _columns(sample: Any) -> dict[str, str]:
     return {
         sys.intern(name): sys.intern(str(value))
         for name, value in fields
-        if name not in _NOT_COLUMNS and isinstance(value, str | int | float) and len(str(value)) <= _LONGEST_VALUE
+        if name not in _NOT_COLUMNS and len(name) <= _LONGEST_VALUE and _is_short(value)
     }
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, str):
+        return 0 < len(value) <= _LONGEST_VALUE
+    return isinstance(value, int | float) and -1e15 < value < 1e15  # a huge integer cannot be converted to a text
 
 
 def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict[str, Any]:

@@ -357,7 +357,7 @@ _EPISODE_COLUMNS = (
     TableColumn("policy", "policy", "word"),
     TableColumn("score", "score", "score"),
     TableColumn("outcome", "outcome", "word"),
-    TableColumn("stop", "ended by", "word"),
+    TableColumn("stop", "stop reason", "word"),
     TableColumn("error", "error", "word"),
     TableColumn("reason", "reason or error", "text"),
     TableColumn("steps", "steps", "count"),

@@ -31,8 +31,11 @@ def slice_columns(episodes: Iterable[EpisodeOutline]) -> frozenset[str]:
 
 
 def slice_names(facts: EpisodeOutline, columns: Collection[str]) -> list[str]:
-    """Return the names of an episode's slices: its tags, and `column: value`."""
-    return [*facts.row.tags, *(f"{name}: {value}" for name, value in facts.columns.items() if name in columns)]
+    """Return the names of an episode's slices: its first `MOST_TAGS` tags, and `column: value`."""
+    return [
+        *facts.row.tags[:MOST_TAGS],
+        *(f"{name}: {value}" for name, value in facts.columns.items() if name in columns),
+    ]
 
 
 class SliceRow(NamedTuple):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.agent.worlds import Counter
+from tests.agent.resources import Counter
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.task_parts import RunLimitsModel
-from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
+from tests.agent.resources import WORLD, call, failure, reason, task_of, text
 
 
 def test_budget_without_limits_is_never_exhausted() -> None:

@@ -11,7 +11,7 @@ from reward_kit.agent.limits import EpisodeClock
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.providers.session import ProviderSession
-from tests.agent.worlds import reason, task_of
+from tests.agent.resources import reason, task_of
 from tests.chat_server import ChatServer, answer, status
 
 

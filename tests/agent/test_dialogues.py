@@ -21,7 +21,7 @@ from reward_kit.agent.simulated_user import (
 from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from tests.agent.worlds import WORLD, call, task_of, text
+from tests.agent.resources import WORLD, call, task_of, text
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}
 ASKED = {"role": "user", "content": "Hello, I want boots."}

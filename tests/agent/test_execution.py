@@ -8,7 +8,7 @@ from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.environments.tools import ToolRegistry, tool
 from reward_kit.errors import EnvironmentFailure, ProviderError, ToolError
-from tests.agent.worlds import WORLD, Counter, call, calls, collected, failure, reason, text, tool_answers, worker_of
+from tests.agent.resources import WORLD, Counter, call, calls, collected, failure, reason, text, tool_answers, worker_of
 
 
 class MethodShop(ForkableResource):

@@ -7,7 +7,7 @@ import pytest
 
 from reward_kit.agent.rl_rollout_worker import collect_group
 from reward_kit.agent.samples import Sample
-from tests.agent.worlds import WORLD, Counter, call, failure, reason, worker_of
+from tests.agent.resources import WORLD, Counter, call, failure, reason, worker_of
 
 END = [{"type": "terminate"}]
 HERE = sys.modules[__name__]

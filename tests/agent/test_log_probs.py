@@ -11,7 +11,7 @@ import pytest
 from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policy_interface import PolicyOutput
 from reward_kit.episodes.record import episode_from_record, episode_to_record
-from tests.agent.worlds import WORLD, call, collected, text
+from tests.agent.resources import WORLD, call, collected, text
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2}
 WHOLE = {"prompt_ids": [1, 2], "token_ids": [3], "logprobs": [-0.5]}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reward_kit.agent.models import History, StepData, episode_steps
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
-from tests.agent.worlds import WORLD, call, collected
+from tests.agent.resources import WORLD, call, collected
 
 MESSAGES = [Message(role="user", content=str(n)) for n in range(6)]
 

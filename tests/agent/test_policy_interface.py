@@ -13,7 +13,7 @@ from reward_kit.agent.policy_interface import (
     open_session,
 )
 from reward_kit.errors import PolicyError
-from tests.agent.worlds import call, calls, text
+from tests.agent.resources import call, calls, text
 
 
 class Fixed(AgentPolicy):

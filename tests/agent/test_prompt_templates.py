@@ -9,7 +9,7 @@ from reward_kit.agent.prompt_templates import TemplateLimitError, compile_templa
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
-from tests.endless import peak
+from tests.endless_server import peak
 
 FIELDS = {
     "name": "Ada",

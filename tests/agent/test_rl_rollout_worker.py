@@ -18,7 +18,7 @@ from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError, LimitError
-from tests.agent.worlds import (
+from tests.agent.resources import (
     WORLD,
     Counter,
     call,

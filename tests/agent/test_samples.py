@@ -17,7 +17,7 @@ from reward_kit.agent.samples import (
 )
 from reward_kit.environments.config import deep_merge
 from reward_kit.errors import ConfigError
-from tests.agent.worlds import task_of
+from tests.agent.resources import task_of
 
 
 def render(row, observation="", where="", **fields):

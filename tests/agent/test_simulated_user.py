@@ -22,7 +22,7 @@ from reward_kit.runs.plan import NamedPolicy, RunPlan, make_user
 from reward_kit.runs.run_folder import RunFolder, RunHeader, read_episodes
 from reward_kit.runs.runner import Run
 from reward_kit.runs.tasks import load_task
-from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
+from tests.agent.resources import WORLD, call, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, status
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}

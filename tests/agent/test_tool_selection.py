@@ -16,7 +16,7 @@ from reward_kit.environments.base import ForkableResource, StepOutcome, tool_spe
 from reward_kit.environments.sqlite import SqliteResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, PolicyError
-from tests.agent.worlds import (
+from tests.agent.resources import (
     WORLD,
     Counter,
     call,

@@ -11,7 +11,7 @@ import pytest
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.errors import ProviderError
-from tests.agent.worlds import (
+from tests.agent.resources import (
     WORLD,
     Counter,
     call,

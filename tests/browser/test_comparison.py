@@ -11,7 +11,7 @@ from reward_kit.report.comparison_page import write_comparison
 from reward_kit.report.run_page import write_report
 from tests.browser.conftest import Opened
 from tests.browser.window import PHONE
-from tests.runs.comparison.made import Scores, compared, make_run
+from tests.runs.comparison.run_pairs import Scores, compared, make_run
 
 pytestmark = pytest.mark.campaign
 CHANGE, SAMPLE, RUN, DIFFERENCE = 0, 1, 2, 5

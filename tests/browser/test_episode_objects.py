@@ -17,7 +17,7 @@ from reward_kit.task_parts import CreditModel
 from tests.browser.conftest import Opened
 from tests.browser.walks import walks, write_walks
 from tests.browser.window import PHONE
-from tests.report import made
+from tests.report import run_factory
 from tests.report.test_page import HOSTILE
 from tests.runs import stored_run
 
@@ -134,18 +134,20 @@ def hostile(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     broke = {"info": {"tools": [{"name": "f", "error": text}], "is_action_valid": False}}
     facts = {"ground_truth": text, "messages": said, "steps": [step], "final": broke}
     episodes = [
-        made.episode(name, sample=text[:500], policy=text[:500], group_id=f"g{text[:500]}", rollout_index=i, **facts)
+        run_factory.episode(
+            name, sample=text[:500], policy=text[:500], group_id=f"g{text[:500]}", rollout_index=i, **facts
+        )
         | {"sample": {"id": 1, text[:80]: text}}
         for i, name in enumerate([text[:500], "other"])
     ]
     metrics = {text[:80]: {"score": 0.5, "reason": text}}
     result = {"score": 0.5, "reason": text, "metrics": metrics, "query": text, "response": text}
-    return episodes, [made.score("other", 0.5, result=result), made.score(text[:500], 0.5, result=result)]
+    return episodes, [run_factory.score("other", 0.5, result=result), run_factory.score(text[:500], 0.5, result=result)]
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, LONG], ids=[*"abcdefgh", "million letters"])
 def test_untrusted_texts_execute_nothing_and_keep_the_layout(window: Opened, tmp_path: Path, text: str) -> None:
-    run = made.make_run(tmp_path, *hostile(text), task_name="calm")
+    run = run_factory.make_run(tmp_path, *hostile(text), task_name="calm")
     opened = window(PHONE).open(write_report(run), href("episode", "other") + "/0")
     opened.page.wait_for_selector(".step.current")
     for fold in opened.page.locator("#view details:not([open]) > summary").all():

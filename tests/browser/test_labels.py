@@ -15,7 +15,7 @@ from tests.browser.test_viewer import until
 from tests.browser.walks import compared_walks, write_walks
 from tests.browser.window import PHONE
 from tests.cli.project import Project
-from tests.cli.viewing import viewer
+from tests.cli.view_process import viewer
 
 pytestmark = pytest.mark.campaign
 
@@ -45,10 +45,10 @@ def test_labels_survive_a_reload_and_reach_other_tabs(window: Opened, address: s
     box.get_by_label("note").press("Tab")
     until(lambda: len(labels(run)) == 2, "the note")
     first.page.keyboard.press("Escape")
-    until(lambda: "fail" in second.column("episodes", 13), "the label in the other tab")
+    until(lambda: "fail" in second.column("episodes", 14), "the label in the other tab")
     second.page.get_by_role("combobox", name="label").select_option("fail")
     assert second.column("episodes", 0) == ["r00003"]
-    assert HOSTILE["script"] in second.column("episodes", 14)[0]
+    assert HOSTILE["script"] in second.column("episodes", 15)[0]
     second.page.get_by_role("combobox", name="label").select_option("(none)")
     assert "r00003" not in second.column("episodes", 0)
     second.page.goto(second.page.url + "#/episode/r00003/1")

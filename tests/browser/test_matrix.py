@@ -15,7 +15,7 @@ from tests.browser.test_hostile_texts import HOSTILE, assert_harmless, hostile_w
 from tests.browser.walks import compared_walks, write_walks
 from tests.browser.window import PHONE, Window
 from tests.cli.project import Project
-from tests.cli.viewing import viewer
+from tests.cli.view_process import viewer
 
 pytestmark = pytest.mark.campaign
 
@@ -64,6 +64,9 @@ def test_cells_show_means_passes_and_errors(window: Opened, page: Path) -> None:
 def test_sample_without_a_score_is_shown_as_error(window: Opened, tmp_path: Path) -> None:
     opened = window().open(write_report(write_walks(tmp_path, compared_walks(20), is_credited=False)))
     assert [rows(opened)[8][0], rows(opened)[8][1]] == ["s00008", "error"]
+    opened.page.locator(".cell-plain").first.click()
+    opened.page.get_by_role("heading", name="s00000").wait_for()
+    opened.page.go_back()
     opened.page.get_by_role("button", name="difference").click()
     assert rows(opened)[0][3] >= rows(opened)[1][3] and rows(opened)[-1][3] == "–", "unknown values are last"
 

@@ -10,7 +10,7 @@ import pytest
 from reward_kit.report.run_page import write_report
 from tests.browser.conftest import Opened
 from tests.browser.window import DESK, PHONE
-from tests.report.training.made import make_training, update
+from tests.report.training.training_run_factory import make_training, update
 
 pytestmark = pytest.mark.campaign
 PLOT, READOUT = 'svg[data-chart="score"]', '[data-readout="score"]'

@@ -16,7 +16,7 @@ from tests.browser.conftest import Opened
 from tests.browser.walks import walk, walks, write_walks
 from tests.browser.window import PHONE, Window
 from tests.cli.project import Project
-from tests.cli.viewing import viewer
+from tests.cli.view_process import viewer
 
 pytestmark = pytest.mark.campaign
 PATIENT_TOOLS = """

@@ -44,7 +44,7 @@ def trajectory() -> dict[str, Any]:
 
 
 def trace() -> dict[str, Any]:
-    """The long episode as a trace of verifiers' v1, with a second branch from its first action."""
+    """The long episode as a v1 trace of verifiers, with a second branch from its first action."""
     tokens = record().long.tokens
     nodes: list[dict[str, Any]] = []
     before = 0

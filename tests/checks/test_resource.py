@@ -425,47 +425,63 @@ class RaisesOnReset(Ring):
 
 
 FAULTS = [
-    (CountsSteps, "error: states with equal observation and final state have different keys", "step counts"),
-    (CountsStepsAndShowsNoFinalState, "warning: observations recur but keys never do", "step counts"),
-    (CountsQuestions, "error: state_key() changes without an action", "must not change the state"),
-    (ForgetsOnReset, "reset again with the same seed after a random walk differ in state_key()", "undo all changes"),
-    (IgnoresItsSeed, "error: two resources reset with the same seed differ", "draw all randomness from its seed"),
-    (Noisy, "error: the same seed and actions gave different results at step", "deterministic = False"),
-    (SharesItsState, "error: actions in a fork change its origin", "shares state"),
-    (SharesADoor, "error: actions in a fork change its origin", "shares state"),
-    (SharesUntilItIsOver, "error: actions in a fork change its origin", "shares state"),
-    (CountsStepsAndEndsSoon, "error: states with equal observation and final state have different keys", "counts"),
-    (ForksItself, "error: fork() returned the resource itself", "independent instance"),
-    (ForksTheStart, "error: a fork differs from its origin in state_key()", "copy the whole state"),
-    (CheckpointsAReference, "error: after restore(), state_key() differs from checkpoint()", "must not change it"),
+    (CountsSteps, "error: states with the same observation and final state have different keys", "step counts"),
+    (CountsStepsAndShowsNoFinalState, "warning: observations recur, but state keys do not", "step counts"),
+    (CountsQuestions, "error: state_key() changed without an action", "must not change the state"),
+    (
+        ForgetsOnReset,
+        "after two resets of the same resource with the same seed differ in state_key()",
+        "undo all changes",
+    ),
+    (IgnoresItsSeed, "error: two resources reset with the same seed differ", "derive all randomness from its seed"),
+    (Noisy, "error: the same seed and actions had different results at step", "deterministic = False"),
+    (SharesItsState, "error: actions in a fork changed the original", "shares state"),
+    (SharesADoor, "error: actions in a fork changed the original", "shares state"),
+    (SharesUntilItIsOver, "error: actions in a fork changed the original", "shares state"),
+    (CountsStepsAndEndsSoon, "error: states with the same observation and final state have different keys", "counts"),
+    (ForksItself, "error: fork() returned the resource itself", "return a new instance"),
+    (ForksTheStart, "error: a fork differs from the original in state_key()", "copy the whole state"),
+    (
+        CheckpointsAReference,
+        "error: after restore(), state_key() differs from its value at checkpoint()",
+        "must not change it",
+    ),
     (ChangesOnRefusal, "raised ToolError but changed the state key", "must not change the state"),
     (KnowsNoUnknownTool, "error: an unknown tool, no_such_tool(): KeyError", "raise ToolError"),
-    (AcceptsAnything, "error: an unknown tool (no_such_tool()) was accepted", "sees its mistake"),
+    (
+        AcceptsAnything,
+        "error: an unknown tool (no_such_tool()) was accepted",
+        "raise ToolError to show the agent its mistake",
+    ),
     (AcceptsAnything, "error: an unknown argument (move(no_such_argument=1)) was accepted", "ToolError"),
     (FlatTools, "is not in OpenAI's format", '{"type": "function", "function": {"name", "description", "parameters"}}'),
-    (RequiresWhatItDoesNotHave, "error: tool 'move': required argument 'by' is missing from its properties", ""),
+    (RequiresWhatItDoesNotHave, "error: tool 'move': required argument 'by' is missing from the properties", ""),
     (TwinTools, "error: two tools have the name 'move'", "rename one"),
-    (SpeaksNumpy, "is not JSON-safe: Object of type int64", "convert it"),
-    (RewardsNothingness, "is nan; it must be a finite float", ""),
+    (SpeaksNumpy, "is not JSON-serializable: Object of type int64", "convert it"),
+    (RewardsNothingness, "is nan; return a finite number or None", ""),
     (NumpyFlags, "not a bool", "convert NumPy bools"),
     (ForgetsToReturn, "returned NoneType; return a StepOutcome", ""),
-    (ForgetsAsync, "error: reset(0): TypeError", "warning: reset is a plain function, but it is awaited"),
+    (ForgetsAsync, "error: reset(0): TypeError", "warning: reset is not a coroutine function"),
     (OneTool, "error: get_tools_spec() returned dict; return a list of tools", ""),
     (ReturnsAPair, "returned tuple; return a StepOutcome", ""),
-    (AcceptsUnknownKeys, "warning: setup accepts the unknown key", "ignored silently"),
-    (FinalStateOfTheMoment, "final_state() returns different bytes on each call", "leave out the time"),
+    (AcceptsUnknownKeys, "warning: setup accepted the unknown key", "ignored silently"),
+    (FinalStateOfTheMoment, "final_state() returned different bytes on each call", "leave out the time"),
     (FinalStateIsNoSnapshot, "final_state() returned dict; return a StateSnapshot or None", ""),
-    (OffersWhatItRefuses, "move(by=2) comes from admissible_actions() or expert_action() but was refused", "too far"),
-    (OffersAnotherForm, "admissible_actions():", "of one of the tools"),
+    (OffersWhatItRefuses, "move(by=2), returned by admissible_actions() or expert_action(), was refused", "too far"),
+    (OffersAnotherForm, "admissible_actions() returned", "return dicts with the"),
     (StrangeExpert, "expert_action() returned {'move': 1}", "not an action"),
-    (ClosesOnlyAfterSetup, "error: close: RuntimeError: nothing to close", "close() must not fail"),
+    (ClosesOnlyAfterSetup, "error: close: RuntimeError: nothing to close", "close() must not raise"),
     (LeavesAFolder, "temporary files were not removed (left-", "remove them in close()"),
     (LeavesFiles, "temporary files were not removed", "remove them in close()"),
     (LeavesFilesHere, "'.rk_temp_dbs' was left in the working directory", "temporary directory"),
     (RefusesEverything, "warning: every random action was refused (the last: no)", "admissible_actions()"),
-    (KeyIsANumber, "state_key() returned int; it must be text", ""),
+    (KeyIsANumber, "state_key() returned int; return a str", ""),
     (NoTools, "warning: get_tools_spec() returned []", ""),
-    (RaisesOnReset, "error: reset(0): ZeroDivisionError: oh", "nothing else can be checked"),
+    (
+        RaisesOnReset,
+        "error: reset(0): ZeroDivisionError: oh",
+        "all other checks require working setup and reset methods",
+    ),
 ]
 
 
@@ -507,7 +523,7 @@ class Configured(Live):
 async def test_declared_nondeterminism_is_only_a_warning(resource_class) -> None:
     found = await messages(resource_class)
     assert "error:" not in found
-    assert "warning: get_observation() changes without an action" in found
+    assert "warning: get_observation() changed without an action" in found
 
 
 async def test_undeclared_properties_are_reported_as_unchecked() -> None:

@@ -190,7 +190,10 @@ def test_credit_of_a_missing_episode_is_reported(recorded: Path, tmp_path: Path)
     (copy / "credit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     done = invoke("check", str(copy))
     assert done.exit_code == 1
-    assert "credit.jsonl: it has credit for gone, but episodes.jsonl has no line for it" in done.stdout
+    assert (
+        "credit.jsonl: there is credit for episode gone, but episodes.jsonl does not contain this episode"
+        in done.stdout
+    )
     assert done.stdout.splitlines()[-1].endswith(": 1 error, 0 warnings in 3 episodes")
     # With a line that cannot be read nobody knows whose it is.
     with (copy / "episodes.jsonl").open("a", encoding="utf-8") as episodes:
@@ -242,9 +245,13 @@ def test_torn_last_line_is_ignored_and_damaged_line_reported(recorded: Path, tmp
     [
         (("runs/lakf-1",), "no run runs/lakf-1; did you mean 'lake-1'?"),
         (("lake-1",), "no run lake-1; did you mean 'runs/lake-1'?"),
-        (("runs",), "runs is not a run: it has no episodes.jsonl; name one of the runs in it, such as runs/lake-1"),
+        (
+            ("runs",),
+            "runs is not a run, since it has no episodes.jsonl; pass one of the runs in this directory, such as "
+            "runs/lake-1",
+        ),
         (("rollouts.jsonl",), "unknown format; pass --format trl or --format verifiers"),
-        (("runs/lake-1/episodes.jsonl",), "to check a run, pass its directory runs/lake-1"),
+        (("runs/lake-1/episodes.jsonl",), "to check a run, pass the directory runs/lake-1"),
         (("rolouts.jsonl", "--format", "trl"), "did you mean 'rollouts.jsonl'?"),
         (("runs/lake-1", "--seed", "1"), "--seed is for a reward or a task file or a resource"),
         (("runs/lake-1", "--format", "trl"), "--format is for a file of rollouts"),
@@ -332,7 +339,7 @@ def test_credit_of_older_scores_is_reported(tmp_path: Path) -> None:
     rewrite(run / "scores.jsonl", lambda lines: lines[1].update(score=1.0, result={"score": 1.0}))
     done = invoke("check", str(run))
     assert done.exit_code == 1
-    text = "the credit was not computed from the run's current scores; assign it again with"
+    text = "the credit was not computed from the run's current scores; assign credit again with"
     assert f"{text} `reward-kit credit {run}`" in done.stdout
     invoke("credit", str(run))
     assert kinds_found(run) == []
@@ -367,7 +374,7 @@ def test_episode_count_must_match_the_run_header(tmp_path: Path) -> None:
     rewrite(run / "run.json", lambda whole: whole[0].update(status="complete", total=2))
     assert kinds_found(run) == []
     rewrite(run / "run.json", lambda whole: whole[0].update(total=3))
-    assert "run.json: the run is marked complete with 3 episodes, but has 2" in invoke(
+    assert "run.json: the run is marked complete with 3 episodes, but only 2" in invoke(
         "check", str(run)
     ).output.replace("\n", " ")
     rewrite(run / "run.json", lambda whole: whole[0].update(status="interrupted"))

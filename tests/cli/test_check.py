@@ -54,7 +54,7 @@ def test_exit_code_is_zero_for_a_correct_reward_and_one_for_a_wrong_reward(folde
     good, bad = check("own.py:right"), check("own.py:contains")
     assert (good.exit_code, bad.exit_code) == (0, 1), good.output + bad.output
     assert "own.py:right: 0 errors" in good.stdout
-    assert "error:   near-miss-earns: " in bad.stdout and "not checked: score of a right answer" in bad.stdout
+    assert "error:   near-miss-earns: " in bad.stdout and "not checked: score of a correct answer" in bad.stdout
 
 
 def test_fail_on_sets_the_severity(folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_check_reports_a_resource_that_cannot_be_observed(folder: Path) -> None:
     (folder / "halting.py").write_text(HALTING, encoding="utf-8")
     done = check("halting.py:World")
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
-    assert "get_observation is a plain function, but it is awaited" in done.stdout
+    assert "get_observation is not a coroutine function, but its result is awaited" in done.stdout
     assert done.stdout.endswith("halting.py:World: 1 error (native fork, 20 steps)\n")
 
 
@@ -258,4 +258,6 @@ class TestTaskWithCosts:
     def test_task_with_a_model_as_user_is_not_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         user = "{type: openai, model: m, base_url: 'http://127.0.0.1:9/v1', instructions: You buy.}"
-        assert "its user is a model" in self.told(folder, f"reward_function_path: own.py:plain\nuser: {user}\n")
+        assert "its simulated user is a model" in self.told(
+            folder, f"reward_function_path: own.py:plain\nuser: {user}\n"
+        )

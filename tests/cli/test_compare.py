@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.project import Project
-from tests.report.made import Parsed
+from tests.report.run_factory import Parsed
 
 
 def acting(answer: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from reward_kit.cli import doctor
 from reward_kit.cli.doctor import command
 from reward_kit.errors import ConfigError
 from reward_kit.providers.keys import ORIGINS_VARIABLE, PROVIDERS
-from tests.sandbox.behind_walls import AVAILABLE, missing
+from tests.sandbox.sandbox_calls import AVAILABLE, missing
 
 DENY = """
 import errno, sys

@@ -28,8 +28,8 @@ from reward_kit.runs.plan import NamedPolicy, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder, RunHeader, read_episodes, read_scores
 from reward_kit.runs.runner import Run
-from tests.agent.worlds import Counter as World
-from tests.agent.worlds import call, failure, task_of, worker_of
+from tests.agent.resources import Counter as World
+from tests.agent.resources import call, failure, task_of, worker_of
 from tests.cli.project import Project, lines
 
 USER_CODE = """

@@ -23,7 +23,7 @@ from reward_kit.runs.plan import NamedPolicy, RunPlan
 from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, read_episodes, read_scores
 from reward_kit.runs.runner import Run
 from reward_kit.typed_interface import reward_spec
-from tests.agent.worlds import WORLD, Counter, call, task_of, text
+from tests.agent.resources import WORLD, Counter, call, task_of, text
 from tests.chat_server import Behavior, ChatServer, answer, status
 from tests.cli.project import Project, lines
 from tests.cli.test_run import slow_project, wait_for_lines

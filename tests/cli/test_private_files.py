@@ -15,8 +15,8 @@ from reward_kit.report import run_page
 from reward_kit.report.run_page import write_report
 from reward_kit.rewards.judge_client import AnswerCache
 from tests.cli.project import Project
-from tests.report.made import random_run
-from tests.rl.training.lake import lake_folder
+from tests.report.run_factory import random_run
+from tests.rl.training.frozen_lake import lake_folder
 from tests.runs.stored_run import episode, make_run
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.project import Project
-from tests.report.made import Parsed, make_run
+from tests.report.run_factory import Parsed, make_run
 
 
 @pytest.fixture

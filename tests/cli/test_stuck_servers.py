@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.project import Project
-from tests.endless import endless
+from tests.endless_server import endless
 
 MODEL = {"type": "openai", "model": "m", "api_key": "x"}
 STUCK_SERVER = """

@@ -14,7 +14,7 @@ import pytest
 
 from reward_kit.runs.run_folder import RunHeader
 from tests.cli.project import Project
-from tests.report.made import episode, make_run, score
+from tests.report.run_factory import episode, make_run, score
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
 

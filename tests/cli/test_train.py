@@ -13,7 +13,7 @@ import yaml
 
 from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
-from tests.rl.training.lake import TRAIN, lake_folder, metrics_of
+from tests.rl.training.frozen_lake import TRAIN, lake_folder, metrics_of
 
 
 def run_path(folder: Path) -> Path:

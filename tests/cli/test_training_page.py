@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests import command_line
-from tests.report.made import Parsed
-from tests.rl.training.lake import lake_folder
+from tests.report.run_factory import Parsed
+from tests.rl.training.frozen_lake import lake_folder
 
 
 def test_training_writes_a_page_and_view_writes_it_again(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.project import Project
-from tests.cli.viewing import fetched, viewer
-from tests.report.made import Parsed, episode, make_run, random_run, score
+from tests.cli.view_process import fetched, viewer
+from tests.report.run_factory import Parsed, episode, make_run, random_run, score
 
 
 @pytest.fixture

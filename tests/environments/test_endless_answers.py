@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.endless import Peak, endless, peak
+from tests.endless_server import Peak, endless, peak
 
 MCP = """
 from reward_kit.environments.mcp import McpResource

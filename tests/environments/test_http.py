@@ -106,7 +106,7 @@ async def test_episode_runs_from_start_to_end() -> None:
     [
         ({}, []),
         ({"config": {"states": "state"}}, []),
-        ({"config": {"states": "none"}}, ["warning: observations recur but keys never do"]),
+        ({"config": {"states": "none"}}, ["warning: observations recur, but state keys do not"]),
         ({"fork": "none"}, ["warning: fork_kind = 'none'"]),
         ({"deterministic": False}, ["warning: deterministic = False"]),
     ],

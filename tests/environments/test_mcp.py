@@ -18,7 +18,7 @@ from aiohttp import web
 from reward_kit.environments.mcp import McpResource, result_text
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.processes import LOG_FOLDER
-from tests.agent.worlds import call, calls, collected, failure, reason, tool_answers
+from tests.agent.resources import call, calls, collected, failure, reason, tool_answers
 from tests.environments.mcp_resources import AFTER, SDK, TINY, ask, opened
 
 

@@ -18,7 +18,7 @@ from reward_kit.episodes.record import (
 )
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.runs.scoring import read_transcripts
-from tests.agent.worlds import WORLD, call, collected
+from tests.agent.resources import WORLD, call, collected
 
 IDENTITY = ["sample_id", "group_id", "rollout_index", "attempt", "policy", "stop_reason", "failure"]
 

@@ -1,4 +1,4 @@
-"""Environments written with the `openenv` package, on its own server, as worlds; beside what its own client sees."""
+"""Test environments of the `openenv` package on its server as resources, compared with its own client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if not PYTHON.exists():
 
 def serving(world: str, sessions: int = 8) -> dict[str, Any]:
     return {
-        "start_command": f"'{PYTHON}' worlds.py {world} --port {{port}} --sessions {sessions}",
+        "start_command": f"'{PYTHON}' environments.py {world} --port {{port}} --sessions {sessions}",
         "health_check_url": "http://127.0.0.1:{port}/health",
     }
 
@@ -93,7 +93,7 @@ async def test_resource_checker_reports_correct_findings(world: str, more: dict[
 async def test_resource_checker_detects_undeclared_nondeterminism() -> None:
     given = config("moody", deterministic=True, execution_errors="refusal")
     findings = await check_resource(OpenEnvResource, given, steps=10)
-    assert any("the same seed and actions gave another result" in finding.message for finding in findings)
+    assert any("the same seed and actions had different results" in finding.message for finding in findings)
 
 
 async def test_mcp_tools_of_the_environment_are_listed(pool: ServerPool) -> None:

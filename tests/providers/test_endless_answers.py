@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.endless import Peak, endless, peak
+from tests.endless_server import Peak, endless, peak
 
 PREPARE = """
 import aiohttp

@@ -13,8 +13,8 @@ from reward_kit.errors import ConfigError
 from reward_kit.report.comparison_page import draw_forest, samples_table, write_comparison
 from reward_kit.report.run_page import write_report
 from reward_kit.runs.comparison_table import comparison_notes, lines
-from tests.report.made import Parsed
-from tests.runs.comparison.made import Scores, compared, make_run
+from tests.report.run_factory import Parsed
+from tests.runs.comparison.run_pairs import Scores, compared, make_run
 
 BEFORE: Scores = {"a": [1.0], "b": [0.0], "c": [1.0, 0.0], "d": [0.0], "gone": [1.0]}
 AFTER: Scores = {"a": [0.0], "b": [1.0], "c": [0.0, 0.0], "d": [0.0], "gone": [None]}

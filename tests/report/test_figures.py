@@ -21,7 +21,7 @@ from reward_kit.report.run_figures import (
     worst,
 )
 from reward_kit.report.timeline import build_timeline, ticks
-from tests.report.made import episode, facts, score
+from tests.report.run_factory import episode, facts, score
 
 USAGE = "calls=1 cached=0 prompt_tokens=9 completion_tokens=9 cost_usd={}"
 

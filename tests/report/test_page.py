@@ -16,7 +16,7 @@ from reward_kit.report.run_page import write_report
 from reward_kit.report.timeline import MOST_BARS
 from reward_kit.runs.results import index_results
 from reward_kit.runs.summary import summarize, summary_to_json
-from tests.report.made import Parsed, episode, make_run, page_of, random_run, score
+from tests.report.run_factory import Parsed, episode, make_run, page_of, random_run, score
 
 HOSTILE = [
     "</script><script>document.title='owned'</script>",
@@ -31,7 +31,7 @@ HOSTILE = [
 
 
 def texts_of(cells: list) -> list[str]:
-    """Cells as they are shown; one that stands for another text has that beside it."""
+    """Return cells as shown, with the replaced text if a cell abbreviates one."""
     return [cell[0] if isinstance(cell, list) else cell for cell in cells]
 
 

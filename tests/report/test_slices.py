@@ -9,8 +9,8 @@ import pytest
 
 from reward_kit.report.run_data import read_run
 from reward_kit.report.run_slices import slice_columns, slice_names, slice_rows
-from tests.report.made import episode, make_run, page_of, score
-from tests.report.viewer.asking import visiting
+from tests.report.run_factory import episode, make_run, page_of, score
+from tests.report.viewer.served_viewer import visiting
 
 
 def tagged(number: int, **sample: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def tagged(number: int, **sample: Any) -> dict[str, Any]:
 def run(tmp_path: Path) -> Path:
     levels = ["easy", "easy", "hard", "hard", "easy", "easy", "hard", "hard"]
     lines = [tagged(n, level=level, tags=["sql", "<b>"] if n < 2 else []) for n, level in enumerate(levels)]
-    lines.append(tagged(8, level={"nested": 1}, tags=7, text="x" * 50))
+    lines.append(tagged(8, level={"nested": 1}, tags=7, text="x" * 50, many=10**4200, none=float("nan")))
     scores = [score(f"r{n}", 0.5 if n % 4 else None) for n in range(9)]
     return make_run(tmp_path, lines, scores, task={"pass_threshold": 0.5})
 

@@ -24,7 +24,7 @@ from reward_kit.report.timeline import (
     most_at_once,
     occupancy,
 )
-from tests.report.made import episode, facts, score
+from tests.report.run_factory import episode, facts, score
 
 _EIGHTHS = st.integers(0, 160).map(lambda eighths: eighths / 8)
 SPANS = st.lists(st.tuples(_EIGHTHS, _EIGHTHS).map(lambda pair: Span(min(pair), max(pair))), max_size=12)

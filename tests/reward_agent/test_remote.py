@@ -36,19 +36,19 @@ from reward_kit.reward_agent.remote import (
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.tasks import load_task
 from reward_kit.typed_interface import reward_function, reward_spec
-from tests.agent.worlds import call, task_of, worker_of
+from tests.agent.resources import call, task_of, worker_of
 from tests.command_line import call as command
-from tests.integrations.reward_server.asking import KEY, server
+from tests.integrations.reward_server.running_server import KEY, server
 
 
 def told(*values: Any) -> str:
-    """Values with their types, which JSON alone would lose."""
+    """Return values with their types, which JSON alone would lose."""
     return repr(values)
 
 
 @reward_function
 async def sees(messages: list[Message], ground_truth=None, assistant_turns=None, sample=None, **others):
-    """Says all that it is given; what it is given has no other way into the answer."""
+    """Score with a reason that contains all arguments."""
     others.pop("step_data", None), others.pop("state", None)
     said = [message.to_chat() for message in messages]
     seen = told(said, ground_truth, assistant_turns, sample, sorted(others.items()))
@@ -107,7 +107,7 @@ ODD = [
 
 
 def odd_request(draw: random.Random, name: str) -> ScoringRequest:
-    """A rollout with values of every kind."""
+    """Return a rollout with values of every kind."""
     roles = draw.choices(["user", "assistant", "tool"], k=draw.randrange(6))
     contents = ["plain", "\ud800", None, [{"type": "text", "text": "part"}], ""]
     messages = [Message(role=role, content=draw.choice(contents), weight=draw.choice(ODD[:5])) for role in roles]
@@ -128,7 +128,7 @@ def timeless(scored: list[Scored]) -> list[Scored]:
 
 
 async def both(reward: Callable[..., Any], requests: list[ScoringRequest], size: int = 1) -> tuple[list[Scored], ...]:
-    """Scores of the reward in this process, and behind HTTP."""
+    """Return the scores of the reward in this process and over HTTP."""
     async with server(reward) as asker:
         remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/{reward_spec(reward).id}", api_key=KEY)
         found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.endless import endless, peak
+from tests.endless_server import endless, peak
 
 REWARD = """
 import aiohttp

@@ -20,7 +20,7 @@ from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_sco
 from reward_kit.reward_agent.sandboxed import SandboxedScorer
 from reward_kit.sandbox import host
 from reward_kit.sandbox.host import Availability, ChildSession
-from tests.agent.worlds import WORLD, call, calls, worker_of
+from tests.agent.resources import WORLD, call, calls, worker_of
 from tests.profiles import examples
 
 LEVELS = ("in_process", "warm", "isolated")

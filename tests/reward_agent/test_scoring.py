@@ -12,7 +12,7 @@ from reward_kit.models import Message
 from reward_kit.providers.faults import TransientError
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, score_one
 from reward_kit.typed_interface import reward_function, reward_spec
-from tests.agent.worlds import WORLD, call, calls, task_of, worker_of
+from tests.agent.resources import WORLD, call, calls, task_of, worker_of
 from tests.reward_agent.held_scorer import HeldScorer, requests
 
 MESSAGES = [
@@ -96,7 +96,7 @@ class TestCalls:
 
 
 class TestUnscored:
-    """Unscored is None with a class, and never zero."""
+    """Unscored is None with a failure class, and never zero."""
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.5", None])
     async def test_non_finite_score_error_names_field_and_value(self, value):

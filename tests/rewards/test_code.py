@@ -1,4 +1,4 @@
-"""`python_code` and `program_code`: which programs earn what, by public benchmarks' traps and the known forgeries."""
+"""Test `python_code` and `program_code` with traps of public benchmarks and known forgeries."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import reward_spec
 from tests.rewards.code_cases import DOUBLE, SUM, Case, calls
 from tests.rewards.code_run_cases import CASES
-from tests.sandbox.behind_walls import missing
 from tests.sandbox.hostile_case import TESTS, read_cases
+from tests.sandbox.sandbox_calls import missing
 
 HOSTILE = Path(__file__).parents[1] / "sandbox" / "cases"
 confined = pytest.mark.skipif(bool(missing("namespaces")), reason=missing("namespaces"))
 
 
 async def judged(cases: list[Case]) -> list[Any]:
-    """The result of each case, several at a time in one sandbox."""
+    """Return the result of each case, scored concurrently in one sandbox."""
     async with CodeSandboxes() as sandbox:
         return await asyncio.gather(
             *(
@@ -195,7 +195,7 @@ async def test_a_scorer_opens_one_sandbox_for_all_its_rollouts() -> None:
 
 
 class _WithoutSandbox(CodeSandboxes):
-    """A machine that confines nothing."""
+    """A machine without a sandbox."""
 
     async def _opened(self) -> Any:
         raise ConfigError("what the model wrote is only run behind walls: there are none")
@@ -212,7 +212,7 @@ async def test_code_is_not_run_without_a_sandbox() -> None:
 
 @confined
 def test_nested_sandbox_level_is_rejected() -> None:
-    """A sandbox is not put up in a sandbox."""
+    """A sandbox cannot be started in a sandbox."""
     with pytest.raises(
         ConfigError, match=r"calls other services and cannot run at the level isolated; remove sandbox\.level"
     ):

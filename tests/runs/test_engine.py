@@ -15,12 +15,12 @@ from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.run_folder import read_episodes
 from reward_kit.runs.runner import LocalEngine
-from tests.agent.worlds import text
+from tests.agent.resources import text
 from tests.runs.test_runner import plan_of, run_in, status
 
 
 class Elsewhere(LocalEngine):
-    """As the local engine; it notes what it is asked for, and its episodes were lost `losses` times."""
+    """A local engine that records its requests, and whose episodes were lost `losses` times."""
 
     def __init__(self, losses: int = 0) -> None:
         self.opened = self.closed = 0

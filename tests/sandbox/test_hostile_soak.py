@@ -11,8 +11,8 @@ import pytest
 
 from reward_kit.processes import temporary_root
 from reward_kit.sandbox import Limits, Program, Sandbox
-from tests.sandbox.behind_walls import missing
 from tests.sandbox.hostile_canaries import processes, resident_mb
+from tests.sandbox.sandbox_calls import missing
 
 HONEST = Program("def evaluate(messages, **rest):\n    return {'score': sum(messages) / 8, 'count': len(messages)}\n")
 LIMITS = Limits(wall_s=5, cpu_s=2, memory_mb=128, disk_mb=2, output_kb=8, result_kb=8)
@@ -31,7 +31,7 @@ HOSTILE = {
 
 
 def state() -> tuple[int, int, int, int]:
-    """Descriptors, children that have ended and were not collected, processes below us, work folders."""
+    """Return descriptors, zombie children, descendants, and work folders."""
     children = processes()
     ours = {os.getpid()}
     while more := {pid for pid, parent in children.items() if parent in ours} - ours:
@@ -49,7 +49,7 @@ def _stat(pid: int) -> bytes:
 
 
 async def settled(sandbox: Sandbox):
-    """The state once no child is on its way."""
+    """Return the state once no child is starting."""
     while not sandbox.is_settled:  # noqa: ASYNC110 - nobody tells it
         await asyncio.sleep(0.001)
     return state()

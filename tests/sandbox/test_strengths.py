@@ -14,7 +14,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.sandbox import Limits, Sandbox
 from reward_kit.sandbox.zygote_process import ZygoteProcess
-from tests.sandbox.behind_walls import is_gone, missing, run
+from tests.sandbox.sandbox_calls import is_gone, missing, run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -110,7 +110,7 @@ async def test_processes_need_namespaces():
 
 
 async def test_landlock_is_chosen_if_namespaces_are_denied():
-    """As inside Docker with its default profile: the calls that make namespaces fail."""
+    """As in Docker with its default profile: calls that create namespaces fail."""
     if missing("landlock"):
         pytest.skip(missing("landlock"))
     script = """

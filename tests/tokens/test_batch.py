@@ -13,7 +13,7 @@ from reward_kit.episodes.columns import same_value
 from reward_kit.errors import ConfigError
 from reward_kit.tokens import TokenBatch, build_rows
 from tests.profiles import examples
-from tests.tokens.made_episodes import PAD, Played, batches, play
+from tests.tokens.episode_strategies import PAD, Played, batches, play
 
 PADDING = st.sampled_from(["right", "left", "outer"])
 quick = settings(max_examples=examples(40), deadline=None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError
 from reward_kit.tokens import build_rows, micro_batches, restored_order
-from tests.tokens.made_episodes import PAD, play
+from tests.tokens.episode_strategies import PAD, play
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=40)
 

@@ -10,7 +10,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.tokens import TokenBatch, build_rows, verl_batch
 from reward_kit.tokens.layout import VERL_NAMES
 from tests.profiles import examples
-from tests.tokens.made_episodes import PAD, Played, batches, play
+from tests.tokens.episode_strategies import PAD, Played, batches, play
 
 quick = settings(max_examples=examples(40), deadline=None)
 

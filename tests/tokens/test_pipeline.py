@@ -23,7 +23,7 @@ from reward_kit.tokens import (
     step_values,
 )
 from tests.profiles import examples
-from tests.tokens.made_episodes import PAD, Played, batches, play
+from tests.tokens.episode_strategies import PAD, Played, batches, play
 
 # a1 = 3 4, a2 = 6, worth 4 and 1; and a1 = 8, worth nothing that is known.
 LONG = play("long", [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])], [{"advantage": 4.0}, {"advantage": 1.0}])
@@ -36,12 +36,12 @@ def rows_by(pipeline: RowPipeline):
 
 
 def turn_numbers(columns: Columns) -> Columns:
-    """How many tokens of the row are the policy's, up to each one."""
+    """Return the running number of the policy's tokens in the row."""
     return columns.with_columns(tokens={"acted": np.cumsum(columns.tokens["action_mask"])})
 
 
 class OnlyScored:
-    """Leaves out rows in which nothing can be learnt."""
+    """A connector that drops rows without a learning signal."""
 
     def __call__(self, columns: Columns) -> Columns:
         taking_part = np.add.reduceat(columns.tokens["loss_mask"], columns.starts_B)

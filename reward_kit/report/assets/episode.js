@@ -258,7 +258,7 @@
 
     after() {
       const stop = el("span", { class: "stranger" }, this.episode.stop);
-      return el("p", { class: "the-end" }, "The episode ended by ", stop, ".");
+      return el("p", { class: "the-end" }, "Stop reason: ", stop);
     }
 
     // Go to a step. A quiet one was clicked, so it is already in view.

@@ -63,7 +63,7 @@
             el(
               "tr",
               null,
-              ["#", "episode", "score", "steps", "took", "ended by", "reason or error"].map((name, place) =>
+              ["#", "episode", "score", "steps", "took", "stop reason", "reason or error"].map((name, place) =>
                 el("th", { scope: "col", class: [0, 2, 3, 4].includes(place) ? "n" : null }, name),
               ),
             ),

@@ -53,7 +53,7 @@
   const facts = (episode) => {
     const told = [
       episode.policy,
-      `ended by ${episode.stop}`,
+      `stop reason: ${episode.stop}`,
       `${episode.steps.length} step${episode.steps.length === 1 ? "" : "s"}`,
       episode.took_s === null ? null : `took ${RK.seconds(episode.took_s)}`,
       episode.attempt ? `attempt ${episode.attempt + 1}` : null,

@@ -68,6 +68,7 @@
       box.append(el("div", { role: "rowgroup", class: "matrix-heads" }, this.head), this.space);
       box.addEventListener("scroll", () => this.draw(), { passive: true });
       box.addEventListener("keydown", (event) => this.onKey(event));
+      box.addEventListener("click", (event) => this.onClick(event));
       box.addEventListener("focusin", ({ target }) => this.onFocus(target));
       new ResizeObserver(() => this.draw()).observe(box);
     }
@@ -167,6 +168,12 @@
 
     link({ row, column }) {
       return this.space.querySelector(`a[data-row="${row}"][data-column="${column}"]`);
+    }
+
+    // A click beside the links of a row opens its sample.
+    onClick({ target }) {
+      const link = target.closest("a") ? null : target.closest(".matrix-space > .matrix-row")?.querySelector("a");
+      if (link) RK.go(link.getAttribute("href"));
     }
 
     onFocus(target) {

@@ -33,7 +33,7 @@
       const episode = await RK.episode(id);
       const error = episode.error ? el("p", { class: "failure stranger" }, `${episode.error}: ${RK.shown(episode.error_message ?? "", 2000)}`) : null;
       const messages = episode.messages.length ? RK.chat(episode.messages) : el("p", { class: "faint" }, "No messages.");
-      const end = el("p", { class: "the-end" }, "ended by ", el("span", { class: "stranger" }, episode.stop));
+      const end = el("p", { class: "the-end" }, "stop reason: ", el("span", { class: "stranger" }, episode.stop));
       const reason = episode.reason ? el("div", { class: "faint" }, RK.folded(episode.reason, undefined, "reason")) : null;
       body.replaceChildren(...[messages, error, end, reason].flat().filter(Boolean));
     } catch (failure) {

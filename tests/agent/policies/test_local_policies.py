@@ -15,7 +15,7 @@ from reward_kit.agent.policy_interface import EpisodeContext, PolicyOutput
 from reward_kit.environments.base import tool_spec
 from reward_kit.errors import PolicyError
 from reward_kit.models import Message
-from tests.agent.worlds import WORLD, Counter, call, collected, failure, reason, text
+from tests.agent.resources import WORLD, Counter, call, collected, failure, reason, text
 
 MOVE = tool_spec(
     "move",

@@ -24,7 +24,7 @@ from tests.agent.policies.own_agents import (
     streaming_loop,
     threaded_loop,
 )
-from tests.agent.worlds import WORLD, failure, reason
+from tests.agent.resources import WORLD, failure, reason
 from tests.chat_server import Behavior, answer, tool_calls
 
 

@@ -31,7 +31,7 @@ from tests.agent.policies.own_agents import (
     task_of,
     threaded_loop,
 )
-from tests.agent.worlds import WORLD, failure, reason
+from tests.agent.resources import WORLD, failure, reason
 from tests.chat_server import Behavior, answer, slow, status, tool_calls
 
 

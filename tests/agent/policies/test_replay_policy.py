@@ -25,7 +25,7 @@ from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.runs.plan import RunArgs, make_policies
 from reward_kit.runs.tasks import load_task
-from tests.agent.worlds import WORLD, call, calls, failure, reason, task_of, text
+from tests.agent.resources import WORLD, call, calls, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, tool_calls
 from tests.cli.project import Project, lines
 
@@ -380,7 +380,7 @@ class TestCommandLine:
             make_policies(task, RunArgs(task_path=task.path, policies=["replay:nowhere"]))
 
 
-from tests.agent.worlds import Counter  # noqa: E402
+from tests.agent.resources import Counter  # noqa: E402
 
 
 class Louder(Counter):

@@ -1,18 +1,18 @@
-"""Answers what TRL's training step makes of rows: see `trl_training`."""
+"""Results of TRL's training step, served over pipes; see `trl_training`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from answering import answer_all
+from request_loop import answer_all
 from trl_training import Inputs, make_trainer, optimizer_step, reference_logprobs, save_tokenizer, use_reference
 
 
 def step(
     folder: str, parts: list[Inputs], options: dict[str, Any], reference: str | None, vocabulary: int
 ) -> dict[str, Any]:
-    """Loss, norm, gradient and weights of one optimizer step over these micro-batches.
+    """Return loss, norm, gradient and weights of one optimizer step over micro-batches.
 
     Args:
         folder: the model.

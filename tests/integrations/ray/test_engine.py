@@ -1,4 +1,4 @@
-"""`--engine ray` on four nodes: what the local engine gives, whatever is lost on the way."""
+"""Test `--engine ray` on four nodes: results equal the local engine's, also after lost workers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.cluster import workers_that_fit, workers_to_start
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.runs.run_folder import read_episodes
-from tests.integrations.ray.counting import Counting, carried_out, without_the_clock
-from tests.integrations.ray.meddling import Both, When, engine_for, killed
+from tests.integrations.ray.counting_task import Counting, carried_out, without_the_clock
+from tests.integrations.ray.fault_injection import Both, When, engine_for, killed
 
 pytestmark = pytest.mark.campaign
 
@@ -24,7 +24,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def first_of(group: BaseException) -> BaseException:
-    """The error in nested groups."""
+    """Return the first error in nested groups."""
     return first_of(group.exceptions[0]) if isinstance(group, BaseExceptionGroup) else group
 
 

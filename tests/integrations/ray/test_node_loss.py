@@ -1,4 +1,4 @@
-"""Four nodes, two thousand episodes, and a node that is killed in the middle."""
+"""Test a run of two thousand episodes on four nodes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.ray.counting import Counting, carried_out, without_the_clock
-from tests.integrations.ray.meddling import When, engine_for
+from tests.integrations.ray.counting_task import Counting, carried_out, without_the_clock
+from tests.integrations.ray.fault_injection import When, engine_for
 
 pytestmark = pytest.mark.campaign
 

@@ -1,4 +1,4 @@
-"""What is refused before anything is started, and what a process is told; needs no Ray."""
+"""Test validation of engine options and the payload of workers; does not need Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reward_kit.integrations.ray.actors import ActorBudget, RunUsage, Usage
 from reward_kit.integrations.ray.engine import TaskWorkers, divide_rates, environment_for, max_processes, moved
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.task_parts import RunLimitsModel
-from tests.integrations.ray.counting import Counting
+from tests.integrations.ray.counting_task import Counting
 
 
 def refused(*arguments: str) -> str:

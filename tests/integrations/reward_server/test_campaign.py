@@ -1,4 +1,4 @@
-"""The reward server under attack from outside: fuzzed against its own document, and by clients that never finish."""
+"""Test the reward server under attack: fuzzing against its OpenAPI document, and clients that never finish."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.reward_server.asking import KEY, ROLLOUT
-from tests.integrations.reward_server.serving_command import Command, serve
+from tests.integrations.reward_server.running_server import KEY, ROLLOUT
+from tests.integrations.reward_server.serve_process import Command, serve
 
 PEER = Path(__file__).parents[3] / ".integrations" / "serve" / "bin"
 EXAMPLES = 100

@@ -1,4 +1,4 @@
-"""What a reward server answers: scores, refusals, and nothing without a key."""
+"""Test the answers of a reward server: scores, errors and authentication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
 from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.typed_interface import reward_function, reward_spec
-from tests.integrations.reward_server.asking import KEY, ROLLOUT, Asker, server
+from tests.integrations.reward_server.running_server import KEY, ROLLOUT, Asker, server
 
 
 @reward_function
@@ -35,7 +35,7 @@ async def broken(messages):
 
 
 class Gate:
-    """A reward whose calls wait until they are let through."""
+    """A reward whose calls wait until the test releases them."""
 
     def __init__(self) -> None:
         self.waiting, self.cancelled = 0, 0

@@ -11,8 +11,8 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.report.rendering import digest
 from reward_kit.report.run_page import write_report
-from tests.report.made import Parsed, episode
-from tests.report.training.made import make_training, update
+from tests.report.run_factory import Parsed, episode
+from tests.report.training.training_run_factory import make_training, update
 
 HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[31m\u202e'
 

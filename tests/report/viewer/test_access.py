@@ -11,8 +11,8 @@ from reward_kit.errors import ConfigError
 from reward_kit.report.viewer_access import Access
 from reward_kit.report.viewer_runs import RunCatalog
 from reward_kit.report.viewer_server import serving
-from tests.report.made import episode, make_run, score
-from tests.report.viewer.asking import Visitor, visiting
+from tests.report.run_factory import episode, make_run, score
+from tests.report.viewer.served_viewer import Visitor, visiting
 
 PATHS = ["/", "/events", "/run", "/run/", "/run/figures", "/run/events", "/run/search"]
 PATHS += ["/run/episode/a", "/run/group/x-p", "/no/such"]
@@ -37,7 +37,7 @@ async def test_token_in_the_url_is_exchanged_for_a_cookie(folder: Path) -> None:
 
 
 async def entered_by_code(access: Access, address: str) -> tuple[Visitor, str]:
-    """Somebody whose browser was given a code, and the path that it was given."""
+    """Return a client whose browser has redeemed a code, and the path it was redirected to."""
     visitor, path = Visitor(address), f"/?code={access.one_time_code()}"
     assert (await visitor.get("/")).status == 403
     answer = await visitor.get(path)

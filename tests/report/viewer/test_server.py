@@ -13,8 +13,8 @@ import pytest
 
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import RunHeader
-from tests.report.made import Parsed, episode, make_run, page_of, random_run, score
-from tests.report.viewer.asking import Visitor, visiting
+from tests.report.run_factory import Parsed, episode, make_run, page_of, random_run, score
+from tests.report.viewer.served_viewer import Visitor, visiting
 
 
 def add(run: Path, kind: str, *lines: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ def mark_in(page: str) -> str:
 
 
 async def next_of(events: asyncio.Queue[tuple[str, Any, str]], name: str) -> Any:
-    """The data of the next event of this name."""
+    """Return the data of the next event of this name."""
     while True:
         told, data, _ = await asyncio.wait_for(events.get(), 120)
         if told == name:

@@ -12,8 +12,8 @@ import pytest
 from reward_kit.report.trend_page import LatencyReader, read_latencies
 from reward_kit.report.viewer_runs import RunCatalog
 from reward_kit.runs.run_folder import RunTiming
-from tests.report.made import Parsed, episode, make_run, score
-from tests.report.viewer.asking import visiting
+from tests.report.run_factory import Parsed, episode, make_run, score
+from tests.report.viewer.served_viewer import visiting
 
 HOSTILE = '</title><script>alert(1)</script>" onload="x \ud800 \u202e'
 

@@ -13,7 +13,7 @@ from reward_kit.report.episode_chunks import StoredLines
 from reward_kit.report.run_data import read_run
 from reward_kit.report.viewer_runs import WatchedRun
 from reward_kit.runs.run_folder import RunHeader
-from tests.report.made import episode, make_run, random_run, score
+from tests.report.run_factory import episode, make_run, random_run, score
 
 
 def add(run: Path, kind: str, *lines: dict[str, Any]) -> None:

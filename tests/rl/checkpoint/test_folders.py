@@ -1,4 +1,4 @@
-"""Checkpoint folders are written atomically and restored bit for bit."""
+"""Test that checkpoint folders are written atomically and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from reward_kit.rl.checkpoint import (
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model
 from reward_kit.rl.ppo import PPOLearner
-from tests.rl.checkpoint.kinds import same
+from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows
 
 
 class Run:
-    """A small training run with everything that has a state."""
+    """A small training run with every stateful part."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)

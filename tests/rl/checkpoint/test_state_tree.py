@@ -1,4 +1,4 @@
-"""A state comes back bit for bit from two plain files."""
+"""Test the bit-exact round trip of a state through two plain files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl.checkpoint import read_tree, write_tree
-from tests.rl.checkpoint.kinds import every_kind, same
+from tests.rl.checkpoint.state_values import every_kind, same
 
 
 def test_state_tree_round_trip_is_bit_exact(tmp_path: Path) -> None:

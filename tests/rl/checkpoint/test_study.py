@@ -1,4 +1,4 @@
-"""A batch on which training stopped is kept as it was, and is enough to see it stop again."""
+"""Test that the batch of a failed update is kept unchanged and reproduces the failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reward_kit.errors import TrainingError
 from reward_kit.rl.checkpoint import load_batch_for_study, save_batch_for_study
 from reward_kit.rl.ppo import PPOConfig, PPOLearner
 from reward_kit.tokens import TokenBatch
-from tests.rl.checkpoint.kinds import same
+from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows
 
 

@@ -1,4 +1,4 @@
-"""An expert's walk becomes the very tokens that the acting policy would have seen and sampled on it."""
+"""Test that demonstrations become exactly the tokens that an acting policy would see and sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, tool_texts, unknown_pieces
 from reward_kit.rl.model_kit.sft import DemonstratingPolicy, Demonstrations
 from reward_kit.tokens import build_rows
-from tests.rl.model_kit.lake import TOOLS, tokenizer_of, walks
+from tests.rl.model_kit.frozen_lake import TOOLS, tokenizer_of, walks
 
 BYTES = build_tokenizer(level="byte")
 

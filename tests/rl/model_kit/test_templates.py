@@ -1,4 +1,4 @@
-"""Our chat template: short, the same for what was said whatever follows, and deaf to marks in texts."""
+"""Test the chat templates: terse, stable when messages follow, and safe against forged markers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jinja2.exceptions import TemplateError
 from reward_kit.agent.policies.hf.action_formats import Hermes, find_action_format, tools_of
 from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS, ChatLayout, Tools
 from reward_kit.rl.model_kit.models import TERSE_TEMPLATE, build_tokenizer
-from tests.rl.model_kit.lake import TOOLS
+from tests.rl.model_kit.frozen_lake import TOOLS
 
 TOKENIZER = build_tokenizer(level="byte")
 TERSE = build_tokenizer(level="byte", chat_template=TERSE_TEMPLATE)

@@ -1,4 +1,4 @@
-"""The example that learns in a minute: from a model that falls into holes to one that crosses lakes it never saw."""
+"""Test the FrozenLake example: after a minute of training, the model solves held-out lakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reward_kit.cli.main import program
 from reward_kit.loading import load_module
 from reward_kit.rl.model_kit.models import load_model, unknown_pieces
 from reward_kit.rl.training.plan import load_plan
-from tests.rl.training.lake import metrics_of, train
+from tests.rl.training.frozen_lake import metrics_of, train
 
 LEARNED = 0.85
 """Runs end at 0.93 to 0.95 of 256 lakes, with a standard error of 0.016; seeds and processors spread them by as much.
@@ -95,7 +95,7 @@ def test_training_succeeds_for_any_seed_and_warm_start(tmp_path: Path, script: M
 
 
 def scores_of(folder: Path, model: str) -> tuple[float, float]:
-    """Of a model on the held-out lakes: as it samples, and taking the likeliest move."""
+    """Return the scores of a model on held-out lakes, with sampled and with greedy actions."""
     options = ["--log-dir", str(folder / "runs"), "--json", "--display", "none", "-T", f"policy.model={folder / model}"]
     found = []
     for temperature in (1, 0):

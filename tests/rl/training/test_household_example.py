@@ -1,4 +1,4 @@
-"""The household's train file carries its recipe out, and the campaign's arms are what it lays over it."""
+"""Test the household example's train file, and the campaign arms that override it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from reward_kit.loading import load_module
 from reward_kit.rl.training.plan import load_plan
-from tests.rl.training.lake import metrics_of, train
+from tests.rl.training.frozen_lake import metrics_of, train
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "alfworld_household"
@@ -32,7 +32,7 @@ def campaign() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def asked() -> dict[str, list[str]]:
-    """What each arm was asked, as far as they were run."""
+    """Return the requests of each arm that was run."""
     return {}
 
 

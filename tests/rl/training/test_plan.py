@@ -14,7 +14,7 @@ from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.training.description import describe_plan
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl_helpers import ESTIMATORS
-from tests.rl.training.lake import TRAIN, lake_folder
+from tests.rl.training.frozen_lake import TRAIN, lake_folder
 
 
 def line_of(path: Path, key: str) -> int:

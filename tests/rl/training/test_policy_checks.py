@@ -1,4 +1,4 @@
-"""What training would refuse of a policy is refused before a run has a folder, and without reading weights."""
+"""Test that unsuitable policies are rejected before a run folder exists and weights are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, save_model
 from reward_kit.rl.training.plan import check_policy, load_plan
 from reward_kit.rl.training.session import save_weights
-from tests.rl.training.lake import lake_folder
+from tests.rl.training.frozen_lake import lake_folder
 
 
 @pytest.fixture(scope="module")

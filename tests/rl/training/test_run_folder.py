@@ -1,4 +1,4 @@
-"""No file of a training run holds a secret, wherever it was named, and a resume asks for those that were given."""
+"""Test that no file of a training run contains a secret, and that a resume asks for redacted ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl.training.resume import Changes, changes_since, new_run_header, stored_config
 from reward_kit.runs.run_folder import RunFolder, RunHeader
 from tests import command_line
-from tests.rl.training.lake import TRAIN, lake_folder
+from tests.rl.training.frozen_lake import TRAIN, lake_folder
 
 PASSWORD = "p4ssword-of-somebody"
 URL = f"http://me:{PASSWORD}@models.example/v1"
@@ -21,7 +21,7 @@ HIDDEN_URL = "http://me:(hidden)@models.example/v1"
 
 
 def lake_with_user(folder: Path, **user: Any) -> Path:
-    """A train file whose task has a simulated user, who is asked at an endpoint."""
+    """Return a train file whose task has a simulated user at an endpoint."""
     return lake_folder(folder, task={**TRAIN["task"], "user": {"type": "openai", "model": "some", **user}})
 
 

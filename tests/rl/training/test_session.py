@@ -1,4 +1,4 @@
-"""A whole run: what it logs, evaluates and saves, when it stops, and what it leaves on disk."""
+"""Test a complete training run: logs, evaluation, checkpoints, stop conditions and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.training.plan import load_plan, with_temperature
 from reward_kit.runs.run_folder import RunHeader
-from tests.rl.training.lake import lake_folder, metrics_of, train, trained
+from tests.rl.training.frozen_lake import lake_folder, metrics_of, train, trained
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
@@ -136,7 +136,7 @@ async def test_unsupported_evaluation_temperature_is_rejected(tmp_path: Path) ->
 
 
 class Warm:
-    """Samples at half the temperature."""
+    """A policy that samples at temperature 0.5."""
 
     class sampling:
         temperature = 0.5

@@ -1,4 +1,4 @@
-"""`reward_kit.train`: a train file from Python."""
+"""Test `reward_kit.train` with a train file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import reward_kit
 from reward_kit.errors import ConfigError
-from tests.rl.training.lake import lake_folder, metrics_of
+from tests.rl.training.frozen_lake import lake_folder, metrics_of
 
 
 def test_a_train_file_becomes_a_run_with_the_metrics_of_the_command(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.runs.comparison import regression_gates, under_gate
-from tests.runs.comparison.made import compared, make_run
+from tests.runs.comparison.run_pairs import compared, make_run
 
 LOST = [-0.5, -0.25, -0.25, 0.0, -0.5, -0.25, -0.25, 0.0]
 
@@ -23,7 +23,7 @@ class TestRegression:
     def test_regression_gate_fails_if_the_upper_bound_is_below_the_margin(
         self, tmp_path: Path, margin: float, fails: bool
     ) -> None:
-        """The mean is -0.25 and the interval about [-0.408, -0.092]: not the mean decides, but its bound."""
+        """Mean -0.25, interval about [-0.408, -0.092]: the bound decides, not the mean."""
         comparison = compared(*pair(tmp_path, LOST))
         (gate,) = regression_gates(comparison, margin)
         high = comparison.differences[0].figures.interval.high

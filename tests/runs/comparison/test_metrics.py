@@ -9,7 +9,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.runs.comparison import to_json, under_gate
 from reward_kit.runs.comparison_table import comparison_markdown, metric_lines
-from tests.runs.comparison.made import Scores, compared, make_run
+from tests.runs.comparison.run_pairs import Scores, compared, make_run
 
 SCORES: Scores = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, None]}
 

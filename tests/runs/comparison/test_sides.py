@@ -9,7 +9,7 @@ import pytest
 
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.comparison import read_sides
-from tests.runs.comparison.made import make_run
+from tests.runs.comparison.run_pairs import make_run
 
 ONE = {"a": [1.0, 0.0], "b": [1.0, None], "c": [None, None]}
 

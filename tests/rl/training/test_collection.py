@@ -1,0 +1,109 @@
+"""Order and concurrency of collected episodes, also in lockstep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample
+from reward_kit.environments.base import ToolSpec
+from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.rl.training.rollouts import Collector, LockstepBarrier
+
+TASK = TaskDefinitionModel(name="say", initial_user_prompt="Say something.")
+ASKED = [(Sample(name), number) for number, name in enumerate("abcd")]
+
+
+class Counted(AgentPolicy):
+    """Sessions that open slowly one after another, with their highest number; one name cannot be opened."""
+
+    pad_token_id = 0
+    module = None
+
+    def __init__(self, breaks: str = "") -> None:
+        self.open_now = self.most_open = 0
+        self.open_when_acting: list[int] = []
+        self._breaks, self._door = breaks, anyio.Lock()
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        async with self._door:
+            await anyio.lowlevel.checkpoint()
+        if self._breaks and self._breaks in context.rollout_id:
+            raise RuntimeError("out of memory")
+        self.open_now += 1
+        self.most_open = max(self.most_open, self.open_now)
+        return Says(self)
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        raise AssertionError("act through a session")
+
+
+class Says(AgentPolicy):
+    def __init__(self, policy: Counted) -> None:
+        self._policy = policy
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        self._policy.open_when_acting.append(self._policy.open_now)
+        for _ in range(
+            200
+        ):  # turns of the loop and no time: longer than all others take to open, however busy the machine
+            await anyio.lowlevel.checkpoint()
+        return PolicyOutput({"type": "text", "content": "something"})
+
+    async def close(self) -> None:
+        self._policy.open_now -= 1
+
+
+async def collected(policy: AgentPolicy, max_concurrency: int | None = None) -> list[list[str]]:
+    with anyio.fail_after(20):
+        groups = await Collector(2, max_concurrency).collect(RLRolloutWorker(TASK, policy), ASKED)
+    return [[episode.custom_data["sample_id"] for episode in group] for group in groups]
+
+
+async def test_groups_are_returned_in_request_order() -> None:
+    assert await collected(Counted()) == [[name] * 2 for name in "abcd"]
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, 8), (3, 3), (1, 1)])
+async def test_no_more_episodes_are_in_flight_than_allowed(limit: int | None, most: int) -> None:
+    policy = Counted()
+    await collected(policy, limit)
+    assert policy.most_open == most
+
+
+async def test_callback_is_called_when_each_group_is_finished() -> None:
+    told: list[int] = []
+
+    async def finished(place: int, episodes: object) -> None:
+        told.append(place)
+
+    await Collector(2, 2).collect(RLRolloutWorker(TASK, Counted()), ASKED, finished)
+    assert told == [0, 1, 2, 3]
+
+
+class TestLockstep:
+    async def test_no_episode_acts_before_all_are_open(self) -> None:
+        policy = Counted()
+        assert await collected(LockstepBarrier(policy)) == [[name] * 2 for name in "abcd"]
+        assert policy.open_when_acting[0] == 8 and len(policy.open_when_acting) == 8
+
+    @pytest.mark.parametrize(("limit", "wave"), [(4, 4), (5, 4), (2, 2), (1, 2)])
+    async def test_limited_concurrency_runs_waves_of_whole_groups(self, limit: int, wave: int) -> None:
+        policy = Counted()
+        await collected(LockstepBarrier(policy), limit)
+        assert policy.most_open == wave
+        assert policy.open_when_acting[0::wave] == [wave] * (8 // wave)
+
+    async def test_episode_that_fails_to_open_does_not_block_others(self) -> None:
+        policy = Counted(breaks="b-")
+        await collected(LockstepBarrier(policy), 4)
+        assert policy.open_when_acting[0] == 2 and len(policy.open_when_acting) == 6
