@@ -193,7 +193,10 @@ def test_parameters_unavailable_in_a_dataset_are_rejected() -> None:
         as_trl_reward(steps)
     with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="requires 'state'"):
         reward(PROMPTS, COMPLETIONS)
-    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' of the reward is never taken from the dataset"):
+    with (
+        as_trl_reward(state) as reward,
+        pytest.raises(ConfigError, match="'state' of the reward is never taken from the dataset"),
+    ):
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two columns would be renamed to 'x'"):
         as_trl_reward(choosy, columns={"a": "x", "b": "x"})
