@@ -1,8 +1,8 @@
-"""Check a reward with every probe, and validate a task by its reference solutions.
+"""Check a reward with all probes, and validate the samples of a task with reference solutions.
 
-A task is valid if the reference solution of each sample scores 1 and an agent that does nothing scores 0. The reference
-solution of a sample is the first available of: its row's `gold_actions` (a list of actions), its row's `gold_answer`
-(text), the policy that the user names, and the resource's expert.
+A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0. The reference solution is
+the first of the following that is available: `gold_actions` (a list of actions) or `gold_answer` (text) of the sample's
+row, the policy that the user specified, and the expert of the resource.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from reward_kit.typed_interface import RewardSpec
 
 PROBES: tuple[tuple[str, Probe, bool], ...] = (
     ("reproducible scores", reward_behavior.steady, False),
-    ("right and wrong answers", reward_exploits.right_and_wrong, True),
+    ("correct and wrong answers", reward_exploits.right_and_wrong, True),
     ("odd rollouts", reward_behavior.odd, False),
     ("missing ground truths", reward_behavior.missing_truth, True),
     ("other ways to write an answer", reward_exploits.equal_answers, True),
     ("text around an answer", reward_exploits.text_around, True),
-    ("cheats without the ground truth", reward_exploits.without_truth, True),
-    ("cheats with the ground truth", reward_exploits.with_truth, True),
+    ("exploits without the ground truth", reward_exploits.without_truth, True),
+    ("exploits with the ground truth", reward_exploits.with_truth, True),
     ("code in answers", reward_behavior.runs_answers, False),
     ("time and memory", reward_behavior.cost, False),
     ("growth of time with length", reward_behavior.growth, False),
@@ -73,17 +73,17 @@ PROBES: tuple[tuple[str, Probe, bool], ...] = (
     ("files, network and programs", reward_behavior.reads, False),
     ("changed inputs", reward_behavior.changes_inputs, False),
 )
-"""The probes, each with its name and a flag that is True if it needs reproducible scores."""
+"""The probes: the name, the function, and True if the probe requires reproducible scores."""
 _NOISE = ("nondeterministic", "hidden-state")
-_NOT_COMPARED = "scores of the same rollout differ, so nothing can be compared"
+_NOT_COMPARED = "repeated scores of the same rollout differ, so scores cannot be compared"
 _WORST = 5
 _CHECKED_SAMPLES = 4
-"""The maximum number of a task's samples used to check its reward."""
+"""The maximum number of samples of a task that are used to check its reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The reward to check, and the user's inputs for it."""
+    """The reward to check, with the options and examples that the user provided."""
 
     reference: str  # `file.py:function` or `package.module:function`
     choice: SandboxChoice = field(default_factory=lambda: SandboxChoice(reward_time_s=10.0))
@@ -96,7 +96,7 @@ class Plan:
 
 
 def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
-    """Load the reward and the reward to compare with. Call it outside an event loop."""
+    """Load the reward and, if any, the reward to compare it with. Must not be called in an event loop."""
     loaded = load_reward(plan.reference, plan.folder, plan.choice, plan.options)
     reward, given = loaded.reward, plan.given
     check_parameters(reward)
@@ -108,7 +108,7 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
         )
     if given.golds and not given.truths and reward.parameters is not None and takes_truth(reward.parameters):
         raise ConfigError(
-            f"reward {reward.id!r} takes a ground_truth; pass one --ground-truth JSON for each --gold TEXT"
+            f"reward {reward.id!r} requires a ground_truth; pass one --ground-truth JSON for each --gold TEXT"
         )
     other = load_reward(plan.against, plan.folder, plan.choice) if plan.against else None
     for one in (loaded, other):
@@ -121,13 +121,13 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
 
 
 def asks_models(reward: Reward) -> bool:
-    """Return True if a reward calls models, which sandboxed rewards cannot do."""
+    """Return True if a reward calls models; sandboxed rewards cannot."""
     specs = (one for one in each_reward(reward).values() if isinstance(one, RewardSpec))
     return any(getattr(resource, "asks_models", False) for spec in specs for resource in spec.resources.values())
 
 
 def is_reward(target: str) -> bool:
-    """Return True if a target names a reward, without running the file."""
+    """Return True if a target refers to a reward; its file is parsed but not executed."""
     if ":" not in target:
         return False
     if is_address(target):
@@ -145,13 +145,13 @@ def is_reward(target: str) -> bool:
 async def check_reward(
     plan: Plan, loaded: LoadedReward, other: LoadedReward | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> RewardReport:
-    """Run every probe on a reward.
+    """Run all probes on a reward.
 
     Args:
-        plan: the reward to check, and the user's inputs.
-        loaded: the loaded reward, from `load`.
-        other: the second reward, from `load`.
-        tell: a function called with the name of each probe, to show progress.
+        plan: the reward to check, with the options and examples that the user provided.
+        loaded: the reward, as returned by `load`.
+        other: the reward to compare it with, as returned by `load`, or None.
+        tell: a function to call with the name of each probe before it runs.
     """
     source, origin, limit_s = SourceFacts(), loaded.reward.origin, plan.choice.reward_time_s
     if origin is not None:
@@ -167,12 +167,12 @@ async def check_reward(
             (first, *_) = build_questions(Given(), source.ground_truth, takes_truth=True)
             seen = await bench.see(first.answered("The answer is 42."))
             text = (
-                "no rollout could be scored with a generated ground truth, since its "
-                "form is unknown; pass --ground-truth"
+                "the reward scored no rollout with a generated ground truth, because the expected format of ground "
+                "truths is unknown; pass --ground-truth JSON"
             )
             report.note("never-scores", "error", text, [evidence(f"ground truth {truth_text(first.truth)!r}", seen)])
             report.cannot(
-                "everything else", "requires a ground truth that the reward can read; pass --ground-truth JSON"
+                "everything else", "a ground truth in the expected format is required; pass --ground-truth JSON"
             )
             return report
         context = CheckContext(bench, report, source, chance, questions, plan.given.rollouts)
@@ -198,7 +198,7 @@ async def check_reward(
 
 
 async def _compare(context: CheckContext, other: Bench, name: str, threshold: float) -> None:
-    """Compare the scores with a second reward's on the user's rollouts and, if these are few, on generated ones."""
+    """Compare the scores of two rewards on the user's rollouts and, if there are few, on generated rollouts."""
     pairs, unscored = [], 0
     requests = [*context.rollouts, *(question.gold for question in context.questions if question.gold is not None)]
     for question in context.questions if len(context.rollouts) < 20 else ():
@@ -214,7 +214,7 @@ async def _compare(context: CheckContext, other: Bench, name: str, threshold: fl
         else:
             pairs.append((left, right, request))
     if len(pairs) < 2:
-        context.report.cannot(f"agreement with {name}", f"only {len(pairs)} rollouts were scored by both")
+        context.report.cannot(f"agreement with {name}", f"both rewards scored only {len(pairs)} rollouts")
         return
     lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
     figures = {
@@ -233,16 +233,16 @@ async def _compare(context: CheckContext, other: Bench, name: str, threshold: fl
         if left != right:
             text = f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
             lines.append(f"{left:.4g} vs. {right:.4g}: {text}")
-    text = f"differs from {name}; largest differences in {len(pairs)} rollouts"
+    text = f"some scores differ from those of {name}; the largest differences in {len(pairs)} rollouts:"
     context.report.note("disagrees", "info", text, lines, most=_WORST)
 
 
 _Right = tuple[str, AgentPolicy]
-"""A reference solution: a policy, with its name."""
+"""A reference solution: the name of a policy, and the policy."""
 
 
 class End(NamedTuple):
-    """The end of an episode, as seen by the reward."""
+    """The scoring request at the end of an episode, with its score and the stop reason."""
 
     request: ScoringRequest
     scored: Scored
@@ -250,7 +250,7 @@ class End(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The score and its reason, or the reason for its absence."""
+        """The score with its reason, or the reason why the episode is unscored."""
         if self.scored.score is None:
             return f"unscored ({self.scored.failure.message if self.scored.failure else 'no reason'})"
         reason = self.scored.result.reason if self.scored.result is not None else None
@@ -259,7 +259,7 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class SampleProof:
-    """The validation of one sample: the ends of its two episodes."""
+    """The validation of one sample, with the ends of its two episodes."""
 
     sample: Sample
     by: str = ""  # "gold_actions", "gold_answer", the name of a policy, "expert"; "" without a reference solution
@@ -280,20 +280,20 @@ class SampleProof:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """The validation of a task's samples, and the check of its reward on their episodes."""
+    """The validation of a task's samples, and the report on its reward."""
 
     task: LoadedTask
     proofs: Sequence[SampleProof]
     rewards: Mapping[str, RewardReport]  # by name; a single reward has the name ""
 
     def exit_code(self, fail_on: str) -> int:
-        """Return 1 if a sample has a problem, or the reward a finding of at least this level."""
+        """Return 1 if a sample has a problem or a reward has a finding at or above the level `fail_on`; otherwise 0."""
         has_problems = any(proof.problems for proof in self.proofs)
         codes = (report.exit_code(fail_on) for report in self.rewards.values())
         return 1 if has_problems and fail_on != "never" else max(codes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
+        """Return the report as JSON-serializable data."""
         samples = [
             {
                 "id": proof.sample.id,
@@ -309,7 +309,7 @@ class TaskReport:
         return {"task": str(self.task.path), "samples": samples, **of_rewards}
 
     def lines(self) -> Iterator[str]:
-        """Yield the report for a terminal: the reward's own report first, then the samples."""
+        """Yield the lines of the report for a terminal: first the rewards, then the samples."""
         for name, report in self.rewards.items():
             yield from (f"{name}: {line}" if name else line for line in report.lines())
         for proof in self.proofs:
@@ -318,8 +318,9 @@ class TaskReport:
         count = len(self.proofs)
         if unknown := sum(proof.gold is None for proof in self.proofs):
             yield (
-                f"not checked: that a reference solution scores 1, for {unknown} of {count} samples: they have none; "
-                "give rows a gold_answer or gold_actions, the resource an expert_action, or pass --gold-policy"
+                f"not checked: whether the reference solution scores 1, for {unknown} of {count} samples without one; "
+                "add gold_answer or gold_actions to the rows, define expert_action of the resource, or pass "
+                "--gold-policy"
             )
         wrong = sum(len(proof.problems) for proof in self.proofs)
         right = sum(proof.gold is not None and not proof.problems for proof in self.proofs)
@@ -327,15 +328,15 @@ class TaskReport:
         by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "unknown"
         errors = f"{pluralize(wrong, 'error')}; " if wrong else ""
         yield (
-            f"{self.task.path}: {errors}{pluralize(count, 'sample')}; reference solution ({by}) scores 1 and doing "
-            f"nothing 0 on {right}; doing nothing scores 0 on {nothing}"
+            f"{self.task.path}: {errors}{pluralize(count, 'sample')}; the reference solution ({by}) scores 1 and doing "
+            f"nothing scores 0 on {right}; doing nothing scores 0 on {nothing}"
         )
 
 
 def why_not_free(task: LoadedTask, user: SimulatedUser | None) -> str:
-    """Return the reason why validating the task would cost money; "" if it would not."""
+    """Return the reason why validating the task would cost money, or "" if it would not."""
     if user is not None and not user.is_free:
-        return "its user is a model, which costs money"
+        return "its simulated user is a model, which costs money"
     return "its reward calls a model, which costs money" if task.reward and asks_models(task.reward) else ""
 
 
@@ -348,7 +349,10 @@ async def check_task(
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TaskReport:
-    """Validate a task's samples, and check its reward on their episodes; see `prove` for the arguments."""
+    """Validate the samples of a task, and check its reward on their episodes.
+
+    The arguments are those of `prove`, except for `tell`, which is called with a description of each step.
+    """
     proofs = await prove(task, samples, user, policy, seed=seed, tell=lambda proof: tell(f"sample {proof.sample.id}"))
     assert task.reward is not None  # `prove` raises without a reward
     definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
@@ -379,24 +383,27 @@ async def prove(
     max_concurrency: int = 8,
     tell: Callable[[SampleProof], None] = lambda _: None,
 ) -> list[SampleProof]:
-    """Run and score, for each sample, the reference solution and an agent that does nothing.
+    """Run and score the reference solution of each sample, and an agent that does nothing.
 
     Args:
-        task: a task with a reward.
+        task: the task, which must have a reward.
         samples: the samples to validate.
-        user: the task's simulated user, which must be free of charge.
-        policy: the reference solution of samples that have none, with its name; by default the resource's expert.
+        user: the simulated user of the task, which must not be a model.
+        policy: the reference solution of samples whose rows have none; by default, the expert of the resource.
         seed: the seed of the episodes.
-        max_concurrency: the maximum number of concurrent samples.
-        tell: a function called with each finished sample.
+        max_concurrency: the maximum number of samples to run concurrently.
+        tell: a function to call with each finished sample.
+
+    Returns:
+        One proof per sample, in the order of `samples`.
 
     Raises:
-        ConfigError: the task has no reward, or its user costs money.
+        ConfigError: the task has no reward, or its user is a model.
     """
     if task.reward is None:
-        raise ConfigError(f"{task.path}: the task has no reward to check; set reward")
+        raise ConfigError(f"{task.path}: the task has no reward to check; set 'reward'")
     if user is not None and not user.is_free:
-        raise ConfigError(f"{task.path}: its user is a model, which costs money")
+        raise ConfigError(f"{task.path}: the simulated user is a model, which costs money")
     rights = [_right(task, sample, policy) for sample in samples]
     proofs = [SampleProof(sample, right[0] if right else "") for sample, right in zip(samples, rights, strict=True)]
     definition, limiter = task.definition, anyio.CapacityLimiter(max_concurrency)
@@ -423,7 +430,7 @@ async def prove(
 
 
 def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | None:
-    """Return the reference solution of a sample, with its name."""
+    """Return the reference solution of a sample, or None if there is none."""
     for key, form in (("gold_actions", "a list of actions"), ("gold_answer", "a text")):
         if (given := sample.row.get(key)) is None:
             continue

@@ -1,6 +1,6 @@
-"""Probes of a reward's behavior: reproducible scores, unusual rollouts, time and memory, regular expressions, inputs.
+"""Probes of a reward's behavior, such as reproducibility, errors on unusual rollouts, and time and memory use.
 
-Each public function is one probe: it calls the reward through a `CheckContext` and adds findings to the report.
+Each public coroutine is a probe, which calls the reward through a `CheckContext` and adds findings to the report.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from reward_kit.reward_agent.scoring import ScoringRequest
 _REPEATS = 3
 _FRESH_EVERY = 3
 _LATE_CALLS = 100
-_KEPT = "the score depends on earlier calls: the reward keeps state between calls"
+_KEPT = "the score depends on earlier calls, because the reward keeps state between calls"
 _Scores = list[float | None]
 
 
 async def steady(context: CheckContext) -> None:
-    """Score the same rollouts repeatedly, in both orders, and in fresh workers."""
+    """Score the same rollouts repeatedly, in reversed order, and in new workers."""
     question, bench = context.first, context.bench
     texts = [*clearly_different()[1:8], " ".join(question.written(value) for value in question.wrong)]
     for known in context.known:
@@ -53,7 +53,7 @@ async def steady(context: CheckContext) -> None:
     rollouts += context.rollouts[:8]
 
     async def in_worker(worker: int) -> list[_Scores]:
-        """Return the scores of the same calls in the same order in one worker."""
+        """Score all rollouts in one worker, each several times."""
         return [[(await bench.see(one, worker=worker)).score for _ in range(_REPEATS)] for one in rollouts]
 
     here = await in_worker(0)
@@ -61,10 +61,10 @@ async def steady(context: CheckContext) -> None:
     for rollout, scores in zip(reversed(rollouts), reversed(here), strict=True):
         scores.append((await bench.see(rollout)).score)
     why = f" (its file uses {', '.join(context.source.chance)})" if context.source.chance else ""
-    by_chance = f"the same rollout gets different scores{why}, which adds noise to the advantages within a group"
+    by_chance = f"repeated scores of the same rollout differ{why}, which adds noise to the advantages in a group"
     if not bench.is_confined:
-        missing = "the reward runs in this process; use --sandbox warm for fresh workers"
-        context.report.cannot("state kept between calls, compared with a fresh worker", missing)
+        missing = "the reward runs in this process; pass --sandbox warm to score in new workers"
+        context.report.cannot("state kept between calls", missing)
         lines = [_line(rollout, scores) for rollout, scores in zip(rollouts, here, strict=True) if _differ(scores)]
         context.report.note("nondeterministic", "error", by_chance, lines)
         return
@@ -88,8 +88,8 @@ async def steady(context: CheckContext) -> None:
         context.report.note("hidden-state", "error", _KEPT, lines)
     elif not any(_differ(scores) for scores in (*here, *one, *other)):
         text = (
-            "the score differs between interpreters but not within one: it depends on the order of a "
-            "set or on hash(); sort the set, or use hashlib"
+            "the score differs between interpreters, but not within one, because it depends on the order of a set or "
+            "on hash(); sort the set, or use hashlib"
         )
         context.report.note("depends-on-hash-seed", "error", text, lines)
     else:
@@ -97,7 +97,7 @@ async def steady(context: CheckContext) -> None:
 
 
 async def still(context: CheckContext) -> None:
-    """Score the first rollouts again, after all other calls and a hundred more."""
+    """Score the first rollouts again after all other probes and a hundred further calls."""
     if any(context.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
         return
     for _ in range(_LATE_CALLS):
@@ -111,7 +111,7 @@ async def still(context: CheckContext) -> None:
 
 
 def _differ(scores: Sequence[float | None]) -> bool:
-    """Return True if scores differ, or if only some are missing."""
+    """Return True if the scores differ, or if some but not all are missing."""
     known = [score for score in scores if score is not None]
     return 0 < len(known) < len(scores) or bool(known and max(known) - min(known) > LITTLE)
 
@@ -144,9 +144,10 @@ _NEVER = "\x01\x02"
 
 
 def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield each repeat of each pattern: the pattern, and a short and a long text that match it and then fail.
+    """Yield an attack on each repeat of each pattern: the pattern, a short text and a long text.
 
-    Nested repeats may take exponential time on the short text.
+    The texts match the repeat many times and then fail. Nested repeats may take exponential time on the short text, and
+    adjacent ones quadratic time on the long text.
     """
     done = set()
     for pattern in patterns:
@@ -164,7 +165,7 @@ def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _loops(tree: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the text that leads to each unbounded repeat, and one iteration of it."""
+    """Yield, for each unbounded repeat, a text that matches the part before it, and a text that matches its body."""
     for code, argument in tree:
         if code in _REGEX_REPEATS:
             _, most, body = argument
@@ -180,7 +181,7 @@ def _loops(tree: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _example(tree: Any, rounds: int = 0) -> str:
-    """Return a text that part of an expression matches, with at least `rounds` iterations of each repeat."""
+    """Return a text that matches part of an expression, with at least `rounds` iterations of each repeat."""
     return "".join(_one(code, argument, rounds) for code, argument in tree)
 
 
@@ -218,7 +219,7 @@ _WORDS = {"file": "files opened", "environment": "environment variables", "netwo
 
 
 async def runs_answers(context: CheckContext) -> None:
-    """Check that code in an answer or question is not run in the scoring process."""
+    """Check that the reward does not execute code from an answer or a question in its own process."""
     code = f"__import__('{_CANARY}')"
     texts = {
         code,
@@ -236,12 +237,15 @@ async def runs_answers(context: CheckContext) -> None:
         seen = await context.see(name, request)
         if any(kind == "code" and _CANARY in what for kind, what in seen.events):
             lines.append(f"{subject} was compiled as Python")
-    text = "runs model-written text as Python in the reward's process; parse the text, or run it in a separate sandbox"
+    text = (
+        "the reward executes text written by the model as Python in its own process; parse the text, or execute it in "
+        "a separate sandbox"
+    )
     context.report.note("evaluates-answer", "error", text, lines)
 
 
 async def reads(context: CheckContext) -> None:
-    """Report the files, network and programs used in any call, without blocking them."""
+    """Report the files, environment variables, network addresses and programs that the reward used in any call."""
     names: dict[str, list[str]] = defaultdict(list)
     for kind, what in context.events:
         if kind in _WORDS:
@@ -252,10 +256,10 @@ async def reads(context: CheckContext) -> None:
         [f"{kind}: {what}" for kind in kinds for what in names[kind][:3]]
         for kinds in (("network", "process"), ("file", "environment"))
     )
-    text = "uses the network or starts programs, which a sandbox may deny"
+    text = "the reward uses the network or starts programs, which a sandbox may block"
     context.report.note("reaches-out", "info", text, outward, most=6)
     if not outward:
-        text = "its score may depend on the machine's files or environment variables"
+        text = "the score may depend on files or environment variables of the machine"
         context.report.note("reads-outside", "info", text, inward, most=6)
 
 
@@ -268,7 +272,7 @@ _MUCH_MB = 200.0
 
 
 async def cost(context: CheckContext) -> None:
-    """Measure the time and memory of a call on an ordinary and on a long answer."""
+    """Measure the time and memory use of a call, on an ordinary and on a long answer."""
     question = context.first
     request = question.gold or question.answered("The answer is 42.")
     seen = [await context.bench.see(request) for _ in range(_CALLS)]
@@ -286,12 +290,12 @@ async def cost(context: CheckContext) -> None:
         "on 100,000 characters": _round(long.peak_mb),
     }
     if long.peak_mb > _MUCH_MB:
-        text = f"holds {long.peak_mb:.0f} MiB on an answer of 100,000 characters"
+        text = f"the reward uses {long.peak_mb:.0f} MiB of memory on an answer of 100,000 characters"
         context.report.note("much-memory", "warning", text)
 
 
 async def growth(context: CheckContext) -> None:
-    """Check that answers of twice the length take about twice the time, rather than four times."""
+    """Check that the time grows about linearly with the length of the answer."""
     question = context.first
     pieces = _PIECES
     if question.truth is not None and question.form is not None and question.wrong:
@@ -302,7 +306,7 @@ async def growth(context: CheckContext) -> None:
             continue
         double, line = await _at(context, piece, 2), ""
         if _is_late(seen) or _is_late(double):
-            line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: does not return in time"
+            line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: timed out"
         elif double.cpu_s > _WORTH_S:
             # Other load slows single calls, so use the fastest of several.
             once = min([seen.cpu_s, *[(await _at(context, piece, 1)).cpu_s for _ in range(2)]])
@@ -312,7 +316,7 @@ async def growth(context: CheckContext) -> None:
                     f"{name}: {1000 * once:.0f} ms on {_LENGTH:,} characters, {1000 * twice:.0f} ms on {2 * _LENGTH:,}"
                 )
         if line:
-            text = "its time grows faster than the length of the answer, so a long answer delays the batch"
+            text = "the time grows faster than the length of the answer, so a long answer delays the whole batch"
             context.report.note("slow-growth", "error", text, [line])
             return
 
@@ -332,7 +336,7 @@ _PIECES = {
     "quotes": '"',
     "sentences with numbers": "Then 12 and 7 make 19. ",
 }
-"""Texts that are repeated to form long answers, by name."""
+"""The texts that are repeated to make long answers, by name."""
 
 
 async def _at(context: CheckContext, piece: str, times: int) -> CallOutcome:
@@ -346,8 +350,8 @@ async def patterns(context: CheckContext) -> None:
     if not found:
         return
     if not bench.is_confined:
-        why = "the reward runs in this process, which cannot interrupt a match; use --sandbox warm"
-        context.report.cannot("time of its regular expressions", why)
+        why = "the reward runs in this process, where a match cannot be interrupted; pass --sandbox warm"
+        context.report.cannot("time of the regular expressions", why)
         return
 
     async def attack(text: str) -> CallOutcome:
@@ -361,7 +365,7 @@ async def patterns(context: CheckContext) -> None:
             if pattern not in exponential and _is_late(await attack(text)):
                 name, line = quoted(pattern, 60), quoted(text, 50)
                 exponential[pattern] = f"{name}: {over} {len(text)} characters: {line}"
-    text = "a regular expression takes exponential time on a short text that a model may write; do not nest repeats"
+    text = "a regular expression takes exponential time on a short text that a model can write; do not nest repeats"
     context.report.note("catastrophic-regex", "error", text, exponential.values())
     slow: dict[str, str] = {}
     for pattern, short, long in tried:
@@ -372,8 +376,8 @@ async def patterns(context: CheckContext) -> None:
         took = f"over {ATTACK_CPU_S:.0f} s" if _is_late(seen) else f"{1000 * seen.cpu_s:.0f} ms"
         slow[pattern] = f"{quoted(pattern, 40)}: {took} on {len(part):,} characters, {over} {len(long):,}"
     text = (
-        "a regular expression takes quadratic time or more on a long text that a model may write; let no two "
-        r"adjacent repeats match the same characters (\s*.*?\s*: strip() afterwards), or bound them"
+        "a regular expression takes quadratic time or more on a long text that a model can write; do not let adjacent "
+        r"repeats match the same characters (as in \s*.*?\s*; call strip() instead), or limit their length"
     )
     context.report.note("slow-regex", "error", text, slow.values())
 
@@ -395,7 +399,7 @@ _FAULT = "raises-on-faults"
 
 
 async def odd(context: CheckContext) -> None:
-    """Score unusual histories and answers: the reward must not raise, or a model could escape a bad score."""
+    """Check that the reward does not raise on unusual histories and answers, since a model could exploit it."""
     report, first = context.report, context.first
     tried = [
         (history.name, with_messages(first.blank, history.messages), "raises" if history.is_models else _FAULT)
@@ -417,7 +421,7 @@ async def odd(context: CheckContext) -> None:
         if reason and seen.score is not None and seen.score <= LITTLE and _ERROR_WORDS.search(reason):
             zeros.append(f"{name}: {reason[:100]}")
         if name in long_names and seen.cpu_s > _SLOW_S:
-            text = f"takes {seen.cpu_s:.1f} s on {name}; one long answer delays the batch"
+            text = f"the reward takes {seen.cpu_s:.1f} s on {name}; a single long answer delays the whole batch"
             report.note("slow", "warning", text)
     for kind, (level, text) in _BROKEN.items():
         if cases := broken.get(kind):
@@ -425,14 +429,14 @@ async def odd(context: CheckContext) -> None:
             report.note(kind, level, text.format(n=count), [evidence(*case) for case in cases], most=6)
     lines = [f"line {line}: a broad except returns a score" for line in context.source.zeros]
     text = (
-        "an exception becomes a score, so errors count as wrong answers; let the exception propagate, or "
-        "return is_score_valid=False, to leave the rollout unscored"
+        "exceptions are turned into scores, so errors count as wrong answers; let exceptions propagate, or return "
+        "is_score_valid=False to leave the rollout unscored"
     )
     report.note("swallowed-exception", "warning", text, [*lines, *zeros], most=6)
 
 
 def _kind_of(failure: Failure, otherwise: str) -> str:
-    """Return the kind of error that left a rollout unscored."""
+    """Return the kind of finding for a failure, or `otherwise` for an exception."""
     if failure.failure_class == "timeout":
         return "hangs"
     if failure.where == "AlignmentError":
@@ -449,31 +453,31 @@ def _kind_of(failure: Failure, otherwise: str) -> str:
 _BROKEN: dict[str, tuple[Level, str]] = {
     "raises": (
         "error",
-        "raises on {n} that a model can cause, so a model could avoid bad scores by staying unscored",
+        "the reward raises on {n} that a model can cause, so a model could avoid a bad score by being unscored",
     ),
-    _FAULT: ("warning", "raises on {n} that only a bug can cause"),
-    "hangs": ("error", "does not return in time on {n}"),
+    _FAULT: ("warning", "the reward raises on {n} that only a bug can cause"),
+    "hangs": ("error", "the reward times out on {n}"),
     "misaligned-steps": (
         "error",
-        "returns step_outputs for missing steps on {n}; index steps by assistant_turns",
+        "the reward returns step_outputs for steps that do not exist on {n}; index steps by assistant_turns",
     ),
-    "not-finite": ("error", "returns a score that is not finite on {n}"),
-    "invalid-result": ("error", "returns no valid result on {n}"),
+    "not-finite": ("error", "the reward returns a score that is not finite on {n}"),
+    "invalid-result": ("error", "the reward returns an invalid result on {n}"),
     "large-result": (
         "info",
-        "its result exceeds sandbox.limits.result_kb on {n}; quote a shorter part of the answer in the reason",
+        "the result exceeds sandbox.limits.result_kb on {n}; quote a shorter part of the answer in the reason",
     ),
-    "unscored": ("info", "declares {n} unscored"),
+    "unscored": ("info", "the reward leaves {n} unscored"),
 }
 
 
 async def missing_truth(context: CheckContext) -> None:
-    """Check that a missing ground truth leaves a sample unscored, and that an unreadable one earns nothing."""
+    """Check that rollouts without a ground truth stay unscored, and that those with an invalid one score 0."""
     question = context.first
     if context.bench.parameters is not None and "ground_truth" not in context.bench.parameters:
         return
     if question.truth is None or not question.separates_answers:
-        context.report.cannot("a missing ground truth", "no known answer earns more than a wrong one")
+        context.report.cannot("a missing ground truth", "no known answer earns more than a wrong answer")
         return
     wrong = question.written(question.wrong[0]) if question.wrong else "I do not know."
     right = question.written(question.truth)
@@ -485,7 +489,7 @@ async def missing_truth(context: CheckContext) -> None:
                 seen = await context.bench.see(replace(question.answered(text), ground_truth=truth))
                 if (seen.score or 0.0) > (question.floor or 0.0) + LITTLE:
                     lines.append(evidence(f"ground_truth {truth!r}", seen, text))
-        text = "with an unreadable ground truth, any answer counts as right; leave such rollouts unscored"
+        text = "any answer counts as correct if the ground truth cannot be parsed; leave such rollouts unscored"
         context.report.note("unreadable-truth-earns", "error", text, lines)
     lines, earns = [], False
     for name, text in answers.items():
@@ -494,15 +498,17 @@ async def missing_truth(context: CheckContext) -> None:
             lines.append(evidence(f"ground_truth None, answer: {name}", seen, text))
             earns = earns or seen.score > (question.floor or 0.0) + LITTLE
     if earns:
-        text = "a rollout without a ground truth earns a reward; raise instead, which leaves it unscored"
+        text = "a rollout without a ground truth earns a reward; raise an exception to leave it unscored"
         context.report.note("missing-truth-earns", "error", text, lines)
     else:
-        text = "a rollout without a ground truth scores 0 like a wrong answer; raise instead, which leaves it unscored"
+        text = (
+            "a rollout without a ground truth scores 0, as a wrong answer does; raise an exception to leave it unscored"
+        )
         context.report.note("missing-truth-is-zero", "warning", text, lines, most=2)
 
 
 async def changes_inputs(context: CheckContext) -> None:
-    """Check that no call changed its inputs; run it after all other probes."""
+    """Check that no call changed its inputs. Must run after all other probes."""
     lines = [f"{name}{how}" for name, how in context.changed.items()]
-    text = "changes its inputs, so the next reward of the same rollout would score changed data"
+    text = "the reward changes its inputs, so the next reward would score changed data; copy them first"
     context.report.note("mutates-input", "error", text, lines, most=8)

@@ -1,4 +1,4 @@
-"""Parts of a reward check: recorded reward calls, questions with known answers, and the report."""
+"""Building blocks of the reward check: recorded calls, questions with known answers, and the report."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ LITTLE = 1e-6
 _PLAIN_CALLS = "from reward_kit.reward_agent.sandbox_worker import WorkerCalls\n"
 _WATCHED_CALLS = "from reward_kit.checks.call_recorder import RecordedWorkerCalls as WorkerCalls\n"
 ATTACK_CPU_S = 1.0
-"""CPU time limit in seconds of a call that may never return."""
+"""The CPU time limit of a call that may never return, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """The outcome of one call."""
+    """The outcome of a call of the reward."""
 
     score: float | None  # None if the rollout is unscored
     failure: Failure | None = None  # The reason why it is unscored
@@ -58,14 +58,14 @@ class CallOutcome:
 
     @property
     def text(self) -> str:
-        """The score as text, or the reason for its absence."""
+        """The score as text, or the reason why the rollout is unscored."""
         if self.score is not None:
             return f"{self.score:.4g}"
         return f"unscored ({self.failure.message if self.failure else 'no reason'})"
 
 
 class LocalBench(InProcessScorer):
-    """A bench that calls a reward in this process, without fresh workers and time limits."""
+    """A bench that calls a reward in this process, without new workers and CPU time limits."""
 
     is_confined = False
     level = "in_process"
@@ -76,7 +76,7 @@ class LocalBench(InProcessScorer):
         super().__init__(self._watch.wrap(spec), deadline_s)
 
     async def see(self, request: ScoringRequest, *, memory: bool = False, **_: object) -> CallOutcome:
-        """Make one call like `SandboxedBench.see`; only `memory` has an effect."""
+        """Call the reward; all options of `SandboxedBench.see` except `memory` are ignored."""
         self._watch.observed, self._watch.wants_memory = None, memory
         scored = await self.score(request)
         return _seen(scored, self._watch.observed)
@@ -90,7 +90,7 @@ class SandboxedBench(SandboxedScorer):
     def __init__(self, reward: SandboxedReward) -> None:
         source = reward.program.source
         if _PLAIN_CALLS not in source:
-            raise ConfigError(f"reward {reward.id!r} runs an external program, which cannot be checked")
+            raise ConfigError(f"reward {reward.id!r} runs an external program; only Python rewards can be checked")
         watched = replace(reward.program, source=source.replace(_PLAIN_CALLS, _WATCHED_CALLS, 1))
         watched = replace(watched, imports=(*watched.imports, "reward_kit.checks.call_recorder"))
         super().__init__(replace(reward, program=watched), slots=2)
@@ -108,14 +108,14 @@ class SandboxedBench(SandboxedScorer):
         is_fresh: bool = False,
         cpu_s: float | None = None,
     ) -> CallOutcome:
-        """Make one call. Calls must not overlap.
+        """Call the reward. Calls must not overlap.
 
         Args:
-            request: the rollout.
-            worker: the index of a worker; each has its own interpreter.
-            memory: measure the memory use, which slows the call down.
-            is_fresh: use a new worker.
-            cpu_s: CPU time limit of the call.
+            request: the rollout to score.
+            worker: the index of the worker to use; each worker has its own interpreter.
+            memory: whether to measure the peak memory, which slows the call down.
+            is_fresh: whether to use a new worker.
+            cpu_s: the CPU time limit of the call in seconds, if lower than that of the reward.
         """
         limits = self._base.limits
         if cpu_s is not None:
@@ -141,7 +141,7 @@ Bench = LocalBench | SandboxedBench
 
 
 def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
-    """Return a bench that calls a reward and records the calls; use it as an async context manager."""
+    """Return a bench that calls a reward and records the calls. It is an async context manager."""
     if isinstance(reward, RewardSpec):
         return LocalBench(reward, deadline_s)
     if isinstance(reward, SandboxedReward):
@@ -150,7 +150,7 @@ def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
 
 
 def _seen(scored: Scored, watched: Any) -> CallOutcome:
-    """Return the outcome of a call; the worker's report is untrusted."""
+    """Return the outcome of a call, with the valid parts of the untrusted record `watched`."""
     watched = watched if isinstance(watched, dict) else {}
     numbers = {}
     for name in ("wall_s", "cpu_s", "peak_mb"):
@@ -174,7 +174,7 @@ def _seen(scored: Scored, watched: Any) -> CallOutcome:
 _TEXTS = ("42", "1000", "Paris", "A")
 _CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
 _OTHERS: tuple[Any, ...] = (_CALL, ["red", "green", "blue"])
-"""Ground truths to try if the annotation is unknown and the reward rejects texts."""
+"""Ground truths to try if the type annotation is missing and the reward rejects texts."""
 _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("list[int]", ([3, 1, 2],)),
     ("list[float]", ([3.5, 1.0, 2.0],)),
@@ -191,7 +191,7 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 @dataclass(slots=True)
 class Question:
-    """A question with its ground truth, and the reward's known scores on it."""
+    """A question with its ground truth, its known answers and their scores."""
 
     blank: ScoringRequest  # The rollout without an answer, as if the agent did nothing
     truth: Any = None  # The ground truth; None if the reward takes none
@@ -207,7 +207,7 @@ class Question:
 
     @property
     def gold_score(self) -> float | None:
-        """The score of the correct rollout; None if unscored or unknown."""
+        """The score of the correct rollout, or None if it is unscored or unknown."""
         return self.gold_seen.score if self.gold_seen is not None else None
 
     @property
@@ -216,7 +216,7 @@ class Question:
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
     def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:
-        """Return the rollout with this answer, after the messages `before`."""
+        """Return the rollout with the messages `before` and then this answer."""
         return with_messages(self.blank, (*self.blank.messages, *before, said(text)))
 
     def written(self, value: Any) -> str:
@@ -226,7 +226,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers, ground truths and rollouts that the user supplied."""
+    """The answers, ground truths and rollouts that the user provided."""
 
     truths: Sequence[Any] = ()
     golds: Sequence[str] = ()  # Correct answers: one per truth, or any number if the reward takes no truth
@@ -236,13 +236,13 @@ class Given:
     def __post_init__(self) -> None:
         if self.golds and self.truths and len(self.golds) != len(self.truths):
             raise ConfigError(
-                f"{len(self.truths)} ground truths but {len(self.golds)} right answers; "
-                "pass one --gold for each --ground-truth"
+                f"got {len(self.truths)} ground truths, but {len(self.golds)} correct answers; pass one --gold for "
+                "each --ground-truth"
             )
 
 
 def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Question]:
-    """Return the questions for a reward, without scores."""
+    """Create the questions for a reward, from the user's inputs or from the annotation of the ground truth."""
     if given.ends:
         pairs = given.ends[:most]
         return [Question(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
@@ -275,7 +275,7 @@ def _make_question(truth: Any, gold: str | None = None, *, is_truth_given: bool 
 
 
 def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
-    """Return the rollout up to its last answer."""
+    """Return the rollout without its last answer and anything after it."""
     turns = [position for position, message in enumerate(rollout.messages) if message.role == "assistant"]
     return with_messages(rollout, rollout.messages[: turns[-1]] if turns else rollout.messages)
 
@@ -283,9 +283,10 @@ def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
 async def learned(
     given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
 ) -> list[Question]:
-    """Return the questions with their answers' scores; [] if the reward rejects all generated ground truths.
+    """Create the questions for a reward, and score their answers.
 
-    Shared parameters go to `build_questions`; `chance` draws the wrong answers.
+    Returns:
+        The questions, or [] if the reward rejects all generated ground truths.
     """
     questions = build_questions(given, annotation, takes_truth=takes_truth)
     for question in questions:
@@ -300,7 +301,7 @@ async def learned(
 
 
 async def _learn(question: Question, bench: Bench, chance: random.Random) -> None:
-    """Find the answer form that the reward expects, and its scores for correct and wrong answers."""
+    """Find the form of answers that the reward expects, and score a correct answer and wrong answers in this form."""
     question.wrong = wrong_values(question.truth, chance) if question.truth is not None else ()
     if question.gold is None and is_tool_call(question.truth):
         messages = (*question.blank.messages, tool_answer(question.truth))
@@ -337,14 +338,14 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
 
 
 async def _floor(question: Question, bench: Bench) -> float | None:
-    """Return the best score of a wrong answer in the same form."""
+    """Return the highest score of a wrong answer in the same form."""
     texts = [question.written(value) for value in question.wrong] or ["I do not know."]
     seen = [await bench.see(question.answered(text)) for text in texts]
     return max((one.score for one in seen if one.score is not None), default=None)
 
 
 def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
-    """Return the form of the user's correct answer if it contains the truth once."""
+    """Return the form of the user's correct answer, or None unless it contains the ground truth exactly once."""
     if truth is None:
         return None
     text = gold.messages[-1].text if gold.messages else ""
@@ -354,12 +355,12 @@ def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
     before, after = text[:begin], text[end:]
     if not (before + after).strip():
         return FORMS[0]
-    return Form("as the right answer given", lambda value: f"{before}{value}{after}")
+    return Form("the form of the given answer", lambda value: f"{before}{value}{after}")
 
 
 @dataclass(slots=True)
 class RewardReport(Report):
-    """The report on one reward, with every finding."""
+    """The report on a reward, with all its findings."""
 
     examples: int | None = None
     level: str = ""
@@ -370,7 +371,7 @@ class RewardReport(Report):
     def note(
         self, kind: str, level: Level, message: str, evidence: Iterable[str] | None = None, *, most: int = 4
     ) -> None:
-        """Add a finding with at most `most` lines of evidence; with an empty `evidence`, add nothing."""
+        """Add a finding with at most `most` lines of evidence, unless `evidence` is given but empty."""
         lines = tuple(dict.fromkeys(evidence or ()))[:most]
         if lines or evidence is None:
             self.add([Finding(level, kind, message, evidence=lines)])
@@ -381,11 +382,11 @@ class RewardReport(Report):
         self.counts = Counter((finding.level, finding.kind) for finding in self.findings)
 
     def cannot(self, check: str, why: str) -> None:
-        """Record a check that is not possible; only the first reason is stored."""
+        """Record that a check is not possible; only the first reason is kept."""
         self.unchecked.setdefault(check, why)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
+        """Return the report as JSON-serializable data."""
         return {
             "reward": self.target,
             "level": self.level,
@@ -400,7 +401,7 @@ class RewardReport(Report):
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the report for a terminal, worst first."""
+        """Yield the lines of the report for a terminal, sorted by level."""
         for finding in self._worst_first():
             yield f"{finding.level + ':':9}{finding.kind}: {finding.message}"
             yield from (f"           {quoted(line, 160)}" for line in finding.evidence)
@@ -438,7 +439,7 @@ class CheckContext:
 
     @property
     def first(self) -> Question:
-        """The question that most probes use: preferably one whose correct answer earns more than wrong answers."""
+        """The question that most probes use; if possible, one whose correct answer earns more than wrong answers."""
         return next((question for question in self.questions if question.separates_answers), self.questions[0])
 
     @property
@@ -447,7 +448,7 @@ class CheckContext:
         return [question for question in self.questions if question.separates_answers]
 
     async def see(self, name: str, request: ScoringRequest) -> CallOutcome:
-        """Make one call and store its outcome."""
+        """Call the reward, and store the outcome under `name`."""
         self.scores[name] = seen = await self.bench.see(request)
         self.events.update(dict.fromkeys(seen.events))
         for what, how in seen.changed.items():
@@ -456,7 +457,7 @@ class CheckContext:
 
 
 def takes_truth(parameters: frozenset[str] | None) -> bool:
-    """Return True if a reward with these parameters takes the ground truth; None means that it accepts any."""
+    """Return True if a reward with these parameters takes the ground truth; None stands for any parameters."""
     return parameters is None or bool(parameters & {"ground_truth", "ground_truths"})
 
 
@@ -464,6 +465,6 @@ Probe = Callable[[CheckContext], Awaitable[None]]
 
 
 def evidence(name: str, seen: CallOutcome, text: str | None = None) -> str:
-    """Return one line for `RewardReport.note`: the rollout, its answer and its score."""
+    """Return a line of evidence for `RewardReport.note`, with the rollout, its answer and its score."""
     answer = f' "{quoted(text, 60)}"' if text is not None else ""
     return f"{name}{answer}: {seen.text}"

@@ -1,4 +1,4 @@
-"""Cases for a reward check: unusual rollouts, and correct, wrong and almost correct answers."""
+"""Test cases of the reward check: unusual rollouts, and correct, wrong and almost correct answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEGABYTE = 1 << 20
 
 
 class OddHistory(NamedTuple):
-    """A history that a reward may not expect; `is_models` is True if a model's output can cause it."""
+    """A history that a reward may not expect; `is_models` is True if the output of a model can cause it."""
 
     name: str
     messages: tuple[Message, ...]
@@ -27,13 +27,13 @@ class OddHistory(NamedTuple):
 
 
 def with_messages(request: ScoringRequest, messages: Sequence[Message]) -> ScoringRequest:
-    """Return the request with other messages but the same ending."""
+    """Return a copy of the request with other messages, and the same facts about the end of the episode."""
     episode = request.episode and _episode(request.rollout_id, messages)
     return replace(request, messages=tuple(messages), assistant_turns=_turns(messages), episode=episode)
 
 
 def make_request(messages: Sequence[Message], ground_truth: Any = None, **facts: Any) -> ScoringRequest:
-    """Return a rollout with these messages and the steps derived from them."""
+    """Create a rollout with these messages, and with steps that are derived from them."""
     return ScoringRequest(
         rollout_id="check",
         messages=tuple(messages),
@@ -56,23 +56,23 @@ def _episode(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode
 
 
 def user(text: str) -> Message:
-    """Return a user message."""
+    """Create a user message."""
     return Message(role="user", content=text)
 
 
 def said(content: str | list[dict[str, Any]] | None, **more: Any) -> Message:
-    """Return an assistant message."""
+    """Create an assistant message."""
     return Message(role="assistant", content=content, **more)
 
 
 def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
-    """Return a tool call in the form of chat endpoints; text arguments are unchanged."""
+    """Create a tool call in the format of chat endpoints; arguments that are a str are not encoded again."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
-    """Yield continuations of `prompt` that break rewards, each known from a published bug or a provider's behavior."""
+    """Yield continuations of `prompt` that break rewards, as known from published bugs and from model providers."""
     asked = tuple(prompt) or (user(QUESTION),)
     call = calling("look_up", {"key": "value"})
     answer = Message(role="tool", tool_call_id="call_1", content="found")
@@ -100,7 +100,7 @@ def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
 
 
 def odd_texts() -> Iterator[tuple[str, str]]:
-    """Yield answers that break parsers, each with its name."""
+    """Yield the names and texts of answers that break parsers."""
     yield from {
         "spaces": " \n\t ",
         "a lone surrogate": "\ud83d answer",
@@ -127,7 +127,7 @@ def odd_texts() -> Iterator[tuple[str, str]]:
 
 
 def long_texts() -> Iterator[tuple[str, str]]:
-    """Yield answers of one megabyte, each with its name."""
+    """Yield the names and texts of answers of one megabyte."""
     yield "a megabyte of words", "word " * (_MEGABYTE // 5)
     yield "a megabyte of lines", "line\n" * (_MEGABYTE // 5)
 
@@ -156,7 +156,7 @@ _WORDS = ("a zebra", "no", "yesterday", "Reykjavik", "green", "seven", "nobody",
 
 
 class Form(NamedTuple):
-    """A way to write an answer: its name, and a function that adds the text around it."""
+    """A form of answers: its name, and a function that adds the surrounding text to an answer."""
 
     name: str
     write: Callable[[str], str]
@@ -176,7 +176,7 @@ FORMS = (
     Form("a JSON block", lambda text: f"```json\n{text}\n```"),
     Form("JSON with an answer", lambda text: json.dumps({"answer": text})),
 )
-"""The forms to try, in this order, on a reward whose expected form is unknown."""
+"""The forms to try, in this order, if the form that a reward expects is unknown."""
 
 
 def truth_text(truth: Any) -> str:
@@ -193,7 +193,7 @@ def truth_positions(truth: Any, text: str) -> Iterator[tuple[int, int]]:
 
 
 def is_number(truth: Any) -> bool:
-    """Return True if a ground truth is a number, or the text of one."""
+    """Return True if a ground truth is a number or a string that contains only a number."""
     if isinstance(truth, bool):
         return False
     return isinstance(truth, int | float) or (isinstance(truth, str) and bool(_NUMBER.match(truth.strip())))
@@ -205,7 +205,7 @@ def is_choice(truth: Any) -> bool:
 
 
 def is_tool_call(truth: Any) -> bool:
-    """Return True if a ground truth is a tool call, or a list of tool calls."""
+    """Return True if a ground truth is a tool call or a list of tool calls."""
     calls = _calls(truth)
     return bool(calls) and all(
         isinstance(call, Mapping)
@@ -221,7 +221,7 @@ def _calls(truth: Any) -> list[Any]:
 
 
 def tool_answer(truth: Any) -> Message:
-    """Return the assistant message with the tool calls of a ground truth."""
+    """Create an assistant message with the tool calls of a ground truth."""
     made = []
     for index, call in enumerate(_calls(truth)):
         inner = call.get("function") if isinstance(call.get("function"), Mapping) else call
@@ -230,7 +230,7 @@ def tool_answer(truth: Any) -> Message:
 
 
 def wrong_values(truth: Any, chance: random.Random) -> list[Any]:
-    """Return clearly wrong values, of the ground truth's type if known."""
+    """Return clearly wrong values, of the same type as the ground truth if possible."""
     if isinstance(truth, bool):
         return [not truth]
     if is_choice(truth):
@@ -265,7 +265,7 @@ def near_values(truth: Any) -> list[Any]:
 
 
 def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
-    """Yield equivalent ways to write the answer, each with its name."""
+    """Yield the names and texts of equivalent forms of the answer."""
     text = truth_text(truth).strip()
     if is_number(truth):
         value = _value(truth)
@@ -284,7 +284,7 @@ def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
 
 
 def options(truth: Any, wrong: Sequence[Any]) -> list[str]:
-    """Return the ground truth among other possible answers."""
+    """Return the possible answers, including the ground truth."""
     if is_choice(truth):
         return list("ABCDEFGHIJ"[: max(4, "ABCDEFGHIJ".index(truth.strip()) + 2)])
     if is_number(truth) and isinstance(value := _value(truth), int):
@@ -300,5 +300,5 @@ def _value(truth: Any) -> int | float:
 
 
 def _like(truth: Any, number: float) -> Any:
-    """Return a number in the form of the ground truth."""
+    """Convert a number to the type of the ground truth."""
     return str(number) if isinstance(truth, str) else number

@@ -1,4 +1,4 @@
-"""Check batches of training rows, TRL's rollout dicts and verifiers' traces by the same rules."""
+"""Checks of training rows, and of the rollouts of TRL and verifiers, by the same rules as episodes."""
 
 from __future__ import annotations
 
@@ -39,24 +39,27 @@ def check_rows(
     current_version: int | None = None,
     max_staleness: int = 0,
 ) -> list[Finding]:
-    """Check that rows meet the contract of `build_rows`.
+    """Check that a batch of rows fulfills the contract of `build_rows`.
 
     Args:
         batch: the rows, one per segment.
-        episodes: the episodes of the rows. Their spans separate consecutive actions without an observation between
-            them; without `episodes` each run of the action mask counts as one action.
-        token_logprobs: a function that recomputes the sampler's log-probabilities of a sequence.
-        current_version: the version of the model's current weights; None uses `meta_info["policy_version"]` if present.
-        max_staleness: the maximum number of versions by which a token's weights may be older.
+        episodes: the episodes of the rows. They are required to separate consecutive actions without an observation
+            between them; otherwise, each run of ones in the action mask counts as one action.
+        token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
+            sampled them.
+        current_version: the version of the model's current weights. By default, it is read from
+            `meta_info["policy_version"]` if present.
+        max_staleness: the maximum number of versions by which the weights of an action may lag behind
+            `current_version`.
 
     Returns:
-        The problems, or [].
+        The problems found.
 
     Raises:
         ConfigError: the batch has no `input_ids` or `action_mask`.
     """
     if missing := [key for key in ("input_ids", "action_mask") if key not in batch.batch and len(batch)]:
-        raise ConfigError(f"the batch has no {missing[0]!r}; rows need input_ids and action_mask")
+        raise ConfigError(f"the batch has no {missing[0]!r}; rows must have input_ids and action_mask")
     known = {episode.id_: episode for episode in episodes or ()}
     version = batch.meta_info.get("policy_version") if current_version is None else current_version
     findings: list[Finding] = []
@@ -79,12 +82,12 @@ def check_rows(
 
 
 def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
-    """Check that masks and values are as long as the ids, and that masks are nested and contain only 0 and 1."""
+    """Check that masks and values are as long as the ids, and that the masks are nested and contain only 0 and 1."""
     size = len(row["input_ids"])
     for key in (*_MASKS, *_VALUES):
         if key in row and len(row[key]) != size:
-            sizes = f"{key} has {len(row[key])} entries and input_ids {size}"
-            findings.error("length-mismatch", f"{sizes}; it covers only the completion")
+            sizes = f"{key} has {len(row[key])} entries, but input_ids has {size}"
+            findings.error("length-mismatch", f"{sizes}; it may cover only the completion")
     for key in _MASKS:
         if key in row and len(wrong := np.flatnonzero((row[key] != 0) & (row[key] != 1))):
             findings.error("mask-values", f"{key} is {row[key][wrong[0]]}", token=int(wrong[0]))
@@ -92,18 +95,18 @@ def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
         return
     for outer, inner in pairwise(_MASKS):
         if inner in row and outer in row and len(stray := np.flatnonzero((row[inner] == 1) & (row[outer] == 0))):
-            text = f"{inner} is 1 where {outer} is 0 ({len(stray)} tokens)"
+            text = f"{inner} is 1 where {outer} is 0 ({len(stray)} such tokens)"
             findings.error("mask-outside", text, token=int(stray[0]))
 
 
 def _attended(row: Mapping[str, Array]) -> slice:
-    """Return a row without padding, or the whole row if its attention mask is all zeros."""
+    """Return the slice of a row without padding, which is empty if the attention mask is all zeros."""
     attended = np.flatnonzero(row.get("attention_mask", np.ones(len(row["input_ids"]))) == 1)
     return slice(int(attended[0]), int(attended[-1]) + 1) if len(attended) else slice(0, 0)
 
 
 def _row_tokens(row: Mapping[str, Array], segment: Sequence[Action]) -> CheckedTokens:
-    """Return the row, with the actions of its segment if they cover the mask."""
+    """Return the tokens of a row, with the actions of its segment if they agree with the mask."""
     offset, mask = _attended(row).start, row["action_mask"]
     actions = tuple(Action(a.step, a.start + offset, a.stop + offset) for a in segment)
     covered = sum(int(mask[a.start : a.stop].sum()) for a in actions)
@@ -127,7 +130,7 @@ def _check_row(
             continue
         values = row[key]
         if len(stray := np.flatnonzero((values != 0) & (tokens.action_mask == 0))):
-            text = f"{key} is {values[stray[0]]:.4g} on a token that the policy did not sample ({len(stray)} tokens)"
+            text = f"{key} is {values[stray[0]]:.4g} on a token that was not sampled ({len(stray)} such tokens)"
             findings.error("credit-off-action", text, token=int(stray[0]))
         for step, start, stop in spans:
             credit, kind = values[start:stop], ""
@@ -138,33 +141,39 @@ def _check_row(
                 text = f"{key} varies from {credit.min():.4g} to {credit.max():.4g} within one action"
             elif "loss_mask" in row and credit[0] != 0 and not row["loss_mask"][start:stop].any():
                 kind = "advantage-unscored"
-                text = f"{key} is {credit[0]:.4g} on an action outside the loss"
+                text = f"{key} is {credit[0]:.4g} on an action that is not in the loss mask"
             if kind:
                 findings.error(kind, text, step=step if tokens.actions else None, token=start)
     if (rewards := row.get("step_rewards")) is not None:
         last = np.zeros(len(rewards), dtype=bool)
         last[[action.stop - 1 for action in spans]] = True
         if len(stray := np.flatnonzero((rewards != 0) & ~last)):
-            text = f"a step reward of {rewards[stray[0]]:.4g} is not on an action's last token ({len(stray)} tokens)"
+            text = (
+                f"a step reward of {rewards[stray[0]]:.4g} is not on the last token of an action ({len(stray)} such "
+                "tokens)"
+            )
             findings.error("reward-misplaced", text, token=int(stray[0]))
 
 
 def _check_versions(
     findings: Findings, versions: Array, tokens: CheckedTokens, current: int | None, max_staleness: int
 ) -> None:
-    """Check that each action has one known version within `max_staleness`."""
+    """Check that each action was sampled by a single known version within `max_staleness`."""
     for step, start, stop in tokens.spans():
         part = versions[start:stop]
         if len(part) and part.min() != part.max():
-            text = f"one action was sampled by versions {part.min()} and {part.max()}"
+            text = f"an action was sampled by two versions, {part.min()} and {part.max()}"
             findings.error("two-versions", text, step=step if tokens.actions else None, token=start)
             return
     sampled = versions[tokens.action_mask == 1]
     if (sampled < 0).any() and (current is not None or (sampled >= 0).any()):
-        findings.error("unknown-version", "the version of the weights that sampled some actions was not recorded")
+        findings.error("unknown-version", "the policy version of some actions was not recorded")
     elif current is not None and len(off := sampled[(sampled > current) | (sampled < current - max_staleness)]):
-        versions_text = f"sampled by version {off[0]}, but the trainer has version {current}"
-        findings.error("stale-version", f"{versions_text} (at most {max_staleness} behind)")
+        text = (
+            f"an action was sampled by version {off[0]}, but the trainer has version {current} (maximum staleness "
+            f"{max_staleness})"
+        )
+        findings.error("stale-version", text)
 
 
 ForeignFormat = Literal["trl", "verifiers"]
@@ -176,18 +185,22 @@ def check_trl_rollout(
 ) -> list[Finding]:
     """Check the dict that a `rollout_func` returns to TRL's `GRPOTrainer`.
 
-    `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the model's tokens, 0 on those of the
-    environment) contain one list per prompt; a single row is also accepted. The format has one sequence per episode,
-    not the model's input in each turn, so boundaries of adjacent actions, credit, versions, starts and drifted prefixes
-    cannot be checked. A row whose `score` is None is unscored, and may be masked entirely.
+    `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the tokens of the model, 0 on those of
+    the environment) contain one list per prompt; a single row is also accepted. The format stores one sequence per
+    episode rather than the input of each turn. Adjacent actions, credit, versions, initial states and drifted prefixes
+    can therefore not be checked. A row whose `score` is None is unscored, and may be masked entirely.
 
     Args:
         rollout: the dict.
-        what: the record's name in messages.
-        token_logprobs: a function that returns the sampler's log-probabilities of a sequence.
+        what: the name of the record in messages.
+        token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
+            sampled them.
+
+    Returns:
+        The problems found.
 
     Raises:
-        ConfigError: the dict has another format.
+        ConfigError: the dict has a different format.
     """
     columns: dict[str, list[Array]] = {}
     for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask"):
@@ -198,13 +211,15 @@ def check_trl_rollout(
             kind = np.float64 if key == "logprobs" else np.int64
             columns[key] = [np.array([np.nan if x is None else x for x in row], dtype=kind) for row in rows]
             if any(array.ndim != 1 for array in columns[key]):
-                raise ValueError("they are nested more deeply; keep only the log-probability of the sampled token")
+                raise ValueError("the lists are nested; keep only the log-probability of each sampled token")
     if not {"prompt_ids", "completion_ids"} <= columns.keys():
-        raise ConfigError(f"{what}: a TRL rollout needs 'prompt_ids' and 'completion_ids', got {', '.join(rollout)}")
+        raise ConfigError(
+            f"{what}: a TRL rollout must have 'prompt_ids' and 'completion_ids', got {', '.join(rollout)}"
+        )
     findings = Findings(what)
     if len({len(column) for column in columns.values()}) > 1:
         sizes = ", ".join(f"{len(column)} {key}" for key, column in columns.items())
-        findings.error("length-mismatch", f"{sizes}; each key needs one list per prompt, in the order of the prompts")
+        findings.error("length-mismatch", f"{sizes}; each key must have one list per prompt, in the same order")
         return findings
     scores = rollout.get("score")
     for number in range(len(columns["prompt_ids"])):
@@ -218,7 +233,7 @@ def check_trl_rollout(
 def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs: LogprobsOf | None) -> None:
     prompt, completion, logprobs = row["prompt_ids"], row["completion_ids"], row.get("logprobs")
     if not len(completion):
-        text = "the completion is empty, which TRL rejects; return at least the end token"
+        text = "the completion is empty, which TRL rejects; return at least the end-of-sequence token"
         findings.error("empty-completion", text)
         return
     # Concatenated prompts: the second repeats the first and continues with the first action, which also begins the
@@ -229,8 +244,8 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs:
         agreeing = first_mismatch(prompt[2 * size :], completion)
         if agreeing and size + agreeing >= 4:
             text = (
-                f"the prompt repeats after {size} tokens and continues like the completion: the prompts of all turns "
-                "were joined (as OpenEnv's build_harness_rollout_func does), which the model never saw"
+                f"the prompt repeats after {size} tokens and continues like the completion; the prompts of all turns "
+                "were concatenated (as in build_harness_rollout_func of OpenEnv), which the model never saw"
             )
             findings.error("concatenated-prompts", text, token=size)
             return
@@ -240,37 +255,42 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs:
     sequence = CheckedTokens(np.concatenate([prompt, completion]), np.concatenate([pad, mask]), joined)
     check_tokens(findings, sequence, token_logprobs=token_logprobs)
     if not findings and not (mask == 1).any():
-        findings.error("inverted-mask", "env_mask is 0 on every token, so nothing is trained")
+        findings.error("inverted-mask", "env_mask is 0 on all tokens, so no token would be trained on")
 
 
 def check_verifiers_trace(
     trace: Mapping[str, Any], *, what: str = "trace", token_logprobs: LogprobsOf | None = None
 ) -> list[Finding]:
-    """Check one trace of verifiers: a state with a `trajectory` (v0), or a trace with `nodes` (v1).
+    """Check a trace of verifiers: a state with a `trajectory` (v0), or a trace with `nodes` (v1).
 
-    v0 stores the whole prompt and the sampled tokens of each step, so drifted prefixes are detected; intentionally
-    rewritten contexts are reported too, since v0 has no field for the reason. v1 stores messages as a tree, each with
-    the tokens that it adds and log-probabilities of the sampled tokens only. In v1, a drifted prefix is another branch
-    and looks like a compaction, and shifted log-probabilities or credit on observations cannot occur. Neither format
-    stores policy versions or initial states.
+    v0 stores the whole prompt and the sampled tokens of each step. Drifted prefixes are therefore detected, but
+    contexts that were rewritten intentionally are reported too, since v0 cannot record a reason.
+
+    v1 stores messages as a tree; each node has the tokens that it adds, and log-probabilities only for sampled tokens.
+    In v1, a drifted prefix is a separate branch and cannot be distinguished from a compacted context. Shifted
+    log-probabilities and credit on observations cannot occur. Neither format stores policy versions or initial states.
 
     Args:
-        trace: the dict, as read from JSON.
-        what: the record's name in messages.
-        token_logprobs: a function that returns the sampler's log-probabilities of a sequence.
+        trace: the dict, as parsed from JSON.
+        what: the name of the record in messages.
+        token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
+            sampled them.
+
+    Returns:
+        The problems found.
 
     Raises:
         ConfigError: the trace has neither format.
     """
     findings = Findings(what)
     try:
-        with boundary(ConfigError, f"{what}: not a trace of verifiers"):
+        with boundary(ConfigError, f"{what}: not a verifiers trace"):
             if "nodes" in trace:
                 _check_nodes(findings, trace["nodes"], token_logprobs)
             elif "trajectory" in trace:
                 _check_trajectory(findings, trace["trajectory"], token_logprobs)
             else:
-                raise ConfigError(f"{what}: a verifiers trace needs 'trajectory' (v0) or 'nodes' (v1)")
+                raise ConfigError(f"{what}: a verifiers trace must have 'trajectory' (v0) or 'nodes' (v1)")
     except RewardKitError as error:
         raise ConfigError(str(error)) from error
     return findings
@@ -279,7 +299,7 @@ def check_verifiers_trace(
 def _check_trajectory(
     findings: Findings, steps: Sequence[Mapping[str, Any]], token_logprobs: LogprobsOf | None
 ) -> None:
-    """Check each step, then the sequence of all steps."""
+    """Check the tokens of each step, then the token sequences of the episode."""
     tokens = EpisodeTokens()
     for number, step in enumerate(steps):
         if (own := step.get("tokens")) is None:
@@ -293,7 +313,7 @@ def _check_trajectory(
     for number, step in enumerate(steps):
         for key, kind in (("reward", "reward-not-finite"), ("advantage", "credit-not-finite")):
             if (value := step.get(key)) is not None and not np.isfinite(value):
-                findings.error(kind, f"its {key} is {value}", step=number)
+                findings.error(kind, f"the {key} is {value}", step=number)
     if any(finding.level == "error" for finding in findings):
         return
     check_prefixes(findings, tokens)
@@ -302,26 +322,26 @@ def _check_trajectory(
 
 
 def _check_turn(findings: Findings, number: int, turn: Mapping[str, Any]) -> None:
-    """Check lengths and ids, and that masks are 0 on the prompt and 1 on sampled tokens."""
+    """Check the lengths and ids, and that the masks are 0 on the prompt and 1 on sampled tokens."""
     prompt, completion = turn["prompt_ids"], turn["completion_ids"]
     for key, ids in (("prompt_mask", prompt), ("completion_mask", completion), ("completion_logprobs", completion)):
         if turn.get(key) is not None and len(turn[key]) != len(ids):
-            text = f"{len(ids)} {key.partition('_')[0]}_ids but {len(turn[key])} {key}"
+            text = f"{len(ids)} {key.partition('_')[0]}_ids, but {len(turn[key])} entries in {key}"
             findings.error("length-mismatch", text, step=number)
     if wrong := [token for token in (*prompt, *completion) if not 0 <= token <= LARGEST_ID]:
-        findings.error("token-id", f"{wrong[0]} is not a token id ({len(wrong)} tokens)", step=number)
+        findings.error("token-id", f"{wrong[0]} is not a valid token id ({len(wrong)} such tokens)", step=number)
     on_prompt, on_completion = turn.get("prompt_mask") or (), turn.get("completion_mask") or ()
     if any(value not in (0, 1) for value in (*on_prompt, *on_completion)):
-        findings.error("mask-values", "a mask has values other than 0 and 1", step=number)
+        findings.error("mask-values", "a mask contains values other than 0 and 1", step=number)
     elif any(on_prompt):
-        text = "prompt_mask is 1 on prompt tokens; earlier actions are trained once, in their own steps"
+        text = "prompt_mask is 1 on prompt tokens; earlier actions must only be trained on in their own steps"
         findings.error("mask-on-prompt", text, step=number)
     elif on_completion and not any(on_completion):
-        findings.error("inverted-mask", "completion_mask is 0 on every sampled token", step=number)
+        findings.error("inverted-mask", "completion_mask is 0 on all sampled tokens", step=number)
 
 
 def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], token_logprobs: LogprobsOf | None) -> None:
-    """Check each node, then the sequence of each branch."""
+    """Check each node, then the token sequence of each branch."""
     for number, node in enumerate(nodes):
         findings += _node_findings(f"{findings.subject}, node {number}", number, node)
     if findings:
@@ -332,7 +352,7 @@ def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], token_l
         branch = Findings(f"{findings.subject}, branch to node {leaf}")
         check_tokens(branch, _branch(nodes, leaf), token_logprobs=token_logprobs)
         for finding in branch:
-            # Branches share prefixes; report each of their faults once.
+            # Branches share prefixes; report each fault once.
             if (key := (finding.kind, finding.step, finding.token)) not in seen:
                 seen.add(key)
                 findings.append(finding)
@@ -342,23 +362,23 @@ def _node_findings(subject: str, number: int, node: Mapping[str, Any]) -> Findin
     findings = Findings(subject)
     parent, ids, mask = node.get("parent"), node.get("token_ids") or [], node.get("mask") or []
     if parent is not None and not 0 <= parent < number:
-        findings.error("tree", f"its parent is {parent}; a parent must come before its children")
+        findings.error("tree", f"the parent is {parent}; a parent must come before its children")
     if len(mask) != len(ids):
-        findings.error("length-mismatch", f"{len(ids)} token ids but {len(mask)} entries of mask")
+        findings.error("length-mismatch", f"{len(ids)} token ids, but {len(mask)} entries in the mask")
     sampled = sum(map(bool, mask))
     for key in ("logprobs", "advantages"):
         if (values := node.get(key)) and len(values) != sampled:
-            text = f"{sampled} sampled tokens but {len(values)} {key}; expected one for each true entry of mask"
+            text = f"{sampled} sampled tokens, but {len(values)} {key}; expected one for each true entry in the mask"
             findings.error("length-mismatch", text)
     if sampled and not node.get("sampled"):
-        findings.error("mask-on-prompt", "its mask marks sampled tokens, but no model call produced this message")
+        findings.error("mask-on-prompt", "the mask marks sampled tokens, but the message was not sampled")
     if node.get("advantages") and not np.isfinite(node["advantages"]).all():
         findings.error("credit-not-finite", "an advantage is not finite")
     return findings
 
 
 def _branch(nodes: Sequence[Mapping[str, Any]], leaf: int) -> CheckedTokens:
-    """Return the sequence from a root to a leaf, with log-probabilities at their tokens."""
+    """Return the token sequence from a root to a leaf, with the log-probabilities of sampled tokens."""
     path: list[Mapping[str, Any]] = []
     index: int | None = leaf
     while index is not None:
@@ -377,9 +397,14 @@ _CHECKS: dict[str, Callable[..., list[Finding]]] = {"trl": check_trl_rollout, "v
 
 
 def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
-    """Yield the findings of each record of a file: a JSON object, a list of them, or one per line of a `.jsonl` file.
+    """Check each record of a file, and yield its findings.
 
-    `form` is one of `FORMATS`. A record in another format is reported as a finding, and reading continues.
+    Args:
+        path: a `.jsonl` file with one record per line, or a JSON file with a record or a list of records.
+        form: one of `FORMATS`. A record in another format is reported as a finding.
+
+    Raises:
+        ConfigError: the file cannot be read, or none of its records has the format.
     """
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")
@@ -400,7 +425,7 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
 
 
 def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:
-    """Yield the name, text and value of each record; the text is None if the value is already parsed."""
+    """Yield the name, the text and the value of each record; the text is None if the value is already parsed."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             if path.suffix == ".jsonl":

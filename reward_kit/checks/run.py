@@ -1,4 +1,4 @@
-"""Check the episodes of a run with their scores and credit, or a file of another trainer's rollouts."""
+"""Checks of the episodes of a run with their scores and credit, and of files with rollouts of other trainers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAME = 1e-9
 
 
 def is_run(target: str) -> bool:
-    """Return True if a target is meant as a run directory: it has a separator or is in `runs`."""
+    """Return True if a target is a directory, or looks like one that does not exist."""
     path = Path(target)
     if path.exists() or ":" in target or path.suffix:
         return path.is_dir()
@@ -34,14 +34,14 @@ def is_run(target: str) -> bool:
 
 
 def is_foreign_file(target: str) -> bool:
-    """Return whether a target is the path of a file of records; it need not exist."""
+    """Return True if a target is the path of a file of records, which may not exist."""
     return target.endswith((".json", ".jsonl"))
 
 
 def check_file(path: Path, form: str | None) -> Report:
     """Check a file of TRL rollouts or verifiers traces."""
     if form is None:
-        of_run = f"; to check a run, pass its directory {path.parent}" if path.name == _EPISODES else ""
+        of_run = f"; to check a run, pass the directory {path.parent}" if path.name == _EPISODES else ""
         raise ConfigError(f"{path}: unknown format; pass --format {' or --format '.join(FORMATS)}{of_run}")
     report = Report(str(path), "record")
     for findings in check_foreign_file(path, form):
@@ -51,11 +51,12 @@ def check_file(path: Path, form: str | None) -> Report:
 
 
 def check_run(run: Path, progress: Callable[[int, float], None] = lambda number, share: None) -> Report:
-    """Check every episode of a run with its score and credit.
+    """Check all episodes of a run with their scores and credit.
 
     Args:
-        run: the run's directory.
-        progress: called with each line number of `episodes.jsonl` and the share of the file read.
+        run: the directory of the run.
+        progress: a function to call for each line of `episodes.jsonl`, with its number and the fraction of the file
+            that has been read.
 
     Raises:
         ConfigError: the run does not exist.
@@ -85,7 +86,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
                     findings += groups.add(episode)
         except RewardKitError as error:
             findings = Findings(f"{_EPISODES}:{number}")
-            findings.error("unreadable", f"{error}; the file was edited, or written by another version")
+            findings.error("unreadable", f"{error}; the file was edited, or written by a different version")
         report.checked += 1
         report.add(findings)
     report.add(credit.strays())
@@ -100,13 +101,13 @@ def _require_run(run: Path) -> None:
         return
     if (run / FILE).is_file() and RunHeader.read(run).training is not None:
         raise ConfigError(
-            f"{run} is a run of `reward-kit train`, which has no {_EPISODES} to check. To evaluate its model and "
-            f"check that run: reward-kit run TASK -T policy.model={run / 'model'}"
+            f"{run} is a run of `reward-kit train`, which has no {_EPISODES} to check; evaluate the model with "
+            f"`reward-kit run TASK -T policy.model={run / 'model'}`, and check that run"
         )
     if run.is_dir():
         inside = [entry.name for entry in sorted(run.iterdir()) if (entry / _EPISODES).is_file()]
-        newest = f"; name one of the runs in it, such as {run / inside[-1]}" if inside else ""
-        raise ConfigError(f"{run} is not a run: it has no {_EPISODES}{newest}")
+        newest = f"; pass one of the runs in this directory, such as {run / inside[-1]}" if inside else ""
+        raise ConfigError(f"{run} is not a run, since it has no {_EPISODES}{newest}")
     if (Path("runs") / run / _EPISODES).is_file():  # the default directory of runs
         raise ConfigError(f"no run {run}; did you mean {str(Path('runs') / run)!r}?")
     near = did_you_mean(run.name, (entry.name for entry in run.parent.iterdir())) if run.parent.is_dir() else ""
@@ -114,12 +115,12 @@ def _require_run(run: Path) -> None:
 
 
 def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], episode: SingleAgentEpisode) -> None:
-    """Check the fields of a line against the episode."""
+    """Check that the fields of a line agree with its episode."""
     if record.get("num_steps", len(episode)) != len(episode) or len(record["steps"]) != len(episode):
         findings.error(
             "track-lengths",
-            f"the line has num_steps {record.get('num_steps')} and lists {len(record['steps'])} steps, but "
-            f"{len(episode)} can be read; the final observation or a step is missing",
+            f"num_steps is {record.get('num_steps')} and the line contains {len(record['steps'])} steps, but "
+            f"{len(episode)} steps can be read; the final observation or a step is missing",
         )
         return
     recorded, summed = record.get("environment_return"), environment_return(episode)
@@ -127,7 +128,7 @@ def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], epis
     if recorded is not None and summed is not None:
         is_same = math.isclose(recorded, summed, rel_tol=_SAME, abs_tol=_SAME)
     if not is_same:
-        text = f"the line has a return of {recorded}, but the rewards of its steps sum to {summed}"
+        text = f"the recorded return is {recorded}, but the sum of the step rewards is {summed}"
         findings.error("environment-reward", text)
     state = record.get("final_state")
     try:
@@ -135,21 +136,21 @@ def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], epis
     except StoreError:
         is_there = False
     if not is_there:
-        findings.error("final-state", "its final state is not in states/; copy states/ with the run")
+        findings.error("final-state", "the final state is missing from states/; copy states/ with the run")
 
 
 def _check_header(run: Path, rollouts: int | None) -> Findings:
-    """Check `run.json` if it exists; `rollouts` counts the readable episodes, None if some cannot be read."""
+    """Check `run.json` if it exists; `rollouts` is the number of episodes, or None if some cannot be read."""
     findings = Findings(FILE)
     if not (run / FILE).is_file():
         return findings
     try:
         header = RunHeader.read(run)
     except StoreError as error:
-        findings.error("unreadable", f"{error}; the file was edited, or written by another version")
+        findings.error("unreadable", f"{error}; the file was edited, or written by a different version")
         return findings
     if header.status == "complete" and rollouts is not None and rollouts < header.total:
-        text = f"the run is marked complete with {header.total} episodes, but has {rollouts}"
+        text = f"the run is marked complete with {header.total} episodes, but only {rollouts} are recorded"
         findings.error("lost-episodes", text)
     return findings
 
@@ -159,34 +160,34 @@ def _check_summary(run: Path) -> Findings:
     findings, has_lines = Findings(SUMMARY), (run / CREDIT).is_file()
     if not (run / SUMMARY).is_file():
         return findings
-    again = f"assign it again with `reward-kit credit {run}`"
+    again = f"assign credit again with `reward-kit credit {run}`"
     try:
         section = read_json(run / SUMMARY).get("credit")
     except StoreError as error:
         findings.error("unreadable", f"{error}; the file was edited")
         return findings
     if section is None and has_lines:
-        text = f"it has no section `credit`, so it is unknown which scores {CREDIT} was computed from; {again}"
+        text = f"there is no 'credit' section, so the scores from which {CREDIT} was computed are unknown; {again}"
         findings.error("credit-scores", text, level="warning")
     elif section is not None and not has_lines:
-        findings.error("credit-steps", f"it has a section `credit`, but {CREDIT} is missing")
+        findings.error("credit-steps", f"there is a 'credit' section, but {CREDIT} is missing; {again}")
     if section is None or not has_lines:
         return findings
     try:
         settings = credit_settings(run)
         digest = scores_digest(run, settings) if settings is not None else None
     except RewardKitError as error:
-        findings.error("credit-scores", f"the credited scores cannot be read: {error}")
+        findings.error("credit-scores", f"the scores of the credit cannot be read: {error}")
         return findings
     if digest is None:
-        findings.error("unreadable", "the section `credit` cannot be read; the file was edited")
+        findings.error("unreadable", "the 'credit' section cannot be read; the file was edited")
     elif digest != section.get("scores_sha256"):
         findings.error("credit-scores", f"the credit was not computed from the run's current scores; {again}")
     return findings
 
 
 class _CreditLines:
-    """Index of each episode's lines in `credit.jsonl`, which are consecutive; the last attempt counts."""
+    """Index of the lines in `credit.jsonl`, which has consecutive lines for the last attempt of each episode."""
 
     def __init__(self, run: Path) -> None:
         self._weights = _combination_weights(run)
@@ -213,7 +214,7 @@ class _CreditLines:
                 last, offset = rollout_id, offset + len(line)
 
     def read(self, rollout_id: str, attempt: int) -> list[dict[str, Any]] | None:
-        """Return the lines of one episode; None if it has no lines, or if another attempt counts."""
+        """Return the lines of an episode, or None if it has none or this is not its last attempt."""
         if rollout_id not in self._offsets or self._attempts.get(rollout_id) != attempt:
             return None
         rows: list[dict[str, Any]] = []
@@ -227,7 +228,7 @@ class _CreditLines:
         return rows
 
     def check_combination(self, findings: Findings, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Find the first step whose A is not the weighted sum of its A_E and A_S."""
+        """Report the first step whose A is not the weighted sum of A_E and A_S."""
         if self._weights is None:
             return
         on_episode, on_step = self._weights
@@ -240,22 +241,23 @@ class _CreditLines:
                 findings.error(
                     "credit-combination",
                     f"A is {recorded:.6g}, but {on_episode:g} A_E + {on_step:g} A_S is "
-                    f"{expected:.6g}; a line was edited, "
-                    f"or {SUMMARY} has the options of another credit assignment",
+                    f"{expected:.6g}; the line was edited, or {SUMMARY} has the options of a different credit "
+                    "assignment",
                     step=row["step"],
                 )
                 return
 
     def strays(self) -> list[Finding]:
-        """Find credit of episodes that the run does not have; skipped if a line of its episodes cannot be read."""
+        """Report the credit of missing episodes, unless a line of `episodes.jsonl` cannot be read."""
         findings = Findings(CREDIT)
         for rollout_id in () if self._is_damaged else sorted(self._offsets.keys() - self._attempts.keys()):
-            findings.error("credit-steps", f"it has credit for {rollout_id}, but {_EPISODES} has no line for it")
+            text = f"there is credit for episode {rollout_id}, but {_EPISODES} does not contain this episode"
+            findings.error("credit-steps", text)
         return findings
 
 
 def _combination_weights(run: Path) -> tuple[float, float] | None:
-    """Return the weights of A_E and A_S in A; None if the run has no credit or they are unknown."""
+    """Return the weights of A_E and A_S in A, or None if the run has no credit or they are unknown."""
     if (settings := credit_settings(run)) is None:
         return None
     if settings.estimator != "gigpo":
@@ -268,10 +270,10 @@ def _combination_weights(run: Path) -> tuple[float, float] | None:
     return (1.0, weight) if is_additive else (weight, 1.0 - weight)
 
 
-def _credit_line(line: bytes, place: str) -> dict[str, Any]:
-    with boundary(ConfigError, f"{place}: not the credit of a step"):
+def _credit_line(line: bytes, location: str) -> dict[str, Any]:
+    with boundary(ConfigError, f"{location}: not the credit of a step"):
         row: dict[str, Any] = json.loads(line.rstrip())
         for name in ("A", "A_E", "A_S", "return_to_go"):
             if not isinstance(row.get(name), int | float | None):
-                raise ConfigError(f"{place}: {name} must be a number, or null if unscored; got {row[name]!r}")
+                raise ConfigError(f"{location}: {name} must be a number, or null if unscored; got {row[name]!r}")
         return {"rollout_id": row["rollout_id"], **row}

@@ -1,4 +1,4 @@
-"""Facts from a reward's parsed source, which is never executed: annotations, words, patterns, swallowed errors."""
+"""Static analysis of a reward's source, such as annotations, regular expressions and swallowed exceptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BROAD = {"Exception", "BaseException"}
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """Facts about the source of a reward."""
+    """The results of analyzing the source of a reward."""
 
     ground_truth: str = ""  # the annotation of `ground_truth`, "" if it is missing
     words: tuple[str, ...] = ()  # the string literals of the file, without docstrings
@@ -27,9 +27,11 @@ class SourceFacts:
 
 
 def read_facts(text: str, name: str) -> SourceFacts:
-    """Read the source of a reward's file; `name` is the reward, dotted for a method.
+    """Analyze the source of a reward's file without executing it.
 
-    A text that is not valid Python has no facts; loading it raises the error.
+    Args:
+        text: the source. If it is not valid Python, the result is empty, and the error is raised on loading.
+        name: the qualified name of the reward in the file.
     """
     if (tree := _parse(text)) is None:
         return SourceFacts()
@@ -62,7 +64,7 @@ def read_facts(text: str, name: str) -> SourceFacts:
 
 
 def kind_in(text: str, name: str) -> str:
-    """Return the kind of a definition: "reward", "class" for a class without `score`, or "" if unknown."""
+    """Return the kind of the definition `name`: "reward", "class" for a class without `score`, or "" if unknown."""
     if (tree := _parse(text)) is None:
         return ""
     definition = find_definition(name, tree.body)
@@ -73,7 +75,7 @@ def kind_in(text: str, name: str) -> str:
 
 
 def rewards_in(text: str) -> list[str]:
-    """Return the names of decorated rewards, or, without any, of functions that take `messages`."""
+    """Return the names of decorated rewards or, if there are none, of functions that take `messages`."""
     if (tree := _parse(text)) is None:
         return []
     known = [node for node in definitions(tree.body) if not node.name.startswith("_")]
@@ -102,7 +104,7 @@ def _truth_annotation(tree: ast.Module, name: str) -> str:
 
 
 def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
-    """Return the reward, and the functions and classes of its file that it uses directly or indirectly."""
+    """Return the reward, and the functions and classes in its file that it uses directly or indirectly."""
     if (first := find_definition(name, tree.body)) is None:
         return [tree]
     known = {node.name: node for node in definitions(tree.body)}
@@ -114,7 +116,7 @@ def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
 
 
 def _zeros(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines at which a broad `except` returns a number, or a result that is not declared invalid."""
+    """Yield the line numbers at which a broad `except` returns a number, or a result that is not marked as invalid."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.ExceptHandler):
             continue

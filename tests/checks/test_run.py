@@ -34,7 +34,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three episodes."""
+    """Write a run of three episodes."""
     folder = tmp_path_factory.mktemp("lake")
     (folder / "task.yaml").write_text(TASK, encoding="utf-8")
     return run(folder, "task.yaml")
@@ -48,7 +48,7 @@ def run(folder: Path, *arguments: str) -> Path:
 
 
 def copied(recorded: Path, folder: Path, change: Callable[[list[dict[str, Any]]], None] = lambda lines: None) -> Path:
-    """The run once more, with its episodes changed."""
+    """Copy the run with changed episodes."""
     copy = folder / recorded.name
     copy.mkdir()
     lines = [json.loads(line) for line in (recorded / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -90,7 +90,7 @@ def repeat(lines: list[dict[str, Any]]) -> None:
 
 
 def garble(*keys: str | int) -> Callable[[list[dict[str, Any]]], None]:
-    """Puts a text where a number or an object was."""
+    """Replace a number or an object by a text."""
 
     def change(lines: list[dict[str, Any]]) -> None:
         place: Any = lines[0]
@@ -190,7 +190,10 @@ def test_credit_of_a_missing_episode_is_reported(recorded: Path, tmp_path: Path)
     (copy / "credit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     done = invoke("check", str(copy))
     assert done.exit_code == 1
-    assert "credit.jsonl: it has credit for gone, but episodes.jsonl has no line for it" in done.stdout
+    assert (
+        "credit.jsonl: there is credit for episode gone, but episodes.jsonl does not contain this episode"
+        in done.stdout
+    )
     assert done.stdout.splitlines()[-1].endswith(": 1 error, 0 warnings in 3 episodes")
     # With a line that cannot be read nobody knows whose it is.
     with (copy / "episodes.jsonl").open("a", encoding="utf-8") as episodes:
@@ -242,9 +245,13 @@ def test_torn_last_line_is_ignored_and_damaged_line_reported(recorded: Path, tmp
     [
         (("runs/lakf-1",), "no run runs/lakf-1; did you mean 'lake-1'?"),
         (("lake-1",), "no run lake-1; did you mean 'runs/lake-1'?"),
-        (("runs",), "runs is not a run: it has no episodes.jsonl; name one of the runs in it, such as runs/lake-1"),
+        (
+            ("runs",),
+            "runs is not a run, since it has no episodes.jsonl; pass one of the runs in this directory, such as "
+            "runs/lake-1",
+        ),
         (("rollouts.jsonl",), "unknown format; pass --format trl or --format verifiers"),
-        (("runs/lake-1/episodes.jsonl",), "to check a run, pass its directory runs/lake-1"),
+        (("runs/lake-1/episodes.jsonl",), "to check a run, pass the directory runs/lake-1"),
         (("rolouts.jsonl", "--format", "trl"), "did you mean 'rollouts.jsonl'?"),
         (("runs/lake-1", "--seed", "1"), "--seed is for a reward or a task file or a resource"),
         (("runs/lake-1", "--format", "trl"), "--format is for a file of rollouts"),
@@ -292,7 +299,7 @@ def test_memory_does_not_grow_with_the_run(recorded: Path, tmp_path: Path) -> No
 
 
 def credited(folder: Path, *options: str) -> Path:
-    """A run of two episodes in one group, with credit."""
+    """Write a run of two episodes in one group, with credit."""
     episodes = [episode("a", ["s0", "s1"]), episode("b", ["s0", "s2"], index=1)]
     made = make_run(folder, episodes, [score("a", 1.0), score("b", 0.0)])
     done = invoke("credit", str(made), *options)
@@ -305,7 +312,7 @@ def kinds_found(run: Path) -> list[str]:
 
 
 def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
-    """A file of JSON lines, or of one JSON object, with a change."""
+    """Change a file of JSON lines, or of one JSON object."""
     text = path.read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
     change(lines)
@@ -332,7 +339,7 @@ def test_credit_of_older_scores_is_reported(tmp_path: Path) -> None:
     rewrite(run / "scores.jsonl", lambda lines: lines[1].update(score=1.0, result={"score": 1.0}))
     done = invoke("check", str(run))
     assert done.exit_code == 1
-    text = "the credit was not computed from the run's current scores; assign it again with"
+    text = "the credit was not computed from the run's current scores; assign credit again with"
     assert f"{text} `reward-kit credit {run}`" in done.stdout
     invoke("credit", str(run))
     assert kinds_found(run) == []
@@ -367,7 +374,7 @@ def test_episode_count_must_match_the_run_header(tmp_path: Path) -> None:
     rewrite(run / "run.json", lambda whole: whole[0].update(status="complete", total=2))
     assert kinds_found(run) == []
     rewrite(run / "run.json", lambda whole: whole[0].update(total=3))
-    assert "run.json: the run is marked complete with 3 episodes, but has 2" in invoke(
+    assert "run.json: the run is marked complete with 3 episodes, but only 2" in invoke(
         "check", str(run)
     ).output.replace("\n", " ")
     rewrite(run / "run.json", lambda whole: whole[0].update(status="interrupted"))

@@ -54,7 +54,7 @@ def test_exit_code_is_zero_for_a_correct_reward_and_one_for_a_wrong_reward(folde
     good, bad = check("own.py:right"), check("own.py:contains")
     assert (good.exit_code, bad.exit_code) == (0, 1), good.output + bad.output
     assert "own.py:right: 0 errors" in good.stdout
-    assert "error:   near-miss-earns: " in bad.stdout and "not checked: score of a right answer" in bad.stdout
+    assert "error:   near-miss-earns: " in bad.stdout and "not checked: score of a correct answer" in bad.stdout
 
 
 def test_fail_on_sets_the_severity(folder: Path) -> None:
@@ -258,4 +258,6 @@ class TestTaskWithCosts:
     def test_task_with_a_model_as_user_is_not_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         user = "{type: openai, model: m, base_url: 'http://127.0.0.1:9/v1', instructions: You buy.}"
-        assert "its user is a model" in self.told(folder, f"reward_function_path: own.py:plain\nuser: {user}\n")
+        assert "its simulated user is a model" in self.told(
+            folder, f"reward_function_path: own.py:plain\nuser: {user}\n"
+        )

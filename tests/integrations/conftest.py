@@ -1,4 +1,4 @@
-"""TRL and verl, each started once in a Python of its own, and the table of what was compared with them."""
+"""Fixtures for TRL and verl, each started once in its own Python, and the table of compared values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores conversations with rewards of a file, in whichever reward-kit its Python has; JSON in, JSON out."""
+"""Score conversations with rewards of a file, by the reward-kit version of this Python; JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _plain(result: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read `{path, calls: [[name, arguments], …]}` and print what each call gives, or the class of what it raises."""
+    """Read `{path, calls: [[name, arguments], …]}` and print each call's result, or its exception class."""
     asked = json.load(sys.stdin)
     spec = importlib.util.spec_from_file_location("rewards_of_04", asked["path"])
     assert spec is not None and spec.loader is not None

@@ -1,4 +1,4 @@
-"""A container image made of this machine's own interpreter and packages, so that tests need no registry.
+"""A container image built from this machine's interpreter and packages, so that tests need no registry.
 
 It stands in for `FROM python:3.11-slim` with `pip install reward-kit`: an interpreter, the libraries it links to, what
 reward-kit requires, and reward-kit itself, of which nothing writes anywhere.
@@ -76,7 +76,7 @@ def _tree(folder: Path, placed: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _packages() -> Iterator[tuple[Path, Path]]:
-    """reward-kit and what it requires, by the lists of files that their installation left."""
+    """Return the files of reward-kit and its requirements, from their installation records."""
     yield from _tree(Path(reward_kit.__file__).parent, PACKAGES / "reward_kit")
     for name in _required({"reward-kit"}):
         found = importlib.metadata.distribution(name)
@@ -102,7 +102,7 @@ def _required(names: set[str]) -> set[str]:
 
 
 def _libraries(binaries: list[Path]) -> Iterator[tuple[Path, Path]]:
-    """What the loader would load for these files, each where it is looked for."""
+    """Return the shared libraries that the loader would load for these files."""
     listed = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
     for name in set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", listed, re.MULTILINE)):
         path = Path(os.path.normpath(name))

@@ -1,4 +1,4 @@
-"""Software of others in a process and a Python of its own, asked over pipes; tensors go and come as files."""
+"""Other packages in processes with their own Python, called over pipes; tensors are passed as files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST = 16
 
 
 class Peer:
-    """One script of `learners/`, started once and asked many times.
+    """A script of `learners/`, started once and called many times.
 
     Args:
         script: its file name.
@@ -57,7 +57,7 @@ class Peer:
         self._process.communicate(timeout=60)  # the end of its input is the end of its work
 
     def ask(self, function: str, **arguments: Any) -> dict[str, Any]:
-        """What a function of the script answers.
+        """Call a function of the script and return its result.
 
         Args:
             function: its name.
@@ -76,13 +76,13 @@ class Peer:
 
 
 class Deviations:
-    """The greatest difference seen of each thing that was compared, printed as a table at the end (`pytest -s`)."""
+    """The greatest difference of each compared value, printed as a table at the end (`pytest -s`)."""
 
     def __init__(self) -> None:
         self._greatest: dict[str, tuple[float, int]] = {}
 
     def hold(self, name: str, ours: Tensor, theirs: Tensor, tolerance: float = 1e-6) -> None:
-        """Asserts that the two are equal, with a tolerance that is absolute up to 1 and relative beyond.
+        """Assert that the two are equal, with a tolerance that is absolute up to 1 and relative beyond.
 
         Args:
             name: the row of the table.
@@ -109,7 +109,7 @@ class Deviations:
 
 
 class Case(NamedTuple):
-    """(B,T) random numbers of one batch. The mask has holes, and one row that is wholly masked."""
+    """Random numbers (B,T) of one batch; the mask has holes, and one row is fully masked."""
 
     logprobs: Tensor
     old: Tensor
@@ -122,12 +122,12 @@ class Case(NamedTuple):
 
 
 def generator(seed: int) -> torch.Generator:
-    """One whose numbers a test can draw again."""
+    """Return a generator whose numbers a test can draw again."""
     return torch.Generator().manual_seed(seed)
 
 
 def random_case(seed: int, spread: float = 0.8) -> Case:
-    """A batch whose ratios are exp(±spread), so that every bound of every loss is met."""
+    """Return a batch whose ratios are exp(±spread), so that every bound of every loss is reached."""
     drawn = torch.randn((3, ROWS, TOKENS), generator=generator(seed), dtype=torch.float64)
     mask = (torch.rand((ROWS, TOKENS), generator=generator(seed)) < 0.7).double()
     mask[:, 0], mask[3] = 1.0, 0.0
@@ -136,12 +136,12 @@ def random_case(seed: int, spread: float = 0.8) -> Case:
 
 
 def with_gradient(loss: Callable[..., Loss], case: Case, **options: Any) -> tuple[Loss, Tensor]:
-    """What the loss of a policy says of a batch, and the gradient with respect to its log-probabilities."""
+    """Return a policy loss of a batch and its gradient with respect to the log-probabilities."""
     return differentiated(lambda leaf: loss(leaf, case.old, case.advantages, case.mask, **options), case.logprobs)
 
 
 def differentiated(loss: Callable[[Tensor], Loss], values: Tensor) -> tuple[Loss, Tensor]:
-    """A loss and its gradient with respect to what it is of."""
+    """Return a loss and its gradient with respect to its input."""
     leaf = values.clone().requires_grad_()
     found = loss(leaf)
     found.loss.backward()
@@ -150,5 +150,5 @@ def differentiated(loss: Callable[[Tensor], Loss], values: Tensor) -> tuple[Loss
 
 
 def said(loss: Loss, name: str) -> Tensor:
-    """One of its diagnostics."""
+    """Return one of the diagnostics."""
     return torch.as_tensor(float(loss.diagnostics[name]), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Agents written with frameworks of PyPI run unchanged, in a Python of their own, and leave whole episodes.
+"""Test that agents written with other frameworks run unchanged in their own Python and yield complete episodes.
 
 `make integrations` installs the frameworks into `.integrations/agents`.
 """
@@ -31,7 +31,7 @@ def _is_installed() -> None:
 
 
 def foreign(script: str, mode: str) -> Any:
-    """The whole adapter: start the program with the address, and wait for what it prints."""
+    """Adapter: start the program with the address and wait for its output."""
 
     async def agent(task: AgentTask, base_url: str) -> str:
         program = await asyncio.create_subprocess_exec(
@@ -50,7 +50,7 @@ def foreign(script: str, mode: str) -> Any:
 
 
 def reply(prompt: list[int], sampled: list[int], text: str | None = None, **calls: str) -> Behavior:
-    """An answer with token ids that calls `price_of`: `calls` are ids and articles."""
+    """Return an answer with token ids that calls `price_of`; `calls` are ids and articles."""
     entries = [{"token": f"t{token}", "logprob": -0.25, "top_logprobs": []} for token in sampled]
     choice = {"token_ids": sampled, "logprobs": {"content": entries}}
     made = [
@@ -83,7 +83,7 @@ async def collect(agent: Any, **fields: Any) -> tuple[SingleAgentEpisode, ChatSe
 
 @pytest.mark.parametrize("mode", ["whole", "streamed"])
 @pytest.mark.parametrize("script", ["openai_agents_clerk.py", "pydantic_ai_clerk.py"])
-async def test_a_foreign_agent_leaves_a_whole_episode(script: str, mode: str) -> None:
+async def test_framework_agent_yields_a_complete_episode(script: str, mode: str) -> None:
     episode, server = await collect(foreign(script, mode))
     assert failure(episode) is None and reason(episode) == "answered"
     assert [(message.role, message.text) for message in episode.messages] == [
@@ -108,7 +108,7 @@ async def test_a_foreign_agent_leaves_a_whole_episode(script: str, mode: str) ->
 
 
 @pytest.mark.parametrize("script", ["openai_agents_clerk.py", "pydantic_ai_clerk.py"])
-async def test_the_step_limit_holds_for_a_foreign_agent(script: str) -> None:
+async def test_step_limit_applies_to_a_framework_agent(script: str) -> None:
     episode, server = await collect(foreign(script, "whole"), max_episode_steps=2)
     assert (reason(episode), failure(episode), len(episode), len(server.requests)) == ("max_steps", None, 2, 2)
     assert episode.messages[-1].text == "unknown"

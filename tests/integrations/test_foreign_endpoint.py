@@ -1,4 +1,4 @@
-"""Tool episodes to the end on OpenAI-compatible servers that others wrote: `transformers serve` and litellm's proxy."""
+"""Test complete tool episodes on other OpenAI-compatible servers: `transformers serve` and litellm's proxy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def add(x: int, y: int) -> int:
 
 @contextlib.asynccontextmanager
 async def serving(command: list[str], health: str, environment: dict[str, str] | None = None) -> AsyncIterator[str]:
-    """The base URL of a server that takes `{port}` in its command; it is stopped at the end."""
+    """Yield the base URL of a server with `{port}` in its command, and stop the server at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -76,7 +76,7 @@ async def is_up(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def collect(url: str, model: str, *, stream: bool, count: int = 4, **options):
-    """Episodes at the same time with one policy, on a run's shared traffic."""
+    """Collect episodes concurrently with one policy on a run's shared traffic."""
     policy = OpenAIAgentPolicy(model, base_url=url, stream=stream, traffic=ProviderSession(), **options)
     worker = RLRolloutWorker(TASK, policy, tools=tools)
     try:
@@ -90,7 +90,7 @@ def said(episode) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_transformers_serve_with_a_model_made_on_the_spot(tmp_path, stream):
+async def test_transformers_serve_runs_tool_episodes(tmp_path, stream):
     if not TRANSFORMERS.exists():
         pytest.skip("run `make integrations`")
     maker, model = Path(__file__).with_name("transition_model.py"), str(tmp_path / "model")
@@ -107,7 +107,7 @@ async def test_transformers_serve_with_a_model_made_on_the_spot(tmp_path, stream
 
 
 def litellm_config(upstream: str) -> dict:
-    """Mocks of litellm's own, and a route to another endpoint."""
+    """Return a configuration with litellm's mock responses and a route to another endpoint."""
     mock = {"model": "openai/mock", "api_key": "none"}
     function = {"name": "add", "arguments": '{"x": 2, "y": 2}'}
     calls = [{"id": "call_1", "type": "function", "function": function}]
@@ -120,11 +120,11 @@ def litellm_config(upstream: str) -> dict:
 
 
 def ask_then_answer(body):
-    """A call first, text once its result is there."""
+    """Answer with a call first, and with text once its result is present."""
     return answer("four") if body["messages"][-1]["role"] == "tool" else tool_calls([CALL])
 
 
-async def test_litellms_proxy_with_mock_responses_and_as_a_router(tmp_path):
+async def test_litellm_proxy_runs_tool_episodes(tmp_path):
     if not LITELLM.exists():
         pytest.skip("run `make integrations`")
     config, key = tmp_path / "config.yaml", f"sk-{secrets.token_hex(16)}"

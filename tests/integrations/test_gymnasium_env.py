@@ -1,4 +1,4 @@
-"""Resources as environments of Gymnasium: its own checker, and trajectories that are equal there and back."""
+"""Test resources as Gymnasium environments: Gymnasium's checker, and equal trajectories in both directions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def registered(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A name that `gymnasium.make` knows."""
+    """Register a name for `gymnasium.make`."""
     name = f"reward_kit_test/{request.param}-v0"
     gymnasium.register(name, ResourceEnv, kwargs=WORLDS[request.param])
     yield name
@@ -49,7 +49,7 @@ def test_gymnasium_env_checker_passes(registered: str) -> None:
     env.close()
 
 
-def test_the_form_of_actions_follows_from_the_tools() -> None:
+def test_action_space_depends_on_the_tools() -> None:
     forms = {}
     for name, world in WORLDS.items():
         env = ResourceEnv(**world)
@@ -111,7 +111,7 @@ async def test_resource_wrapped_twice_has_equal_trajectories(registered: str) ->
 
 
 class Notebook(ForkableResource):
-    """Takes notes; rewards nothing until the third."""
+    """A resource that takes notes and rewards only the third."""
 
     fork_kind = "none"
     closed = 0
@@ -254,7 +254,7 @@ def test_forked_process_has_its_own_event_loop() -> None:
 
 
 class Wide(Notebook):
-    """A tool whose integers have bounds, and more values than anybody lists."""
+    """A tool with bounded integers, and more values than can be listed."""
 
     bounds: ClassVar[list[tuple[int, int]]] = []
 

@@ -1,4 +1,4 @@
-"""Reward functions written for reward-kit 0.4.1 give here what they give there, field by field.
+"""Test that rewards written for reward-kit 0.4.1 give the same results as in that version, field by field.
 
 Both packages score the same random conversations with one file of rewards, each in a Python of its own.
 """

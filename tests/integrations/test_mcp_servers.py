@@ -1,4 +1,4 @@
-"""MCP servers that this project did not write list and execute their tools in episodes.
+"""Test published MCP servers: their tools are listed and run in episodes.
 
 `make integrations` installs them into `.integrations/`: two of PyPI on the SDK's second major, one on its first, and
 two of npm, of which one also speaks streamable HTTP.
@@ -37,7 +37,7 @@ def _are_installed() -> None:
 
 
 async def played(config: dict, *script: dict) -> list[str]:
-    """What the tools answer in one episode that plays the script."""
+    """Return the answers of the tools in one episode that plays the script."""
     worker = worker_of(list(script), resource_type="mcp", base_resource_config=config, initial_user_prompt="x")
     episode = await worker.collect_episode()
     assert reason(episode) == "terminate_action", episode.custom_data
@@ -99,7 +99,7 @@ async def test_server_filesystem(tmp_path) -> None:
     await world.close()
 
 
-async def test_server_filesystem_keeps_what_is_declared_of_it(tmp_path) -> None:
+async def test_server_filesystem_keeps_its_declarations(tmp_path) -> None:
     tools = ["read_text_file", "write_file", "create_directory", "move_file", "list_directory"]
     config = {**filesystem_config(tmp_path), "fork": "replay", "tools": tools}
     findings = await check_resource(McpResource, config, steps=6)

@@ -1,4 +1,4 @@
-"""Environments written with the `openenv` package, on its own server, as worlds; beside what its own client sees."""
+"""Test environments of the `openenv` package on its server as resources, compared with its own client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin in a pytest of its own: gates, what stands below a failure, bad marks, and what it costs other runs."""
+"""Test the pytest plugin in a separate pytest: gates, failure output, invalid marks, and overhead."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(project: Path) -> Mapping[str, ElementTree.Element]:
-    """The `<testcase>` of each test, by its name."""
+    """Return the `<testcase>` of each test by name."""
     done = run_pytest(project, "--junitxml=out.xml", "--reward-kit-log-dir=kept")
     assert done.returncode == 1, done.stdout + done.stderr
     (project / "out.txt").write_text(done.stdout)
@@ -212,7 +212,7 @@ def test_summary_reaches_the_terminal_from_parallel_workers(project: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["-p", "conftest.py"])
-def test_plugin_may_also_be_named(project: Path, how: str, tmp_path: Path) -> None:
+def test_plugin_can_be_loaded_by_name(project: Path, how: str, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text((project / "pytest.ini").read_text())
     (tmp_path / "test_plain.py").write_text("def test_plain(): pass\n")
     if how == "conftest.py":

@@ -1,4 +1,4 @@
-"""Axolotl's command line, from its YAML: our rollouts, an advantage for each step, and a reward that rises.
+"""Test Axolotl's command line with rollouts and step advantages: the reward rises.
 
 It runs in a Python of its own, in `.integrations/axolotl`, on the CPU.
 """
@@ -68,7 +68,7 @@ def with_trl(**keys: Any) -> dict[str, Any]:
     return {**GOOD, "trl": {**GOOD["trl"], **keys}}
 
 
-def test_a_configuration_with_a_key_without_effect_is_refused(tmp_path: Path) -> None:
+def test_ineffective_configuration_key_is_rejected(tmp_path: Path) -> None:
     wrong = {
         "rl: 'dpo' uses other trainers": {**GOOD, "rl": "dpo"},
         "trl.rollout_func is missing": {"rl": "grpo", "trl": {"num_generations": 2}},

@@ -1,4 +1,4 @@
-"""A resource as TRL sees an environment: reset with a row, a method for each tool, the world's own reward."""
+"""Test resources as TRL environments: reset with a row, a method for each tool, and the resource's reward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def factory(**options: Any) -> EnvironmentFactory:
 
 
 def tools_of(environment: Any) -> list[str]:
-    """As TRL finds them: functions of the class, but for those it knows and private ones."""
+    """Return the tools as TRL finds them: public methods of the class, except those of its interface."""
     found = inspect.getmembers(type(environment), predicate=inspect.isfunction)
     return [name for name, _ in found if name not in ("reset", "get_reward") and not name.startswith("_")]
 
@@ -76,7 +76,7 @@ def test_get_reward_is_absent_without_environment_rewards() -> None:
 
 
 class Moody(CombinationLock):
-    """Breaks, and cannot be forked."""
+    """A resource that fails and cannot be forked."""
 
     fork_kind = "none"
     live = 0
@@ -115,7 +115,7 @@ def test_environment_failure_leaves_the_rollout_unscored_and_closes_resources() 
 
 
 class Mute(CombinationLock):
-    """Its state cannot be had: it takes for ever, or breaks."""
+    """A resource whose state never returns, or fails."""
 
     never_waits = False
     broken = False
@@ -144,7 +144,7 @@ def test_unreadable_final_state_fails_only_its_environment() -> None:
 
 
 class Sticky(CombinationLock):
-    """Its forks are not what they were forked from."""
+    """A resource whose forks differ from their origin."""
 
     async def fork(self) -> CombinationLock:
         copy = await super().fork()

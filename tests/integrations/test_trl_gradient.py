@@ -1,4 +1,4 @@
-"""Loss, gradient and weights after a step are those of TRL's `GRPOTrainer`, on the same episodes and the same weights.
+"""Test that loss, gradient and updated weights equal those of TRL's `GRPOTrainer` on the same episodes.
 
 Each side runs its own training step on a tiny Llama: TRL in a Python of its own, on the rows as its `env_mask` makes
 them; we on rows of episodes, in 1, 3 and 7 micro-batches. `make integrations` installs TRL, and `pytest -s` shows the
@@ -64,7 +64,7 @@ def trl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The weights that both begin with, and those of the reference."""
+    """The initial weights of both sides, and those of the reference."""
     place = tmp_path_factory.mktemp("models")
     for name, seed in (("policy", 0), ("reference", 1)):
         model(seed).float().save_pretrained(place / name)
@@ -78,7 +78,7 @@ def ours(folder: Path, name: str = "policy") -> PreTrainedModel:
 
 
 def episodes(credit: Credit) -> TokenBatch:
-    """Multi-turn rows with holes of observations, laid out as TRL has them; one advantage per action, or per row."""
+    """Return multi-turn rows in TRL's layout, with one advantage per action or per row."""
     made = rows(COUNT, padding="outer")
     if credit == "episode":
         made.batch["advantages"][:] = made.batch["advantages"].max(axis=1, keepdims=True)
@@ -87,7 +87,7 @@ def episodes(credit: Credit) -> TokenBatch:
 
 
 def trl_inputs(batch: TokenBatch, chosen: np.ndarray, credit: Credit) -> dict[str, Tensor]:
-    """These rows as `GRPOTrainer._prepare_inputs` hands them on: `env_mask` is its `tool_mask`, padded with 1."""
+    """Return the rows as `GRPOTrainer._prepare_inputs` does; `env_mask` is its `tool_mask`, padded with 1."""
     tensors = {key: torch.from_numpy(values[chosen]) for key, values in batch.batch.items()}
     prompt = tensors["prompt_ids"].shape[1]
     is_padding = tensors["completion_mask"][:, prompt:] == 0
@@ -105,7 +105,7 @@ def trl_inputs(batch: TokenBatch, chosen: np.ndarray, credit: Credit) -> dict[st
 
 
 def _of_row(advantages: Tensor) -> Tensor:
-    """(B,) the one number of each row that is not 0."""
+    """Return (B,) the only nonzero number of each row."""
     return advantages.gather(1, advantages.abs().argmax(dim=1, keepdim=True)).squeeze(1).float()
 
 
@@ -132,7 +132,7 @@ def gradients_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def held(deviations: Deviations, name: str, one: PPOLearner, batch: TokenBatch, found: dict[str, Any]) -> None:
-    """Loss, norm and gradient, and then the weights after a step on the same rows."""
+    """Compare loss, norm and gradient, and then the weights after a step on the same rows."""
     told = one.gradients(batch)
     deviations.hold(f"TRL step, {name}: loss", torch.tensor(told["loss"]), torch.tensor(found["loss"]), 1e-5)
     deviations.hold(f"TRL step, {name}: norm", torch.tensor(told["grad_norm"]), torch.tensor(found["norm"]), 1e-5)
@@ -167,7 +167,7 @@ def test_training_step_with_kl_equals_trl(trl: Peer, folder: Path, deviations: D
     held(deviations, f"{name} with KL", one, batch, found)
 
 
-def test_on_fresh_samples_trls_default_divergence_is_k3_plus(trl: Peer, folder: Path, deviations: Deviations) -> None:
+def test_trl_default_divergence_is_k3_plus_on_fresh_samples(trl: Peer, folder: Path, deviations: Deviations) -> None:
     batch = episodes("token")
     inputs = trl_inputs(batch, np.arange(COUNT), "token")
     del inputs["old_per_token_logps"]  # the trainer then takes its own log-probabilities before the step
@@ -192,7 +192,7 @@ def test_micro_batched_step_equals_whole_trl_batch(trl: Peer, folder: Path, devi
 
 
 def budget_for(batch: TokenBatch, count: int) -> int:
-    """One that makes so many micro-batches of the rows."""
+    """Return a token budget that splits the rows into this many micro-batches."""
     flat = TrainingRows.of(batch)
     everything = np.flatnonzero(flat.counts_B)
     fitting = (
@@ -203,9 +203,7 @@ def budget_for(batch: TokenBatch, count: int) -> int:
     return next(fitting)
 
 
-def test_trl_in_micro_batches_of_equal_rows_agrees_where_it_counts_all_tokens(
-    trl: Peer, folder: Path, deviations: Deviations
-) -> None:
+def test_equal_micro_batches_equal_trl_if_it_counts_all_tokens(trl: Peer, folder: Path, deviations: Deviations) -> None:
     batch = episodes("token")
     parts = [trl_inputs(batch, part, "token") for part in np.split(np.arange(COUNT), 4)]
     found = theirs(trl, folder, parts, {"loss_type": "dapo"})

@@ -1,4 +1,4 @@
-"""Our losses are those of TRL's `GRPOTrainer`, value and gradient; where they are not, the difference is stated.
+"""Test that losses and gradients equal those of TRL's `GRPOTrainer`; known differences are stated.
 
 The trainer itself runs, around a tiny Qwen2: its log-probabilities are of real logits. `make integrations` installs TRL
 into `.integrations/learners`. `pytest -s` shows the greatest difference of each.
@@ -43,7 +43,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
 
 
 class Rows(NamedTuple):
-    """What the trainer makes of generated rows: completions end where they end, and have holes that are not trained."""
+    """Rows as the trainer makes them: completions of different lengths, with holes that are not trained."""
 
     ids: Tensor
     completion_mask: Tensor
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
 
 
 def random_rows(seed: int, masked_row: bool = False) -> Rows:
-    """Advantages per token, as a subclass of the trainer may give them."""
+    """Return rows with advantages per token, as a subclass of the trainer may give them."""
     draw = generator(seed)
     lengths = torch.randint(4, TOKENS + 1, (ROWS, 1), generator=draw)
     completion_mask = (torch.arange(TOKENS) < lengths).long()
@@ -82,7 +82,7 @@ def random_rows(seed: int, masked_row: bool = False) -> Rows:
 def both(
     trl: Peer, rows: Rows, options: dict[str, Any], spread: float = 0.6, **more: Any
 ) -> tuple[Case, dict[str, Any]]:
-    """The batch as our losses take it, and what the trainer says of it."""
+    """Return the batch for reward-kit's losses, and the trainer's result for it."""
     logprobs = _ask(trl, rows, {}, {})["logprobs"]
     old = logprobs + spread * rows.noise
     case = Case(logprobs, old, rows.advantages.expand_as(logprobs), rows.mask.double())
@@ -132,7 +132,7 @@ def test_kl_term_equals_trl_with_k3(trl: Peer, deviations: Deviations, loss_type
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.6])
-def test_trls_default_kl_term_is_k3_plus_times_the_ratio(trl: Peer, deviations: Deviations, spread: float) -> None:
+def test_trl_default_kl_term_is_k3_plus_times_the_ratio(trl: Peer, deviations: Deviations, spread: float) -> None:
     rows = random_rows(6)
     reference = _ask(trl, rows, {}, {})["logprobs"] + 0.5 * rows.noise.flip(0)
     options = {"loss_type": "dapo", "beta": 0.1}
@@ -148,13 +148,13 @@ def test_trls_default_kl_term_is_k3_plus_times_the_ratio(trl: Peer, deviations: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_sided_clipping_is_the_dual_clip(trl: Peer, deviations: Deviations, seed: int) -> None:
+def test_trl_two_sided_clipping_equals_dual_clip(trl: Peer, deviations: Deviations, seed: int) -> None:
     case, theirs = both(trl, random_rows(seed), {"loss_type": "dapo", "delta": 1.5}, spread=1.0)
     held(deviations, "delta, as dual clip", with_gradient(ppo_clip_loss, case, **CLIPS, dual_clip=1.5), theirs)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_trl_cispo_bound_is_the_weight_itself(trl: Peer, deviations: Deviations, seed: int) -> None:
+def test_trl_cispo_bound_is_the_weight(trl: Peer, deviations: Deviations, seed: int) -> None:
     case, theirs = both(trl, random_rows(seed), {"loss_type": "cispo", "epsilon_high": 1.6})
     held(deviations, "cispo", with_gradient(cispo_loss, case, clip_low=1.0, clip_high=0.6), theirs)
 
@@ -169,7 +169,7 @@ def test_sequence_level_importance_is_gspo(trl: Peer, deviations: Deviations, se
     held(deviations, f"{loss_type}, sequence level", ours, theirs)
 
 
-def test_trl_spreads_the_credit_of_tokens_over_a_sequence_and_gspo_keeps_it(trl: Peer) -> None:
+def test_gspo_keeps_token_credit_that_trl_averages_over_the_sequence(trl: Peer) -> None:
     rows = random_rows(4)
     options = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     case, theirs = both(trl, rows, options, spread=0.1)

@@ -1,4 +1,4 @@
-"""Rewards, rollouts and environments of ours as parameters of TRL's own `GRPOTrainer`, which runs in its own Python."""
+"""Test rewards, rollouts and environments as parameters of TRL's `GRPOTrainer` in its own Python."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_trl_trainer_learns_from_and_evaluates_with_rollouts(trl: Peer) -> None:
     assert found["versions"] == [found["step"]] == [2]
 
 
-def test_rollouts_may_be_scored_where_trl_scores(trl: Peer) -> None:
+def test_trl_reward_functions_can_score_rollouts(trl: Peer) -> None:
     found = trl.ask("scored_by_trl")
     # The third episode of each group of four is unscored, and so has no advantage.
     scored = [reward for reward in found["rewards"] if not math.isnan(reward)]

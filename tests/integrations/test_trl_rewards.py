@@ -1,4 +1,4 @@
-"""A reward function of ours as TRL calls it: columns, conversations, groups; unscored is None and counted."""
+"""Test reward functions as TRL calls them: columns, conversations, groups; unscored is None and counted."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def choosy(messages: list[Message]) -> EvaluateResult:
 
 @reward_function(mode="batch")
 def share(rollouts_messages: list[list[Message]], ground_truths: list[str]) -> list[EvaluateResult]:
-    """How many of the group say what each one says."""
+    """Score the share of the group with the same answer."""
     said = [messages[-1].text for messages in rollouts_messages]
     return [EvaluateResult(score=said.count(one) / len(said)) for one in said]
 
 
 class Log:
-    """What TRL hands over to be told."""
+    """The logging callbacks that TRL passes."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Log:
 
 
 @pytest.mark.parametrize("function", [exact, exact_awaited])
-def test_a_column_is_the_ground_truth(function: Any) -> None:
+def test_column_is_used_as_ground_truth(function: Any) -> None:
     with as_trl_reward(function, columns={"answer": "ground_truth"}) as reward:
         found = reward(prompts=PROMPTS, completions=COMPLETIONS, completion_ids=[[1]] * 4, answer=ANSWERS)
     assert found == [1.0, 0.0, 1.0, 0.0]
@@ -132,7 +132,7 @@ def test_call_beyond_the_deadline_is_unscored() -> None:
     assert reward.unscored == {"timeout": 2}
 
 
-def test_equal_prompts_in_a_row_are_a_group() -> None:
+def test_consecutive_equal_prompts_form_a_group() -> None:
     said = ["a", "a", "b", "b", "b", "a"]
     prompts = ["x", "x", "x", "y", "y", "y"]
     with as_trl_reward(share) as reward:
@@ -153,7 +153,7 @@ def test_group_size_splits_repeated_prompts() -> None:
         as_trl_reward(exact, group_size=2)
 
 
-def test_the_reward_gets_the_columns_that_it_names() -> None:
+def test_reward_receives_the_columns_it_names() -> None:
     seen: list[Any] = []
 
     @reward_function
@@ -227,7 +227,7 @@ def test_reward_given_by_name_is_sandboxed(tmp_path: Path) -> None:
         assert reward(PROMPTS[:2], COMPLETIONS[:2]) == [None, None]
 
 
-def test_our_rollouts_are_scored_by_their_own_messages() -> None:
+def test_rollouts_are_scored_from_their_episode_messages() -> None:
     conversation = [
         {"role": "user", "content": "dial"},
         {"role": "assistant", "content": "red"},
@@ -253,7 +253,7 @@ def test_our_rollouts_are_scored_by_their_own_messages() -> None:
     assert reward.unscored == {"timeout": 1}
 
 
-def test_the_steps_of_a_rollout_are_those_that_the_policy_took() -> None:
+def test_reward_receives_the_steps_of_the_policy() -> None:
     example = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
     said = [*example, {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     seen: list[Any] = []
@@ -289,7 +289,7 @@ class _Environment:
         self._play = play
 
 
-def test_environments_of_ours_give_their_state_and_return() -> None:
+def test_environments_provide_state_and_return() -> None:
     @reward_function
     def opened(messages: list[Message], state: Any, environment_return: float) -> EvaluateResult:
         return EvaluateResult(score=environment_return + float(state["door"] == "open"))
@@ -322,7 +322,7 @@ def test_final_state_is_read_on_demand_and_its_failure_affects_a_single_row() ->
     assert reward.unscored == {"timeout": 1}
 
 
-def test_the_scores_of_rollouts_are_handed_on() -> None:
+def test_rollout_scores_are_passed_to_trl() -> None:
     log = Log()
     assert rollout_scores([], [], score=[1.0, None], failure=[None, "timeout: slow"], **log.columns()) == [1.0, None]
     assert log.metrics == {"rollout_scores/unscored": 0.5}

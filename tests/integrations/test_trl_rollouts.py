@@ -1,4 +1,4 @@
-"""TRL's trainer on our rollouts: rewards rise from any seed, and loss and gradient are ours on the same episodes.
+"""Test TRL's trainer on reward-kit rollouts: rising rewards from any seed, and equal loss and gradient.
 
 `GRPOTrainer` itself runs, in a Python of its own; `make integrations` installs it. The model has everything to learn,
 and is made in code; so are its tokenizer and the world.
@@ -51,7 +51,7 @@ def trl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
         yield peer
 
 
-def test_the_reward_rises_from_any_seed(trl: Peer) -> None:
+def test_reward_rises_from_any_seed(trl: Peer) -> None:
     ends = []
     for seed in SEEDS:
         rewards = trl.ask("train", seed=seed, steps=130, lr=4e-3)["rewards"]
@@ -110,7 +110,7 @@ def test_loss_and_gradient_equal_reward_kit(
         deviations.hold(f"rollouts in TRL, {name}: gradient", gradient, theirs_of, tolerance=tolerance)
 
 
-def test_the_old_log_probabilities_are_those_that_were_sampled_with(trl: Peer) -> None:
+def test_old_log_probabilities_are_the_sampled_ones(trl: Peer) -> None:
     found = trl.ask("sampled")
     mask, advantages = found["mask"], found["advantages"]
     assert torch.allclose(found["sampled"] * mask, found["trl"] * mask, atol=1e-5)
@@ -135,7 +135,7 @@ def test_the_old_log_probabilities_are_those_that_were_sampled_with(trl: Peer) -
         ({"num_generations": 16}, "8 prompts are not groups of 16 equal ones"),
     ],
 )
-def test_an_option_without_effect_is_refused(trl: Peer, options: dict[str, Any], told: str) -> None:
+def test_ineffective_option_is_rejected(trl: Peer, options: dict[str, Any], told: str) -> None:
     assert told in trl.ask("refused", options=options)["message"]
 
 

@@ -1,4 +1,4 @@
-"""Episodes as rows of a `rollout_func`: what was sampled, token for token, and who has no part."""
+"""Test episodes as rows of a `rollout_func`: the exact sampled tokens, and which rows are masked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def policy() -> AsyncIterator[HFAgentPolicy]:
 
 
 async def collected(policy: HFAgentPolicy, samples: list[Sample] | None = None) -> list[SingleAgentEpisode]:
-    """Four episodes of each sample."""
+    """Collect four episodes of each sample."""
     worker = RLRolloutWorker(locks.task(), policy)
     groups = await Collector(4).collect(worker, [(sample, 7) for sample in samples or locks.samples()[:2]])
     return [episode for group in groups for episode in group]
@@ -161,7 +161,7 @@ async def test_rows_unsupported_by_trl_are_rejected(policy: HFAgentPolicy) -> No
         rollout_output([episode], filler_id=PAD)
 
 
-async def test_constrained_sampling_is_refused() -> None:
+async def test_constrained_sampling_is_rejected() -> None:
     policy = new_policy(0, constrain=True, max_new_tokens=2)
     episodes = await collected(policy)
     with pytest.raises(ConfigError, match="set constrain to False"):
@@ -180,7 +180,7 @@ def test_equal_prompts_form_groups() -> None:
 
 
 def trainer_of(model: torch.nn.Module, step: int = 0, **options: Any) -> Any:
-    """As much of a trainer as a policy is handed its weights from."""
+    """Return the part of a trainer that a policy takes its weights from."""
     accelerator = SimpleNamespace(unwrap_model=lambda module: module, state=SimpleNamespace(), process_index=0)
     args = SimpleNamespace(**options)
     state = SimpleNamespace(global_step=step)
@@ -192,7 +192,7 @@ async def logprobs(policy: HFAgentPolicy) -> list[list[float]]:
     return [episode.tokens.logprobs.tolist() for episode in episodes]
 
 
-async def test_the_policy_acts_with_the_weights_of_the_trainers_model(policy: HFAgentPolicy) -> None:
+async def test_policy_uses_the_weights_of_the_trainer(policy: HFAgentPolicy) -> None:
     other = locks.model(5, policy.tokenizer)
     await publish(trainable(policy), trainer_of(other, step=3))
     assert policy.version == 3
@@ -202,7 +202,7 @@ async def test_the_policy_acts_with_the_weights_of_the_trainers_model(policy: HF
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")  # peft asks by the old name
-async def test_the_policy_acts_with_the_adapters_of_the_trainers_model(policy: HFAgentPolicy) -> None:
+async def test_policy_uses_the_adapters_of_the_trainer(policy: HFAgentPolicy) -> None:
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(
         locks.model(0, policy.tokenizer), peft.LoraConfig(target_modules=["o_proj", "down_proj"], r=2)
@@ -222,7 +222,7 @@ async def test_the_policy_acts_with_the_adapters_of_the_trainers_model(policy: H
     await merged.close()
 
 
-async def test_policy_with_only_its_own_module_is_trained_by_it() -> None:
+async def test_policy_without_another_module_is_trained_in_place() -> None:
     tiny = TinyPolicy()
     await publish(tiny, trainer_of(tiny.module, step=4))
     assert tiny.version == 4
@@ -237,7 +237,7 @@ def test_adapter_weights_have_plain_model_names() -> None:
     ]
 
 
-def test_an_option_of_the_trainer_without_effect_is_refused() -> None:
+def test_ineffective_trainer_option_is_rejected() -> None:
     policy = TinyPolicy()
     check_trainer(trainer_of(policy.module, top_p=1.0, top_k=0), policy)
     for options, told in (({"min_p": 0.1}, r"min_p=0\.1 has no effect"), ({"use_vllm": True}, "use_vllm=True")):

@@ -1,4 +1,4 @@
-"""verifiers itself, in the Python that has it: traces in its hands, our tasks run by it, its tasksets scored by us."""
+"""Run the tests in `verifiers/` in verifiers' own Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "verifiers"
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("in_verifiers_*.py")))
-def test_inside(file: str) -> None:
+def test_file_passes_in_the_verifiers_environment(file: str) -> None:
     if not PYTHON.exists():
         pytest.skip("verifiers is not installed in .integrations/verifiers; run `make integrations`")
     # The conftests above it need torch, which is not there.

@@ -1,4 +1,4 @@
-"""Episodes as traces of verifiers and back, as far as it shows without that package; `verifiers/` has the rest."""
+"""Test episodes as verifiers traces and back, without the package; tests with it are in `verifiers/`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path_to(nodes: list[dict[str, Any]], leaf: int) -> list[dict[str, Any]]:
 
 
 def branches(nodes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The paths from the root to each leaf."""
+    """Return the paths from the root to each leaf."""
     parents = {node["parent"] for node in nodes}
     return [path_to(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
 
@@ -50,7 +50,7 @@ def test_episode_trace_round_trip_is_exact() -> None:
     assert rewritten > 50 and with_odd > 50, "the cases show what they are for"
 
 
-def test_a_branch_is_a_training_row() -> None:
+def test_each_branch_is_a_training_row() -> None:
     for seed in SEEDS:
         episode = random_episode(seed)
         rows = list(episode.tokens.rows())
@@ -143,7 +143,7 @@ def test_trace_stop_condition_matches_verifiers(stop: str, told: str) -> None:
     assert (trace["stop_condition"], trace["is_timeout"]) == (told, told == "agent_timeout")
 
 
-def test_a_trace_marks_every_limit_as_cut_off() -> None:
+def test_trace_is_marked_truncated_at_every_limit() -> None:
     episode = spoken("user", "assistant")
     for reason in StopReason:
         episode.custom_data["stop_reason"] = reason.value

@@ -1,4 +1,4 @@
-"""Our advantage estimators are verl's where a step is a token; where they are not, the difference is stated.
+"""Test that advantage estimators equal verl's if a step is a token; known differences are stated.
 
 verl gives a trajectory that is alone in its group its raw score; ours are relative to a group, and give it zero.
 """
@@ -24,7 +24,7 @@ SEEDS = range(4)
 
 
 def random_batch(seed: int) -> tuple[Tensor, Tensor]:
-    """(B,T) a reward on every token that takes part, and the mask, with holes."""
+    """Return (B,T) rewards on every action token, and the mask, with holes."""
     mask = (torch.rand((ROWS, TOKENS), generator=generator(seed)) < 0.7).double()
     mask[:, 0] = 1.0
     return torch.randn((ROWS, TOKENS), generator=generator(seed), dtype=torch.float64) * mask, mask
@@ -33,7 +33,7 @@ def random_batch(seed: int) -> tuple[Tensor, Tensor]:
 def ours(
     name: str, rewards: Tensor, mask: Tensor, groups: list[int], values: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """(B,T) advantages and returns of an estimator of ours whose steps are the tokens that take part."""
+    """Return (B,T) advantages and returns of a reward-kit estimator whose steps are the action tokens."""
     batch = []
     for row in range(ROWS):
         at = mask[row].nonzero().flatten().tolist()
@@ -62,7 +62,7 @@ def theirs(
 
 
 def whitened(values: Tensor, mask: Tensor) -> Tensor:
-    """Less their mean and divided by their unbiased standard deviation, both over the tokens of the mask."""
+    """Return values minus their mean, divided by their unbiased standard deviation, over the mask."""
     chosen = values[mask > 0]
     return (values - chosen.mean()) / chosen.std() * mask
 
@@ -101,7 +101,7 @@ def test_grpo_equals_vectorized_verl_in_float32(verl: Peer, deviations: Deviatio
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_passk_equals_verl_without_standard_deviation(verl: Peer, deviations: Deviations, seed: int) -> None:
+def test_passk_without_standard_deviation_equals_verl(verl: Peer, deviations: Deviations, seed: int) -> None:
     rewards, mask = random_batch(seed)
     found, _ = ours("grpo_passk", rewards, mask, GROUPS)
     plain = theirs(verl, "grpo_passk", rewards, mask, GROUPS, {"norm_adv_by_std_in_grpo": False})
@@ -117,7 +117,7 @@ def test_passk_equals_verl_without_standard_deviation(verl: Peer, deviations: De
 @pytest.mark.parametrize(
     ("name", "verls"), [("grpo", "grpo"), ("rloo", "rloo"), ("opo", "opo"), ("gpg", "gpg"), ("rloo", "rloo_vectorized")]
 )
-def test_single_rollout_group_gets_zero_and_in_verl_its_raw_score(verl: Peer, name: str, verls: str) -> None:
+def test_single_rollout_group_has_zero_advantage_unlike_in_verl(verl: Peer, name: str, verls: str) -> None:
     rewards, mask = random_batch(5)
     options = {"length": "steps"} if name == "opo" else {}
     found, _ = ours(name, rewards, mask, WITH_ONE_ALONE, **options)
@@ -129,7 +129,7 @@ def test_single_rollout_group_gets_zero_and_in_verl_its_raw_score(verl: Peer, na
     assert torch.allclose(found[:-1], given[:-1] * (7 / 6 if name == "gpg" else 1.0))
 
 
-def test_gpg_counts_groups_that_differ_and_verls_scores_that_are_not_zero(verl: Peer) -> None:
+def test_gpg_counts_mixed_groups_where_verl_counts_nonzero_scores(verl: Peer) -> None:
     rewards, mask = torch.zeros((ROWS, TOKENS)).double(), random_batch(6)[1]
     rewards[:, 0] = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
     found, _ = ours("gpg", rewards, mask, GROUPS)
@@ -139,7 +139,7 @@ def test_gpg_counts_groups_that_differ_and_verls_scores_that_are_not_zero(verl: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rf_baseline_is_scaled_over_trajectories_and_verls_whitened_over_tokens(
+def test_rf_baseline_scales_over_trajectories_where_verl_whitens_over_tokens(
     verl: Peer, deviations: Deviations, seed: int
 ) -> None:
     rewards, mask = random_batch(seed)

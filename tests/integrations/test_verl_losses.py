@@ -1,4 +1,4 @@
-"""Our losses are verl's on the same numbers, value and gradient; where they are not, the difference is stated.
+"""Test that losses and gradients equal verl's on the same numbers; known differences are stated.
 
 `make integrations` installs verl into `.integrations/learners`. `pytest -s` shows the greatest difference of each.
 """
@@ -83,7 +83,7 @@ def test_ppo_clip_loss_equals_verl(verl: Peer, deviations: Deviations, seed: int
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["vanilla", "gspo", "cispo"])
-def test_micro_batches_add_up_as_verls_do_with_its_global_counts(
+def test_micro_batches_sum_as_in_verl_with_global_counts(
     verl: Peer, deviations: Deviations, name: str, mode: Aggregation
 ) -> None:
     case = random_case(11)
@@ -127,7 +127,7 @@ def test_extreme_ratio_is_clamped_as_in_verl(verl: Peer, deviations: Deviations)
         deviations.hold("verl PPO and CISPO, log-ratios of ±900", gradient, theirs["gradient"])
 
 
-def test_a_sequence_ratio_is_cut_at_20_and_verls_at_10(verl: Peer) -> None:
+def test_sequence_ratio_is_clamped_at_20_where_verl_uses_10(verl: Peer) -> None:
     case = random_case(6)
     case.logprobs[0], case.advantages[0] = case.old[0] + 15.0, -1.0
     ours, gradient = with_gradient(gspo_loss, case, **CLIPS)
@@ -149,9 +149,7 @@ def test_fully_masked_batch_is_zero_and_nan_in_verl(verl: Peer, mode: Aggregatio
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_nan_under_a_masked_token_is_not_read_and_makes_verls_means_of_sequences_nan(
-    verl: Peer, mode: Aggregation
-) -> None:
+def test_nan_at_masked_token_is_ignored_but_propagates_in_verl(verl: Peer, mode: Aggregation) -> None:
     case = random_case(8)
     clean = with_gradient(ppo_clip_loss, case, **CLIPS, aggregation=mode, global_batch=case.whole)
     case.logprobs[0, int(case.mask[0].argmin())] = torch.nan
@@ -201,7 +199,7 @@ def test_kl_penalties_equal_verl(verl: Peer, deviations: Deviations, seed: int, 
         deviations.hold(f"verl KL {estimator}", gradient, theirs["gradient"])
 
 
-def test_k3_has_no_upper_bound_and_verls_is_10(verl: Peer) -> None:
+def test_k3_is_unbounded_where_verl_clamps_at_10(verl: Peer) -> None:
     logprobs = torch.tensor([[-5.0, -1.0, -40.0]], dtype=torch.float64)
     reference = torch.tensor([[-1.0, -2.0, -1.0]], dtype=torch.float64)
     theirs = verl.ask(
@@ -235,7 +233,7 @@ def test_reward_penalty_and_coefficient_equal_verl(verl: Peer, deviations: Devia
     deviations.hold("verl adaptive KL coefficient", coefficients, torch.tensor(found, dtype=torch.float64))
 
 
-def test_more_samples_than_the_horizon_turn_verls_coefficient_negative(verl: Peer) -> None:
+def test_coefficient_stays_positive_where_verl_turns_negative(verl: Peer) -> None:
     found = verl.ask("coefficients", coefficient=0.2, target=0.1, horizon=100.0, measured=[[0.0, 700.0]])
     assert found["coefficients"] == [pytest.approx(0.2 * (1.0 - 0.2 * 7))]
     assert AdaptiveKLCoefficient(0.2, target=0.1, horizon=100.0).update(0.0, 700.0) == pytest.approx(0.2 * 0.8)

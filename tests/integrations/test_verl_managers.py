@@ -1,4 +1,4 @@
-"""Our reward managers take verl's own `DataProto`, and place what verl's place; where not, the difference is stated."""
+"""Test reward managers on verl's `DataProto`: rewards at the same positions; known differences are stated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, PROMPT, RESPONSE = 8, 4, 10
 
 
 def random_tensors(seed: int, *, empty_row: int | None = None, with_tools: bool = False) -> dict[str, Tensor]:
-    """Prompts padded on the left and responses on the right, in verl's names."""
+    """Return left-padded prompts and right-padded responses under verl's names."""
     draw = generator(seed)
     starts = torch.randint(0, PROMPT, (ROWS, 1), generator=draw)
     ends = torch.randint(3, RESPONSE + 1, (ROWS, 1), generator=draw)
@@ -45,13 +45,13 @@ def described() -> dict[str, Any]:
 
 
 def last_of(mask: Tensor) -> Tensor:
-    """(B,) the last column of the mask, by looking."""
+    """Return (B,) the last column of the mask, by a loop."""
     return torch.tensor([max((t for t, is_in in enumerate(row) if is_in), default=-1) for row in mask.tolist()])
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize_by_length": True}, {"normalization_type": "variance"}])
 @pytest.mark.parametrize("with_tools", [False, True])
-def test_episode_rewards_stand_in_a_dataproto_where_they_stand_in_our_batches(
+def test_episode_rewards_have_the_same_positions_in_dataproto(
     managers: Peer, options: dict[str, Any], with_tools: bool
 ) -> None:
     tensors = random_tensors(1, with_tools=with_tools, empty_row=2)
@@ -80,7 +80,7 @@ def test_single_turn_rewards_equal_verl(managers: Peer, name: str, seed: int) ->
     assert torch.allclose(found["ours"], found["theirs"], atol=1e-6) and found["ours"].count_nonzero() == ROWS
 
 
-def test_the_overlong_penalty_ends_at_its_factor_and_verls_grows_on(managers: Peer) -> None:
+def test_overlong_penalty_is_bounded_where_verl_keeps_growing(managers: Peer) -> None:
     found = managers.ask("single_turn", name="dapo", tensors=random_tensors(0), others=described(), longest=8)
     lengths = random_tensors(0)["attention_mask"][:, PROMPT:].sum(dim=1)
     # 0.5 for the 3 tokens before the longest; a response of 10 is 2 longer still.
@@ -97,7 +97,7 @@ def test_empty_response_gets_no_reward_but_in_verl_the_last_column(managers: Pee
     assert torch.allclose(found["ours"], found["theirs"], atol=1e-6)
 
 
-def test_after_a_tool_answered_the_score_is_on_an_action_and_of_verl_on_the_answer(managers: Peer) -> None:
+def test_score_is_on_the_last_action_where_verl_uses_the_tool_answer(managers: Peer) -> None:
     tensors = random_tensors(5, with_tools=True)
     found = managers.ask("single_turn", name="naive", tensors=tensors, others=described())
     assert torch.allclose(found["ours"].sum(dim=1), found["theirs"].sum(dim=1), atol=1e-6)

@@ -1,4 +1,4 @@
-"""Any reward as verl's `compute_score` and behind our manager for its reward loop, without verl itself."""
+"""Test rewards as verl's `compute_score` and in its reward loop, without verl."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_invalid_metric_is_not_zero() -> None:
 
 
 class CountedScorer:
-    """Counts how often it is opened; answers after a turn of the loop."""
+    """A scorer that counts how often it is opened and answers after one iteration of the event loop."""
 
     mode = "pointwise"
 
@@ -163,7 +163,7 @@ def _exit_with_score(compute_score: Any) -> None:
 
 
 @pytest.mark.parametrize(("options", "named"), [({"level": "warm"}, "level"), ({"options": {"bonus": 1}}, "options")])
-def test_a_scorer_takes_no_options(options: Any, named: str) -> None:
+def test_scorer_rejects_options(options: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=f"{named} has no effect on a CountedScorer"):
         as_compute_score(CountedScorer(), **options)
 
@@ -209,7 +209,7 @@ def rows() -> TokenBatch:
     )
 
 
-async def test_the_manager_scores_rows_as_they_come(folder: Path) -> None:
+async def test_manager_scores_concurrent_rows(folder: Path) -> None:
     section = {"reward": "graded.py:graded", "folder": str(folder), "options": {"bonus": 0.5}, "metrics": ["format"]}
     manager = RewardKitManager(config(section), Words(), compute_score=None)
     found = await asyncio.gather(*(manager.run_single(rows()[row : row + 1]) for row in (0, 1, 0)))
@@ -252,7 +252,7 @@ def _turns(messages, ground_truth, assistant_turns):
     return {"score": len(assistant_turns) + 0.5 * (ground_truth == ["egg", 2])}
 
 
-async def test_an_unscored_row_raises_or_is_nan() -> None:
+async def test_unscored_row_raises_or_is_nan() -> None:
     raising = RewardKitManager(config(path="r.py"), Words(), _never)
     with pytest.raises(RewardError, match="is unscored"):
         await raising.run_single(rows())
@@ -266,7 +266,7 @@ def _never(messages):
     raise ValueError("never")
 
 
-def test_scores_stand_on_the_last_sampled_token_and_nan_stays_nan() -> None:
+def test_scores_are_on_the_last_sampled_token_and_nan_is_kept() -> None:
     batch = {**rows().batch, "response_mask": np.array([[1, 0, 0], [1, 0, 0]])}  # the last word is a tool's
     placed = RewardKitManager.assemble_rm_scores(TokenBatch(batch), [1.0, 0.5])
     assert placed.tolist() == [[1, 0, 0], [0.5, 0, 0]]

@@ -1,4 +1,4 @@
-"""Credit on verl's rows is the credit of the episodes that they were made of."""
+"""Test that credit on verl's rows equals the credit of their episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Credit = dict[tuple[str, int], tuple[float | None, float | None]]
 
 
 def credited(name: str, given: Collected, per: str, unscored: str, **options: Any) -> Credit:
-    """Advantage and return of each step, read off its tokens, all of which have to agree."""
+    """Return advantage and return of each step from its tokens, which must all agree."""
     rows = verl_rows(given.episodes, given.steps, pad_token_id=0, scores=given.scores, per=per, unscored=unscored)  # type: ignore[arg-type]
     rows = rows.reorder(np.random.default_rng(1).permutation(len(rows)))
     tensors, columns = to_tensors(rows), rows.non_tensor_batch
@@ -111,7 +111,7 @@ def test_actions_are_contiguous_runs_without_action_lengths() -> None:
     assert returns.tolist() == [[0.5, 1, 0, 1], [0.5, 0, 0, 0], [0, 0, 0, 0]]
 
 
-def test_anchor_observations_serve_where_a_row_is_an_action() -> None:
+def test_anchor_observations_group_single_action_rows() -> None:
     told = columns(state_keys=None, anchor_obs=["a", "a", "a"], step_rewards=None)
     one = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     advantages = row_credit("gigpo", REWARDS[:, [3, 0, 1, 2]], one, told, {"omega": 0.5, "epsilon": 0.0})[0]
@@ -120,7 +120,7 @@ def test_anchor_observations_serve_where_a_row_is_an_action() -> None:
         row_credit("gigpo", REWARDS, MASK, told)
 
 
-def test_rejected_tokens_have_no_credit_but_count_for_others() -> None:
+def test_rejected_tokens_get_no_credit_but_count_in_baselines() -> None:
     rejected = MASK.clone()
     rejected[0] = 0
     told = columns(sampled_mask=MASK)
@@ -129,7 +129,7 @@ def test_rejected_tokens_have_no_credit_but_count_for_others() -> None:
 
 
 @pytest.mark.parametrize("name", ROW_ESTIMATORS)
-def test_a_row_that_says_it_has_no_actions_counts_with_its_score_and_gets_nothing(name: str) -> None:
+def test_row_without_actions_counts_in_its_group_but_gets_no_credit(name: str) -> None:
     told = columns(uid=["u"] * 3, traj_uid=["x", "y", "z"], step_rewards=None, action_lengths=[[3], [1], []])
     told["state_keys"] = [["a"], ["a"], []]
     scores = REWARDS + torch.tensor([[0.0], [0.0], [0.125]])
@@ -150,7 +150,7 @@ def test_a_row_that_says_it_has_no_actions_counts_with_its_score_and_gets_nothin
     assert advantages[:2, 0].tolist() == pytest.approx(credit.advantages_S.tolist())
 
 
-def test_where_the_last_row_has_no_actions_its_score_is_the_trajectorys() -> None:
+def test_trajectory_score_is_read_from_a_last_row_without_actions() -> None:
     told = columns(uid=["u"] * 3, traj_uid=["x", "y", "x"], step_rewards=None, action_lengths=[[1, 2], [1], []])
     told |= {"state_keys": [["a", "b"], ["a"], []], "ends_episode": [False, True, True]}
     last = torch.tensor([[0.0, 0, 0, 0], [0, 0, 0, 0], [1.0, 0, 0, 0]])
@@ -158,7 +158,7 @@ def test_where_the_last_row_has_no_actions_its_score_is_the_trajectorys() -> Non
     assert whole[0, 0] > 0 > whole[1, 0] and not empty.any()
 
 
-def test_a_penalty_that_verl_puts_into_the_rewards_counts() -> None:
+def test_verl_reward_penalty_is_included() -> None:
     scores = np.array([1.0, 0.0, np.nan])
     plain = row_credit("grpo", REWARDS, MASK, columns(episode_rewards=scores))[0]
     with_kl = row_credit("grpo", REWARDS - 2.0 * MASK, MASK, columns(episode_rewards=scores))[0]
@@ -181,12 +181,12 @@ def test_a_penalty_that_verl_puts_into_the_rewards_counts() -> None:
         ({"steps": [[1, 2], [0], [0]]}, r"has the steps \[1, 2\] in this batch; credit needs whole trajectories"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_inconsistent_rows_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         row_credit("gigpo", REWARDS, MASK, columns(**changes))
 
 
-def test_an_estimator_finds_its_rows_beside_it_and_its_options_in_verls_configuration() -> None:
+def test_estimator_reads_rows_and_options_from_verl() -> None:
     estimate = estimator_for_verl("gigpo")
     config = {"gamma": 0.5, "reward_kit": {"omega": 0.0, "normalization": "mean"}}
     told = columns(step_rewards=[[0.0, 1.0], [1.5], [0.0, 1.0]])
@@ -206,7 +206,7 @@ def test_an_estimator_finds_its_rows_beside_it_and_its_options_in_verls_configur
 
 
 def test_equal_trajectory_ids_of_different_prompts_are_not_mixed() -> None:
-    """Both rows are the first rollout of their prompt: two groups of one, which get zeros."""
+    """Both rows are rollout 0 of their prompt: two groups of one, which get zeros."""
     told = columns(uid=["u", "v", "pad"], traj_uid=["0", "0", "0"])
     advantages, returns = row_credit("gigpo", REWARDS, MASK, told, {"gamma": 0.5})
     assert not advantages.any() and returns.tolist() == [[0.5, 0.5, 0, 1], [0.5, 0, 0, 0], [0, 0, 0, 0]]

@@ -1,4 +1,4 @@
-"""Episodes as verl's rows and back, without verl: `tests/integrations/verl` has the same with it."""
+"""Test episodes as verl rows and back, without verl; tests with it are in `tests/integrations/verl`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_non_tensor_columns_of_verl_rows() -> None:
     assert "episode_rewards" not in by_action
 
 
-def test_rows_are_as_wide_as_verl_is_told_and_nothing_is_cut_off() -> None:
+def test_rows_have_the_configured_width_and_are_not_truncated() -> None:
     rows = verl_rows([LONG, SHORT], pad_token_id=0, scores=[0.5, 0.25], prompt_length=5, response_length=6)
     narrow = verl_rows([LONG, SHORT], pad_token_id=0, scores=[0.5, 0.25])
     assert {key: values.shape[1] for key, values in rows.batch.items()} == {
@@ -102,7 +102,7 @@ def test_rows_are_as_wide_as_verl_is_told_and_nothing_is_cut_off() -> None:
         verl_rows([LONG, SHORT], pad_token_id=0, response_length=3)
 
 
-def test_unscored_rows_are_left_out_or_masked_and_never_zero() -> None:
+def test_unscored_rows_are_dropped_or_masked_and_never_zero() -> None:
     left_out = verl_rows([LONG, SHORT], pad_token_id=0, scores=[None, 0.0])
     assert left_out.non_tensor_batch["rollout_id"].tolist() == ["short"]
     masked = verl_rows([LONG, SHORT], pad_token_id=0, scores=[None, 0.0], unscored="mask")
@@ -132,7 +132,7 @@ def test_steps_without_credit_are_masked() -> None:
     assert [[step.advantage for step in of] for of in back] == [[0.5, None, -1.0], [2.0]]
 
 
-def test_unknown_log_probabilities_are_left_to_verl() -> None:
+def test_missing_log_probabilities_are_left_to_verl() -> None:
     unknown = SingleAgentEpisode("u")
     unknown.add_env_reset("o")
     unknown.tokens.add_turn(0, [1], [2])
@@ -140,7 +140,7 @@ def test_unknown_log_probabilities_are_left_to_verl() -> None:
     assert "rollout_log_probs" not in verl_rows([unknown, SHORT], pad_token_id=0).batch
 
 
-def test_an_episode_with_tokens_of_some_steps_is_refused() -> None:
+def test_episode_with_tokens_for_only_some_steps_is_rejected() -> None:
     partly = episode("partly", [([1], [2])])
     partly.add_env_step("o", {"type": "text", "content": "by hand"}, 0.0)
     with pytest.raises(ConfigError, match="episode partly: step 1 has no tokens in these rows"):
@@ -149,7 +149,7 @@ def test_an_episode_with_tokens_of_some_steps_is_refused() -> None:
 
 @pytest.mark.parametrize("per", ["segment", "action"])
 @pytest.mark.parametrize("seed", range(12))
-def test_episodes_come_back_equal_field_by_field_in_any_order(seed: int, per: str) -> None:
+def test_episode_round_trip_is_exact_in_any_order(seed: int, per: str) -> None:
     given = collected(seed)
     if seed % 2:
         credit = ESTIMATORS["gigpo"](given.steps, given.scores, group_ids=given.group_ids, omega=0.5, gamma=0.9)
@@ -169,7 +169,7 @@ def test_episodes_come_back_equal_field_by_field_in_any_order(seed: int, per: st
         assert all(equal(a, b) for a, b in zip(back.step_data_lists[place], steps, strict=True))
 
 
-def test_credit_from_verl_is_read_back_to_the_steps() -> None:
+def test_credit_from_verl_is_assigned_to_the_steps() -> None:
     rows = verl_rows([LONG, SHORT], pad_token_id=0)
     credited = {
         "advantages": np.array([[0.5, 0.5, 0, -1.0], [2.0, 0, 0, 0], [0.0, 0, 0, 0]], dtype=np.float32),

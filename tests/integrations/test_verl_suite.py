@@ -1,4 +1,4 @@
-"""Starts the tests that run in verl's own Python, which are in `tests/integrations/verl`."""
+"""Run the tests in `tests/integrations/verl` in verl's own Python."""
 
 from __future__ import annotations
 

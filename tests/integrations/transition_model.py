@@ -1,4 +1,4 @@
-"""Makes a tiny chat model for `transformers serve`: a Qwen2 in which the next token depends on the last one alone.
+"""A tiny chat model for `transformers serve`: a Qwen2 whose next token depends only on the last one.
 
     python transition_model.py FOLDER
 
@@ -27,7 +27,7 @@ TEMPLATE = """{%- for message in messages -%}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, and a token for each piece that the model is to say."""
+    """Return a byte tokenizer with an extra token for each piece of the model's answers."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     fast = Tokenizer(models.BPE(vocab={char: number for number, char in enumerate(alphabet)}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -42,7 +42,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model(words: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """The transitions as a model."""
+    """Return a model with these transitions."""
     torch.manual_seed(0)
     size = len(words)
     config = Qwen2Config(

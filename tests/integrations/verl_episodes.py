@@ -1,4 +1,4 @@
-"""Random episodes as a worker collects them: tokens in segments, states, rewards, a chat with tools. By a seed."""
+"""Seeded random episodes as a worker collects them: token segments, states, rewards and a chat with tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Collected(NamedTuple):
 
 
 def collected(seed: int, *, groups: int = 2, unscored: bool = True) -> Collected:
-    """Groups of episodes that meet few states; some steps earn nothing known, and some episodes have no score."""
+    """Return groups of episodes with few states; some steps have no known reward, and some episodes no score."""
     draw = random.Random(seed)
     episodes = [_episode(draw, f"r{number}", f"g{number // GROUP_SIZE}") for number in range(groups * GROUP_SIZE)]
     steps = [[step.model_copy(update=_earned(draw)) for step in episode_steps(episode)] for episode in episodes]
@@ -62,7 +62,7 @@ def _episode(draw: random.Random, rollout_id: str, group_id: str) -> SingleAgent
 
 
 def equal(a: StepData, b: StepData) -> bool:
-    """Field by field, arrays by their items."""
+    """Return whether two values are equal, field by field and array item by item."""
     return all(_same(getattr(a, name), getattr(b, name)) for name in StepData.model_fields)
 
 

@@ -31,7 +31,7 @@ HOSTILE = [
 
 
 def texts_of(cells: list) -> list[str]:
-    """Cells as they are shown; one that stands for another text has that beside it."""
+    """Return the shown text of each cell; abbreviated cells also have the full text."""
     return [cell[0] if isinstance(cell, list) else cell for cell in cells]
 
 

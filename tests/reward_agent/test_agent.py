@@ -27,7 +27,7 @@ def agent(function=value, **kwargs):
 
 
 class Gate:
-    """A reward that waits until its rollout is let through."""
+    """A reward whose calls wait until the test releases them."""
 
     def __init__(self):
         self.open = {}
@@ -302,7 +302,7 @@ VARIABLE = contextvars.ContextVar("VARIABLE", default=-1.0)
 
 
 class TestContextVariables:
-    """Those of the one who submits, a copy for each request."""
+    """Each request has a copy of the submitter's context variables."""
 
     @staticmethod
     def plain(messages):

@@ -1,4 +1,4 @@
-"""What went wrong in the published asynchronous reward agent (verl pull request 2854), one test for each.
+"""Test defects of the published asynchronous reward agent (verl pull request 2854), one by one.
 
 Time is virtual: who waits for ever raises `StuckError` at once, and what is said of seconds is exact.
 """
@@ -20,7 +20,7 @@ from tests.reward_agent.held_scorer import HeldScorer, requests, scored
 
 
 class Delays:
-    """Answers each request after the seconds that its name says."""
+    """A scorer that answers each request after the seconds in its name."""
 
     mode = "pointwise"
 
@@ -169,7 +169,7 @@ def test_7_leaving_the_agent_block_early_cancels_calls_and_ends_the_thread():
 
 
 class TestDefect8:
-    """No retries, deadlines, cancellation, rates or back-pressure, and fast rewards first: see also the scheduling."""
+    """No retries, deadlines, cancellation, rates or back-pressure; see also the scheduling tests."""
 
     def test_transient_failure_is_retried(self):
         async def check():

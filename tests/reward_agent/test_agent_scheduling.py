@@ -1,4 +1,4 @@
-"""What `AsyncRewardAgent` calls when: turns, rates, deadlines, retries, the cache, back-pressure. Time is virtual."""
+"""Test the schedule of `AsyncRewardAgent` in virtual time: order, rates, deadlines, retries, cache, back-pressure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def now():
 
 
 def virtual(test):
-    """The coroutine function as a test, in virtual time."""
+    """Turn a coroutine function into a test in virtual time."""
 
     def run(*fixtures):
         virtual_time.run(test(*fixtures))
@@ -135,7 +135,7 @@ class TestTicketsThatEndEarly:
 class TestRetries:
     @staticmethod
     async def failing(agent, held, failure_class="provider_error", **values):
-        """The attempts that a request which always fails gets, and its failure."""
+        """Return the attempts for a request that always fails, and its failure."""
         async with agent:
             await agent.submit(requests("a", **values))
             getting = asyncio.create_task(agent.get(1))
@@ -311,7 +311,7 @@ async def test_submit_waits_for_pending_requests_in_fifo_order():
 
 
 class Centred(HeldScorer):
-    """Finishes groups by taking their mean off their scores."""
+    """A scorer that finishes groups by subtracting their mean."""
 
     error = None
 

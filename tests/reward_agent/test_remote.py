@@ -42,13 +42,13 @@ from tests.integrations.reward_server.running_server import KEY, server
 
 
 def told(*values: Any) -> str:
-    """Values with their types, which JSON alone would lose."""
+    """Return values with their types, which JSON alone would lose."""
     return repr(values)
 
 
 @reward_function
 async def sees(messages: list[Message], ground_truth=None, assistant_turns=None, sample=None, **others):
-    """Says all that it is given; what it is given has no other way into the answer."""
+    """Score with a reason that contains all arguments."""
     others.pop("step_data", None), others.pop("state", None)
     said = [message.to_chat() for message in messages]
     seen = told(said, ground_truth, assistant_turns, sample, sorted(others.items()))
@@ -107,7 +107,7 @@ ODD = [
 
 
 def odd_request(draw: random.Random, name: str) -> ScoringRequest:
-    """A rollout with values of every kind."""
+    """Return a rollout with values of every kind."""
     roles = draw.choices(["user", "assistant", "tool"], k=draw.randrange(6))
     contents = ["plain", "\ud800", None, [{"type": "text", "text": "part"}], ""]
     messages = [Message(role=role, content=draw.choice(contents), weight=draw.choice(ODD[:5])) for role in roles]
@@ -128,7 +128,7 @@ def timeless(scored: list[Scored]) -> list[Scored]:
 
 
 async def both(reward: Callable[..., Any], requests: list[ScoringRequest], size: int = 1) -> tuple[list[Scored], ...]:
-    """Scores of the reward in this process, and behind HTTP."""
+    """Return the scores of the reward in this process and over HTTP."""
     async with server(reward) as asker:
         remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/{reward_spec(reward).id}", api_key=KEY)
         found = []

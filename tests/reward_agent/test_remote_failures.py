@@ -34,7 +34,7 @@ def about(url: str = "x", **changes: Any) -> AboutBody:
 
 
 def says(value: Any, status: int = 200, **headers: str) -> Behavior:
-    """Answers with JSON, or with bytes as they are."""
+    """Answer with JSON, or with raw bytes."""
 
     async def behave(request: web.Request) -> web.StreamResponse:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -69,7 +69,7 @@ async def never_answers(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def scripted(script: Sequence[Behavior]) -> AsyncIterator[tuple[str, list[web.Request]]]:
-    """A server whose n-th request meets the n-th behaviour, and every further one the last."""
+    """Serve a script of behaviors, one per request; further requests get the last one."""
     seen: list[web.Request] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -93,7 +93,7 @@ def request_options(attempts: int = 3, budget_s: float = 30.0, **more: float) ->
 
 
 async def scored_by(*script: Behavior, **options: Any) -> tuple[Scored, int]:
-    """What comes of one call, and how many requests it took."""
+    """Return the result of one call, and its number of requests."""
     async with scripted(script) as (url, seen):
         async with RemoteReward(url, about(), api_key=KEY, request_options=request_options(**options)) as reward:
             scored = await reward.score(ScoringRequest("r", []))

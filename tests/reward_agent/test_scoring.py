@@ -96,7 +96,7 @@ class TestCalls:
 
 
 class TestUnscored:
-    """Unscored is None with a class, and never zero."""
+    """Unscored is None with a failure class, and never zero."""
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.5", None])
     async def test_non_finite_score_error_names_field_and_value(self, value):

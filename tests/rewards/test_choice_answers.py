@@ -1,4 +1,4 @@
-"""choice_answer on the ways that models name an option, and on the letters that are only words."""
+"""Test `choice_answer`: notations of options, and letters that are only words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python_code` and `program_code`: which programs earn what, by public benchmarks' traps and the known forgeries."""
+"""Test `python_code` and `program_code` with traps of public benchmarks and known forgeries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ confined = pytest.mark.skipif(bool(missing("namespaces")), reason=missing("names
 
 
 async def judged(cases: list[Case]) -> list[Any]:
-    """The result of each case, several at a time in one sandbox."""
+    """Return the result of each case, scored concurrently in one sandbox."""
     async with CodeSandboxes() as sandbox:
         return await asyncio.gather(
             *(
@@ -195,7 +195,7 @@ async def test_a_scorer_opens_one_sandbox_for_all_its_rollouts() -> None:
 
 
 class _WithoutSandbox(CodeSandboxes):
-    """A machine that confines nothing."""
+    """A machine without a sandbox."""
 
     async def _opened(self) -> Any:
         raise ConfigError("what the model wrote is only run behind walls: there are none")
@@ -212,7 +212,7 @@ async def test_code_is_not_run_without_a_sandbox() -> None:
 
 @confined
 def test_nested_sandbox_level_is_rejected() -> None:
-    """A sandbox is not put up in a sandbox."""
+    """A sandbox cannot be started in a sandbox."""
     with pytest.raises(ConfigError, match=r"calls other services and cannot run isolated; remove sandbox\.level"):
         load_reward("reward_kit.rewards.code:python_code", choice=SandboxChoice(level="isolated"))
 

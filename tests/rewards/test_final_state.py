@@ -1,4 +1,4 @@
-"""Final states against what they should be: JSON, files, databases and several of them, as a reward gets them."""
+"""Test rewards that compare final states: JSON, files, databases, and several of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON answers: the same value or one that conforms to a schema; what is no JSON, where it is looked for."""
+"""Test JSON answers: equal values, schemas, invalid JSON, and where JSON is searched."""
 
 from __future__ import annotations
 

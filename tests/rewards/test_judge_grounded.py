@@ -1,4 +1,4 @@
-"""`grounded_judge`: each sentence of an answer against the passages it was given."""
+"""Test `grounded_judge`, which checks each sentence of an answer against passages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLE = {"docs": PASSAGES}
 
 
 def labels(*said):
-    """A judge that labels the sentences in turn: "+1" is supported by passage 1, the others by their first letters."""
+    """A judge that labels the sentences in turn: "+1" is supported by passage 1, others by first letter."""
     words = {"-": "contradicted", "?": "not_found", "0": "no_claim"}
 
     def decide(data, _):

@@ -1,4 +1,4 @@
-"""`group_judge`: answers beside one another, in two orders, and one score for equal ones."""
+"""Test `group_judge`, which compares answers in two orders and scores equal answers once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.rewards.judges import data_block, fair, judged, talk
 
 
 def worth(**grades):
-    """A judge that grades by content: the grade of the first key that the answer begins with."""
+    """Return a judge that grades by content: the grade of the first key that the answer begins with."""
 
     def decide(data, _):
         found = {}
@@ -32,7 +32,7 @@ def worth(**grades):
 
 
 def by_place(*values):
-    """A judge that grades by place alone."""
+    """Return a judge that grades by position only."""
     return fair(lambda data, _: {"grades": dict(zip(data["answers"], values, strict=True))})
 
 

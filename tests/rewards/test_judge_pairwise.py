@@ -19,7 +19,7 @@ OURS, OTHER = "Paris, on the Seine.", "Lyon."
 
 
 def decides(as_first, as_second=None):
-    """A judge that says one thing where the rollout's answer stands first, and another where it stands second."""
+    """Return a judge whose verdict depends on whether the rollout's answer comes first or second."""
 
     def decide(data, _):
         return {"winner": as_first if data["first"] == OURS else as_second or as_first}
@@ -28,7 +28,7 @@ def decides(as_first, as_second=None):
 
 
 def prefers(text):
-    """A judge that knows what it wants, wherever it stands."""
+    """Return a judge that prefers one answer in either position."""
 
     def decide(data, _):
         found = [place for place in ("first", "second") if text in data[place]]

@@ -124,7 +124,7 @@ async def test_context_length_error_of_the_judge_is_a_limit_error():
 
 
 async def scored_by(script, messages=None, **options):
-    """As a run scores: by the reward agent's own scorer, with the resource opened and closed."""
+    """Score as in a run: with the reward agent's scorer and an opened resource."""
     async with ChatServer(script) as server:
         given = {"client": QUICK, "model": "judge", "base_url": server.base_url, "rubric": QUALITY, **options}
         spec = reward_spec(with_options(llm_judge, **given))

@@ -1,4 +1,4 @@
-"""The language of a reply: texts in thirty-two languages, each against each, and what counts for nothing."""
+"""Test the language of a reply: texts in thirty-two languages, compared pairwise, and ignored text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A length within bounds, and the published punishment for what is too long."""
+"""Test length bounds and the published soft overlong penalty."""
 
 from __future__ import annotations
 

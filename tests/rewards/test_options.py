@@ -1,4 +1,4 @@
-"""Invalid options of built-in rewards are rejected at loading."""
+"""Test that invalid options of built-in rewards are rejected at loading."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_missing_package_of_a_reward_is_reported_with_the_extra(monkeypatch, nam
 
 
 def test_excess_combining_marks_are_dropped():
-    """Unicode's canonical order takes quadratic time: 80,000 of these marks took seconds, 30 of them are kept."""
+    """Canonical ordering is quadratic: 80,000 such marks took seconds, 30 are kept."""
     many = "a" + "\u0301\u0316" * 40_000
     assert len(normalize_text(many, ("nfkc",))) <= 31
     few = "a" + "\u0301\u0316" * 5 + "ﬁ"

@@ -1,4 +1,4 @@
-"""Exact numbers and units, what never reaches math-verify, and what loading costs."""
+"""Test exact numbers and units, inputs withheld from math-verify, and import cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sql_result`: which queries earn 1, by the known traps of execution accuracy, and what hostile SQL tries."""
+"""Test `sql_result`: known traps of execution accuracy, and hostile SQL."""
 
 from __future__ import annotations
 

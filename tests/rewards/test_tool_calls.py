@@ -1,4 +1,4 @@
-"""Tool calls against what was expected: forms of ground truths, schemas, pairing, partial credit, known traps."""
+"""Test tool call rewards: ground truth forms, schemas, pairing, partial credit, and known traps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = {"name": "get_time", "arguments": {"zone": "CET"}}
 
 
 def said(*calls: dict[str, Any], text: str | None = None) -> Message:
-    """An assistant message with these calls; arguments that are a text stand there as they are."""
+    """Return an assistant message with these calls; text arguments are kept verbatim."""
     made = [
         {
             "id": f"c{index}",

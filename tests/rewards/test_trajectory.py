@@ -1,4 +1,4 @@
-"""Rewards of whole trajectories, on steps as the worker records them."""
+"""Test rewards of whole trajectories on recorded steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START = [Message(role="system", content="find the mug"), Message(role="user", co
 
 
 def step(index, *calls, text="", answer=None):
-    """One step: calls are (name, arguments, answer[, facts of the record])."""
+    """Return one step; calls are (name, arguments, answer[, facts of the record])."""
     made = [
         {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
         for n, (name, arguments, *_) in enumerate(calls)

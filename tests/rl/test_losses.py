@@ -1,4 +1,4 @@
-"""Every loss under every aggregation is its formula, written as a loop over tokens."""
+"""Test every loss under every aggregation against its formula as a loop over tokens."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FORMULAS: dict[str, Callable[[Token], float]] = {
 
 
 def sequences_of(case: Case) -> list[list[Token]]:
-    """The tokens that take part, row by row."""
+    """Return the unmasked tokens row by row."""
     found = []
     for b, row in enumerate(case["mask"].tolist()):
         tokens = [{key: float(case[key][b, t]) for key in case} for t, part in enumerate(row) if part]

@@ -1,4 +1,4 @@
-"""Latencies of simulated reward calls: distributions by their figures, and the calls of a run."""
+"""Test latencies of simulated reward calls: distributions by their moments, and calls of a run."""
 
 from __future__ import annotations
 

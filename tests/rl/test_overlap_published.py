@@ -1,4 +1,4 @@
-"""The cuts that the published implementation states, recomputed and simulated.
+"""Test that the published time savings are recomputed and simulated.
 
 Qwen2-7B on Megatron, GSM8K, delays of 1 to 40 s for each sample (verl's pull request 2854).
 """
@@ -46,7 +46,7 @@ def minutes(hours_and_minutes: tuple[int, int]) -> int:
 
 
 def step_s(overlap: Overlap, schedule: Schedule) -> float:
-    """Seconds a step between the ends of the first and the last, as a log of steps gives them."""
+    """Return seconds per step between the ends of the first and the last step, as in a log of steps."""
     ends = overlap.results[schedule].step_ends_s
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 

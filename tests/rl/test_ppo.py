@@ -1,4 +1,4 @@
-"""The update moves probability the way of the advantages, repeats exactly, and never destroys the weights."""
+"""Test PPO updates: direction, determinism, and weights that stay finite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows, some_rows
 
 
 def updated(rows: TokenBatch, *, seed: int = 0, **options: Any) -> tuple[Tensor, dict[str, float]]:
-    """The logits after token 0 of a `Bigram` after an update, and the diagnostics."""
+    """Return the logits after token 0 of a `Bigram` after an update, and the diagnostics."""
     module = Bigram()
     found = PPOLearner(module, PPOConfig(**{"lr": 0.1, **options}), seed=seed).update(rows, version=0)
     return module.table[0].detach(), found

@@ -1,4 +1,4 @@
-"""Answers scored by reward functions of both kinds, alone, together, in parallel; and managers by name."""
+"""Test reward managers for per-row and batch rewards, concurrency, and lookup by name."""
 
 from __future__ import annotations
 

@@ -41,13 +41,13 @@ def pair(winner, a, b, **more):
 
 @reward_function
 def written(messages: list[Message]) -> EvaluateResult:
-    """The number that the answer begins with."""
+    """Return the number at the start of the answer."""
     return EvaluateResult(score=float(messages[-1].text.split()[0]), reason=f"read {messages[-1].text[:20]}")
 
 
 @reward_function
 def longer(messages: list[Message], ground_truth: str) -> EvaluateResult:
-    """Whether the answer is longer than the other one."""
+    """Return whether the answer is longer than the other one."""
     mine, other = len(messages[-1].text), len(ground_truth)
     return EvaluateResult(score=0.5 if mine == other else float(mine > other))
 

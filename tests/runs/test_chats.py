@@ -1,4 +1,4 @@
-"""Episodes as chats for fine-tuning: what the format holds, and what is refused or named."""
+"""Test episodes as chats for fine-tuning: format, rejected episodes and errors."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GIGPO = CreditModel(estimator="gigpo", omega=0.5, gamma=0.5, epsilon=0.0)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two scored episodes of one group that meet in s0, an unscored third, and one of another group."""
+    """Two scored episodes of one group that share s0, an unscored third, and one of another group."""
     episodes = [
         episode("b", ["s0", "s2"], index=1),
         episode("a", ["s0", "s1"], index=0),

@@ -1,4 +1,4 @@
-"""The tables that other programs read: what stands in them comes back as it was."""
+"""Test exported tables: values round-trip through other programs' formats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOSTILE = '=HYPERLINK("http://x")\n,\t\'é\ud83d\x00\u202e'
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Three episodes: one scored, one that failed to be, one of another policy that waits."""
+    """Three episodes: one scored, one whose scoring failed, and one of another policy that is pending."""
     made = [episode(f"r{place}", ["a", "b"], index=place) for place in range(3)]
     made[0].messages[0].content = HOSTILE
     made[2].custom_data["policy"] = "other"

@@ -1,4 +1,4 @@
-"""`run.json` comes back as it was written, and what cannot be read is named."""
+"""Test the round trip of `run.json`, and errors that name unreadable parts."""
 
 from __future__ import annotations
 

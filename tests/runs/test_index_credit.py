@@ -1,4 +1,4 @@
-"""Where the lines of one episode lie is found once, for everybody who reads them."""
+"""Test that the lines of an episode are located once for all readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.report.run_factory import make_run
 
 
 def credit(name: str, step: int, a: float) -> dict[str, Any]:
-    """A line of `credit.jsonl`."""
+    """Return a line of `credit.jsonl`."""
     return {"schema_version": 1, "rollout_id": name, "group_id": "g", "step": step, "A": a}
 
 

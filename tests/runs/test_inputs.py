@@ -1,4 +1,4 @@
-"""The copies of a run's inputs, and how a difference is shown."""
+"""Test the copies of a run's inputs, and the display of their differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of labels: the forms a row may have, what a reward is not shown, and what is said of a bad one."""
+"""Test label files: accepted rows, columns hidden from rewards, and errors."""
 
 from __future__ import annotations
 

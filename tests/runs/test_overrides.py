@@ -1,4 +1,4 @@
-"""`-T key=value`: how it is read, and where it is laid."""
+"""Test parsing and application of `-T key=value`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task made of Python values and objects runs as one of a file does, and says of itself what no file can."""
+"""Test that tasks built in Python run like task files, and how they are recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def careful(messages: list[Message]) -> EvaluateResult:
 
 
 class Says(AgentPolicy):
-    """Answers with one town, and counts how often it was closed."""
+    """A policy that answers with one town and counts how often it was closed."""
 
     def __init__(self, town: str = "Rome") -> None:
         self.town, self.closed = town, 0

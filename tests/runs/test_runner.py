@@ -27,7 +27,7 @@ from tests.agent.resources import Counter, call, task_of, text
 
 
 class Bases(Counter):
-    """Knows the bases of groups, which are set up and not forked: those open now, and the most there were at once."""
+    """A resource that counts group bases, which are set up and not forked: now open, and at most."""
 
     open_bases: set = set()  # noqa: RUF012 - shared on purpose
     setups = most = 0
@@ -63,7 +63,7 @@ async def broken(messages):
 
 
 class Closes(ScriptedPolicy):
-    """Counts how often the policy itself, not a session of it, is closed."""
+    """A policy that counts how often it, rather than a session, is closed."""
 
     closed = 0
 
@@ -89,7 +89,7 @@ def plan_of(
 
 
 class Told:
-    """A listener that keeps what it is told, in order."""
+    """A listener that records its notifications in order."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
@@ -106,7 +106,7 @@ def open_store(path: Path) -> RunFolder:
 
 
 async def run_in(path: Path, plan: RunPlan, **options: Any) -> Run:
-    """Run a plan in a run directory, a new one or one that is there already."""
+    """Run a plan in a new or existing run directory."""
     with open_store(path) as store:
         run = Run(plan, store, **options)
         run.load_stored()
@@ -319,7 +319,7 @@ def breaks(observation: Any, tools: Any) -> Any:
 
 
 class Flaky(ScriptedPolicy):
-    """Breaks in the episodes of one sample until it is repaired."""
+    """A policy that fails in the episodes of one sample until it is repaired."""
 
     def __init__(self, sample: str) -> None:
         super().__init__([])

@@ -1,4 +1,4 @@
-"""Run folders that came from others: neither links nor names in their lines lead out of the folder."""
+"""Test untrusted run folders: neither links nor names in their lines lead out of the folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REWARD = "from reward_kit import reward_function\n\n@reward_function\ndef one(me
 
 @pytest.fixture
 def received(tmp_path: Path) -> Path:
-    """A run with one episode and its final state, in `runs` of a project."""
+    """A project's `runs` with one run of one episode with a final state."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "reward.py").write_text(REWARD)
     made = episode("a", ["s0"])
@@ -34,7 +34,7 @@ def received(tmp_path: Path) -> Path:
 
 
 def with_state(run: Path, **stored: str) -> None:
-    """Have the line of the episode name another final state."""
+    """Make the episode's line name another final state."""
     (line,) = read_episodes(run)
     (run / "episodes.jsonl").write_text(json.dumps({**line, "final_state": {**line["final_state"], **stored}}) + "\n")
 
@@ -177,7 +177,7 @@ def test_links_within_the_folder_and_to_the_folder_are_fine(received: Path, tmp_
 
 
 class TestRemoving:
-    """`runs prune` deletes the folder of a run, and nothing that a link in it leads to."""
+    """`runs prune` deletes the folder of a run, and never the target of a link in it."""
 
     def test_link_targets_are_not_removed(self, received: Path, tmp_path: Path) -> None:
         kept = tmp_path / "kept"

@@ -72,7 +72,7 @@ async def test_questions_after_the_child_exits_fail_with_the_same_kind(sandbox):
 
 
 async def test_open_files_do_not_end_the_child_and_an_exit_between_questions_fails(sandbox):
-    """What is left open or running between questions does not end them, and an end between them is a failure."""
+    """Open files and threads are harmless; an exit between requests is a failure."""
     leaves_open = "globals().setdefault('kept', []).append(open('/dev/null'))\nreturn x"
     assert [outcome.value for outcome in await sandbox.ask(plain(leaves_open), [1, 2, 3], limits=QUICK)] == [1, 2, 3]
     ends_later = "import threading\nthreading.Timer(0.3, os._exit, (0,)).start()\ntime.sleep(x)\nreturn True"
@@ -231,7 +231,7 @@ return reached
 
 
 def make_parents_searchable(path: Path) -> None:
-    """Let any user pass through the temporary folders that pytest made for us."""
+    """Make pytest's temporary folders accessible to any user."""
     for folder in (path, *path.parents):
         if "pytest" in str(folder):
             folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""An agent written with `pydantic-ai` alone: prompt and base URL come from the command line.
+"""An agent that depends only on `pydantic-ai`; prompt and base URL are command-line arguments.
 
 Nothing in it knows of reward-kit.
 """

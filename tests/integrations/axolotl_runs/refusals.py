@@ -1,4 +1,4 @@
-"""Prints what is said to each of the configurations on its input, a JSON list; null where nothing is."""
+"""Print the error of each Axolotl configuration in a JSON list on standard input; null for valid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward managers, verl's and ours, on verl's own `DataProto`. Needs reward-kit on the path, in verl's Python."""
+"""Reward managers of verl and reward-kit on verl's `DataProto`; runs in verl's Python with reward-kit on the path."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ BUFFER = {"enable": True, "len": 3, "penalty_factor": 0.5, "log": True}
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:
-    """Depends on all that a manager hands over."""
+    """Return a score that depends on every argument of the manager."""
     words = solution_str.split()
     return {"score": words.count(ground_truth) + len(words) / 16.0 + 0.25 * (data_source == "b"), "words": len(words)}
 
 
 def compute_scores(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any = None) -> list[Any]:
-    """The same of a whole batch."""
+    """Return the scores of a whole batch."""
     return [compute_score(*each) for each in zip(data_sources, solution_strs, ground_truths, strict=True)]
 
 
 def compute_number(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """The number alone: of anything else verl's prime manager makes zeros, for all rows."""
+    """Return a plain number; for other values verl's prime manager returns zeros for all rows."""
     return float(compute_score(data_source, solution_str, ground_truth)["score"])
 
 
 def proto(tensors: dict[str, Tensor], others: dict[str, Any]) -> DataProto:
-    """A new one each time: verl's managers write into what they are given."""
+    """Return a new batch for each call, since verl's managers modify their input."""
     objects = {}
     for name, values in others.items():
         objects[name] = np.empty(len(values), dtype=object)
@@ -48,13 +48,13 @@ def proto(tensors: dict[str, Tensor], others: dict[str, Any]) -> DataProto:
 
 
 def episode(tensors: dict[str, Tensor], others: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Our manager of episodes."""
+    """Return the rewards of the `episode` manager of reward-kit."""
     found = load_reward_manager("episode", TOKENIZER, 0, **options)(proto(tensors, others), return_dict=True)
     return {"rewards": found["reward_tensor"], "is_scored": found["reward_extra_info"]["is_scored"].tolist()}
 
 
 def single_turn(name: str, tensors: dict[str, Tensor], others: dict[str, Any], longest: int = 0) -> dict[str, Any]:
-    """verl's manager of a name, and ours."""
+    """Return the rewards of a verl manager and of its counterpart."""
     score = {"batch": compute_scores, "prime": compute_number}.get(name, compute_score)
     of_verl: dict[str, Any] = {}
     of_ours: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Answers questions that come as files of tensors, one path a line, until the input ends."""
+"""A request loop over pipes: each input line names a file of tensors, which the answer replaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def answer_all(functions: dict[str, Callable[..., dict[str, Any]]]) -> None:
-    """Puts the answer in the question's place and says so on the output that this process started with.
+    """Answer requests until the input ends: replace each request file by the answer and print its path.
 
     Whatever else a library prints goes to the error output.
     """

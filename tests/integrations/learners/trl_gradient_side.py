@@ -1,4 +1,4 @@
-"""Answers what TRL's training step makes of rows: see `trl_training`."""
+"""Results of TRL's training step, served over pipes; see `trl_training`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trl_training import Inputs, make_trainer, optimizer_step, reference_logprob
 def step(
     folder: str, parts: list[Inputs], options: dict[str, Any], reference: str | None, vocabulary: int
 ) -> dict[str, Any]:
-    """Loss, norm, gradient and weights of one optimizer step over these micro-batches.
+    """Return loss, norm, gradient and weights of one optimizer step over micro-batches.
 
     Args:
         folder: the model.

@@ -1,4 +1,4 @@
-"""TRL's own trainer with our rewards, environments and rollouts put in its parameters, without a subclass of ours.
+"""TRL's trainer with reward-kit's rewards, environments and rollouts as parameters, without a subclass.
 
 The environment's episodes are played by a scripted model: what it says is generated, parsed, carried out and put back
 by TRL itself.
@@ -62,7 +62,7 @@ def short(messages: list[Message], longest: int) -> EvaluateResult:
 
 
 def rewards(is_async: bool) -> dict[str, Any]:
-    """What TRL logs of a reward of ours, on completions that it generates itself."""
+    """Return what TRL logs for a reward function on completions that it generates."""
     words = locks.tokenizer()
     reward = as_trl_reward(short, columns={"limit": "longest"}, is_async=is_async)
     seen: list[list[float | None]] = []
@@ -94,7 +94,7 @@ def rewards(is_async: bool) -> dict[str, Any]:
 
 
 def rollouts() -> dict[str, Any]:
-    """TRL's own trainer and its own advantages on our rollouts, with an evaluation, and what it would learn from."""
+    """Train and evaluate TRL's trainer on rollouts; return its advantages and its training input."""
     policy = new_policy(0)
     made = as_rollout_func(locks.task(), policy, reward=moody, samples=locks.samples(), run_seed=3)
     dataset = Dataset.from_list(made.rows())
@@ -133,7 +133,7 @@ def rollouts() -> dict[str, Any]:
 
 
 def scored_by_trl() -> dict[str, Any]:
-    """Rollouts without a reward, scored where TRL calls its reward functions: by the messages of their episodes."""
+    """Return rollouts without a reward, scored by TRL's reward functions from the messages of their episodes."""
     policy = new_policy(0)
     made = as_rollout_func(locks.task(), policy, samples=locks.samples())
     reward = as_trl_reward(moody)
@@ -154,7 +154,7 @@ def scored_by_trl() -> dict[str, Any]:
 
 
 class _ScriptedTrainer(GRPOTrainer):
-    """Generates what it is told to, turn by turn, whatever the model would say."""
+    """A trainer that generates scripted turns instead of the model's."""
 
     script: list[str]
     turn = 0
@@ -167,7 +167,7 @@ class _ScriptedTrainer(GRPOTrainer):
 
 
 def _chat_tokenizer() -> PreTrainedTokenizerBase:
-    """Bytes, in the chat template of a model whose calls TRL can read."""
+    """Return a byte tokenizer with the chat template of a model whose tool calls TRL parses."""
     template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
     words = build_tokenizer(level="byte", context=8192)
     words.add_special_tokens({"eos_token": "<|im_end|>", "extra_special_tokens": ["<|im_start|>"]})
@@ -177,13 +177,13 @@ def _chat_tokenizer() -> PreTrainedTokenizerBase:
 
 @reward_function
 def finished(messages: list[Message], environment_return: float | None, sample: Mapping[str, Any]) -> EvaluateResult:
-    """What the world gave, and whether the tools' answers are there."""
+    """Return the environment's reward, and whether the answers of the tools are present."""
     told = [message.text for message in messages if message.role == "tool"]
     return EvaluateResult(score=(environment_return or 0.0) / 3, reason=" | ".join(told))
 
 
 def environment(script: list[str]) -> dict[str, Any]:
-    """What TRL's own loop makes of our environment when the model says this, turn by turn."""
+    """Return the result of TRL's loop over an environment for scripted turns of the model."""
     words = _chat_tokenizer()
     model = build_decoder(words, layers=1, width=16, heads=2, context=8192)
     reward = as_trl_reward(finished)

@@ -1,4 +1,4 @@
-"""One of several processes that train together: torchrun starts it. It writes what it has in the end into a file."""
+"""A process of distributed training, started by torchrun; writes its final state to a file."""
 
 from __future__ import annotations
 

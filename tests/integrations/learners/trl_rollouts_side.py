@@ -1,4 +1,4 @@
-"""TRL's trainer on our rollouts: what it learns, and its loss and gradient beside ours on the same episodes.
+"""TRL's trainer on reward-kit rollouts: training results, and its loss and gradient compared with the learner.
 
 Both sides of the comparison begin with the episodes of one generation: TRL's with the rows that the trainer made of
 them, ours with `build_rows` and `PPOLearner`.
@@ -36,14 +36,14 @@ GROUP = 8
 
 @reward_function
 def moody(messages: list[Message], environment_return: float | None, rollout_id: str) -> EvaluateResult:
-    """As `opened`, but every third episode of a group is not scored, nor is any of the last lock."""
+    """Return `opened`, but leave every third episode of a group and every episode of the last lock unscored."""
     if is_left_out(rollout_id):
         raise ValueError("no score today")
     return EvaluateResult(score=(environment_return or 0.0) / len(locks.COMBINATIONS[0]))
 
 
 def is_left_out(rollout_id: str) -> bool:
-    """Whether `moody` does not score it."""
+    """Return whether `moody` leaves the episode unscored."""
     return int(rollout_id.rsplit("-", 1)[1]) % 3 == 2 or rollout_id.startswith(f"lock-{len(locks.COMBINATIONS) - 1}")
 
 
@@ -51,7 +51,7 @@ REWARDS = {"opened": locks.opened, "moody": moody}
 
 
 def new_policy(seed: int, **options: Any) -> HFAgentPolicy:
-    """One with fresh weights."""
+    """Return a policy with fresh weights."""
     words = locks.tokenizer()
     return locks.policy(locks.model(seed, words), words, **options)
 
@@ -84,7 +84,7 @@ def _trainer(policy: Any, rollouts: Rollouts, model: Any = None, **options: Any)
 
 
 def train(seed: int, steps: int, lr: float) -> dict[str, Any]:
-    """The mean score of each update's episodes.
+    """Return the mean score of each update's episodes.
 
     Args:
         seed: of weights, samples and draws.
@@ -101,7 +101,7 @@ def train(seed: int, steps: int, lr: float) -> dict[str, Any]:
 
 
 def resume(before: int, after: int) -> dict[str, Any]:
-    """The rewards of a run, and of one that was stopped after `before` updates and went on from its checkpoint."""
+    """Return the rewards of a run, and of one stopped after `before` updates and resumed from its checkpoint."""
     with tempfile.TemporaryDirectory() as whole, tempfile.TemporaryDirectory() as parts:
         uninterrupted = _trained(whole, before + after, before)
         _trained(parts, before, before)
@@ -123,7 +123,7 @@ def _trained(folder: str, steps: int, save_steps: int, checkpoint: str | None = 
 
 
 def step(options: dict[str, Any], ours: dict[str, Any], parts: int, reward: str) -> dict[str, Any]:
-    """Loss and gradient of both sides, of weights that have moved since the episodes were collected.
+    """Return loss and gradient of both sides for weights that have changed since the episodes were collected.
 
     Args:
         options: of `GRPOConfig`.
@@ -189,7 +189,7 @@ def _theirs(trainer: StepCreditTrainer, parts: list[dict[str, Tensor]]) -> dict[
 
 
 def _our_rows(rollouts: Rollouts, reward: str) -> tuple[TokenBatch, int]:
-    """Rows of the same episodes, with scores and credit computed once more; how many are unscored."""
+    """Return rows of the same episodes with recomputed scores and credit, and the number of unscored ones."""
     scored = []
     for episode in rollouts.episodes:
         result = EvaluateResult(score=episode.get_return() / len(locks.COMBINATIONS[0]))
@@ -200,7 +200,7 @@ def _our_rows(rollouts: Rollouts, reward: str) -> tuple[TokenBatch, int]:
 
 
 def sampled() -> dict[str, Any]:
-    """The log-probabilities that were sampled with, and TRL's own of the same tokens by the same weights."""
+    """Return the sampled log-probabilities, and TRL's for the same tokens and weights."""
     policy = new_policy(0)
     rollouts = locks.rollouts(policy)
     trainer = _trainer(policy, rollouts)
@@ -217,7 +217,7 @@ def sampled() -> dict[str, Any]:
 
 
 def refused(options: dict[str, Any]) -> dict[str, Any]:
-    """What is said to options of the trainer, when it is made or when it first generates; "" where nothing is."""
+    """Return the error for invalid trainer options, at construction or first generation; "" if none."""
     policy = new_policy(0)
     rollouts = locks.rollouts(policy, seed=0)
     try:

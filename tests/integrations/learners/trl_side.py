@@ -1,4 +1,4 @@
-"""TRL's GRPO loss on numbers that are asked for: the trainer itself, around a tiny Qwen2.
+"""TRL's GRPO loss on requested numbers, computed by the trainer with a tiny Qwen2.
 
 Nothing here knows of reward-kit.
 """
@@ -20,7 +20,7 @@ WORDS = {"<pad>": 0, "<eos>": 1, **{f"word{number}": number for number in range(
 
 
 def _saved(folder: str) -> None:
-    """A model and a tokenizer where the trainer, which makes its reference of the same place, finds them."""
+    """Save a model and a tokenizer in a folder from which the trainer also loads its reference."""
     torch.manual_seed(0)
     size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -52,7 +52,7 @@ def _trainer(options: dict[str, Any]) -> GRPOTrainer:
 
 
 def logits(ids: Tensor) -> dict[str, Any]:
-    """(B,T,V) of the model that all losses here are of."""
+    """Return the logits (B,T,V) that all losses here are computed from."""
     with torch.no_grad():
         return {"logits": Qwen2ForCausalLM.from_pretrained(FOLDER)(input_ids=ids).logits}
 
@@ -60,7 +60,7 @@ def logits(ids: Tensor) -> dict[str, Any]:
 def loss(
     prompt_ids: Tensor, inputs: dict[str, Any], options: dict[str, Any], with_weights: bool = False
 ) -> dict[str, Any]:
-    """`GRPOTrainer._compute_loss`, its gradient with respect to the log-probabilities, and these.
+    """Return `GRPOTrainer._compute_loss`, its gradient with respect to the log-probabilities, and these.
 
     The model gives them in float32; they are widened before the loss is computed, which is then float64 throughout.
     """

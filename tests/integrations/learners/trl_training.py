@@ -1,4 +1,4 @@
-"""TRL's GRPO training step on rows that are given: loss, gradient and the weights afterwards.
+"""TRL's GRPO training step on given rows: loss, gradient and the updated weights.
 
 `GRPOTrainer` itself runs. Only its `_prepare_inputs` is put aside, which would generate completions and score them: the
 rows come as it would hand them on. Nothing here knows of reward-kit.
@@ -21,7 +21,7 @@ Inputs = dict[str, Tensor]
 
 
 def make_trainer(folder: str, **options: Any) -> GRPOTrainer:
-    """A trainer around the model in a folder, with its optimizer, as it is when its training loop begins.
+    """Return a trainer for the model in a folder, with its optimizer, as at the start of its training loop.
 
     Args:
         folder: model and tokenizer, in the format of `transformers`.
@@ -51,24 +51,24 @@ def make_trainer(folder: str, **options: Any) -> GRPOTrainer:
 
 
 def save_tokenizer(folder: str, vocabulary: int) -> None:
-    """One of as many words as the model has tokens, without which the trainer does not start."""
+    """Save a tokenizer with as many words as the model has tokens; the trainer requires one."""
     words = Tokenizer(models.WordLevel({str(number): number for number in range(vocabulary)}, unk_token="0"))
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1").save_pretrained(folder)
 
 
 def use_reference(trainer: GRPOTrainer, folder: str) -> None:
-    """Measure the divergence to the model in this folder instead of to the one that training began with."""
+    """Measure the divergence from the model in this folder instead of from the initial model."""
     trainer.ref_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     add_fused_lm_head(trainer.ref_model, temperature=trainer.temperature)
 
 
 def reference_logprobs(trainer: GRPOTrainer, inputs: Inputs) -> Tensor:
-    """(B,C) of the reference, by the trainer's own forward pass."""
+    """Return the reference's log-probabilities (B,C), from the trainer's forward pass."""
     return _logprobs(trainer, trainer.ref_model, inputs)
 
 
 def own_logprobs(trainer: GRPOTrainer, inputs: Inputs) -> Tensor:
-    """(B,C) of the model in training, by the trainer's own forward pass."""
+    """Return the trained model's log-probabilities (B,C), from the trainer's forward pass."""
     return _logprobs(trainer, trainer.model, inputs)
 
 
@@ -82,7 +82,7 @@ def _logprobs(trainer: GRPOTrainer, model: torch.nn.Module, inputs: Inputs) -> T
 
 
 def optimizer_step(trainer: GRPOTrainer, parts: list[Inputs]) -> tuple[float, float]:
-    """What the training loop does for one optimizer step, without its log; the loss, and the gradient's norm.
+    """Run one optimizer step as the training loop does, without logging; return the loss and gradient norm.
 
     Args:
         trainer: of `make_trainer`.

@@ -1,4 +1,4 @@
-"""verl's losses, estimators and corrections on numbers that are asked for. Nothing here knows of reward-kit."""
+"""verl's losses, estimators and corrections on requested numbers; independent of reward-kit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl.workers.config import ActorConfig
 def policy_loss(
     name: str, logprobs: Tensor, others: list[Tensor], mode: str, config: dict[str, Any], weights: Tensor | None = None
 ) -> dict[str, Any]:
-    """A policy loss of the registry; `others` are old log-probabilities, advantages and mask."""
+    """Return a registered policy loss; `others` are old log-probabilities, advantages and mask."""
     leaf = logprobs.clone().requires_grad_()
     old, advantages, mask = others
     made = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode=mode, **config)
@@ -35,7 +35,7 @@ def policy_loss(
 
 
 def kl_loss(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: str, mode: str) -> dict[str, Any]:
-    """As its actor adds it: the penalty of each token, aggregated."""
+    """Return the KL loss as the actor adds it: the penalty of each token, aggregated."""
     leaf = logprobs.clone().requires_grad_()
     each = core_algos.kl_penalty(leaf, reference, estimator)
     loss = core_algos.agg_loss(each, mask, mode)
@@ -46,7 +46,7 @@ def kl_loss(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: str, m
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float, mode: str, batch: dict[str, Any]
 ) -> dict[str, Any]:
-    """The clipped loss of a critic."""
+    """Return the clipped loss of a critic."""
     leaf = values.clone().requires_grad_()
     loss, fraction = core_algos.compute_value_loss(leaf, returns, old_values, mask, clip, mode, **batch)
     loss.backward()
@@ -56,7 +56,7 @@ def value_loss(
 def advantages(
     name: str, rewards: Tensor, mask: Tensor, groups: list[int], config: dict[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """An estimator of the registry; its refusal as text."""
+    """Return the result of a registered estimator, or its error as text."""
     if name not in ("gae", "reinforce_plus_plus"):
         more["index"] = np.array(groups, dtype=object)
     if name != "gae":
@@ -71,18 +71,18 @@ def advantages(
 
 
 def importance_weights(log_ratio: Tensor, mask: Tensor, level: str, cap: float) -> dict[str, Any]:
-    """Truncated importance sampling of its rollout correction."""
+    """Return the truncated importance sampling weights of the rollout correction."""
     weights, _ = rollout_corr_helper.compute_rollout_correction_weights(log_ratio, mask, level, cap)
     return {"weights": weights}
 
 
 def penalized_rewards(scores: Tensor, logprobs: Tensor, reference: Tensor, coefficient: float) -> dict[str, Any]:
-    """The penalty in the reward."""
+    """Return rewards with the KL penalty subtracted."""
     return {"rewards": core_algos.compute_rewards(scores, logprobs, reference, coefficient)}
 
 
 def coefficients(coefficient: float, target: float, horizon: float, measured: list[list[float]]) -> dict[str, Any]:
-    """The adaptive coefficient after each measurement (divergence, samples)."""
+    """Return the adaptive coefficient after each measurement (divergence, samples)."""
     controller = core_algos.AdaptiveKLController(coefficient, target, horizon)
     found = []
     for kl, samples in measured:
@@ -92,7 +92,7 @@ def coefficients(coefficient: float, target: float, horizon: float, measured: li
 
 
 def entropy_loss(logits: Tensor, mask: Tensor, mode: str) -> dict[str, Any]:
-    """Entropies of logits, and as its loss aggregates them."""
+    """Return the entropies of logits, and their aggregated loss."""
     leaf = logits.clone().requires_grad_()
     loss = core_algos.compute_entropy_loss(leaf, mask, mode)
     loss.backward()
@@ -100,7 +100,7 @@ def entropy_loss(logits: Tensor, mask: Tensor, mode: str) -> dict[str, Any]:
 
 
 def logprobs(logits: Tensor, ids: Tensor) -> dict[str, Any]:
-    """Log-probabilities of the ids, each from the logits at its own place."""
+    """Return the log-probabilities of the ids, each from the logits at its position."""
     return {"logprobs": torch_functional.logprobs_from_logits(logits, ids)}
 
 

@@ -1,4 +1,4 @@
-"""OpenEnv's own client taking given actions; prints what each answer said as JSON.
+"""OpenEnv's client, which takes the given actions and prints each answer as JSON.
 
 python client.py ws://127.0.0.1:8000 SEED '[{"kind": "add"}]'
 """

@@ -1,4 +1,4 @@
-"""Environments written with the `openenv` package, served by its own server; run by the Python that has it.
+"""Environments written with the `openenv` package and served by its server; runs in OpenEnv's Python.
 
     python environments.py NAME --port 8000 [--sessions 4]
 
@@ -40,7 +40,7 @@ class CounterState(State):
 
 
 class Counter(Environment[Move, Counted, CounterState]):
-    """Count to a target that the seed draws; too far is lost."""
+    """A counter with a target drawn from the seed; exceeding it loses."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -79,7 +79,7 @@ class Counter(Environment[Move, Counted, CounterState]):
 
 
 class Moody(Counter):
-    """Draws what nobody seeds, and does what an amount of three says: breaks."""
+    """An environment with unseeded randomness, which fails on an amount of three."""
 
     def step(self, action: Move, timeout_s: float | None = None, **given: Any) -> Counted:
         if action.amount == 3:
@@ -90,7 +90,7 @@ class Moody(Counter):
 
 
 class Workshop(MCPEnvironment):
-    """A shelf and a bench behind MCP tools; the reward is for the right part on the bench."""
+    """A shelf and a bench behind MCP tools, with a reward for the correct part on the bench."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

@@ -1,4 +1,4 @@
-"""Clusters of several nodes on this machine, small ones, which leave nothing behind."""
+"""Small clusters of several nodes on this machine, which leave nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MEMORY = 80 * 1024 * 1024
 
 
 def quiet() -> None:
-    """What Ray is told by its environment: it reports to nobody, and writes no token into the user's home."""
+    """Set environment variables that turn off Ray's usage reports and its token in the user's home."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
@@ -32,7 +32,7 @@ def quiet() -> None:
 
 @contextmanager
 def _short_folder() -> Iterator[Path]:
-    """A folder with a short name: the sockets in it may have no more than a hundred characters."""
+    """A folder with a short name, since socket paths are limited to about 100 characters."""
     path = Path(tempfile.mkdtemp(prefix="rk"))
     try:
         yield path
@@ -42,21 +42,21 @@ def _short_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where a test writes."""
+    """The working directory of a test."""
     with _short_folder() as path:
         yield path
 
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """Where the cluster of a module keeps its files."""
+    """The folder for the files of a module's cluster."""
     with _short_folder() as path:
         yield path
 
 
 @pytest.fixture(scope="module")
 def cluster(home: Path) -> Iterator[Any]:
-    """Four nodes with one CPU each, and this process connected to them."""
+    """A cluster of four nodes with one CPU each, to which this process is connected."""
     quiet()
     import ray
     from ray.cluster_utils import Cluster

@@ -1,4 +1,4 @@
-"""A small task for clusters: a world that is forked, a policy that waits and draws, a reward, and who runs them."""
+"""A small task for clusters: a forkable resource, a policy that waits and draws, a reward, and runs of them."""
 
 from __future__ import annotations
 
@@ -132,22 +132,22 @@ class Counting:
         (self.folder / "task.yaml").write_text(text)
 
     def loaded(self) -> LoadedTask:
-        """The task."""
+        """Return the loaded task."""
         return load_task(self.folder / "task.yaml")
 
     def request(self) -> RunArgs:
-        """All of it."""
+        """Return a request for the whole task."""
         return RunArgs(task_path=self.folder / "task.yaml", policies=self.policies)
 
     def plan(self, max_concurrency: int = 16) -> RunPlan:
-        """What is run."""
+        """Return the plan of a run."""
         return plan_run(self.loaded(), self.request(), max_concurrency=max_concurrency, traffic=ProviderSession())
 
 
 async def carried_out(
     plan: RunPlan, path: Path, engine: RunEngine | None = None, listener: Listener | None = None
 ) -> Run:
-    """A run of a plan, in a new directory."""
+    """Run a plan in a new directory."""
     with RunFolder.create(path, RunHeader(task_name=plan.definition.name)) as store:
         run = Run(plan, store, engine=engine, listener=listener)
         run.load_stored()
@@ -157,7 +157,7 @@ async def carried_out(
 
 
 def without_the_clock(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The episodes and scores of a run, by their ids: what two runs of one seed have in common."""
+    """Return the episodes and scores of a run by id, without their times: what two runs of one seed share."""
     return _of(read_episodes(path)), _of(read_scores(path))
 
 

@@ -1,4 +1,4 @@
-"""Engines for the small task, and what is done to them while they run."""
+"""Engines for the counting task, and faults that are injected while they run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def engine_for(counting: Counting, **options: Any) -> RayEngine:
 
 
 class When:
-    """Does something once so many episodes have stopped, beside the run."""
+    """A listener that acts once a number of episodes have stopped."""
 
     def __init__(self, count: int, act: Any) -> None:
         self._count, self._act = count, act
@@ -35,7 +35,7 @@ class When:
 
 
 class Both:
-    """Tells several listeners."""
+    """A listener that forwards to several listeners."""
 
     def __init__(self, listeners: list[When]) -> None:
         self._listeners = listeners
@@ -48,7 +48,7 @@ class Both:
 
 
 def killed(name: str, home: Path) -> int:
-    """Kill one of the processes of this name that belong to the cluster with this home; how many there were."""
+    """Kill one process of this name in the cluster with this home; return how many there were."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     command_of = {pid: command for pid, _, command in rows}

@@ -1,4 +1,4 @@
-"""Who works: a lost actor is replaced, and nobody is told that there is none while one may still come."""
+"""Test the actor pool: lost actors are replaced, and a missing actor is reported only after the wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.campaign
 
 @ray.remote(num_cpus=0, max_concurrency=4)
 class Idle:
-    """Does nothing until it is killed."""
+    """An actor that does nothing until it is killed."""
 
     async def hold(self) -> None:
         await anyio.sleep_forever()
@@ -31,7 +31,7 @@ class Idle:
 
 
 class Starts:
-    """Makes the first actor at once, and the others when it is told to."""
+    """A factory that makes the first actor immediately and the others on request."""
 
     def __init__(self) -> None:
         self.handles: list[Any] = []

@@ -1,4 +1,4 @@
-"""`reward-kit run --engine ray` as a user types it: what it prints, writes, refuses and leaves behind."""
+"""Test `reward-kit run --engine ray` from the command line: output, files, errors and cleanup."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Where(AgentPolicy):
 
 
 class Shell:
-    """Commands in a folder, with temporary files in one of their own."""
+    """Commands in a folder, with their own folder for temporary files."""
 
     def __init__(self, folder: Path, temporary: Path) -> None:
         self.folder, self.temporary = folder, temporary
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """A command that runs."""
+        """Start a command."""
         kept = {
             key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "REWARD_KIT_", "RAY_"))
         }
@@ -65,18 +65,18 @@ class Shell:
         )
 
     def call(self, *arguments: str) -> tuple[int, str, str]:
-        """What a command leaves with, and what it says."""
+        """Return the exit code and the output of a command."""
         with self.start(*arguments) as process:
             output, errors = ended(process)
         return process.returncode, output, errors
 
     def run_path(self, log_dir: str = "runs") -> Path:
-        """The one run."""
+        """Return the path of the only run."""
         (path,) = (self.folder / log_dir).iterdir()
         return path
 
     def children(self) -> list[str]:
-        """Command lines of processes whose files are in the temporary folder, and of what these have started."""
+        """Return the command lines of processes with files in the temporary folder, and of their children."""
         listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
         rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
         homes = {pid for pid, _, command in rows if str(self.temporary) in command}
@@ -84,7 +84,7 @@ class Shell:
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 90.0) -> tuple[str, str]:
-    """What a process has said when it ends, which it does."""
+    """Wait for a process to end and return its output."""
     try:
         return process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

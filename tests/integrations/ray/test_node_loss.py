@@ -1,4 +1,4 @@
-"""Four nodes, two thousand episodes, and a node that is killed in the middle."""
+"""Test a run of two thousand episodes on four nodes, one of which is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before anything is started, and what a process is told; needs no Ray."""
+"""Test validation of engine options and the payload of workers; does not need Ray."""
 
 from __future__ import annotations
 

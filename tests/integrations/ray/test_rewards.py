@@ -1,4 +1,4 @@
-"""Rewards in processes of a cluster, and the reward agent as an actor."""
+"""Test rewards in worker processes of a cluster, and the reward agent as an actor."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class TestAgent:
             ray.get(agent.get.remote(1))
         print(f"\nround trip of an instant reward: {(time.perf_counter() - began) / 20 * 1e3:.1f} ms")
 
-    def test_hook_receives_columns_and_requests_of_converts_batches(self, started: list[Any], rewards: Path) -> None:
+    def test_hook_receives_columns_and_requests_of_converted_batches(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(
             started, rewards, "digits", requests_of=lambda data: [
                 ScoringRequest(f"e{n}", [Message(role="user", content=text)]) for n, text in enumerate(data["texts"])

@@ -1,4 +1,4 @@
-"""`engine: ray`: a cluster collects what this process would have, and a lost process costs its episodes alone."""
+"""Test training with `engine: ray`: equal episodes, and a lost worker loses only its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def goes_right(messages: list[Message]) -> EvaluateResult:
 
 
 def right_lake(folder: Path, **changes: Any) -> Path:
-    """A lake on which to go right is what counts: a few updates teach it."""
+    """Return a lake where only moves to the right count, which takes a few updates to learn."""
     path = language_lake(
         folder,
         **{
@@ -62,7 +62,7 @@ def episodes_of(run: Path, update: int) -> list[dict[str, Any]]:
 
 
 def assert_same_tokens(ours: Any, theirs: Any) -> None:
-    """The same ids, and the same log-probabilities as far as float32 goes."""
+    """Assert equal ids, and log-probabilities equal to float32 precision."""
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys()
         for key in ours:
@@ -75,7 +75,7 @@ def assert_same_tokens(ours: Any, theirs: Any) -> None:
 
 
 def assert_same_course(ours: Path, theirs: Path) -> None:
-    """The same figures, but for the clock, as far as float32 goes; and so the same weights."""
+    """Assert that all metrics except times are equal to float32 precision, and so the weights."""
     for one, other in zip(metrics_of(ours), metrics_of(theirs), strict=True):
         names = {name for name in one if not name.startswith(CLOCK)}
         assert names == {name for name in other if not name.startswith(CLOCK)}
@@ -102,7 +102,7 @@ async def test_cluster_training_matches_a_single_process_and_improves(folder: Pa
 
 
 class Killer:
-    """Kills a process while it collects for the update after the one that is named."""
+    """A listener that kills a process while it collects for the update after the named one."""
 
     def __init__(self, factories: Factories, after: int) -> None:
         self._makers, self._after, self.killed = factories, after, 0
@@ -201,7 +201,7 @@ def test_ray_train_starts_and_restarts_learner_processes(folder: Path, cluster: 
 
 
 def dies_once(config: dict[str, Any]) -> None:
-    """`train_loop`, but that the second process is killed after the first checkpoint."""
+    """Run `train_loop`, but kill the second process after the first checkpoint."""
     import os
     import signal
     import threading

@@ -1,4 +1,4 @@
-"""Weights come back as they were sent; nothing here needs Ray."""
+"""Test the round trip of packed weights; does not need Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward server in the running loop, and somebody who asks it byte by byte."""
+"""A reward server in the running event loop, and a client that sends raw bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLLOUT = {"messages": [{"role": "assistant", "content": "42"}], "ground_truth":
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     headers: Mapping[str, str]
@@ -29,12 +29,12 @@ class Answer(NamedTuple):
 
     @property
     def message(self) -> str:
-        """Of an error."""
+        """Return the message of an error response."""
         return str(self.json()["error"]["message"])
 
 
 class Asker:
-    """Asks one server; each request on a connection of its own."""
+    """A client that opens a new connection for each request."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -44,7 +44,7 @@ class Asker:
         return await self.ask(method, path, b"", key, **headers)
 
     async def post(self, path: str, body: Any, key: str | None = KEY, **headers: str) -> Answer:
-        """POST a JSON value, or bytes as they are."""
+        """POST a JSON value, or raw bytes."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self.ask("POST", path, data, key, **{"Content-Type": "application/json", **headers})
 
@@ -59,7 +59,7 @@ class Asker:
     async def open(
         self, method: str, path: str, key: str | None = KEY, **headers: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection on which the head of a request was sent."""
+        """Return a connection on which the head of a request was sent."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
         told = {"Host": "x", "Connection": "close", **headers}
         if key is not None:
@@ -70,7 +70,7 @@ class Asker:
 
     @staticmethod
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str = "GET") -> Answer:
-        """The answer, where there is one, and no more."""
+        """Return the response, if any; fail on further data."""
         head = await reader.readuntil(b"\r\n\r\n")
         if head.startswith(b"HTTP/1.1 100"):
             head = await reader.readuntil(b"\r\n\r\n")

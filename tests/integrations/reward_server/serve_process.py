@@ -1,4 +1,4 @@
-"""`reward-kit serve` in a process of its own."""
+"""`reward-kit serve` in a separate process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sees_everything(messages, **given):
 
 
 class Command(NamedTuple):
-    """A server in a process of its own; `said` is what it prints on standard error."""
+    """A server in a separate process; `said` is its standard error."""
 
     process: subprocess.Popen[str]
     asker: Asker
@@ -44,7 +44,7 @@ class Command(NamedTuple):
 
 @contextmanager
 def serve(folder: Path, *arguments: str, **variables: str) -> Iterator[Command]:
-    """`reward-kit serve` with these arguments, once it has printed its address ("" where it never does)."""
+    """Start `reward-kit serve` with these arguments and wait for its address ("" if it prints none)."""
     (folder / "rewards.py").write_text(REWARDS)
     with (
         (folder / "said.txt").open("w") as said,
@@ -65,7 +65,7 @@ def serve(folder: Path, *arguments: str, **variables: str) -> Iterator[Command]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Ours without what is for reward-kit, and these; an empty one is not set."""
+    """Return this process's environment without reward-kit's variables, plus these; empty ones are unset."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("REWARD_KIT_")}
     kept["REWARD_KIT_TRUST"] = "1"
     return {name: value for name, value in {**kept, "NO_COLOR": "1", **variables}.items() if value}

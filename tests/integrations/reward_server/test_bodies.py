@@ -1,4 +1,4 @@
-"""Bodies of every kind: read, or refused with a field; never an error of ours, never more work than they are large."""
+"""Test request bodies of every kind: accepted, or rejected with a field, with work bounded by their size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TYPES = ("float", "int", "tuple", "message", "dict", "array", "scalar", "text", 
 
 
 def junk(draw: random.Random, depth: int = 0) -> Any:
-    """A JSON value that looks a little like a request."""
+    """Return a JSON value that resembles a request."""
     kind = draw.random()
     if depth > 5 or kind < 0.3:
         return draw.choice(LEAVES)
@@ -50,7 +50,7 @@ def junk(draw: random.Random, depth: int = 0) -> Any:
 
 
 def request_like(draw: random.Random) -> dict[str, Any]:
-    """A request of which one part, or several, are anything."""
+    """Return a request in which one or several parts are arbitrary."""
     message = {"role": "assistant", "content": "x"}
     rollout: dict[str, Any] = {"messages": [message, draw.choice([message, junk(draw)])]}
     for name in draw.sample(KEYS[3:13], draw.randrange(4)):

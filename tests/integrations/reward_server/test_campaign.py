@@ -1,4 +1,4 @@
-"""The reward server under attack from outside: fuzzed against its own document, and by clients that never finish."""
+"""Test the reward server under attack: fuzzing against its OpenAPI document, and clients that never finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile rewards behind a server: each costs its own answer, and the server goes on answering rightly."""
+"""Test hostile rewards behind a server: each affects only its own answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BODY = {"messages": [{"role": "assistant", "content": "4"}], "ground_truth": "4"
 
 
 def confines() -> str:
-    """Why this machine cannot confine anything; "" where it can."""
+    """Return why this machine has no sandbox; "" if it has one."""
     try:
         asyncio.run(best_strength("auto"))
     except ConfigError as error:
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.skipif(CANNOT != "", reason=CANNOT)
 
 
 def loaded(cases: Sequence[Case], folder: Path, level: SandboxLevel) -> tuple[list[NamedReward], list[str]]:
-    """Those that can be loaded, behind walls; and the names of those that are refused there already."""
+    """Load the rewards in the sandbox; also return the names of those rejected at loading."""
     canary = folder / "canary"
     canary.write_text(MARK)
     values = {"MARK": "", "CANARYFILE": str(canary), "CANARYDIR": str(folder), "HOSTPID": str(os.getpid())}
@@ -75,7 +75,7 @@ def loaded(cases: Sequence[Case], folder: Path, level: SandboxLevel) -> tuple[li
 
 
 def wrong_with(case: Case, told: Any) -> str:
-    """What an answer has that it must not have; "" where all is well."""
+    """Return what is wrong with an answer; "" if nothing is."""
     result = told["result"] or {}
     if not told["error"] and not math.isfinite(told["score"]):
         return "a score that is none"
@@ -93,7 +93,7 @@ def wrong_with(case: Case, told: Any) -> str:
 
 
 async def attacked(named: Sequence[NamedReward], cases: Sequence[Case]) -> list[str]:
-    """Ask every hostile reward twice, and the honest one in between."""
+    """Call every hostile reward twice, and the honest one in between."""
     problems = []
     options = ServerOptions(deadline_s=2.0, max_concurrency=4)
     async with serving(named, Keys([KEY]), options) as running:
@@ -115,7 +115,7 @@ async def attacked(named: Sequence[NamedReward], cases: Sequence[Case]) -> list[
 
 
 def attack(cases: Sequence[Case], folder: Path, level: SandboxLevel, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Serve the cases and attack; returns those that were refused when they were loaded."""
+    """Serve the cases and attack; return those rejected at loading."""
     monkeypatch.setenv("CANARY_API_KEY", MARK)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as canary:
         try:

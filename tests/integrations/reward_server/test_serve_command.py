@@ -1,4 +1,4 @@
-"""`reward-kit serve` as it is started: what it prints, what it refuses, how it ends; scores as on the command line."""
+"""Test `reward-kit serve`: output, validation, shutdown, and scores equal to the command line's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.integrations.reward_server.test_hostile_rewards import CANNOT
 
 
 def refused(*arguments: str) -> str:
-    """What it would print behind `error: ` before it leaves with 2."""
+    """Return the error message before the command exits with 2."""
     with pytest.raises((ConfigError, click.UsageError)) as caught:
         program(("serve", *arguments), prog_name="reward-kit", auto_envvar_prefix="REWARD_KIT", standalone_mode=False)
     assert caught.value.exit_code == 2

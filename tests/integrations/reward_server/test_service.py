@@ -1,4 +1,4 @@
-"""What a reward server answers: scores, refusals, and nothing without a key."""
+"""Test the answers of a reward server: scores, errors and authentication."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def broken(messages):
 
 
 class Gate:
-    """A reward whose calls wait until they are let through."""
+    """A reward whose calls wait until the test releases them."""
 
     def __init__(self) -> None:
         self.waiting, self.cancelled = 0, 0

@@ -1,4 +1,4 @@
-"""A harness of verifiers in this process: chat completions, MCP tools, until the model writes a text.
+"""An in-process harness for verifiers: chat completions and MCP tools until the model answers with text.
 
 verifiers' own are scripts that `uv` runs with packages from the network; this one is the same loop without them.
 """

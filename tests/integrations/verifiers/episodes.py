@@ -1,4 +1,4 @@
-"""Random whole episodes with all that a trace may have to carry; needs neither torch nor verifiers."""
+"""Random complete episodes with every field that a trace can carry; needs neither torch nor verifiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of the guide that need verifiers, run one after another."""
+"""Test the code blocks of the guide that need verifiers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integrations.verifiers.in_verifiers_tasksets import REWARDS, ROWS, TA
 GUIDE = Path(__file__).parents[3] / "docs/guides/verifiers.md"
 
 
-def test_the_guide_runs(tmp_path: Path) -> None:
+def test_guide_code_blocks_run(tmp_path: Path) -> None:
     for name, text in (("rewards.py", REWARDS), ("task.yaml", TASK), ("sums.jsonl", ROWS)):
         (tmp_path / name).write_text(text)
     names: dict[str, Any] = {"episode": random_episode(1), "folder": tmp_path, "__name__": __name__}

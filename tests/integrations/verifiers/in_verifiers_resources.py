@@ -1,4 +1,4 @@
-"""Our worlds as tool servers of verifiers: its rollouts play them, our rewards score what came of them."""
+"""Test resources as verifiers tool servers: verifiers plays them, and reward-kit rewards score the results."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def task_of(path: Path, **overrides: Any) -> Any:
 
 
 async def solution(prompt: str) -> list[dict[str, Any]]:
-    """The expert's moves for the level that the prompt shows."""
+    """Return the expert's moves for the level in the prompt."""
     level = [line for line in prompt.splitlines()[1:] if line.startswith("#") and "wall" not in line]
     world, moves = SokobanResource(), []
     await world.setup({"level": "\n".join(level)})
@@ -82,7 +82,7 @@ def playing(moves: list[dict[str, Any]]) -> list[Behavior]:
     return [*(tool_calls([("move", json.dumps(move))], top=created) for move in moves), answer("done", top=created)]
 
 
-async def test_a_world_is_played_and_scored_by_its_final_state(task_file: Path) -> None:
+async def test_resource_is_played_and_scored_by_its_final_state(task_file: Path) -> None:
     task = task_of(task_file)
     moves = await solution(task.data.prompt[0].content)
     async with ChatServer(playing(moves)) as server:
@@ -98,7 +98,7 @@ async def test_a_world_is_played_and_scored_by_its_final_state(task_file: Path) 
     assert episode.get_actions()[0]["name"] == "move"
 
 
-async def test_what_a_world_refuses_is_told_and_its_end_is_not_claimed(task_file: Path) -> None:
+async def test_rejected_call_is_reported_to_the_model(task_file: Path) -> None:
     created = {"created": 0}
     script = [
         tool_calls([("move", '{"direction": "sideways"}')], top=created),
@@ -123,7 +123,7 @@ def stands_as_shown(messages, state, environment_return, **kwargs):
 """
 
 
-async def test_where_nothing_is_called_the_final_state_is_the_first_one(task_file: Path) -> None:
+async def test_final_state_without_calls_is_the_initial_state(task_file: Path) -> None:
     task_file.with_name("rewards.py").write_text(FIRST)
     task = task_of(task_file, reward_function_path="rewards.py:stands_as_shown")
     async with ChatServer([answer("I do nothing", top={"created": 0})]) as server:
@@ -138,13 +138,13 @@ async def test_where_nothing_is_called_the_final_state_is_the_first_one(task_fil
 
 
 class Unreadable(SokobanResource):
-    """Its final state cannot be had."""
+    """A resource whose final state cannot be read."""
 
     async def final_state(self) -> StateSnapshot:
         raise OSError("no state")
 
 
-async def test_a_world_whose_final_state_cannot_be_had_is_broken() -> None:
+async def test_unreadable_final_state_is_an_error() -> None:
     state = ResourceState()
     world = Unreadable()
     await _record(state, Execution(messages=[], reward=1.0), world, 5.0)
@@ -152,13 +152,13 @@ async def test_a_world_whose_final_state_cannot_be_had_is_broken() -> None:
     assert state.rewards == [1.0]
 
 
-def test_the_rollouts_of_a_task_begin_in_one_state(task_file: Path) -> None:
+def test_rollouts_of_a_task_share_a_start_state(task_file: Path) -> None:
     first, again = task_of(task_file), task_of(task_file)
     assert first.data.prompt == again.data.prompt
     assert first.hash == again.hash
 
 
-def test_without_a_world_there_is_nothing_to_serve(task_file: Path) -> None:
+def test_task_without_a_resource_has_no_tool_server(task_file: Path) -> None:
     with pytest.raises(ConfigError, match="terminate_tool has no effect in verifiers"):
         task_of(task_file, terminate_tool="finish")
     bare = "name: bare\nreward_function_path: rewards.py:solved\ninitial_user_prompt: hello\n"
@@ -167,6 +167,6 @@ def test_without_a_world_there_is_nothing_to_serve(task_file: Path) -> None:
         task_of(task_file.with_name("bare.yaml"))
 
 
-def test_its_task_is_the_one_that_verifiers_finds() -> None:
+def test_verifiers_finds_the_task_class() -> None:
     assert vf.Taskset in ResourceTaskset.__mro__
     assert ResourceTaskset.task_type().__name__ == "ResourceTask"

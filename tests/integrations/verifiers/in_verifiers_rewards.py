@@ -1,4 +1,4 @@
-"""A taskset of verifiers as our dataset and reward: run, scored and refused by our own command line."""
+"""Test verifiers tasksets as datasets and rewards on reward-kit's command line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def sums() -> Sums:
     return Sums(vf.TasksetConfig())
 
 
-def test_each_task_is_a_row() -> None:
+def test_each_verifiers_task_is_a_row() -> None:
     first, second = dataset_rows(sums())
     assert first["id"] == "a"
     assert first["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
@@ -76,7 +76,7 @@ async def scored(said: str, *before: str) -> Scored:
     return await score_one(reward_spec(as_reward_function(sums())), request)
 
 
-async def test_a_rollout_has_the_score_that_verifiers_gives_it() -> None:
+async def test_rollout_score_equals_verifiers() -> None:
     right = await scored("4", "let me think about it")
     assert right.score == 2.0 * 1.0 + 0.5 * (1.0 + 2.0)
     assert right.result is not None
@@ -85,14 +85,14 @@ async def test_a_rollout_has_the_score_that_verifiers_gives_it() -> None:
     assert (await scored("four")).score == 0.5
 
 
-async def test_a_reward_that_raises_leaves_the_rollout_unscored() -> None:
+async def test_failed_verifiers_reward_leaves_the_rollout_unscored() -> None:
     broken = await scored("crash")
     assert broken.score is None
     assert broken.failure is not None
     assert (broken.failure.failure_class, "no shape" in broken.failure.message) == ("crash", True)
 
 
-def test_what_could_only_be_scored_in_a_rollout_of_theirs_is_refused() -> None:
+def test_reward_that_needs_a_verifiers_rollout_is_rejected() -> None:
     def of(kind: Any, **data: Any) -> vf.Taskset:
         class Some(vf.Taskset[kind]):  # type: ignore[valid-type]
             def load(self) -> Iterator[Any]:
@@ -114,7 +114,7 @@ def test_what_could_only_be_scored_in_a_rollout_of_theirs_is_refused() -> None:
         write_samples(endless, Path("unused"))
 
 
-def test_our_command_line_runs_and_scores_it(tmp_path: Path) -> None:
+def test_command_line_runs_and_scores_the_taskset(tmp_path: Path) -> None:
     assert write_samples(sums(), tmp_path / "sums.jsonl") == 2
     here = Path(__file__)
     source = f"""

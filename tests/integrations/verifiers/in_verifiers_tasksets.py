@@ -1,4 +1,4 @@
-"""Our tasks as tasksets, run by verifiers: its rollout, interception and scoring, with an endpoint of ours."""
+"""Test tasks as tasksets run by verifiers: its rollout, interception and scoring with a local endpoint."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_KEY_OF_TEST", "none")
 
 
-def test_each_sample_is_a_task(task_file: Path) -> None:
+def test_each_sample_is_a_verifiers_task(task_file: Path) -> None:
     first, second = tasks(task_file)
     assert [(task.data.idx, task.data.id) for task in (first, second)] == [(0, "a"), (1, "b")]
     assert [message.content for message in first.data.prompt] == ["Answer with a number.", "What is 2+2?"]
@@ -94,7 +94,7 @@ def test_each_sample_is_a_task(task_file: Path) -> None:
     assert [task.data.id for task in TaskFileTaskset(TaskFileConfig(task_file=task_file)).include(ids=["b"])] == ["b"]
 
 
-async def test_its_rollouts_are_scored_by_our_reward(task_file: Path) -> None:
+async def test_taskset_rollouts_are_scored_by_the_task_reward(task_file: Path) -> None:
     async with ChatServer(says("4")) as server:
         right, wrong = await rollouts(server, *tasks(task_file))
     assert (right.ok, right.reward, right.metrics) == (True, 1.0, {"turns": 1.0})
@@ -109,7 +109,7 @@ async def test_its_rollouts_are_scored_by_our_reward(task_file: Path) -> None:
     ("reward", "told"),
     [("broken", "crash: .*no idea"), ("undecided", "invalid_result: .*cannot tell"), ("slow", "timeout: ")],
 )
-async def test_what_is_unscored_is_none_and_no_trace_to_train_on(task_file: Path, reward: str, told: str) -> None:
+async def test_unscored_rollout_is_none_and_not_trainable(task_file: Path, reward: str, told: str) -> None:
     overrides = {"reward_function_path": f"rewards.py:{reward}", "limits.reward_time_s": 1.0}
     async with ChatServer(says("4")) as server:
         (trace,) = await rollouts(server, tasks(task_file, **overrides)[0])
@@ -120,7 +120,7 @@ async def test_what_is_unscored_is_none_and_no_trace_to_train_on(task_file: Path
     assert trace_to_episode(trace).custom_data["failure"] is None, "the rollout itself did not fail"
 
 
-async def test_a_saved_trace_is_scored_again_as_replay_does(task_file: Path) -> None:
+async def test_saved_trace_can_be_rescored(task_file: Path) -> None:
     async with ChatServer(says("4")) as server:
         (trace,) = await rollouts(server, tasks(task_file)[0])
     saved = vf.WireTrace.model_validate(trace.to_record())
@@ -131,7 +131,7 @@ async def test_a_saved_trace_is_scored_again_as_replay_does(task_file: Path) -> 
     assert saved.reward == 1.0
 
 
-async def test_the_step_limit_of_the_file_stops_the_rollout(task_file: Path) -> None:
+async def test_step_limit_of_the_task_file_stops_the_rollout(task_file: Path) -> None:
     limited = tasks(task_file, max_episode_steps=1)[0]
     assert await limited.step_limit(_after(1)) is True
     assert await limited.step_limit(_after(0)) is False
@@ -144,7 +144,7 @@ def _after(turns: int) -> Any:
     return vf.WireTrace.model_validate(record)
 
 
-def test_walls_end_with_the_loop_that_scored_behind_them(task_file: Path) -> None:
+def test_sandbox_processes_end_with_their_event_loop(task_file: Path) -> None:
     scorer = loaded(str(task_file), {})[1]
     said = [Message(role="assistant", content="4")]
     request = ScoringRequest("r", said, ground_truth="4", sample={"id": "a"}, assistant_turns=[0])
@@ -166,12 +166,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_would_have_no_effect_is_refused(task_file: Path, overrides: dict[str, Any], message: str) -> None:
+def test_ineffective_task_settings_are_rejected(task_file: Path, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tasks(task_file, **overrides)
 
 
-def test_a_taskset_names_its_file(task_file: Path) -> None:
+def test_taskset_class_can_set_its_task_file(task_file: Path) -> None:
     class Sums(TaskFileTaskset):
         pass
 
@@ -214,21 +214,21 @@ class ScoredAsByVerl(vf.Task[Sum]):
         return await in_verls_form(task, trace)
 
 
-async def test_our_reward_serves_a_task_of_theirs() -> None:
+async def test_reward_scores_a_native_verifiers_task() -> None:
     async with ChatServer(says("it is 4")) as server:
         data = Sum(prompt=[vf.UserMessage(content="2+2?")], answer="4")
         (trace,) = await rollouts(server, SumTask(data))
     assert (trace.ok, trace.reward, trace.metrics) == (True, 2.0, {"half": 0.5})
 
 
-async def test_a_reward_in_any_form_does_with_its_options() -> None:
+async def test_verl_style_reward_is_accepted_with_options() -> None:
     async with ChatServer(says("it is 4")) as server:
         data = Sum(prompt=[vf.UserMessage(content="2+2?")], answer="4")
         (trace,) = await rollouts(server, ScoredAsByVerl(data))
     assert (trace.ok, trace.reward) == (True, 0.25)
 
 
-async def test_a_reward_by_reference_is_plugged_in_by_configuration(task_file: Path, monkeypatch: Any) -> None:
+async def test_reward_reference_is_configurable(task_file: Path, monkeypatch: Any) -> None:
     module = "from reward_kit.integrations.verifiers.tasksets import as_verifiers_reward\nfrom pathlib import Path\n"
     module += 'plugged = as_verifiers_reward("rewards.py:broken", folder=Path(__file__).parent)\n'
     (task_file.parent / "plugged_reward.py").write_text(module)

@@ -1,4 +1,4 @@
-"""Traces in verifiers' own hands. Run by the Python that has it; see `test_verifiers.py`."""
+"""Test traces in verifiers' own classes; run in verifiers' Python by `test_verifiers.py`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def on_the_wire(trace: vf.Trace) -> vf.Trace:
 
 
 @pytest.mark.parametrize("way", [lambda trace: trace, on_disk, on_the_wire], ids=["as it is", "on disk", "on the wire"])
-def test_an_episode_that_verifiers_held_is_equal_in_every_field(way) -> None:
+def test_episode_round_trip_through_verifiers_is_exact(way) -> None:
     for seed in SEEDS:
         episode = random_episode(seed)
         assert trace_to_episode(way(vf.WireTrace.model_validate(episode_to_trace(episode)))) == episode, f"seed {seed}"
 
 
-def test_its_branches_are_our_training_rows() -> None:
+def test_trace_branches_equal_training_rows() -> None:
     for seed in SEEDS:
         rng, episode = random.Random(seed), random_episode(seed)
         given = [rng.uniform(-1, 1) for _ in range(len(episode))]
@@ -54,7 +54,7 @@ def test_its_branches_are_our_training_rows() -> None:
         assert trace.num_turns == len(episode)
 
 
-def test_a_default_record_rounds_and_an_exact_one_does_not() -> None:
+def test_default_record_rounds_floats_and_exact_record_does_not() -> None:
     episode = random_episode(1, is_sound=True)
     trace = vf.WireTrace.model_validate(episode_to_trace(episode))
     rounded = trace_to_episode(vf.WireTrace.model_validate(trace.to_record()))
@@ -62,7 +62,7 @@ def test_a_default_record_rounds_and_an_exact_one_does_not() -> None:
     assert rounded.tokens.ids == episode.tokens.ids
 
 
-def test_a_score_is_a_reward_and_no_score_is_none() -> None:
+def test_score_becomes_the_reward_and_missing_score_none() -> None:
     episode = random_episode(4)
     episode.custom_data["failure"] = None
     trace = vf.WireTrace.model_validate(episode_to_trace(episode, scored=Scored("x", EvaluateResult(score=0.5))))
@@ -72,7 +72,7 @@ def test_a_score_is_a_reward_and_no_score_is_none() -> None:
 
 
 def committed(trace: vf.Trace, prompt: list, spans: list, prompt_ids: list[int], text: str, ids: list[int]) -> None:
-    """One turn as verifiers' training client commits it."""
+    """Return one turn as verifiers' training client commits it."""
     tokens = TurnTokens(
         prompt_ids=prompt_ids,
         completion_ids=ids,
@@ -86,7 +86,7 @@ def committed(trace: vf.Trace, prompt: list, spans: list, prompt_ids: list[int],
 
 
 def recorded() -> vf.Trace:
-    """Two turns of a conversation, and one more after its reasoning was dropped from the context."""
+    """Return two turns of a conversation, and a third after its reasoning was dropped from the context."""
     task = {"type": "Task", "data": {"idx": 0, "prompt": "2+2?", "answer": "4"}}
     trace = vf.WireTrace.model_validate({"task": task, "agent": {"config": {"model": "m"}}, "ok": True})
     user, said = vf.UserMessage(content="2+2?"), vf.AssistantMessage(content="hm")
@@ -100,7 +100,7 @@ def recorded() -> vf.Trace:
     return trace
 
 
-def test_what_verifiers_recorded_is_an_episode_with_the_same_rows() -> None:
+def test_verifiers_trace_becomes_an_episode_with_equal_rows() -> None:
     trace = recorded()
     episode = trace_to_episode(trace)
     assert [message.text for message in episode.messages] == ["2+2?", "hm", "and?", "4", "sure?", "yes"]
@@ -118,7 +118,7 @@ def _same_rows(trace: vf.Trace, episode: SingleAgentEpisode) -> None:
         assert branch.logprobs[len(row.prompt_ids) :] == row.logprobs.tolist()
 
 
-def test_and_goes_back_with_the_same_branches() -> None:
+def test_imported_trace_is_exported_with_equal_branches() -> None:
     first = recorded()
     episode = trace_to_episode(first)
     again = vf.WireTrace.model_validate(episode_to_trace(episode, advantages=[1.0, None, -1.0]))

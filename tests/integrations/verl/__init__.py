@@ -1,1 +1,1 @@
-"""Tests against the real verl, in its own Python: `test_verl_suite.py` starts them, and `make integrations` that."""
+"""Tests with the real verl in its own Python, run by `test_verl_suite.py` (`make integrations`)."""

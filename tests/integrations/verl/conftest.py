@@ -1,4 +1,4 @@
-"""verl's configuration, a tiny tokenizer, and its queue, for tests in verl's own Python."""
+"""Fixtures for tests in verl's own Python: its configuration, a tiny tokenizer, and its queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def configured(tokenizer: Any, tmp_path: Path) -> Callable[..., Any]:
-    """verl's own configuration of its PPO trainer, with what the command line would change."""
+    """Return the configuration of verl's PPO trainer with command-line overrides."""
     from hydra import compose, initialize_config_dir
 
     tokenizer.save_pretrained(tmp_path / "model")
@@ -42,7 +42,7 @@ def configured(tokenizer: Any, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def queue() -> Iterator[Any]:
-    """verl's TransferQueue: its controller, its storage and its client, talking over sockets, without Ray.
+    """verl's TransferQueue: controller, storage and client over sockets, without Ray.
 
     Ray only starts their processes; here they run in threads of this one.
     """

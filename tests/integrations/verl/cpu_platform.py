@@ -1,4 +1,4 @@
-"""A CPU in the place of an accelerator, as a plug-in of verl, which has engines for accelerators only.
+"""A verl plug-in that registers the CPU as an accelerator, since verl has no engine for CPUs.
 
 With `VERL_PLATFORM=cpu` and `VERL_USE_EXTERNAL_MODULES=tests.integrations.verl.cpu_platform` in the environment.
 """
@@ -16,7 +16,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 
 @PlatformRegistry.register("cpu")
 class CPU(PlatformBase):
-    """A CPU in the place of an accelerator."""
+    """The CPU as an accelerator."""
 
     device_name = "cpu"
     vendor_name = "none"

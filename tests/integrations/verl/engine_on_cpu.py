@@ -1,4 +1,4 @@
-"""verl's FSDP engine on a CPU, with an exported batch: what it makes of it, beside what we do. Prints JSON.
+"""Results of verl's FSDP engine on a CPU for an exported batch, compared with reward-kit's; prints JSON.
 
 A process of its own, in the environment of `cpu_platform`: verl looks for its platform while it is imported.
 """
@@ -34,7 +34,7 @@ verl.models.transformers.monkey_patch.is_trl_available = lambda: False
 
 
 def tiny_model(folder: str) -> Any:
-    """A random model with verl's files around it."""
+    """Return a random model with the files that verl expects."""
     words = Tokenizer(models.WordLevel(WORDS, unk_token="<pad>"))
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -45,7 +45,7 @@ def tiny_model(folder: str) -> Any:
 
 
 def engine_of(folder: str) -> Any:
-    """verl's, in float32 throughout."""
+    """Return verl's engine, in float32 throughout."""
     precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
     engine = FSDPEngineWithLMHead(
         model_config=HFModelConfig(
@@ -65,7 +65,7 @@ def engine_of(folder: str) -> Any:
 
 
 def for_engine(data: Any, **more: Any) -> Any:
-    """As verl's trainer hands a batch to its workers."""
+    """Return the batch as verl's trainer passes it to its workers."""
     batch = left_right_2_no_padding(data.select(non_tensor_batch_keys=[]).to_tensordict())
     options = dict.fromkeys(("use_remove_padding", "use_dynamic_bsz", "use_fused_kernels", "calculate_entropy"), False)
     sizes = {"micro_batch_size_per_gpu": len(data), "global_batch_size": len(data)}
@@ -74,7 +74,7 @@ def for_engine(data: Any, **more: Any) -> Any:
 
 
 def logprobs_by(engine: Any, data: Any) -> torch.Tensor:
-    """(B,C) as verl's engine computes them."""
+    """Return log-probabilities (B,C) computed by verl's engine."""
     batch = for_engine(data, compute_loss=False)
     with engine.eval_mode():
         found = engine.infer_batch(batch)
@@ -82,7 +82,7 @@ def logprobs_by(engine: Any, data: Any) -> torch.Tensor:
 
 
 def token_logprobs(model: Any, data: Any) -> torch.Tensor:
-    """(B,C) of the same model by itself."""
+    """Return log-probabilities (B,C) of the same model without verl."""
     ids, first = data.batch["input_ids"], data.batch["prompts"].shape[1]
     found = model(ids, attention_mask=data.batch["attention_mask"], position_ids=data.batch["position_ids"]).logits
     return found[:, first - 1 : -1].log_softmax(-1).gather(-1, ids[:, first:, None])[..., 0]

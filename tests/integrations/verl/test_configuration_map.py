@@ -1,4 +1,4 @@
-"""The map of verl's configuration keys: each key of theirs is one of theirs, each of ours one of ours."""
+"""Test that every key in the map of verl's configuration exists in verl or reward-kit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if re.match(r"\
 KEY = re.compile(r"`([\w.]+)`")
 
 
-def test_keys_of_ours_are_in_the_schemas() -> None:
+def test_reward_kit_keys_are_in_the_schemas() -> None:
     train, task = TrainModel.model_json_schema(), TaskDefinitionModel.model_json_schema(by_alias=False)
     ours = [key for row in ROWS for key in KEY.findall(row[1])]
     options_of_estimators = {"estimator"}.union(*(inspect.signature(one).parameters for one in ESTIMATORS.values()))
@@ -38,7 +38,7 @@ def test_keys_of_ours_are_in_the_schemas() -> None:
             assert has(train, key.split(".")), key
 
 
-def test_estimators_have_the_names_that_the_map_says() -> None:
+def test_estimator_names_match_the_map() -> None:
     (row,) = (row for row in ROWS if "`algorithm.adv_estimator`" in row[0])
     same = row[2].split("the same names:")[1].split(";")[0]
     assert set(KEY.findall(same)) <= set(ESTIMATORS) and "gigpo" in ESTIMATORS
@@ -56,7 +56,7 @@ def has(schema: dict[str, Any], path: list[str]) -> bool:
 
 
 @pytest.mark.campaign
-def test_keys_of_theirs_are_in_their_configuration() -> None:
+def test_verl_keys_are_in_its_configuration() -> None:
     packages = ROOT / ".integrations" / "learners"
     found = list(packages.glob("lib/python*/site-packages/verl/trainer/config/_generated_ppo_trainer.yaml"))
     if not found:

@@ -1,4 +1,4 @@
-"""Episodes in verl's own `DataProto`: what its own functions make of them, and their way back."""
+"""Test episodes in verl's `DataProto`: results of its own functions, and the conversion back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.campaign
 
 @pytest.mark.parametrize("per", ["segment", "action"])
 @pytest.mark.parametrize("seed", range(10))
-def test_episodes_come_back_equal_after_what_a_trainer_does_to_a_batch(seed: int, per: str) -> None:
+def test_episode_round_trip_is_exact_after_trainer_operations(seed: int, per: str) -> None:
     given = collected(seed)
     if seed % 2:
         credit = ESTIMATORS["gigpo"](given.steps, given.scores, group_ids=given.group_ids, omega=0.5, gamma=0.9)
@@ -61,7 +61,7 @@ def test_arrays_match_verl_functions() -> None:
     assert np.allclose(rewards.sum(dim=1).numpy(), np.where(ends, scores, 0.0))
 
 
-def test_a_batch_is_united_with_what_workers_compute() -> None:
+def test_batch_is_merged_with_worker_results() -> None:
     given = collected(1)
     data = to_data_proto(given.episodes, given.steps, pad_token_id=0, scores=given.scores)
     computed = verl.DataProto.from_dict(tensors={"old_log_probs": data.batch["rollout_log_probs"] * 1.0})

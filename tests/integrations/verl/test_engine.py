@@ -1,4 +1,4 @@
-"""An exported batch in verl's own FSDP engine: its forward, its loss and its update are ours."""
+"""Test an exported batch in verl's FSDP engine: equal forward pass, loss and update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.campaign
 ON_CPU = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "tests.integrations.verl.cpu_platform"}
 
 
-def test_an_exported_batch_has_in_verls_engine_the_loss_and_the_gradient_that_it_has_here() -> None:
+def test_exported_batch_has_equal_loss_and_gradient_in_the_verl_engine() -> None:
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("engine_on_cpu.py")],
         env={**os.environ, **ON_CPU, "PYTHONPATH": str(Path(__file__).parents[3])},

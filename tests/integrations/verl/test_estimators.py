@@ -1,4 +1,4 @@
-"""Our estimators in verl's registry, called by verl's own `compute_advantage`."""
+"""Test estimators in verl's registry, called by its `compute_advantage`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exported(given: Collected, **options: Any) -> Any:
 
 
 def greatest_difference(data: Any, given: Collected, wanted: Any) -> float:
-    """Over advantages and returns of all steps that came back; what has none has none in both."""
+    """Return the greatest difference over advantages and returns; missing ones must be missing on both sides."""
     back = from_data_proto(data)
     place = {episode.id_: number for number, episode in enumerate(given.episodes)}
     found = [0.0]
@@ -49,7 +49,7 @@ def greatest_difference(data: Any, given: Collected, wanted: Any) -> float:
 @pytest.mark.parametrize("per", ["segment", "action"])
 @pytest.mark.parametrize("unscored", ["mask", "leave_out"])
 @pytest.mark.parametrize("seed", range(10))
-def test_gigpo_in_verl_equals_gigpo_on_the_episodes(seed: int, unscored: str, per: str) -> None:
+def test_gigpo_in_verl_equals_gigpo_on_episodes(seed: int, unscored: str, per: str) -> None:
     given = collected(seed)
     data = compute_advantage(
         exported(given, per=per, unscored=unscored), "reward_kit_gigpo", config=OmegaConf.create(ALGORITHM)
@@ -60,7 +60,7 @@ def test_gigpo_in_verl_equals_gigpo_on_the_episodes(seed: int, unscored: str, pe
     assert greatest_difference(data, given, wanted) < 1e-6
 
 
-def test_every_estimator_is_in_the_registry_and_computes_what_it_does_here() -> None:
+def test_every_estimator_is_registered_with_equal_results() -> None:
     given = collected(3, unscored=False)
     register_estimators()
     for name in ROW_ESTIMATORS:
@@ -73,7 +73,7 @@ def test_every_estimator_is_in_the_registry_and_computes_what_it_does_here() -> 
         assert get_adv_estimator_fn(f"reward_kit_{name}").__name__ == f"reward_kit_{name}"
 
 
-def test_verls_own_grpo_of_the_same_batch_agrees_where_a_row_is_an_episode() -> None:
+def test_verl_grpo_agrees_if_each_row_is_an_episode() -> None:
     given = collected(5, unscored=False)
     whole = [at for at, episode in enumerate(given.episodes) if len(episode.tokens.segments) == 1]
     given = Collected(*([part[at] for at in whole] for part in given))
@@ -86,7 +86,7 @@ def test_verls_own_grpo_of_the_same_batch_agrees_where_a_row_is_an_episode() -> 
     assert np.allclose(ours.batch["advantages"][shared], verls.batch["advantages"][shared], atol=1e-5)
 
 
-def test_a_penalty_for_kl_in_the_reward_enters_the_score() -> None:
+def test_kl_penalty_in_the_reward_is_part_of_the_score() -> None:
     from verl.trainer.ppo.core_algos import FixedKLController
 
     given = collected(4, unscored=False)
@@ -109,7 +109,7 @@ def test_a_penalty_for_kl_in_the_reward_enters_the_score() -> None:
     assert greatest_difference(found, given, with_credit(given.steps, credit)) < 1e-5
 
 
-def test_without_the_rows_beside_it_gigpo_says_what_is_missing() -> None:
+def test_gigpo_without_its_columns_reports_the_missing_ones() -> None:
     from verl.trainer.ppo.ray_trainer import compute_advantage as verls
 
     register_estimators()
@@ -119,8 +119,8 @@ def test_without_the_rows_beside_it_gigpo_says_what_is_missing() -> None:
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 @pytest.mark.parametrize("seed", range(3))
-def test_verls_loss_of_the_exported_batch_is_ours_of_our_rows(seed: int, mode: Any) -> None:
-    """The masked loss and its gradient, by our GiGPO advantages; verl's are computed in verl, on what was exported."""
+def test_verl_loss_of_the_exported_batch_equals_the_loss_of_rows(seed: int, mode: Any) -> None:
+    """Compare the masked loss and its gradient with GiGPO advantages; verl computes its own from the export."""
     given = collected(seed)
     options = {"omega": 0.3, "gamma": 0.9}
     credit = ESTIMATORS["gigpo"](given.steps, given.scores, group_ids=given.group_ids, **options)

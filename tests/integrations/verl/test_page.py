@@ -1,4 +1,4 @@
-"""The page on verl: its blocks follow one another, those for verl's own Python too."""
+"""Test that the code blocks of the page on verl run, including those for verl's own Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.campaign
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "verl.md"
 
 
-def test_the_page_runs_and_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_runs_with_the_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     found = re.findall(r"^```(?:python|\{ \.python \.learners \})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(found) == 5

@@ -1,4 +1,4 @@
-"""Our rewards in verl's own reward loop: its worker, its configuration, its loading of files."""
+"""Test rewards in verl's reward loop: its worker, configuration and loading of files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rows(*answers: list[int]) -> Any:
-    """Answers as verl's agent loop brings them to its reward loop, to a question of one word."""
+    """Return answers to a one-word question as verl's agent loop passes them to its reward loop."""
     width = max(map(len, answers))
     padded = [answer + [0] * (width - len(answer)) for answer in answers]
     attention = [[0, 1] + [1] * len(answer) + [0] * (width - len(answer)) for answer in answers]
@@ -72,9 +72,7 @@ def rows(*answers: list[int]) -> Any:
     )
 
 
-async def test_a_file_of_two_lines_is_verls_custom_reward_function(
-    configured: Callable[..., Any], folder: Path
-) -> None:
+async def test_two_line_file_is_a_custom_reward_function(configured: Callable[..., Any], folder: Path) -> None:
     path = f"reward.custom_reward_function.path={folder / 'for_verl.py'}"
     worker = RewardLoopWorker(configured(path))
     found = await worker.compute_score_batch(rows([3, 4], [3], [3, 4, 1]))
@@ -90,7 +88,7 @@ async def test_a_file_of_two_lines_is_verls_custom_reward_function(
             await failing.compute_score_batch(rows([9]))
 
 
-async def test_our_manager_is_loaded_and_configured_by_verl(configured: Callable[..., Any], folder: Path) -> None:
+async def test_verl_loads_and_configures_the_manager(configured: Callable[..., Any], folder: Path) -> None:
     section = (
         "+reward.reward_kit.reward=graded.py:graded",
         f"+reward.reward_kit.folder={folder}",
@@ -110,7 +108,7 @@ async def test_our_manager_is_loaded_and_configured_by_verl(configured: Callable
     await worker.reward_manager.held.close()
 
 
-async def test_registered_under_its_name_it_takes_the_function_that_verl_has_loaded(
+async def test_registered_manager_uses_the_function_loaded_by_verl(
     configured: Callable[..., Any], folder: Path
 ) -> None:
     register_manager()

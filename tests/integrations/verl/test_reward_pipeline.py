@@ -1,4 +1,4 @@
-"""The reward agent over verl's `DataProto`: by mini-batches, one step off, each score where it belongs."""
+"""Test the reward agent over verl's `DataProto`: mini-batches, one step off-policy, and score positions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def batch_of(given: Collected) -> Any:
     return to_data_proto(given.episodes, given.steps, pad_token_id=0)
 
 
-def test_mini_batches_of_two_batches_at_once_are_the_whole_with_every_score_in_its_place(tokenizer: Any) -> None:
+def test_mini_batches_of_two_batches_keep_every_score_in_place(tokenizer: Any) -> None:
     old, new = collected(1, groups=3), collected(2, groups=3)
     with RewardPipeline(by_length, tokenizer, max_concurrency=4) as rewards:
         # One step off: the next batch is asked for before the last one is fetched.
@@ -60,7 +60,7 @@ def test_mini_batches_of_two_batches_at_once_are_the_whole_with_every_score_in_i
         assert set(beside["failure_class"][unscored].tolist()) <= {"crash"}
 
 
-def test_credit_of_mini_batches_is_that_of_the_whole_batch(tokenizer: Any) -> None:
+def test_mini_batch_credit_equals_whole_batch_credit(tokenizer: Any) -> None:
     given = collected(6, groups=3)
     scores = [score_of(given, number) for number in range(len(given.episodes))]
     wanted = system_apply_gigpo_to_batch_steps(given.steps, scores, 0.5, 0.95, "state_key", group_ids=given.group_ids)
@@ -78,7 +78,7 @@ def test_credit_of_mini_batches_is_that_of_the_whole_batch(tokenizer: Any) -> No
     assert seen == len(given.episodes)
 
 
-def test_groups_come_as_they_are_done_and_a_slow_one_holds_up_no_other(tokenizer: Any) -> None:
+def test_groups_are_returned_on_completion_despite_a_slow_one(tokenizer: Any) -> None:
     given, freed = collected(1, groups=2), threading.Event()
 
     @reward_function
@@ -96,7 +96,7 @@ def test_groups_come_as_they_are_done_and_a_slow_one_holds_up_no_other(tokenizer
     assert set(slow.data.non_tensor_batch["uid"].tolist()) == {"g0"}
 
 
-def test_a_reward_for_groups_is_called_once_for_each(tokenizer: Any) -> None:
+def test_group_reward_is_called_once_per_group(tokenizer: Any) -> None:
     given, sizes = collected(1, groups=2), []
 
     @reward_function(mode="batch")
@@ -110,7 +110,7 @@ def test_a_reward_for_groups_is_called_once_for_each(tokenizer: Any) -> None:
     assert sizes == [GROUP_SIZE] * 2 and found.chunk.rewards == [0.0, 0.25, 0.5, 0.75] * 2
 
 
-def test_rollouts_that_are_no_group_are_refused(tokenizer: Any) -> None:
+def test_split_groups_are_rejected(tokenizer: Any) -> None:
     refused = pytest.raises(ConfigError, match="rollouts 3 to 5 form a group, but have 2 uids")
     with RewardPipeline(by_length, tokenizer) as rewards, refused:
         rewards.submit(batch_of(collected(1, groups=3)), 3)

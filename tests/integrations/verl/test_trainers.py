@@ -1,4 +1,4 @@
-"""verl's own trainers with our credit and rewards, on its own queue; without its workers, which need a GPU."""
+"""Test verl's trainers with reward-kit's credit and rewards on verl's queue, without its GPU workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _batches = itertools.count()
 
 
 def output(draw: random.Random, uid: str, score: float, **extra: Any) -> dict[str, Any]:
-    """One output of an agent loop as verl's puts it into the queue: three actions, with a tool's answer in between."""
+    """Return one agent loop output as verl queues it: three actions, with a tool answer in between."""
     lengths = [draw.randint(1, 3) for _ in range(3)]
     parts = [[*([1] * length), *([0] * draw.randint(0, 2))] for length in lengths]
     mask = torch.tensor([value for part in parts for value in part])
@@ -66,12 +66,12 @@ def output(draw: random.Random, uid: str, score: float, **extra: Any) -> dict[st
 
 
 def session(draw: random.Random, uid: str, number: int, score: float, outputs: int) -> dict[str, dict[str, Any]]:
-    """The outputs of one rollout, whose context was begun anew between them. verl gives each of them the score."""
+    """Return the outputs of one rollout whose context was restarted; verl gives each of them the score."""
     return {f"{uid}_{number}_{index}": output(draw, uid, score) for index in range(outputs)}
 
 
 def rollouts(seed: int, *, unscored: bool = True) -> dict[str, dict[str, Any]]:
-    """Two groups, in the order in which they finished."""
+    """Return two groups in the order in which they finished."""
     draw = random.Random(seed)
     rows: dict[str, dict[str, Any]] = {}
     for uid in ("first_prompt", "second"):
@@ -108,7 +108,9 @@ def steps_of_session(rows: dict[str, dict[str, Any]], name: str) -> list[StepDat
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_gigpo_in_verls_trainer_is_ours_on_the_sessions(queue: Any, configured: Callable[..., Any], seed: int) -> None:
+def test_gigpo_in_the_verl_trainer_equals_gigpo_on_sessions(
+    queue: Any, configured: Callable[..., Any], seed: int
+) -> None:
     register()
     config = configured(*GIGPO, "trainer.v1.trainer_mode=reward_kit_sync")
     trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
@@ -159,10 +161,10 @@ def test_gigpo_in_verls_trainer_is_ours_on_the_sessions(queue: Any, configured: 
     assert padding and not any(values.any() for values in fetched(queue, batch, "advantages", padding).values())
 
 
-def test_tokens_that_verl_rejects_have_no_credit_and_the_rest_keep_theirs(
+def test_tokens_rejected_by_verl_have_no_credit_and_others_keep_theirs(
     queue: Any, configured: Callable[..., Any]
 ) -> None:
-    """Its rollout correction takes tokens out of the mask before advantages are computed, and breaks actions up."""
+    """verl's rollout correction masks tokens before advantages are computed, which splits actions."""
     rows = rollouts(1, unscored=False)
     plain = configured(*GIGPO, "algorithm.rollout_correction.bypass_mode=false")
     mode = trainer_with_credit(PPOTrainerSync, "sync")
@@ -182,7 +184,7 @@ def test_tokens_that_verl_rejects_have_no_credit_and_the_rest_keep_theirs(
         assert torch.allclose(after[key], before[key] * masks[key])
 
 
-def test_without_a_score_verls_own_estimators_are_refused(queue: Any, configured: Callable[..., Any]) -> None:
+def test_verl_estimators_are_rejected_without_a_score(queue: Any, configured: Callable[..., Any]) -> None:
     trainer = trainer_with_credit(PPOTrainerSync, "sync")(configured("algorithm.adv_estimator=grpo"))
     with pytest.raises(ConfigError, match=r"verl's estimator 'grpo' would count them as 0\.0"):
         trainer._compute_advantage(put(queue, rollouts(0)), {})
@@ -191,9 +193,7 @@ def test_without_a_score_verls_own_estimators_are_refused(queue: Any, configured
     assert any(values.any() for values in fetched(queue, batch, "advantages").values())
 
 
-def test_an_agent_loop_that_says_nothing_of_its_steps_is_told_what_to_say(
-    queue: Any, configured: Callable[..., Any]
-) -> None:
+def test_agent_loop_without_step_fields_gets_a_helpful_error(queue: Any, configured: Callable[..., Any]) -> None:
     rows = {
         key: {name: value for name, value in row.items() if name != "extra_fields"}
         for key, row in rollouts(0, unscored=False).items()
@@ -203,10 +203,10 @@ def test_an_agent_loop_that_says_nothing_of_its_steps_is_told_what_to_say(
         trainer._compute_advantage(put(queue, rows), {})
 
 
-async def test_episodes_of_our_worker_go_the_whole_way_through_an_agent_loop(
+async def test_worker_episodes_pass_through_a_verl_agent_loop(
     queue: Any, configured: Callable[..., Any], tokenizer: Any
 ) -> None:
-    """What verl's worker does with the outputs of a loop: reward loop, queue, trainer; only the sampling is not its."""
+    """Run reward loop, queue and trainer on a loop's outputs as verl's worker does; only sampling is replaced."""
     given = collected(7, groups=1, unscored=False)
     manager = RewardKitManager(configured("reward.custom_reward_function.path=r.py"), tokenizer, by_length)
     rows: dict[str, dict[str, Any]] = {}
@@ -263,13 +263,13 @@ def ranked(rollouts_messages, ground_truths):
 
 
 class Started(PPOTrainerSync):
-    """verl's, without the workers that its `_setup` starts on GPUs."""
+    """verl's trainer without the workers that its `_setup` starts on GPUs."""
 
     def _setup(self) -> None:
         self.reward_loop_manager = None
 
 
-def test_the_trainer_asks_for_rewards_of_whole_groups_itself(
+def test_trainer_requests_group_rewards(
     queue: Any, configured: Callable[..., Any], tokenizer: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "ranked.py").write_text(RANKED)
@@ -321,7 +321,7 @@ def test_the_trainer_asks_for_rewards_of_whole_groups_itself(
         (("+reward.reward_kit.reward=x.py:f", "+reward.reward_kit.metrics=[a]"), "metrics has no effect with in_train"),
     ],
 )
-def test_what_has_no_effect_in_the_trainer_is_refused(
+def test_ineffective_trainer_settings_are_rejected(
     configured: Callable[..., Any], tokenizer: Any, section: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

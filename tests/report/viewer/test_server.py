@@ -27,7 +27,7 @@ def mark_in(page: str) -> str:
 
 
 async def next_of(events: asyncio.Queue[tuple[str, Any, str]], name: str) -> Any:
-    """The data of the next event of this name."""
+    """Return the data of the next event of this name."""
     while True:
         told, data, _ = await asyncio.wait_for(events.get(), 120)
         if told == name:

@@ -1,4 +1,4 @@
-"""A decoder of a few numbers: reproducible, sensible at its beginning, and a stock model of `transformers`."""
+"""Test `build_decoder`: reproducible, well-initialized, and a stock `transformers` model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An expert's walk becomes the very tokens that the acting policy would have seen and sampled on it."""
+"""Test that demonstrations become exactly the tokens that an acting policy would see and sample."""
 
 from __future__ import annotations
 

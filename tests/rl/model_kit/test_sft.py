@@ -1,4 +1,4 @@
-"""Supervised training: the loss is of the action tokens alone, it falls, and the same seed gives the same weights."""
+"""Test supervised training: loss over action tokens only, decreasing loss, and reproducible weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = some_rows(count=12)
 
 
 def loss_by_hand(model: torch.nn.Module, rows: TokenBatch) -> float:
-    """The mean over all action tokens, row by row, from whole logits."""
+    """Return the mean over all action tokens, row by row, from full logits."""
     losses = []
     for row in range(len(rows)):
         real = rows.batch["attention_mask"][row] == 1
@@ -140,7 +140,7 @@ def test_constrained_loss_is_over_allowed_tokens() -> None:
 
 
 def smoothed_by_hand(model: torch.nn.Module, rows: TokenBatch, smoothing: float) -> float:
-    """The loss over the tokens that could have been others, one at a time."""
+    """Return the loss over the allowed alternatives, one token at a time."""
     losses = []
     for row in range(len(rows)):
         real = rows.batch["attention_mask"][row] == 1

@@ -1,4 +1,4 @@
-"""Our chat template: short, the same for what was said whatever follows, and deaf to marks in texts."""
+"""Test the chat templates: terse, stable when messages follow, and safe against forged markers."""
 
 from __future__ import annotations
 

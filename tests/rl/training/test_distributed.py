@@ -1,4 +1,4 @@
-"""A training run in several processes."""
+"""Test a training run in several processes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 
 def breaking_lake(folder: Path, what: str) -> None:
-    """A train file whose module does `what` in its fifth forward pass with a gradient."""
+    """Write a train file whose module runs `what` in its fifth forward pass with gradients."""
     lake_folder(folder, updates=4, evaluation=None)
     policy, head = folder / "policy.py", "    def forward(self, ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:\n"
     body = f"""

@@ -1,4 +1,4 @@
-"""The household's train file carries its recipe out, and the campaign's arms are what it lays over it."""
+"""Test the household example's train file, and the campaign arms that override it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def campaign() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def asked() -> dict[str, list[str]]:
-    """What each arm was asked, as far as they were run."""
+    """Return the requests of each arm that was run."""
     return {}
 
 

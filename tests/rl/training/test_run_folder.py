@@ -1,4 +1,4 @@
-"""No file of a training run holds a secret, wherever it was named, and a resume asks for those that were given."""
+"""Test that no file of a training run contains a secret, and that a resume asks for redacted ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDDEN_URL = "http://me:(hidden)@models.example/v1"
 
 
 def lake_with_user(folder: Path, **user: Any) -> Path:
-    """A train file whose task has a simulated user, who is asked at an endpoint."""
+    """Return a train file whose task has a simulated user at an endpoint."""
     return lake_folder(folder, task={**TRAIN["task"], "user": {"type": "openai", "model": "some", **user}})
 
 

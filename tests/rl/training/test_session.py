@@ -1,4 +1,4 @@
-"""A whole run: what it logs, evaluates and saves, when it stops, and what it leaves on disk."""
+"""Test a complete training run: logs, evaluation, checkpoints, stop conditions and files."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_unsupported_evaluation_temperature_is_rejected(tmp_path: Path) ->
 
 
 class Warm:
-    """Samples at half the temperature."""
+    """A policy that samples at temperature 0.5."""
 
     class sampling:
         temperature = 0.5

@@ -114,7 +114,7 @@ class TestVerdict:
         assert compared(*runs).differences[0].verdict == verdict
 
     def test_comparing_many_runs_corrects_p_values(self, tmp_path: Path) -> None:
-        """p = 2/64 alone; of three such comparisons, Holm's correction leaves none."""
+        """p = 2/64 alone; Holm's correction of three such comparisons rejects none."""
         runs = [make_run(tmp_path / name, scores("1" * 6), policy=name) for name in "xyz"]
         alone = compared(make_run(tmp_path / "b", scores("0" * 6)), runs[0]).differences[0]
         assert (alone.p_holm, alone.verdict) == (2 / 64, "better")
@@ -137,7 +137,7 @@ class TestNothingInCommon:
 
 
 def began(run: Path, states: dict[str, str]) -> None:
-    """Let the episodes of these samples begin in these states."""
+    """Set the start states of the episodes of these samples."""
     lines = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
     for line in lines:
         line["start"] = {"fork": "native", "state_key": states.get(line["sample_id"]), "verified": True}
@@ -220,7 +220,7 @@ def test_comparison_to_json_is_complete(tmp_path: Path) -> None:
 
 
 def test_scores_beyond_1_have_unbounded_intervals(tmp_path: Path) -> None:
-    """Means between 0 and 1 may be of scores that are not."""
+    """Means between 0 and 1 do not imply scores between 0 and 1."""
     runs = make_run(tmp_path / "b", {"a": [-5.0, 5.5], "b": [0.5]}), make_run(tmp_path / "a", {"a": [9.0], "b": [0.0]})
     (found,) = compared(*runs).differences
     assert found.figures.interval.high is not None and found.figures.interval.high > 50

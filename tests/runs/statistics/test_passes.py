@@ -1,4 +1,4 @@
-"""pass@k and pass^k: the shares of all choices of k attempts."""
+"""pass@k and pass^k against enumeration of all choices of k attempts."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Student's t: against tables, closed forms, and mpmath's many digits."""
+"""Student's t against tables, closed forms and high-precision mpmath."""
 
 import math
 from statistics import NormalDist
