@@ -19,7 +19,7 @@ from reward_kit.rl_processing import USUAL_OPTIONS, CreditAssigner, RLDataAligne
 
 
 def episode(rollout_id: str, rewards: list[float | None], group_id: str = "g") -> SingleAgentEpisode:
-    """An episode through the states s0, s1, …; None is a step in which the environment gave no reward."""
+    """Return an episode through the states s0, s1, …; None is a step without an environment reward."""
     made = SingleAgentEpisode(rollout_id)
     made.add_env_reset("o0", {"state_key": "s0"})
     for t, reward in enumerate(rewards):

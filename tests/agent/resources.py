@@ -29,7 +29,7 @@ def task_of(**fields):
 
 
 def worker_of(actions, *, tools=None, environment=None, offered=None, **fields):
-    """A worker that plays `actions` on a task with these fields and `offered` as its `tools`."""
+    """Return a worker that plays `actions` on a task with these fields and `offered` as its `tools`."""
     fields = fields if offered is None else {**fields, "tools": offered}
     policy = actions if isinstance(actions, AgentPolicy) else ScriptedPolicy(actions)
     return RLRolloutWorker(task_of(**fields), policy, tools=tools, environment=environment)
@@ -52,7 +52,7 @@ def tool_answers(episode):
 
 
 class Counter(ForkableResource):
-    """Counts; `open_worlds` holds every instance that is not closed."""
+    """A counter; `open_worlds` holds every instance that is not closed."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"greeting"})

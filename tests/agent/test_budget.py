@@ -45,7 +45,7 @@ async def test_finished_episode_counts_although_the_budget_is_exhausted() -> Non
 
 
 class Metered(AgentPolicy):
-    """A model whose endpoint does not say what it used."""
+    """A model whose endpoint does not report its usage."""
 
     async def get_action(self, observation: object, available_tools_specs: object = None) -> PolicyOutput:
         return PolicyOutput(text("hello"), None, {"usage": {"prompt_tokens": 5, "completion_tokens": 1}})

@@ -29,7 +29,7 @@ TRACKS = ("observations", "infos", "actions", "rewards", "extra_model_outputs", 
 
 
 class Speaker(AgentPolicy):
-    """Says what it is given, with the tokens it is given, and keeps what it was shown."""
+    """A scripted policy with given texts and tokens, which records its observations."""
 
     is_free = True
 

@@ -14,7 +14,7 @@ HERE = sys.modules[__name__]
 
 
 def register(monkeypatch, world):
-    """The resource type under which a task finds a class that a test defines."""
+    """Return the resource type under which a task finds a class defined by a test."""
     monkeypatch.setattr(HERE, world.__name__, world, raising=False)
     return f"{__name__}:{world.__name__}"
 

@@ -30,7 +30,7 @@ ASKED = {"role": "user", "content": "Hello, I want boots."}
 
 
 class Recorder(AgentPolicy):
-    """Says the given texts and keeps what it was shown, what it is told of its episode, and whether it was closed."""
+    """A scripted policy that records its observations, its episode context, and whether it was closed."""
 
     is_free = True
 
@@ -54,7 +54,7 @@ class Recorder(AgentPolicy):
 
 
 async def dialogue(agent, user, *, sample=None, seed=0, rollout_index=0, **fields):
-    """One episode of an agent's actions with a user, who is given as a policy or by their texts."""
+    """Run an episode of scripted actions with a user, given as a policy or by their texts."""
     policy = user if isinstance(user, AgentPolicy) else Recorder(*user) if isinstance(user, list) else None
     fields = {"messages": [SYSTEM, ASKED], **fields}
     simulated = SimulatedUser(policy) if policy is not None else user

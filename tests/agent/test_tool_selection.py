@@ -53,7 +53,7 @@ def close_ticket() -> str:
 
 
 class Sees(AgentPolicy):
-    """Keeps what it is given, and plays a list of actions."""
+    """A policy that records its input and plays a list of actions."""
 
     def __init__(self, *actions: dict[str, Any]) -> None:
         self.actions, self.seen = list(actions) or [text("ok")], []

@@ -149,7 +149,7 @@ class TestFailures:
 
 
 class Session(AgentPolicy):
-    """Counts its sessions; `broken` names the method that raises."""
+    """A resource that counts its sessions; `broken` names the method that raises."""
 
     def __init__(self, act=None, broken=None):
         self.act, self.broken = act, broken

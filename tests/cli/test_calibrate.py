@@ -36,7 +36,7 @@ class Done(NamedTuple):
 
 
 def call(*arguments: str) -> Done:
-    """The verb in this process; an error of ours as `main` shows it."""
+    """Run the command in this process; return errors as `main` shows them."""
     done = CliRunner().invoke(command, [*arguments, *(() if "--resamples" in arguments else QUICK)])
     if isinstance(done.exception, RewardKitError):
         return Done(done.exception.exit_code, done.stdout, f"error: {done.exception}")
@@ -108,7 +108,7 @@ def test_invalid_input_is_one_clear_error(folder: Path, arguments: list[str], me
 
 
 def knows(data, properties):
-    """A judge that likes Paris, and has no eyes for anything else."""
+    """A judge that prefers Paris and ignores everything else."""
     if "winner" in properties:
         return {"winner": next((place for place in ("first", "second") if data[place] == "Paris"), "tie")}
     return {"grades": dict.fromkeys(properties["grades"]["properties"], 5 if "Paris" in data["answer"] else 1)}

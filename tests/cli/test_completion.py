@@ -31,7 +31,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with two runs, a folder that is none, a reward and the script of bash."""
+    """A project with two runs, another folder, a reward and bash's completion script."""
     folder = tmp_path_factory.mktemp("project")
     for age, name in enumerate(("new", "old")):
         (folder / "runs" / name).mkdir(parents=True)
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def offered(folder: Path, line: str, **more: str) -> list[str]:
-    """What bash is offered at the end of a line, with the kind in front: "plain,run"."""
+    """Return bash's completions at the end of a line, prefixed by their kind: "plain,run"."""
     told = {"_REWARD_KIT_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), **more}
     done = command_line.call(cwd=folder, env={**os.environ, **told})
     assert done.returncode == 0 and not done.stderr, done.stderr

@@ -36,7 +36,7 @@ def call(*arguments: str, **options: Any) -> Result:
 
 
 def stored_run(folder: Path, **task: Any) -> Path:
-    """A run of one group: a and b part in s0, and c is unscored."""
+    """Write a run of one group: a and b diverge in s0, and c is unscored."""
     episodes = [episode("a", ["s0", "s1"]), episode("b", ["s0", "s2"], index=1), episode("c", ["s0"], index=2)]
     return make_run(folder, episodes, [score("a", 1.0), score("b", 0.0), score("c", None)], **task)
 

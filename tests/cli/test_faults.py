@@ -114,7 +114,7 @@ def test_sigterm_stops_like_ctrl_c(tmp_path: Path) -> None:
 
 
 class _Clock:
-    """The wall clock, which jumps back and forth by a day each time it is read."""
+    """A wall clock that jumps back and forth by a day at each read."""
 
     def __init__(self) -> None:
         self.reads, self.real = 0, time.time
@@ -169,7 +169,7 @@ def open_descriptors() -> int:
 
 
 class Echo(Counter):
-    """Says what it is told."""
+    """A policy that repeats its input."""
 
     async def get_tools_spec(self) -> list[ToolSpec]:
         return [tool_spec("say", "say it")]

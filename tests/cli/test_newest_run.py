@@ -19,7 +19,7 @@ COMMANDS = {
 
 
 def stored(folder: Path, name: str, day: int, **header: object) -> Path:
-    """A run of two scored episodes that began on a day of January."""
+    """Write a run of two scored episodes that began on a day of January."""
     folder.mkdir(exist_ok=True)
     episodes = [episode("a", ["s0"]), episode("b", ["s0"], index=1)]
     made = make_run(folder.parent / f"making {name}", episodes, [score("a", 1.0), score("b", 0.0)])
@@ -33,7 +33,7 @@ def stored(folder: Path, name: str, day: int, **header: object) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """Three runs that can be read, a training run that is newer than they, and a damaged one."""
+    """Three readable runs, a newer training run, and a damaged run."""
     made = Project(tmp_path)
     reward = (
         "from reward_kit import reward_function\n\n@reward_function\ndef fair(messages):\n    return {'score': 0.5}\n"

@@ -71,7 +71,7 @@ class TestLogSpecification:
 
 
 class TestLines:
-    """One record, one line."""
+    """One record per line."""
 
     def test_json_record_has_its_extra_fields(self) -> None:
         told = json.loads(format_record("json", record("episode %s", "stopped", rollout_id="r1", error=None, steps=3)))

@@ -21,7 +21,7 @@ HEAVY = {"torch", "transformers", "ray", "pyarrow", "openai", "pandas", "scipy"}
 
 @pytest.fixture(scope="module", params=pythons().items(), ids=lambda item: item[0])
 def core(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """The core alone, with its size: what pip brought beyond itself."""
+    """The core with its installed size, excluding pip."""
     folder = tmp_path_factory.mktemp("core")
     places = new_environment(folder, request.param[1])
     before, packages = size_of(folder), installed(places)

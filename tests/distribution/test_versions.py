@@ -43,7 +43,7 @@ TAGGED_WRONGLY = "textworld 1.7.0 is not supported on this platform"
 
 
 def contradictions(places: Path) -> list[str]:
-    """What `pip check` says, but for what is known."""
+    """Return the output of `pip check` without known problems."""
     line = [places / "python", "-m", "pip", "check"]
     said = subprocess.run(line, capture_output=True, text=True, check=False).stdout.splitlines()
     return [line for line in said if line not in (TAGGED_WRONGLY, "No broken requirements found.")]

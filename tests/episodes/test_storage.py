@@ -43,7 +43,7 @@ columns = (
 
 
 def written(items):
-    """With types and the order of keys, which equality does not see."""
+    """Return the value with types and key order, which equality ignores."""
     return repr(items)
 
 

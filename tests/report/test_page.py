@@ -31,7 +31,7 @@ HOSTILE = [
 
 
 def texts_of(cells: list) -> list[str]:
-    """Return cells as shown, with the replaced text if a cell abbreviates one."""
+    """Return the shown text of each cell; abbreviated cells also have the full text."""
     return [cell[0] if isinstance(cell, list) else cell for cell in cells]
 
 

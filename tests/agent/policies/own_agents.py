@@ -1,4 +1,4 @@
-"""Agents with their own loops, and an episode of such an agent with a scripted model."""
+"""Agents with custom loops, and an episode of such an agent with a scripted model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def client_of(base_url: str) -> AsyncOpenAI:
 
 
 async def loop(task: AgentTask, base_url: str) -> None:
-    """The loop that every framework has: ask, call, ask again."""
+    """Run the usual agent loop: request, call the tools, request again."""
     messages = list(task.messages)
     async with client_of(base_url) as client:
         while True:
@@ -74,7 +74,7 @@ async def loop(task: AgentTask, base_url: str) -> None:
 
 
 async def streaming_loop(task: AgentTask, base_url: str) -> None:
-    """The same, with streams."""
+    """Run the loop with streams."""
     messages = list(task.messages)
     async with client_of(base_url) as client:
         while True:
@@ -104,7 +104,7 @@ def plain(call: Any) -> dict[str, Any]:
 
 
 def threaded_loop(task: AgentTask, base_url: str) -> str:
-    """The same, in a plain function with a blocking client."""
+    """Run the loop in a plain function with a blocking client."""
     messages = list(task.messages)
     with OpenAI(base_url=base_url, api_key="any", max_retries=0) as client:
         while True:
@@ -119,7 +119,7 @@ def threaded_loop(task: AgentTask, base_url: str) -> str:
 
 
 async def bare_loop(task: AgentTask, base_url: str) -> None:
-    """The same over bare HTTP, which takes a hundredth of the time."""
+    """Run the loop over bare HTTP, which takes a hundredth of the time."""
     messages = list(task.messages)
     async with aiohttp.ClientSession() as http:
         while True:
@@ -135,7 +135,7 @@ async def bare_loop(task: AgentTask, base_url: str) -> None:
 
 
 async def ask(base_url: str, *texts: str, **body: Any) -> dict[str, Any]:
-    """One request over bare HTTP."""
+    """Send one request over bare HTTP."""
     messages = [{"role": "user", "content": text} for text in texts]
     async with (
         aiohttp.ClientSession() as http,

@@ -37,7 +37,7 @@ async def test_token_in_the_url_is_exchanged_for_a_cookie(folder: Path) -> None:
 
 
 async def entered_by_code(access: Access, address: str) -> tuple[Visitor, str]:
-    """Return a client whose browser has redeemed a code, and the path it was redirected to."""
+    """Return a client whose browser has redeemed a code, and the path with the code."""
     visitor, path = Visitor(address), f"/?code={access.one_time_code()}"
     assert (await visitor.get("/")).status == 403
     answer = await visitor.get(path)
