@@ -189,7 +189,7 @@ def test_run_without_differences_prints_no_table(tmp_path: Path) -> None:
 def test_run_without_shared_states_warns_unless_the_estimator_uses_none(tmp_path: Path) -> None:
     episodes = [episode("a", ["s0", "s1"]), episode("b", ["s2", "s3"], index=1)]
     run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
-    assert "warning: 0.0% of the steps share their state with another" in call(str(run)).stderr
+    assert "warning: only 0.0% of the steps share their state with another" in call(str(run)).stderr
     (warning,) = read_json(run / "summary.json")["credit"]["warnings"]
     assert "another state_hash" in warning
     assert "warning" not in call(str(run), "--estimator", "rloo").stderr

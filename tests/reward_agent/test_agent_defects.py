@@ -119,7 +119,9 @@ def test_5_leftover_results_of_a_batch_are_not_returned_as_the_next_batch():
             await agent.submit(requests(*range(6)), group_size=2)
             await agent.submit(requests(10, 11), group_size=2)
             await agent.get(4)
-            with pytest.raises(ConfigError, match=r"get\(4\) cannot return: 2 results are outstanding"):
+            with pytest.raises(
+                ConfigError, match=r"get\(4\) cannot return: 2 results of batch 1 \(6 requests\) are outstanding"
+            ):
                 await agent.get(4)
 
     virtual_time.run(check())

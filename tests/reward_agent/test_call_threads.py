@@ -93,7 +93,7 @@ class TestResults:
         def raising():
             raise KeyboardInterrupt
 
-        with pytest.raises(RuntimeError, match="it raised KeyboardInterrupt") as caught:
+        with pytest.raises(RuntimeError, match="the function raised KeyboardInterrupt") as caught:
             await made().run(raising)
         assert isinstance(caught.value.__cause__, KeyboardInterrupt)
 

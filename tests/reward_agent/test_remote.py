@@ -259,7 +259,7 @@ class TestAddress:
             async with make_scorer(remote, 0.05) as scorer:
                 scored = await scorer.score(ScoringRequest("r", []))
         assert scored.failure is not None and scored.failure.failure_class == "timeout"
-        assert "took longer than its 0.05 s" in scored.failure.message
+        assert "exceeded its deadline of 0.05 s" in scored.failure.message
 
     async def test_scorer_hash_covers_the_address_and_the_server_digest(self) -> None:
         async with server(sees, ranks) as asker:
@@ -409,7 +409,7 @@ def test_oversized_step_index_leaves_its_rollout_unscored() -> None:
     steps = [StepOutput(step_index=10**5000, base_reward=0.0)]
     output = json.loads(json.dumps(make_answer(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
     assert output["score"] is None and output["error"]["class"] == "invalid_result"
-    assert output["error"]["message"] == "step_outputs: a step_index of more than 64 bits"
+    assert output["error"]["message"] == "step_outputs: a step_index has more than 64 bits"
 
 
 async def test_command_line_scores_transcripts_with_a_remote_reward(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ class TestNotRetried:
         async with scripted([scores()]) as (elsewhere, theirs):
             scored, requests = await scored_by(says(b"", 307, Location=elsewhere))
         assert scored.failure is not None and (requests, theirs) == (1, [])
-        assert "redirects (HTTP 307); use the target address" in scored.failure.message
+        assert "redirects (HTTP 307); use the address to which it redirects" in scored.failure.message
 
 
 LIES: dict[str, Behavior] = {
@@ -179,7 +179,7 @@ LIES: dict[str, Behavior] = {
     "another score than its result's": scores(score=0.75),
     "a score as text": scores(score="0.5"),
     "neither a score nor an error": scores(result=None, score=None),
-    "a result that is none": scores(result={"score": 0.5, "metrics": {"m": {"score": 7, "reason": ""}}}),
+    "a result that is none": scores(result={"score": 0.5, "metrics": {"m": {"score": "high", "reason": ""}}}),
     "an unknown key in its result": scores(result={"score": 0.5, "bonus": 1}),
     "an unknown class": scores(error={"class": "magic", "where": "x", "message": "x"}),
     "a negative duration": scores(duration_s=-1.0),
@@ -218,7 +218,7 @@ class TestConnect:
     async def test_connect_rejects_servers_without_the_reward_protocol(self) -> None:
         for value, problem in (({}, "name: missing"), ({**about().model_dump(), "mode": "x"}, "mode: "), ([], "")):
             async with scripted([says(value)]) as (url, _):
-                with pytest.raises(ProviderError, match=f"{url} is not a reward of a reward server: .*{problem}"):
+                with pytest.raises(ProviderError, match=f"{url} is not a reward on a reward server: .*{problem}"):
                     await RemoteReward.connect(url, api_key=KEY, request_options=request_options())
 
     async def test_connect_reports_silent_server_and_unknown_reward(self) -> None:

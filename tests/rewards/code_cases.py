@@ -112,7 +112,7 @@ CALL_CASES = [
         "IndexError",
     ),
     Case("does not compile", "def f(x) return x", DOUBLE, 0.0, "SyntaxError"),
-    Case("defines another function", "def g(x):\n    return 2 * x", DOUBLE, 0.0, "defines no function 'f'"),
+    Case("defines another function", "def g(x):\n    return 2 * x", DOUBLE, 0.0, "does not define a function 'f'"),
     Case("LeetCode: a method of Solution", "class Solution:\n    def f(self, x):\n        return 2 * x", DOUBLE, 1.0),
     Case(
         "a method by its class",

@@ -166,7 +166,7 @@ BAD = {
 
 @pytest.mark.parametrize("said", BAD.values(), ids=BAD)
 async def test_malformed_grades_are_an_unreadable_verdict(said):
-    with pytest.raises(ProviderError, match="no readable verdict"):
+    with pytest.raises(ProviderError, match="no verdict that can be parsed"):
         await judged(group_judge, fair(lambda data, _: {"grades": said}), group("Paris", "Lyon"))
 
 

@@ -123,7 +123,7 @@ async def test_evenly_split_votes_are_a_tie():
 
 @pytest.mark.parametrize("winner", ["First", "answer", "both", "", "1", 1, None, ["first"]])
 async def test_unknown_winner_is_an_unreadable_verdict(winner):
-    with pytest.raises(ProviderError, match="no readable verdict"):
+    with pytest.raises(ProviderError, match="no verdict that can be parsed"):
         await judged(pairwise_judge, fair(lambda data, _: {"winner": winner}), talk(OURS), ground_truth=OTHER)
 
 

@@ -71,7 +71,7 @@ async def test_unreadable_verdict_is_requested_once_more_then_unscored(text):
         bodies.append(body)
         return said(text)(body)
 
-    with pytest.raises(ProviderError, match="no readable verdict"):
+    with pytest.raises(ProviderError, match="no verdict that can be parsed"):
         await judged(llm_judge, script, talk("Paris"), rubric=QUALITY)
     assert len(bodies) == 2 and bodies[0]["seed"] != bodies[1]["seed"]
 

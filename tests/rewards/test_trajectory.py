@@ -79,7 +79,7 @@ def test_environment_return_is_scaled_to_its_bounds(gave, options, score):
 
 
 def test_missing_environment_reward_leaves_the_episode_unscored():
-    with pytest.raises(RewardError, match="gave no reward"):
+    with pytest.raises(RewardError, match="returned no reward"):
         environment_score(messages=[], environment_return=None)
     with pytest.raises(ConfigError, match="must be less than"):
         environment_score(messages=[], environment_return=1, low=1.0, high=1.0)

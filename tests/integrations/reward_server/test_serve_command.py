@@ -98,7 +98,7 @@ def test_lowered_limit_lowers_dependent_limits(tmp_path: Path) -> None:
         most, batch, large, said = asyncio.run(ask())
     assert (most, said) == (2, b"")
     assert batch == "rollouts: the request has 3; the maximum is 2 (max_batch)"
-    assert large == "a body may have at most 0.5 MiB (max_body_mb)"
+    assert large == "the body exceeds the limit of 0.5 MiB (max_body_mb)"
 
 
 def test_every_key_of_the_file_is_accepted_and_readable_files_warn(tmp_path: Path) -> None:
@@ -110,7 +110,10 @@ def test_every_key_of_the_file_is_accepted_and_readable_files_warn(tmp_path: Pat
         keys = ("the-key-of-the-trainer", "the-key-of-the-checker", KEY, "# for the trainer")
         statuses = [asyncio.run(running.asker.get("/v1/rewards", key)).status for key in keys]
         assert statuses == [200, 200, 401, 401]
-        assert "warning: keys.txt can be read by others on this machine: chmod 600 keys.txt" in running.said.read_text()
+        assert (
+            "warning: keys.txt can be read by other users of this machine; run chmod 600 keys.txt"
+            in running.said.read_text()
+        )
 
 
 class TestRejected:
@@ -133,8 +136,8 @@ class TestRejected:
 
     def test_invalid_rewards_are_rejected(self) -> None:
         here = ("--sandbox", "in_process")
-        assert "two rewards are called 'exact': write NAME=" in refused("rewards.py:exact", "rewards.py:exact", *here)
-        assert "is a served reward already" in refused("http://127.0.0.1:1/v1/rewards/x")
+        assert "two rewards are named 'exact'; write NAME=" in refused("rewards.py:exact", "rewards.py:exact", *here)
+        assert "is already served" in refused("http://127.0.0.1:1/v1/rewards/x")
         assert "rewards.py has no 'exakt'; did you mean 'exact'?" in refused("rewards.py:exakt", *here)
         assert refused() == "Missing parameter: rewards"
 

@@ -443,13 +443,13 @@ class TestLimits:
     async def test_conversation_with_too_many_messages_is_rejected(self) -> None:
         async with server(exact, max_messages=2) as asker:
             status, message = await refusal(asker, {"messages": [{"role": "user", "content": "x"}] * 3})
-        assert status == 422 and message.startswith("messages: there are 3; a rollout may have at most 2")
+        assert status == 422 and message.startswith("messages: the rollout has 3; the maximum is 2")
 
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ({"max_batch": 5000}, "max_batch must be at most max_pending, 4096"),
-            ({"max_body_mb": 1000.0}, "max_body_mb must be at most max_held_mb, 512"),
+            ({"max_batch": 5000}, "max_batch must be at most max_pending, which is 4096"),
+            ({"max_body_mb": 1000.0}, "max_body_mb must be at most max_held_mb, which is 512"),
             ({"max_concurrency": 0}, "max_concurrency: expected a whole number above 0"),
             ({"deadline_s": float("nan")}, "deadline_s: expected a number above 0"),
         ],
@@ -569,8 +569,8 @@ class TestShutdown:
                 if is_hurried:
                     running.stop()
         assert (gate.waiting, gate.cancelled) == (0, 1)
-        why = "stopped before everything" if is_hurried else "not everything was answered within 0.05 s"
-        assert why in caplog.text and caplog.text.count("everything") == 1
+        why = "stopped before all requests" if is_hurried else "not all requests were answered within 0.05 s"
+        assert why in caplog.text and caplog.text.count("all requests") == 1
 
 
 async def test_openapi_document_describes_the_answers(asker: Asker) -> None:
