@@ -67,7 +67,7 @@ def test_correlations_match_scipy_with_many_ties():
 
 
 def test_tau_matches_a_count_by_hand():
-    """Of 45 pairs 25 stand in the same order and 20 in the other."""
+    """Of 45 pairs, 25 are concordant and 20 discordant."""
     one = np.arange(1.0, 11.0)
     other = np.array([4.0, 7, 2, 10, 3, 6, 8, 1, 5, 9])
     assert kendall_tau_b(one, other) == pytest.approx(5 / 45)

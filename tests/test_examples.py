@@ -23,7 +23,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def assert_run_passes_checks(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """`reward-kit check` finds nothing in the episodes of a run that was told of as JSON."""
+    """Assert that `reward-kit check` finds nothing in a run reported as JSON."""
     path = folder / json.loads(done.stdout)["run"]
     checked = CliRunner().invoke(program, ["check", str(path), "--fail-on", "warning"])
     assert checked.exit_code == 0, checked.output

@@ -17,7 +17,7 @@ NAMED = sorted({name for row in ROWS for name in re.findall(r"`(tests/[^`]+)`", 
 
 @cache
 def names_in(file: Path) -> set[str]:
-    """The tests of a file, those of classes as `Class::test`."""
+    """Return the tests of a file, those of classes as `Class::test`."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     found: set[str] = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:

@@ -44,7 +44,7 @@ MODULES = modules()
 
 
 def imports_of(name: str, *, ours: bool) -> set[str]:
-    """Every module that `name` imports, also inside functions and under TYPE_CHECKING."""
+    """Return every module that `name` imports, also inside functions and under TYPE_CHECKING."""
     found: set[str] = set()
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.Import):
@@ -123,7 +123,7 @@ def test_importing_the_main_names_loads_no_model_library() -> None:
 
 
 def has_exports(tree: ast.Module) -> bool:
-    """Whether it has an `__all__`; read and not imported, since the peer of an integration may be missing."""
+    """Return whether it has an `__all__`, without importing it, since an integration's peer may be missing."""
     targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
     return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
 

@@ -44,7 +44,7 @@ def script() -> ModuleType:
 
 
 def observations(engine: HouseholdEngine) -> Iterator[str]:
-    """What an agent reads that goes everywhere, opens what is closed there and takes what it finds first."""
+    """Return what an agent observes that goes everywhere, opens everything and takes what it finds."""
     yield engine.tables.introduction
     for place in engine.tables.go:
         yield engine.step(place).observation
@@ -93,7 +93,7 @@ def test_share_of_two_object_problems_can_be_raised(script: ModuleType) -> None:
 
 
 class Retold(AgentPolicy):
-    """Does what a demonstration did, and says which of it were slips."""
+    """A policy that repeats a demonstration and reports which actions were slips."""
 
     def __init__(self, acts: Sequence[Any]) -> None:
         self._acts = iter(acts)
@@ -109,7 +109,7 @@ class Retold(AgentPolicy):
 
 
 async def test_demonstration_rows_equal_rows_of_recorded_episodes(script: ModuleType) -> None:
-    """What the script writes by looking texts up is what the framework writes of the same episodes."""
+    """Rows from the script's text lookup equal the framework's rows of the same episodes."""
     asked, draws = list(script.problems(12, seed=3, twos=0.3)), random.Random(5)
     played = [(one, script.demonstration(one, draws)) for one in asked]
     writes = Demonstrations(LOADED.tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)

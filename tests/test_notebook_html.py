@@ -17,7 +17,7 @@ ATTRIBUTES = {"style", "open", "href", "target", "colspan"}
 
 
 class Seen(html.parser.HTMLParser):
-    """Every element of a page with its attributes, and whether what was opened is closed in order."""
+    """The elements of a page with their attributes, and whether tags are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

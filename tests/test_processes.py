@@ -63,7 +63,7 @@ asyncio.run(main())
 
 
 class Parent:
-    """A process of its own that uses the module, with what it guards."""
+    """A separate process that uses the module, with its guarded processes."""
 
     def __init__(self, end: str) -> None:
         environment = {name: value for name, value in os.environ.items() if name != MARK}
@@ -135,7 +135,7 @@ def test_exit_of_a_fork_does_not_trigger_cleanup_and_parent_exit_does(parents: l
 
 
 def kill_while_it_starts_children(delay_s: float) -> None:
-    """Kill a process that starts one child after another, and expect that none survives it."""
+    """Kill a process that keeps starting children, and expect that none survives."""
     code = (
         "import subprocess, sys\nfrom reward_kit import processes\nfrom reward_kit.process_guardian import MARK\n"
         "environment = processes.child_environment()\nprint(environment[MARK], flush=True)\n"

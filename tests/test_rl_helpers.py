@@ -79,7 +79,7 @@ def test_worked_example_matches_the_documentation() -> None:
 
 
 def ten_line_loop(batch: list[Trajectory], scores: Sequence[float], ids: Sequence[int]) -> list[float]:
-    """A = 0.3 A_E + 0.7 A_S with gamma 0.9, written down as the formulas are."""
+    """Return A = 0.3 A_E + 0.7 A_S with gamma 0.9, written as the formulas are."""
 
     def normal(x: float, among: list[float]) -> float:
         mean = math.fsum(among) / len(among)

@@ -19,7 +19,7 @@ from tests.rl.learner.cases import Bigram, bigram_rows
 
 
 def faults() -> int:
-    """Pages that ten tensors of 64 MiB, one after another, touch for the first time."""
+    """Return the page faults of ten successive tensors of 64 MiB."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         torch.ones(2**24)
@@ -35,7 +35,7 @@ def test_freed_memory_is_kept() -> None:
 
 
 def denormals_are_kept() -> bool:
-    """Whether a number that is too small to be normal is still one."""
+    """Return whether denormal numbers are kept."""
     return bool((torch.full((1,), 1e-310, dtype=torch.float64) * 2.0 > 0.0).item())
 
 

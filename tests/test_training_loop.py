@@ -62,7 +62,7 @@ async def make_trainer(policy: TinyPolicy) -> AsyncIterator[Trainer]:
 
 
 async def success_rate(policy: TinyPolicy) -> float:
-    """On episodes that no update has seen."""
+    """Return the success rate on episodes that no update has seen."""
     episodes = await collect_group(RLRolloutWorker(TASK, policy), LAKE[0], GROUP, run_seed=1_000)
     assert all(episode.custom_data["failure"] is None for episode in episodes)
     return float(np.mean([episode.get_return() for episode in episodes]))

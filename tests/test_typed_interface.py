@@ -19,7 +19,7 @@ ONE = EvaluateResult(score=1.0)
 
 
 class Recent(Sequence):
-    """Some sequence that is no list, such as a step's history."""
+    """A sequence that is not a list, such as a step's history."""
 
     def __init__(self, items):
         self.items = items
@@ -256,7 +256,7 @@ class TestResults:
 
 
 class TestClasses:
-    """A class with `score` is a reward; what could never be called is found when the file loads."""
+    """A class with `score` is a reward; uncallable ones are rejected when the file loads."""
 
     def test_class_spec_is_read_from_its_score_method(self):
         @reward_function(resources={"judge": "gpt"}, sandbox="isolated")
@@ -303,8 +303,8 @@ class TestClasses:
 
 
 def test_wrong_signature_is_rejected_with_line_and_nearest_name():
-    told = r"test_typed_interface\.py:\d+: reward 'f': .*'messages' instead of 'mesages'"
-    with pytest.raises(ConfigError, match=told):
+    expected = r"test_typed_interface\.py:\d+: reward 'f': .*'messages' instead of 'mesages'"
+    with pytest.raises(ConfigError, match=expected):
 
         @reward_function
         def f(mesages):

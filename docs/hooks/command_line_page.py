@@ -15,13 +15,11 @@ _EXAMPLES = re.compile(r"^Examples?:\s*")
 _EXITS = re.compile(r"exit(?:s|ed)? (?:with )?1\b", re.IGNORECASE)
 _INTRO = """# Command line
 
-Every command with every option, generated from the program. `reward-kit COMMAND --help` shows the same.
+This page lists every command with all options. `reward-kit COMMAND --help` shows the same information.
 
-Every option can also be set with the environment variable below it. Options override the environment, which overrides
-the
-task file. Output of user code goes to standard error; standard output has the table, or with `--json` one JSON
-object. `-v`
-logs to standard error, and `-vv` logs more; `-h` or `--help` shows the help.
+You can also set each option with the environment variable below it. Options override the environment, which overrides
+the task file. Output of user code goes to standard error; standard output contains only the table or, with `--json`,
+one JSON object. `-v` logs to standard error, and `-vv` logs more; `-h` or `--help` shows the help.
 """
 
 

@@ -25,11 +25,10 @@ PACKAGE = Path(reward_kit.__file__).parent
 _HOME = "reward_kit.errors"
 _INTRO = """# Errors
 
-Every deliberate error of reward-kit is a `RewardKitError` of one of the types below. The command line prints it as
-one line,
-`error: …`, and exits with its exit code. An error in one episode or reward does not end a run: it is recorded with
-type,
-failure class, message and your own frames of the traceback, and the episode is unscored, which is never a score of 0.
+Every error that reward-kit raises deliberately is a `RewardKitError` of one of the types below. The command line prints
+the error as one line, `error: …`, and exits with its exit code. An error in one episode or reward does not end a run.
+The error is recorded with its type, failure class, message and the frames of the traceback in your code. The episode is
+unscored, which is never a score of 0.
 
 ```json
 {"class": "crash", "where": "RewardError", "message": "reward 'exact': KeyError: 'total'", "traceback": "…"}
@@ -57,7 +56,7 @@ def page() -> str:
     finer = [one for one in found.values() if one.module != _HOME]
     parts = [_INTRO, "## Types of errors { #types }\n"]
     parts += [part for one in own for part in _section(one, found)]
-    parts += ["## Finer types { #finer-types }\n", "Raised where a caller may want to tell one case from the others.\n"]
+    parts += ["## Finer types { #finer-types }\n", "These types let a caller distinguish single cases.\n"]
     rows = [(code(one.name), ", ".join(map(code, one.bases)), code(one.module), inline(one.text)) for one in finer]
     parts += [table(["Type", "Base", "Module", "Meaning"], rows)]
     parts += _reasons()
@@ -71,7 +70,7 @@ def _section(one: ErrorType, found: dict[str, ErrorType]) -> Iterator[str]:
         labelled = colon and head in ("Likely cause", "What to do")
         yield (f"**{head}**: {inline(rest)}" if labelled else inline(paragraph)) + "\n"
     counted, left = inherited(one, "failure_class", found), inherited(one, "exit_code", found)
-    yield f"Counted as {code(str(counted))}; the command line exits with {code(str(left))}.\n"
+    yield f"The failure class is {code(str(counted))}; the command line exits with {code(str(left))}.\n"
 
 
 def _reasons() -> Iterator[str]:

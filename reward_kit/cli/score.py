@@ -123,9 +123,9 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
 
     DATA is a JSONL, CSV or YAML file, whose rows have `messages` and optionally `id`, `ground_truth` and `policy`.
 
-    RUN is the directory of a run. Its stored episodes are scored again without calling the model, the scores are written
-    to a new run, and the changes are shown. RUN is not modified. Redacted texts are scored as stored. Without RUN, the
-    newest run is used.
+    RUN is the directory of a run. Its stored episodes are scored again without calling the model, the scores are
+    written to a new run, and the changes are shown. RUN is not modified. Redacted texts are scored as stored.
+    Without RUN, the newest run is used.
 
     \b
     Examples:
@@ -260,22 +260,22 @@ def _changes_table(changes: ScoreChanges) -> RenderableType:
     policies = changes.policies
     rows: dict[str, list[str]] = {
         "mean score before": [interval_text(one.before) for one in policies],
-        "mean score after": [interval_text(one.after) for one in policies],
+        "mean score now": [interval_text(one.after) for one in policies],
         "difference, paired": [difference_text(one.difference) for one in policies],
         "episodes scored both times": [f"{one.paired:,}" for one in policies],
         "higher / lower / equal": [
             f"{one.episodes.up:,} / {one.episodes.down:,} / {one.episodes.same:,}" for one in policies
         ],
-        "failed before, passed after": [f"{one.episodes.to_passed:,}" for one in policies],
-        "passed before, failed after": [f"{one.episodes.to_failed:,}" for one in policies],
+        "failed before, pass now": [f"{one.episodes.to_passed:,}" for one in policies],
+        "passed before, fail now": [f"{one.episodes.to_failed:,}" for one in policies],
         "samples higher / lower / equal": [
             f"{one.samples_up:,} / {one.samples_down:,} / {one.samples_same:,}" for one in policies
         ],
     }
     if any(one.episodes.lost for one in policies):
-        rows["scored before, unscored after"] = [f"{one.episodes.lost:,}" for one in policies]
+        rows["scored before, not now"] = [f"{one.episodes.lost:,}" for one in policies]
     if any(one.episodes.gained for one in policies):
-        rows["unscored before, scored after"] = [f"{one.episodes.gained:,}" for one in policies]
+        rows["scored now, not before"] = [f"{one.episodes.gained:,}" for one in policies]
     for name, cells in rows.items():
         table.add_row(name, *cells)
     if not changes.moved:

@@ -137,6 +137,24 @@ class SqliteResource(ForkableResource):
             self._expert_next += 1
         return outcome
 
+    async def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """Run one SQL statement for a tool of the task, with `params` bound to its `?` placeholders.
+
+        The statement has the limits of `execute_sql`: the allowed actions, the time, and the size of the database.
+
+        Returns:
+            All rows; an empty list for statements without rows, such as INSERT.
+
+        Raises:
+            ToolError: the statement failed, was not allowed, or took too long; it changed nothing.
+        """
+
+        def run(database: GuardedConnection) -> list[tuple[Any, ...]]:
+            with database.atomic() as connection:
+                return connection.execute(sql, params).fetchall()
+
+        return await anyio.to_thread.run_sync(run, self._open)
+
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the next of the configured `expert_queries`; None once all have been executed."""
         for query in self._settings.expert_queries[self._expert_next :]:

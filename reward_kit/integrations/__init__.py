@@ -1,1 +1,3 @@
-"""Integrations with trainers, environments, engines and test runners. Each module imports only its own peer."""
+"""Integrations with trainers, environments, engines and test runners. Each module imports only the library that it
+integrates.
+"""

@@ -1,4 +1,6 @@
-"""Scorers of Braintrust, `(input, output, expected) -> float`, as reward functions and back, as in reward-kit 0.4."""
+"""Conversion between Braintrust scorers, `(input, output, expected) -> float`, and reward functions, as in reward-kit
+0.4.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ def scorer_to_reward_fn(
 ) -> Callable[..., Any]:
     """Return a reward function that calls a scorer.
 
-    The scorer's `input` is the content of the first message, its `output` that of the last; `expected` is the content
-    of the ground truth's last message. `messages_to_input` and `ground_truth_to_expected` replace the first and the
-    third.
+    The scorer's `input` is the content of the first message, and its `output` the content of the last. `expected` is
+    the content of the ground truth's last message. `messages_to_input` replaces the conversion to `input`, and
+    `ground_truth_to_expected` the conversion to `expected`.
     """
 
     @reward_function
@@ -37,7 +39,7 @@ def scorer_to_reward_fn(
 
 
 def reward_fn_to_scorer(reward_fn: Callable[..., Any]) -> Scorer:
-    """Return a scorer that calls a reward function, with two messages and `expected` as an assistant's message."""
+    """Return a scorer that calls a reward function with two messages, and with `expected` as an assistant message."""
 
     def scorer(input: Any, output: Any, expected: Any = None) -> float:
         messages = [Message(role="user", content=str(input)), Message(role="assistant", content=str(output))]

@@ -1,4 +1,4 @@
-"""Any resource as a `gymnasium.Env`, for trainers and tools that expect one; the inverse of the resource `gymnasium`.
+"""A resource as a `gymnasium.Env`, for trainers and tools that expect one; the inverse of the resource `gymnasium`.
 
 One thread runs the asynchronous resources of all environments of the process. An action has one of three forms:
 
@@ -6,7 +6,7 @@ One thread runs the asynchronous resources of all environments of the process. A
 - `text`: the only argument of the only tool, such as the command of a text game;
 - `tool_call`: a dict of the tool's `name` and its `arguments` as JSON text.
 
-Observations are the resource's text, or JSON. A refused action also returns an observation, with a reward of 0.0 and
+Observations are the resource's text, or JSON. A rejected action also returns an observation, with a reward of 0.0 and
 `is_action_valid` false in the infos.
 """
 
@@ -57,7 +57,7 @@ class _SharedLoop:
                 self._thread = None
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        assert self._thread is not None, "entered before"
+        assert self._thread is not None, "the loop was not entered"
         return self._thread.run(coroutine)
 
 
@@ -77,9 +77,9 @@ class ResourceEnv(gymnasium.Env[str, Any]):
     """An instance of a resource as a Gymnasium environment.
 
     Args:
-        resource: a built-in resource's name, `module:Class`, or the class.
+        resource: the name of a built-in resource, `module:Class`, or the class.
         config: the configuration for its `setup`.
-        actions: the form of an action; "auto" selects the first of discrete, text and tool_call that fits the tools.
+        actions: the form of an action; "auto" selects the first of discrete, text and tool_call that the tools allow.
         max_text: the maximum length of an observation and of an action's text.
         render_mode: "ansi" makes `render` return the current observation.
 
@@ -87,7 +87,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         calls: with discrete actions, the tool and the arguments of each number.
 
     Raises:
-        ConfigError: the resource is unknown, its configuration is invalid, or its tools do not fit `actions`.
+        ConfigError: the resource is unknown, its configuration is invalid, or its tools do not allow `actions`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
@@ -126,11 +126,13 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         self._form = next(form for form, does_fit in fits.items() if does_fit) if asked == "auto" else asked
         if not fits[self._form]:
             why = {
-                "discrete": f"every argument needs an enum, a boolean or bounds, and at most {_MOST_CALLS} calls exist",
-                "text": "it requires exactly one tool with exactly one argument, a text",
+                "discrete": (
+                    f"every argument needs an enum, a boolean or bounds, and there can be at most {_MOST_CALLS} calls"
+                ),
+                "text": "it requires exactly one tool with exactly one argument, a string",
             }
             names = ", ".join(spec["function"]["name"] for spec in specs)
-            raise ConfigError(f"actions={asked!r} does not fit the tools {names}: {why[asked]}")
+            raise ConfigError(f"actions={asked!r} cannot be used with the tools {names}: {why[asked]}")
         text = AnyText(max_length=self._max_text, min_length=0)
         action_spaces: dict[str, spaces.Space[Any]] = {
             "text": text,
@@ -148,18 +150,21 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         if self._world is None:
             raise EnvironmentFailure("the environment is closed")
         if self._pid != os.getpid():
-            raise EnvironmentFailure("the environment was created before this process was forked; create one here")
+            raise EnvironmentFailure(
+                "the environment was created before this process was forked; create a new one in this process"
+            )
         return self._world
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Reset the resource with `seed`, or with a seed from the generator of the last given seed.
+        """Reset the resource with `seed`; without one, draw the seed from the generator of the last seed that was
+        passed.
 
         Raises:
-            ConfigError: options were passed; none has an effect.
+            ConfigError: options were passed, but none of them has an effect.
         """
         super().reset(seed=seed)
         if options:
-            raise ConfigError(f"reset takes no options, got {', '.join(options)}")
+            raise ConfigError(f"reset does not accept options, got {', '.join(options)}")
         drawn = int(self.np_random.integers(_SEEDS)) if seed is None else seed
         _shared.run(self.world.reset(drawn))
         return self._shown(_shared.run(self.world.get_observation())), {}
@@ -203,7 +208,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._shown(_shared.run(self.world.get_observation())) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Close the resource; a second call, or one in a forked process, has no effect."""
+        """Close the resource. A second call, or a call in a forked process, has no effect."""
         world, self._world = self._world, None
         if world is not None and self._pid == os.getpid():
             try:
@@ -213,7 +218,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
 
 
 def _text_argument(specs: Sequence[ToolSpec]) -> tuple[str, str] | None:
-    """Return the only tool and its only argument, if this is a text."""
+    """Return the only tool and its only argument, if that argument is a text."""
     properties = specs[0]["function"].get("parameters", {}).get("properties", {}) if len(specs) == 1 else {}
     if len(properties) != 1:
         return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# The first marked test imports the package, so that other test runs do not pay for it.
+# The first marked test imports the package, so that other test runs are not slowed down.
 if TYPE_CHECKING:
     from reward_kit.runs.finished import FinishedRun
 
@@ -55,7 +55,7 @@ def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
 
     mark = request.node.get_closest_marker(MARK)
     if mark is None:
-        pytest.fail(f"reward_kit_run is for tests with @pytest.mark.{MARK}(…)", pytrace=False)
+        pytest.fail(f"reward_kit_run can only be used in tests with @pytest.mark.{MARK}(…)", pytrace=False)
     if problem := _problem_with_gates({**_GATES, **mark.kwargs}):
         pytest.fail(f"{MARK}({problem}", pytrace=False)
     folder, asked = request.path.parent, request.config.getoption("--reward-kit-log-dir")
@@ -72,7 +72,7 @@ def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
             run = score_transcripts(folder / arguments.pop("data"), folder=folder, log_dir=log_dir, **arguments)
     except RewardKitError as error:
         problem = _printable(str(error))
-    if problem:  # outside the handler, so that pytest reports the error only once
+    if problem:  # Outside of the handler, so that pytest reports the error only once.
         pytest.fail(f"{MARK}: {problem}", pytrace=False)
     request.node.stash[_RUN] = run
     request.node.user_properties += _properties(run)
@@ -104,7 +104,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show the scores of all marked tests, also of those that passed."""
+    """Show the scores of all marked tests, including those that passed."""
     reports = (report for key in ("passed", "failed") for report in terminalreporter.stats.get(key, ()))
     called = ((report.nodeid, dict(report.user_properties)) for report in reports if report.when == "call")
     shown = sorted(((nodeid, facts) for nodeid, facts in called if "reward_kit_run" in facts), key=itemgetter(0))
@@ -172,12 +172,12 @@ def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
 
     given = {name: value for name, value in mark.kwargs.items() if name not in _GATES}
     if len(mark.args) > 1 or (mark.args and "task" in given):
-        raise ConfigError("pass one task file, and all other arguments by name")
+        raise ConfigError("pass one task file as the positional argument, and all other arguments by name")
     given |= {"task": mark.args[0]} if mark.args else {}
     if "task" in given and "reward" in given:
-        raise ConfigError("name either a task file, or reward= with data=")
+        raise ConfigError("pass either a task file, or reward= with data=")
     if "task" not in given and "reward" not in given:
-        raise ConfigError('name a task file, or reward="file.py:function" and data="transcripts.jsonl"')
+        raise ConfigError('pass a task file, or reward="file.py:function" and data="transcripts.jsonl"')
     known = ("task", *_OF_TASKS) if "task" in given else ("reward", *_OF_REWARDS)
     for name in given:
         if name not in known:
@@ -210,14 +210,14 @@ def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _summary(run: FinishedRun) -> str:
-    """Return the section of the report below a failed test: scores, failed episodes with their reasons, the page."""
+    """Return the section of the report for a failed test: scores, failed episodes with their reasons, and the page."""
     shown = {row.rollout_id for row in run.failed[:_MOST_SHOWN]}
     reasons = {}
     for result in run.results():
         rollout_id, score = result.episode["rollout_id"], (result.score or {}).get("result") or {}
         if rollout_id in shown and score.get("reason"):
             reasons[rollout_id] = " ".join(str(score["reason"]).split())[:200]
-    bad = [f"  {row.rollout_id}  broke: {row.score_error or row.error_class}" for row in run.errors]
+    bad = [f"  {row.rollout_id}  error: {row.score_error or row.error_class}" for row in run.errors]
     bad += [f"  {row.rollout_id}  {row.score:.3f}  {reasons.get(row.rollout_id, '')}".rstrip() for row in run.failed]
     more = [f"  … and {len(bad) - _MOST_SHOWN} more"] if len(bad) > _MOST_SHOWN else []
     episodes = ["episodes that failed or ended with an error:", *bad[:_MOST_SHOWN], *more] if bad else []

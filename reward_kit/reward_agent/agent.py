@@ -1,7 +1,7 @@
 """`AsyncRewardAgent`: submit a batch of rollouts and receive the scores group by group, concurrently with other work.
 
-A pointwise reward is called once per rollout, a batch reward once per group. Nothing polls: a result wakes its waiters.
-`call_scheduler.py` makes the calls, `tickets.py` holds a batch and delivers its results.
+A pointwise reward is called once per rollout, a batch reward once per group. There is no polling: a result wakes the
+callers that wait for it. `call_scheduler.py` makes the calls; `tickets.py` stores a batch and delivers its results.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class AsyncRewardAgent:
     """Scores rollouts concurrently. Use it as an async context manager.
 
     Args:
-        scorer: a reward function or class, called in this process (with a warning if it asks for a sandbox), or an
-            object that calls one elsewhere, such as `RemoteReward`.
-        max_concurrency: the maximum number of concurrent calls; a group's call counts as one.
-        deadline_s: time limit of one call; beyond it, the call is cancelled and unscored with the class `timeout`. It
-            includes the wait for a worker, except for a synchronous reward in this process.
-        max_pending: the maximum number of unscored requests; beyond it, `submit` waits.
+        scorer: a reward function or class, which is called in this process (with a warning if it requests a sandbox),
+            or an object that calls one elsewhere, such as `RemoteReward`.
+        max_concurrency: the maximum number of concurrent calls; a call for a group counts as one.
+        deadline_s: the time limit of one call in seconds, after which the call is cancelled and unscored with the class
+            `timeout`. It includes the wait for a worker, except for a synchronous reward in this process.
+        max_pending: the maximum number of unscored requests, above which `submit` waits.
         rates: limits of calls per minute and in flight; by default the scorer's attribute `rates`.
         retries: retries of failed calls; by default the scorer's attribute `retries`, or none.
-        cache: a cache that gives equal requests the same score, with one shared call for those in flight; None by
+        cache: a cache that gives equal requests the same score, with one shared call for those in flight. None by
             default, since two answers of a judge to the same question are two samples.
 
     Attributes:
@@ -84,7 +84,10 @@ class AsyncRewardAgent:
             deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
-            raise ConfigError("rates.tokens_per_minute is for model endpoints: a reward's token use is unknown")
+            raise ConfigError(
+                "rates.tokens_per_minute applies only to model endpoints, because the token usage of a reward is "
+                "unknown"
+            )
         self.scorer = cast(Scorer, scorer)
         retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)
@@ -100,7 +103,7 @@ class AsyncRewardAgent:
         )
         self._max_pending = max_pending
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._tickets: dict[Ticket, None] = {}  # with undelivered results
+        self._tickets: dict[Ticket, None] = {}  # tickets with undelivered results
         self._completed: dict[tuple[Ticket, int], None] = {}  # undelivered groups
         self._group_takers: deque[asyncio.Event] = deque()
         self._submitters: deque[asyncio.Event] = deque()
@@ -153,8 +156,9 @@ class AsyncRewardAgent:
 
         Args:
             batch: the requests.
-            group_size: this many consecutive requests form a group, which a batch reward scores in one call.
-            deadline_s: time limit from now; requests without a score by then are unscored with the class `timeout`.
+            group_size: the number of consecutive requests that form a group, which a batch reward scores in one call.
+            deadline_s: the time limit in seconds from now; requests without a score by then are unscored with the class
+                `timeout`.
 
         Raises:
             ConfigError: the batch size is not a multiple of the group size, or the deadline is not positive.
@@ -164,7 +168,7 @@ class AsyncRewardAgent:
         for index, request in enumerate(batch):
             if not isinstance(request, ScoringRequest):
                 raise ConfigError(
-                    f"submit: item {index} is {type_name(request)}; pass requests, as made by "
+                    f"submit: item {index} is {type_name(request)}; pass requests created by "
                     "ScoringRequest.from_episode(episode)"
                 )
         group_size = _whole("group_size", group_size)
@@ -184,7 +188,7 @@ class AsyncRewardAgent:
                     self._open_tasks()
             finally:
                 self._submitters.remove(turn)
-                if self._submitters:  # the next submitter may fit too
+                if self._submitters:  # The next submitter may fit too.
                     self._submitters[0].set()
         self._submitted += 1
         finishes_groups = self._caller.finishes_groups
@@ -225,12 +229,12 @@ class AsyncRewardAgent:
         Results are sorted by their index in the batch.
 
         Args:
-            chunk_size: a multiple of the group size, unless `cut_groups`.
+            chunk_size: the number of results; a multiple of the group size, unless `cut_groups` is true.
             hook_func: called with the chunk's three columns; its result, awaited if needed, is returned instead.
             ticket: the batch; by default the oldest one with outstanding results.
-            order: "completion": the groups that completed first, which favors fast rewards;
-                "submission": the groups that were submitted first, even if others complete earlier.
-            cut_groups: allow splitting a group; its rest comes first in the next chunk.
+            order: "completion" returns the groups that completed first, which favors fast rewards; "submission" returns
+                the groups that were submitted first, even if others complete earlier.
+            cut_groups: whether a group may be split; the rest of a split group comes first in the next chunk.
             **kwargs: keyword arguments for `hook_func`.
 
         Raises:
@@ -239,7 +243,7 @@ class AsyncRewardAgent:
             RewardError: the agent is not open, or was closed while waiting.
         """
         if kwargs and hook_func is None:
-            raise ConfigError(f"get: {', '.join(sorted(kwargs))} needs a hook_func")
+            raise ConfigError(f"get: {', '.join(sorted(kwargs))} can only be passed with hook_func")
         self._open_tasks()
         chunk_size = _whole("chunk_size", chunk_size)
         if ticket is None:
@@ -266,7 +270,7 @@ class AsyncRewardAgent:
             return (await self.get(len(batch), ticket=ticket)).extra_infos
         except anyio.get_cancelled_exc_class():
             ticket.cancel()
-            if ticket.belongs_to(self):  # take the results, or the agent would keep them
+            if ticket.belongs_to(self):  # Take the results, since the agent would keep them otherwise.
                 await self.get(len(batch), ticket=ticket)
             raise
 
@@ -283,7 +287,7 @@ class AsyncRewardAgent:
             while True:
                 self._open_tasks()
                 if not self._tickets:
-                    raise ConfigError("get_group() cannot return: 0 results are outstanding")
+                    raise ConfigError("get_group() cannot return, because no results are outstanding")
                 if self._group_takers[0] is wake_up and (ticket := self._with_ready_group()) is not None:
                     return self._handed_out(ticket, ticket.deliveries.take_group())
                 await wake_up.wait()
@@ -295,7 +299,7 @@ class AsyncRewardAgent:
     async def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> AsyncIterator[ScoredChunk]:
-        """Yield the outstanding results of one batch in chunks like `get`; the last one may be smaller.
+        """Yield the outstanding results of one batch in chunks, like `get`; the last chunk may be smaller.
 
         Raises:
             ConfigError, RewardError: see `get`.
@@ -316,10 +320,10 @@ class AsyncRewardAgent:
                 return ticket
         if chunk_size == 0:  # an empty batch
             return Ticket((), 1, self)
-        raise ConfigError(f"get({chunk_size}) cannot return: 0 results are outstanding")
+        raise ConfigError(f"get({chunk_size}) cannot return, because no results are outstanding")
 
     def _with_ready_group(self) -> Ticket | None:
-        """Return the batch of the first complete group that no `get` waits for."""
+        """Return the batch of the first complete group for which no `get` waits."""
         return next((ticket for ticket, _ in self._completed if ticket.deliveries.has_ready_group()), None)
 
     def _handed_out(self, ticket: Ticket, indexes: list[int]) -> ScoredChunk:
@@ -367,7 +371,7 @@ _Result = TypeVar("_Result")
 class SyncRewardAgent:
     """`AsyncRewardAgent` with blocking methods and the same arguments. Use it as a context manager, from any thread.
 
-    It runs a daemon thread, so a program that does not close the agent still exits.
+    It runs in a daemon thread, so a program that does not close the agent still exits.
     """
 
     def __init__(self, scorer: Callable[..., Any] | RewardSpec | Scorer, **options: Any) -> None:
@@ -449,13 +453,13 @@ class _Held:
 class PersistentAgent:
     """A reward agent that stays open between calls, for trainers that score in their own loops and tasks.
 
-    Each event loop has an agent, opened by its first call and closed when the loop ends, since trainers have no hook at
-    the end. Opening a sandboxed reward for each rollout would take a third of a second each time.
+    Each event loop has its own agent, which is opened by the first call and closed when the loop ends, since trainers
+    have no hook at the end. Opening a sandboxed reward for each rollout would take a third of a second each time.
     """
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
         self._make = make
-        # Loops run in several threads; each uses only its own entry.
+        # Loops run in several threads, but each uses only its own entry.
         self._held: dict[asyncio.AbstractEventLoop, _Held] = {}
 
     async def score(self, request: ScoringRequest) -> Scored:
@@ -486,7 +490,7 @@ class PersistentAgent:
         except Exception as error:
             if held.ready.done():
                 raise
-            held.ready.set_exception(error)  # raised by `score`; the next call tries again
+            held.ready.set_exception(error)  # Raised by `score`; the next call tries again.
         finally:
             held.ready.cancel()  # no effect if done
             if self._held.get(loop) is held:
@@ -502,9 +506,9 @@ def score_all(
     """Score requests concurrently and return the scores in order. Blocks; use `AsyncRewardAgent` to await scores.
 
     Args:
-        reward: as for `AsyncRewardAgent`.
-        requests: for example `ScoringRequest.from_episode(episode, task)` for each episode.
-        group_size: this many consecutive requests form a group.
+        reward: as in `AsyncRewardAgent`.
+        requests: the requests, for example `ScoringRequest.from_episode(episode, task)` for each episode.
+        group_size: the number of consecutive requests that form a group.
         **options: options of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
 
     Raises:

@@ -1,7 +1,7 @@
 """The scheduling of a reward agent's calls: their order, concurrency and retries.
 
-Tickets take turns group by group; started groups come before new ones. Retries have two budgets: one per call, and one
-per agent, so that an endpoint that is down does not receive many times the usual number of requests.
+Tickets take turns group by group, and started groups come before new ones. Retries have two budgets, one per call and
+one per agent, so that an endpoint that is down does not receive many times the usual number of requests.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Retries:
     """The policy for retrying failed calls. A failed rollout is never retried.
 
     Attributes:
-        policy: attempts, time budget of each call, and the waits between: exponential with full jitter on top of the
-            endpoint's Retry-After, as for model endpoints.
-        classes: classes of temporary failures. Transient errors of the user's client are `provider_error`; see
-            `providers/faults.py`.
-        seed: seed of the jitter; None draws it from the system.
+        policy: the attempts, the time budget of each call, and the waits between attempts, which are exponential with
+            full jitter and are added to the endpoint's Retry-After, as for model endpoints.
+        classes: the failure classes that count as temporary. Transient errors of the user's client are
+            `provider_error`; see `providers/faults.py`.
+        seed: the seed of the jitter; None draws it from the system.
         max_share: the maximum ratio of retries to calls begun within the policy's time budget, plus `SPARE`; None for
-            no limit. Failures beyond it are not retried.
+            no limit. Failures beyond this limit are not retried.
 
     Raises:
         ConfigError: a class is unknown, or the share is not positive.
@@ -67,7 +67,9 @@ class Retries:
     def __post_init__(self) -> None:
         for name in self.classes:
             if name not in FAILURE_CLASSES:
-                raise ConfigError(f"Retries.classes: no failure class {name!r}{did_you_mean(name, FAILURE_CLASSES)}")
+                raise ConfigError(
+                    f"Retries.classes: unknown failure class {name!r}{did_you_mean(name, FAILURE_CLASSES)}"
+                )
         if self.max_share is not None:
             check_number("Retries.max_share", self.max_share)
 
@@ -86,7 +88,7 @@ class SharedBudget:
         self._calls += 1
 
     def take(self, now_s: float) -> bool:
-        """Take a retry; return False if none is left."""
+        """Take a retry from the budget; return False if none is left."""
         current = self._slice(now_s)
         if self._retries >= SPARE + self._share * self._calls:
             return False
@@ -158,7 +160,7 @@ class CallScheduler:
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
         self._begun: deque[Call] = deque()  # calls of started groups
-        self._tickets: deque[tuple[Ticket, int]] = deque()  # with the index of their next group
+        self._tickets: deque[tuple[Ticket, int]] = deque()  # with the index of the next group of each
         self._making: set[Call] = set()
         self._finishing: dict[anyio.CancelScope, tuple[Ticket, int]] = {}
         self._leading: dict[str, Call] = {}
@@ -250,14 +252,14 @@ class CallScheduler:
         self._time_came.set()
 
     async def _wait_for_timers(self) -> None:
-        """Start workers after a timer fires, since timers run outside of tasks and cannot start them."""
+        """Start workers after a timer has fired, since timers run outside of tasks and cannot start them."""
         while self._tasks is not None:
             self._start_workers()
             await self._time_came.wait()
             self._time_came.clear()
 
     async def _work(self, first: Call) -> None:
-        """Make calls one after another; a task per call would cost as much as a short reward."""
+        """Make calls one after another; one task per call would cost as much as a short reward."""
         call: Call | None = first
         try:
             while call is not None:
@@ -307,7 +309,7 @@ class CallScheduler:
             scored = _failed(call.requests, error or self._too_long())
         ended = self._loop.time()
         call.spans.append((began, ended))
-        # Cancelled calls and failed rollouts are not latencies of the scorer.
+        # Cancelled calls and failed rollouts are not included in the latencies of the scorer.
         if call.is_wanted and any(request.failure is None for request in call.requests):
             self._tally.latencies.add(ended - began)
         self._tally.spend(scored)
@@ -317,7 +319,7 @@ class CallScheduler:
         return DeadlineError(f"the call exceeded deadline_s={self._deadline_s}")
 
     def _schedule_retry(self, call: Call, scored: Sequence[Scored]) -> bool:
-        """Schedule another attempt if allowed; a waiting call does not count as in flight."""
+        """Schedule another attempt if it is allowed; a waiting call does not count as in flight."""
         retries = self._retries
         if retries is None or not call.is_wanted:
             return False
@@ -340,7 +342,7 @@ class CallScheduler:
             call.given_up = f"{budget} is used up"
             return False
         if self._budget is not None and not self._budget.take(now_s):
-            call.given_up = "the agent's retries are used up (max_share)"
+            call.given_up = "the retry budget of the agent is used up (max_share)"
             return False
         self._tally.retries += 1
 
@@ -394,9 +396,9 @@ class CallScheduler:
             ticket.finish(group, _failed(requests, error or self._too_long()))
 
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
-        """Answer a call from the cache, or let it follow an equal call in flight."""
+        """Answer a call from the cache, or attach it to an equal call in flight."""
         if call.attempts:
-            return False  # this call is the one in flight
+            return False  # This call is now the one in flight.
         call.key = content_hash(call.requests)
         if call.key is None:
             return False
@@ -407,7 +409,7 @@ class CallScheduler:
         else:
             return False
         self._tally.cached += 1
-        await asyncio.sleep(0)  # so that a fully cached batch does not block the loop
+        await asyncio.sleep(0)  # so that a batch that is completely cached does not block the loop
         return True
 
     def _promote_follower(self, call: Call) -> None:
@@ -416,7 +418,7 @@ class CallScheduler:
 
 
 def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> list[Scored]:
-    """Return the results if there is one per request, in order."""
+    """Return the results if there is one per request, in the same order."""
     results = list(scored)
     if [getattr(one, "rollout_id", None) for one in results] != [request.rollout_id for request in requests]:
         raise RewardError(f"the scorer returned {len(results)} results that do not match the {len(requests)} requests")
@@ -429,7 +431,7 @@ def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[S
 
 
 class CallTurn(Generic[_Result]):
-    """Awaits a coroutine like a task, in a copied context and yielding at least once, but cheaper."""
+    """Awaits a coroutine like a task, in a copied context and yielding at least once, but at a lower cost."""
 
     __slots__ = ("_context", "_coroutine")
 

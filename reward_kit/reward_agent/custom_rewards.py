@@ -1,4 +1,4 @@
-"""Adapters that turn verl's `compute_score`, as a function or as a class that keeps a client, into rewards.
+"""Adapters that convert verl's `compute_score`, as a function or as a class that keeps a client, to rewards.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> (score, query, response)
 
@@ -6,8 +6,8 @@
         def compute_score(self, data_source, solution_str, ground_truth, extra_info): ...
         def post_process_scores(self, scores): ...  # optional, once per group
 
-`build_spec` turns both into ordinary rewards with options, deadlines and sandbox levels. In reading order: signatures
-(`ScoreForm`), calls (`Calls`), answers. The sandboxed worker imports this file, so it imports little.
+`build_spec` converts both to ordinary rewards with options, deadlines and sandbox levels. In reading order: signatures
+(`ScoreForm`), calls (`Calls`), answers. The sandboxed worker imports this file, so its imports are kept few.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from reward_kit.typed_interface import (
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 _GIVEN_TO_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 _WANTED = ("messages", "assistant_turns", "sample", "task_name", *_GIVEN)
-"""The values requested of a rollout; a trainer may supply the first three of `_GIVEN`."""
+"""The values that are requested of a rollout; a trainer may supply the first three of `_GIVEN`."""
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_EXTRA = {"data_source", "ground_truth", "reward_model", "extra_info"}
 _LOGGED = (*_GIVEN, "score", "query", "response")
@@ -101,7 +101,8 @@ def _class_spec(kind: type) -> RewardSpec:
         if argument := argument_without_default(kind, method):
             raise ConfigError(
                 f"{source_location(getattr(kind, method))}{name}.{method} is called without arguments; give "
-                f"{argument!r} a default, or take it in compute_score, where reward_options fix it"
+                f"{argument!r} a default, or make it a parameter of compute_score, which reward_options can "
+                "set"
             )
     post = getattr(kind, post_name, None)
     if not hasattr(kind, post_name):
@@ -117,7 +118,7 @@ def _class_spec(kind: type) -> RewardSpec:
             inspect.signature(post).bind(*(() if is_bound else (None,)), [])
         except TypeError as error:
             raise ConfigError(
-                f"{source_location(post)}{name}.{post_name}(self, scores) takes the scores: {error}"
+                f"{source_location(post)}{name}.{post_name}(self, scores) must accept the scores: {error}"
             ) from None
     for method in (post_name, "log"):
         if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
@@ -186,7 +187,7 @@ def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Evaluatio
 
 
 def _nearly(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this name misspells; similarity alone is not enough."""
+    """Return the known name of which this name is a misspelling; similarity alone is not enough."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
@@ -201,21 +202,23 @@ class ScoreForm:
     """The signature of a `compute_score`."""
 
     id: str
-    names: frozenset[str]  # its standard parameters
-    own: frozenset[str]  # its further parameters, set by options
+    names: frozenset[str]  # the standard parameters that it has
+    own: frozenset[str]  # the further parameters, which options set
     required: frozenset[str]  # all parameters without a default
-    hints: Mapping[str, Any]  # annotations of its further parameters and of the ground truth
-    is_batch: bool  # it takes plural names and scores a group in one call
+    hints: Mapping[str, Any]  # the annotations of its further parameters and of the ground truth
+    is_batch: bool  # whether it takes plural names and scores a group in one call
     is_async: bool
 
     @classmethod
     def read(cls, code: Callable[..., Any], id: str, *, has_self: bool) -> ScoreForm:
-        """Read a signature."""
+        """Parse the signature of a `compute_score`."""
         parameters = list(inspect.signature(code).parameters.values())
         code = code.func if isinstance(code, functools.partial) else code
         where = f"{source_location(code)}{id}"
         if has_self and parameters and (first := parameters[0].name) in (*_GIVEN, *_GIVEN_TO_BATCH):
-            raise ConfigError(f"{where}: its first parameter is {first!r}; the first parameter of a method is self")
+            raise ConfigError(
+                f"{where}: the first parameter is {first!r}; the first parameter of a method must be self"
+            )
         parameters = parameters[has_self:]
         names = {each.name for each in parameters if each.kind not in _VARIABLE}
         is_batch = "solution_strs" in names
@@ -223,17 +226,17 @@ class ScoreForm:
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
         if form[1] not in names and not takes_any:
             near = next((name for name in names if _nearly(name, form[1:2])), None)
-            problem = f"takes {near!r} instead of" if near else "does not take"
+            problem = f"has the parameter {near!r} instead of" if near else "has no parameter"
             example = "compute_score(data_source, solution_str, ground_truth, extra_info)"
             raise ConfigError(f"{where} {problem} 'solution_str'; write {example}")
         if positional := next((each.name for each in parameters if each.kind is each.POSITIONAL_ONLY), None):
-            raise ConfigError(f"{where}: parameters are passed by name; {positional!r} cannot be")
+            raise ConfigError(f"{where}: parameters are passed by name, so {positional!r} must not be positional-only")
         try:
             hints = typing.get_type_hints(code, include_extras=True)
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
             raise ConfigError(f"{where}: an annotation cannot be resolved: {error}") from error
         own = frozenset(names - set(form))
-        for name in sorted(own):  # a misspelled parameter would always have its default value
+        for name in sorted(own):  # A misspelled parameter would always have its default value.
             if name in other:
                 meant = form[other.index(name)]
                 raise ConfigError(f"{where}: {name!r} cannot be combined with {form[1]!r}; write {meant!r}")
@@ -263,7 +266,7 @@ class ScoreForm:
 
 
 def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the four standard values from a rollout's values; a trainer's values of these names take precedence."""
+    """Return the four standard values from a rollout's values; a trainer's values with these names take precedence."""
     sample = values.get("sample") or {}
     source = values.get("data_source")
     solution = values.get("solution_str")
@@ -348,10 +351,10 @@ class Calls:
         answers = returned.tolist() if hasattr(returned, "tolist") else returned
         if not isinstance(answers, list | tuple):
             raise InvalidResultError(
-                f"{self.form.id}: for several solutions it returns a list, not {type_name(answers)}"
+                f"{self.form.id}: must return a list for several solutions, got {type_name(answers)}"
             )
         if len(answers) != count:
-            raise InvalidResultError(f"{self.form.id}: {len(answers)} scores for {count} solutions")
+            raise InvalidResultError(f"{self.form.id}: returned {len(answers)} scores for {count} solutions")
         results = []
         for index, answer in enumerate(answers):
             try:
@@ -362,7 +365,7 @@ class Calls:
 
 
 def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | None:
-    """Return a user's `log` if it takes a score's values; a function with other parameters is an unrelated helper."""
+    """Return a user's `log` if it takes a score's values; with other parameters, it is an unrelated helper."""
     if not callable(log):
         return None
     parameters = inspect.signature(log).parameters.values()
@@ -383,7 +386,7 @@ def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | No
 class CustomAnswer(EvaluateResult):
     """A result in verl's form."""
 
-    # The other values of a returned mapping, unchanged; files have them as text in `reason`.
+    # The other values of a returned mapping, unchanged; files contain them as text in `reason`.
     mapping_values: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
 
 
@@ -419,27 +422,29 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
 
 
 def failed(why: str, **kept: str | None) -> CustomAnswer:
-    """Return a result that leaves its rollout unscored; its score is a placeholder."""
+    """Return a result that leaves its rollout unscored; its score is only a placeholder."""
     return CustomAnswer(score=0.0, is_score_valid=False, error=_plain(why), **kept)
 
 
 def _number(score: Any, what: str, forms: str = _FORMS) -> float:
-    """Convert a score to a float, NaN if missing; accepts NumPy scalars and one-element tensors."""
+    """Convert a score to a float, which is NaN if the score is missing; accepts NumPy scalars and one-element
+    tensors.
+    """
     if score is None:
         return math.nan
     if not isinstance(score, int | float) and callable(item := getattr(score, "item", None)):
         try:
             score = item()
         except (TypeError, ValueError, RuntimeError):  # an array with several items
-            raise InvalidResultError(f"{what} gave {type_name(score)} of several items as the score") from None
+            raise InvalidResultError(f"{what} returned {type_name(score)} with several items as the score") from None
     if not isinstance(score, int | float):
-        raise InvalidResultError(f"{what} gave {type_name(score)} as the score; {forms}")
+        raise InvalidResultError(f"{what} returned {type_name(score)} as the score; {forms}")
     try:
         number = float(score)
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise InvalidResultError(f"{what} gave {number} as the score; return a finite number, or None if unscored")
+        raise InvalidResultError(f"{what} returned {number} as the score; return a finite number, or None if unscored")
     return number
 
 
@@ -454,20 +459,20 @@ def _text(value: Any) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Escape lone surrogates, which models may write and files cannot store."""
+    """Escape lone surrogates, which models may write but files cannot store."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _scores(results: Sequence[EvaluateResult]) -> list[float]:
-    """Return the scores for post-processing, NaN if missing."""
+    """Return the scores for post-processing; a missing score is NaN."""
     return [result.score if result.error is None and result.is_score_valid else math.nan for result in results]
 
 
 def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
     """Return the results of a group with the scores from its post-processing.
 
-    A new score of an unscored rollout is marked as imputed; a changed one keeps the earlier score in `raw_score`; a
-    removed one leaves the rollout unscored.
+    A new score of an unscored rollout is marked as imputed. A changed score keeps the earlier score in `raw_score`. A
+    removed score leaves the rollout unscored.
     """
     given = processed.tolist() if hasattr(processed, "tolist") else processed
     name = f"post_process_scores of {what}"

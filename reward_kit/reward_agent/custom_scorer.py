@@ -1,4 +1,4 @@
-"""The in-process scorer of a user's `compute_score`: single calls, then post-processing per group."""
+"""The in-process scorer of a user's `compute_score`, which makes single calls, then post-processes each group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reward_kit.typed_interface import RewardSpec
 from reward_kit.validation import check_number
 
 MAX_THREADS = 256
-"""Concurrent calls of a synchronous `compute_score`: most of them wait for an endpoint."""
+"""The maximum number of concurrent calls of a synchronous `compute_score`; most of them wait for an endpoint."""
 
 
 class CustomScorer(InProcessScorer):
@@ -41,7 +41,7 @@ class CustomScorer(InProcessScorer):
         if (policy := getattr(kind, "call_retries", None)) is not None:
             what, known = f"{kind.__name__}.call_retries", [each.name for each in fields(RetryPolicy)]
             if not isinstance(policy, Mapping):
-                raise ConfigError(f"{what} is a mapping with some of {', '.join(known)}, not {type_name(policy)}")
+                raise ConfigError(f"{what} must be a mapping with some of {', '.join(known)}, got {type_name(policy)}")
             for name, value in policy.items():
                 if name not in known:
                     raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")
@@ -62,9 +62,9 @@ class GroupScorer(CustomScorer):
         return await self.finish_group(requests, await super().score_group(requests))
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
-        """Return the scores of a group after post-processing, in order; if that fails, all are unscored."""
+        """Return the scores of a group after post-processing, in order; if post-processing fails, all are unscored."""
         indexes = [index for index, request in enumerate(requests) if request.failure is None]
-        if self._opened is None or not indexes:  # opening failed, and each call reports the reason
+        if self._opened is None or not indexes:  # Opening failed, and each call reports the reason.
             return list(scored)
         before = [scored[index] for index in indexes]
         try:
@@ -79,7 +79,7 @@ class GroupScorer(CustomScorer):
         assert self._opened is not None
         assert self._threads is not None
         calls: Calls = self._opened.instance.calls
-        assert calls.post is not None, "only a class with that method is scored in groups"
+        assert calls.post is not None, "only a class with post_process_scores is scored in groups"
         post = functools.partial(calls.post, [math.nan if each.score is None else each.score for each in before])
 
         async def awaited() -> Any:
@@ -108,7 +108,7 @@ class GroupScorer(CustomScorer):
 
 
 def in_process_scorer(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
-    """Return the scorer of a reward in this process; see `InProcessScorer` for the options."""
+    """Create the scorer of a reward in this process; see `InProcessScorer` for the options."""
     if hasattr(spec.function, "each"):
         return GroupScorer(spec, deadline_s, **options)
     return (CustomScorer if hasattr(spec.function, "custom_form") else InProcessScorer)(spec, deadline_s, **options)

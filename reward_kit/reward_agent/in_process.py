@@ -1,4 +1,4 @@
-"""Scores in this process: a reward called in a thread or in the event loop, without a sandbox.
+"""Scoring in this process: a reward is called in a thread or in the event loop, without a sandbox.
 
 Most calls take less time than waking a thread, so calls wait in one queue. A thread makes them one after another and
 returns their results together: a burst of calls costs two thread switches, not two per call. To keep a slow call from
@@ -33,7 +33,7 @@ from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
 try:
     from sniffio import current_async_library_cvar as _library
-except ModuleNotFoundError:  # not installed, so not used
+except ModuleNotFoundError:  # If it is not installed, it is not used either.
     _library = None  # type: ignore[assignment]
 
 MAX_THREADS = 40  # anyio's default thread limit
@@ -64,8 +64,8 @@ class _Call:
 class CallThreads:
     """Daemon threads for the running event loop, started on demand and kept until `close`.
 
-    The deadline counts from the start of a call. A thread with an abandoned call ends with that call and does not count
-    toward `most`, the limit of working threads.
+    The deadline is counted from the start of a call. A thread with an abandoned call ends with that call and does not
+    count toward `most`, the limit on working threads.
     """
 
     def __init__(self, deadline_s: float | None = None, most: int = MAX_THREADS) -> None:
@@ -87,9 +87,9 @@ class CallThreads:
     async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
         """Call `function` in a thread, with a copy of the caller's context variables.
 
-        On cancellation, a waiting call is dropped. A running call is abandoned: a thread cannot be killed, so it
-        continues and its result is discarded. A `KeyboardInterrupt` or other non-`Exception` becomes the cause of a
-        `RuntimeError`, since it would end the event loop.
+        On cancellation, a waiting call is dropped. A running call is abandoned: a thread cannot be killed, so the call
+        continues and its result is discarded. A `KeyboardInterrupt` or other exception that is not an `Exception`
+        becomes the cause of a `RuntimeError`, since it would end the event loop.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
@@ -115,10 +115,10 @@ class CallThreads:
         try:
             raise call.error
         finally:
-            call.error = None  # its traceback references this frame
+            call.error = None  # The traceback references this frame.
 
     def close(self) -> None:
-        """End idle threads now, and the others after their call."""
+        """End idle threads now, and the others when their call ends."""
         with self._lock:
             self._is_closed = True
             while self._idle:
@@ -145,14 +145,17 @@ class CallThreads:
                     self._start()
 
     def _deliver(self) -> None:
-        self._is_notified = False  # first, so that later results notify again
+        self._is_notified = False  # First, so that later results notify again.
         while self._over:
             call = self._over.popleft()
             if not call.done.done():
                 call.done.set_result(None)
 
     def _ring(self, deadline_s: float) -> None:
-        """Abandon overdue calls. One timer suffices: no call is due before the running ones, or before `deadline_s`."""
+        """Abandon overdue calls.
+
+        One timer suffices: no call is due before the running ones, or before `deadline_s`.
+        """
         now = time.monotonic()
         with self._lock:
             calls = [thread.call for thread in self._threads if thread.call is not None]
@@ -168,7 +171,7 @@ class CallThreads:
                 call.done.set_exception(OverdueError())
         self._alarm = None if next_due is None else self._loop.call_later(next_due - now, self._ring, deadline_s)
 
-    def _give_up(self, call: _Call) -> None:  # call with the lock held, like `_start`
+    def _give_up(self, call: _Call) -> None:  # Call it with the lock held, like `_start`.
         call.is_given_up = True
         if (thread := call.thread) is not None and thread.call is call and not thread.is_lost:
             thread.is_lost = True
@@ -191,14 +194,14 @@ class CallThreads:
             try:
                 call.result = call.context.run(call.function)
             except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-                # Ctrl-C reaches the main thread only, so the function raised this itself.
+                # Ctrl-C reaches only the main thread, so the function raised this itself.
                 if not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
-                    failure = RuntimeError(f"it raised {type(error).__name__}")
+                    failure = RuntimeError(f"the function raised {type(error).__name__}")
                     failure.__cause__, error = error, failure
                 call.error = error
             call.is_over = True
             self._over.append(call)
-            del call  # free it while the thread waits for the next
+            del call  # Free it while the thread waits for the next call.
         self._notify()
 
     def _next(self, thread: _Thread) -> _Call | None:
@@ -261,13 +264,13 @@ _Result = TypeVar("_Result")
 
 
 class InProcessScorer:
-    """Calls a reward in this process: a synchronous function in a thread, an async one in the loop. No sandbox.
+    """Calls a reward in this process: a synchronous function in a thread, an async function in the loop. No sandbox.
 
     Args:
         spec: the reward. Its resources are opened and its instance is created before the first call.
-        deadline_s: time limit of the opening, and of one call for a rollout or group, without its wait for a thread;
-            beyond it, the call is unscored with the class `timeout`.
-        max_threads: concurrent calls of a synchronous function.
+        deadline_s: the time limit in seconds of the opening, and of one call for a rollout or group, without its wait
+            for a thread. A call that exceeds it is unscored with the class `timeout`.
+        max_threads: the maximum number of concurrent calls of a synchronous function.
     """
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
@@ -297,7 +300,7 @@ class InProcessScorer:
         try:
             with anyio.CancelScope(shield=True), boundary(RewardError, f"close of reward {self._spec.id!r}"):
                 await opened.close()
-        except RewardKitError as problem:  # all scores exist, so warn only
+        except RewardKitError as problem:  # All scores exist, so only warn.
             logger.warning("%s", problem, exc_info=problem)
         finally:
             if self._threads is not None:
@@ -335,7 +338,7 @@ class InProcessScorer:
                     try:
                         with boundary(RewardError, f"reward {self._spec.id!r}"):
                             rollouts.append(request.named_values(self._spec.parameters))
-                    except RewardKitError as error:  # exclude a rollout with an unreadable state from the call
+                    except RewardKitError as error:  # Exclude a rollout with an unreadable state from the call.
                         rollouts.append(error)
                 given = [values for values in rollouts if not isinstance(values, RewardKitError)]
                 results = await self._closing(given, opened.call_group(rollouts))
@@ -361,7 +364,7 @@ class InProcessScorer:
         try:
             result = await self._in_time(call)
         except OverdueError:
-            raise  # States stay open, as on cancellation: the abandoned call may still use them.
+            raise  # States stay open, as on cancellation, because the abandoned call may still use them.
         except Exception:
             _close_states(given)
             raise
@@ -370,7 +373,7 @@ class InProcessScorer:
 
     async def _in_time(self, call: Coroutine[Any, Any, _Result]) -> _Result:
         if self._deadline_s is None or not self._spec.is_async:
-            return await call  # the threads enforce the deadline
+            return await call  # The threads enforce the deadline.
         with anyio.move_on_after(self._deadline_s):
             return await call
         raise OverdueError
@@ -396,15 +399,15 @@ def _close_states(given: Iterable[Mapping[str, Any]]) -> None:
 
 
 def warn_unconfined(spec: RewardSpec) -> None:
-    """Warn once if a reward asks for a sandbox but is passed as a function, which runs unconfined."""
+    """Warn once if a reward requests a sandbox but is passed as a function, which runs unsandboxed."""
     if spec.sandbox not in (None, "in_process") and spec.weakened_from is None:
         _warn_unconfined(spec.id, spec.sandbox)
 
 
 @functools.lru_cache(maxsize=1000)
 def _warn_unconfined(id: str, level: str) -> None:
-    advice = "to confine it, pass a reference, as in load_reward('file.py:function')"
-    logger.warning("reward %r asks for %s and runs in_process, without a sandbox: %s", id, level, advice)
+    advice = "to run it in the sandbox, pass a reference, as in load_reward('file.py:function')"
+    logger.warning("reward %r requests %s but runs in_process, without a sandbox: %s", id, level, advice)
 
 
 async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:

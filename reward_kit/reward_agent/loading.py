@@ -1,8 +1,8 @@
-"""Selection of a reward's sandbox level, and loading the reward for that level.
+"""Selection of a reward's sandbox level, and loading of the reward for that level.
 
-The level comes from the command line, else the task file, else a default: `warm` for a user's own file, `in_process`
-for the rewards of this package. The reward's code can ask for a stricter level than the default, as built-in
-rewards that parse model text do; requests for a weaker level are ignored.
+The level is set on the command line, else in the task file, else it is a default: `warm` for a user's own file,
+`in_process` for the rewards of this package. The reward's code can request a stricter level than the default, as
+built-in rewards that parse model text do; requests for a weaker level are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
-"""The extra seconds that a call over HTTP may take."""
+"""Additional seconds that a call over HTTP may take."""
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
@@ -43,8 +43,8 @@ class SandboxChoice:
         level: the sandbox level; None for the default.
         limits: overrides for fields of `sandbox.Limits` except `wall_s`.
         read_paths: readable files and directories, absolute or relative to the directory of the reference.
-        preload: installed modules to import once, before any call.
-        reward_time_s: time limit of one call in seconds; None for a day.
+        preload: installed modules to import once, before the first call.
+        reward_time_s: the time limit of one call in seconds; None for a day.
     """
 
     level: SandboxLevel | None = None
@@ -68,18 +68,18 @@ def load_reward(
     choice: SandboxChoice | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> LoadedReward:
-    """Load a reward for its sandbox level. Unless that is `in_process`, none of its code runs in this process.
+    """Load a reward for its sandbox level. Unless the level is `in_process`, none of its code runs in this process.
 
     Args:
         reference: `file.py:function` or `package.module:function` of a function or a class with `score`, or the URL of
             a reward served by `reward-kit serve`.
-        folder: the base of a file path, by default the working directory.
-        choice: its sandbox settings.
+        folder: the directory to which a file path is relative; by default the working directory.
+        choice: the sandbox settings of the reward.
         options: keyword parameters to fix, see `reward_calls.with_options`.
 
     Raises:
-        ConfigError: it cannot be loaded, `isolated` is requested but not available, its requirements are not met, or an
-            option is invalid.
+        ConfigError: the reward cannot be loaded, `isolated` is requested but not available, its requirements are not
+            met, or an option is invalid.
     """
     choice, folder, options = choice or SandboxChoice(), (folder or Path.cwd()).resolve(), options or {}
     if reference.startswith(("http://", "https://")):
@@ -92,7 +92,9 @@ def load_reward(
     if level == "in_process":
         return LoadedReward(load_in_process(load_object(reference, folder), options))
     if is_built_in(location) and needs_host(spec := reward_spec(load_object(reference, folder))):
-        raise ConfigError(f"reward {spec.id!r} calls other services and cannot run {level}; remove sandbox.level")
+        raise ConfigError(
+            f"reward {spec.id!r} calls other services and cannot run at the level {level}; remove sandbox.level"
+        )
     from reward_kit.sandbox.host import best_strength
 
     try:
@@ -153,19 +155,19 @@ def load_custom_reward(
     choice: SandboxChoice | None = None,
     reward_kwargs: Mapping[str, Any] | None = None,
 ) -> LoadedReward:
-    """Load a reward by verl's settings `custom_reward_function.path` and `.name`.
+    """Load a reward that is specified by verl's settings `custom_reward_function.path` and `.name`.
 
-    It may be a `compute_score`, a class with one, or any other reward. `make_scorer(loaded.reward)` calls it.
+    It may be a `compute_score`, a class with one, or any other reward. Call it with `make_scorer(loaded.reward)`.
 
     Args:
         path: the file, or a module's dotted name.
         name: the function or class in it.
-        folder: the base of a relative path, by default the working directory.
-        choice: its sandbox settings; a reward that calls an endpoint must run at the level `in_process`.
+        folder: the directory to which a path is relative; by default the working directory.
+        choice: the sandbox settings of the reward; a reward that calls an endpoint must run at the level `in_process`.
         reward_kwargs: further keyword parameters.
 
     Raises:
-        ConfigError: it cannot be loaded, or cannot run at that level.
+        ConfigError: the reward cannot be loaded, or cannot run at that level.
 
     Example:
         ```python
@@ -175,16 +177,16 @@ def load_custom_reward(
     """
     for key, value, names in (("path", str(path), "file"), ("name", name, "function or class")):
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"custom_reward_function.{key} is {value!r}; it must be the reward's {names}")
+            raise ConfigError(f"custom_reward_function.{key} must be the reward's {names}, got {value!r}")
     return load_reward(f"{path}:{name}", folder, choice, reward_kwargs)
 
 
 def make_scorer(reward: Reward, deadline_s: float | None = None) -> Scorer:
-    """Return a scorer for a loaded reward.
+    """Create a scorer for a loaded reward.
 
     Args:
         reward: the reward from `load_reward`.
-        deadline_s: the time limit of one call in this process; a sandboxed reward uses its own limits.
+        deadline_s: the time limit in seconds of one call in this process; a sandboxed reward uses its own limits.
     """
     if isinstance(reward, RewardSpec):
         return in_process_scorer(reward, deadline_s)
@@ -236,7 +238,7 @@ def _described(
     is_file = location.endswith(".py")
     file = (folder / location).resolve() if is_file else find_module(location)
     if file is None:
-        raise ConfigError(f"module {location!r} not found; install it, or name a file: file.py:function")
+        raise ConfigError(f"module {location!r} not found; install it, or use a file: file.py:function")
     if not file.is_file():
         raise ConfigError(f"no such file: {file}")
     text = read_source(file)
@@ -245,14 +247,14 @@ def _described(
     read_paths = [(folder / path).resolve() for path in choice.read_paths]
     if missing := next((path for path in read_paths if not path.exists()), None):
         raise ConfigError(f"sandbox.read_paths: {missing} does not exist")
-    # An untrusted file may import from its own directory only.
+    # An untrusted file may import only from its own directory.
     roots = [*([file.parent] if is_file else []), *([] if is_file and level == "isolated" else user_roots())]
     sources = collect_sources(file, user_module_name(file) if is_file else location, roots)
     preload = (*choice.preload, *sorted(built_in_imports(f"{location}.{name}")))
     readable = tuple(map(str, read_paths))
     program = worker_program(reference, folder, sources, read_paths=readable, preload=preload, options=options)
     wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
-    # The CPU limit equals the wall limit unless the user sets it.
+    # The CPU limit equals the wall time limit unless the user sets it.
     limits = Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})
     try:
         facts, output = run_blocking(describe(program, str(file), limits))

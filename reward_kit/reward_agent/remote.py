@@ -1,8 +1,8 @@
-"""`RemoteReward`: a reward served by `reward-kit serve`, identified by its URL and used like any other.
+"""`RemoteReward`, a reward served by `reward-kit serve`, identified by its URL and used like any other reward.
 
-Scores and failures equal those of the same reward in process: values outside JSON are sent in the format of
-`episodes/json_codec.py`. Network errors are retried, then recorded as `provider_error`, `timeout` or `refused`. Every
-answer is untrusted.
+Scores and failures equal those of the same reward in process: values that JSON cannot represent are sent in the format
+of `episodes/json_codec.py`. Network errors are retried, then recorded as `provider_error`, `timeout` or `refused`. All
+answers are untrusted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 KEY_VARIABLE = "REWARD_KIT_REWARD_API_KEY"
-"""The environment variable with the key for rewards over HTTP."""
+"""The environment variable that contains the key for rewards over HTTP."""
 _ALWAYS = frozenset({"messages", "rollout_id", "assistant_turns"})
 _OWN_FIELDS = ("ground_truth", "sample", "environment_return", "stop_reason")
 _ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-]+\Z")
@@ -94,24 +94,26 @@ class AboutBody(BaseModel):
 
     model_config = ConfigDict(strict=True, title="Reward")
 
-    name: str = Field(description="The name in its URL.")
+    name: str = Field(description="The name of the reward in its URL.")
     id: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
     mode: EvaluationMode = Field(description='"batch": the rollouts of a request are one group, scored in one call.')
-    parameters: list[str] | None = Field(description="Parameters of the reward; null: any.")
+    parameters: list[str] | None = Field(description="Parameters of the reward; null if it accepts any.")
     required: list[str] = Field(description="Parameters without a default.")
     level: str = Field(description="Sandbox level: in_process, warm or isolated.")
-    digest: str = Field(min_length=8, max_length=200, description="Changes with its code or options.")
-    deadline_s: float | None = Field(gt=0, description="Deadline of one call.")
-    max_batch: int = Field(ge=1, description="Most rollouts in a request.")
+    digest: str = Field(
+        min_length=8, max_length=200, description="A digest that changes with the reward's code or options."
+    )
+    deadline_s: float | None = Field(gt=0, description="Deadline of one call, in seconds.")
+    max_batch: int = Field(ge=1, description="Maximum number of rollouts in a request.")
 
 
 def is_address(reference: str) -> bool:
-    """Report whether a reference to a reward is a URL."""
+    """Return True if a reference to a reward is a URL."""
     return reference.startswith(("http://", "https://"))
 
 
 def checked_address(url: str) -> str:
-    """Return the URL of a reward, without a slash at its end."""
+    """Return the URL of a reward without a trailing slash."""
     if "@" in url:
         raise ConfigError(f"the URL of a reward must not contain a user name or password; set {KEY_VARIABLE} instead")
     address = url.rstrip("/")
@@ -120,7 +122,7 @@ def checked_address(url: str) -> str:
     except ValueError:
         is_right = False
     if not is_right:
-        if address != (shown := re.split("[?#]", address)[0]):  # the rest of the URL may contain a key
+        if address != (shown := re.split("[?#]", address)[0]):  # The rest of the URL may contain a key.
             raise ConfigError(f"{shown + '…'!r} is not the address of a reward; it must end with its path")
         near = address.removesuffix("/score").removesuffix("/score_batch")
         fix = f"name {near}" if near != address and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
@@ -129,7 +131,9 @@ def checked_address(url: str) -> str:
 
 
 def check_named_by_file(url: str) -> None:
-    """Refuse to send the key to an address from a file: the file may be untrusted (`providers/keys.py`)."""
+    """Raise an error if the key must not be sent to an address from a file, since the file may be untrusted
+    (`providers/keys.py`).
+    """
     url = checked_address(url)
     if _key():
         check_allowed(KEY_VARIABLE, url, os.environ)
@@ -140,7 +144,7 @@ def _key() -> str:
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
-    """Return the key for a server: `api_key`, else from the environment, else from the nearest `.env`."""
+    """Return the key for a server: `api_key`, else that in the environment, else that in the nearest `.env`."""
     key = (api_key or _key()).strip()
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
@@ -154,10 +158,10 @@ class RequestOptions:
     """Timeouts and attempts of requests to a reward server.
 
     Attributes:
-        timeout_s: time limit of one attempt, from its start to the last byte of the answer.
-        connect_timeout_s: time limit of connecting.
-        policy: attempts if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to 504), and
-            the waits between them, added to its Retry-After. Attempts that time out are not retried.
+        timeout_s: the time limit of one attempt in seconds, from its start to the last byte of the answer.
+        connect_timeout_s: the time limit of connecting, in seconds.
+        policy: the attempts if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to 504),
+            and the waits between them, which are added to its Retry-After. Attempts that time out are not retried.
 
     Raises:
         ConfigError: a time is not a positive number.
@@ -175,7 +179,7 @@ class RequestOptions:
 
 
 class RewardEndpoint:
-    """The HTTP client of one reward's address, with persistent connections; no message shows the key."""
+    """The HTTP client of one reward's address, with persistent connections. Messages never show the key."""
 
     def __init__(self, url: str, key: str, request_options: RequestOptions) -> None:
         self.url = url
@@ -184,7 +188,7 @@ class RewardEndpoint:
         self._session: aiohttp.ClientSession | None = None
 
     def clone(self) -> RewardEndpoint:
-        """Return a copy with its own connections."""
+        """Return a copy with separate connections."""
         return RewardEndpoint(self.url, self._key, self._options)
 
     async def __aenter__(self) -> Self:
@@ -195,7 +199,7 @@ class RewardEndpoint:
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._options.timeout_s, sock_connect=self._options.connect_timeout_s),
-            # Compressed, a small answer could expand to any size.
+            # If compressed, a small answer could expand to any size.
             headers={"Authorization": f"Bearer {self._key}", "Accept-Encoding": "identity", "User-Agent": "reward-kit"},
             auto_decompress=False,
         )
@@ -217,8 +221,8 @@ class RewardEndpoint:
 
         Raises:
             ConfigError: the server rejects the request or the key.
-            ProviderError: after all attempts, it cannot be reached, is overloaded or sends an invalid answer.
-            DeadlineError: it did not answer in time.
+            ProviderError: after all attempts, the server cannot be reached, is overloaded or sends an invalid answer.
+            DeadlineError: the server did not answer in time.
         """
         value, _ = await with_retries(lambda: self._attempt(action, body), self._options.policy, self._jitter)
         return value
@@ -226,7 +230,7 @@ class RewardEndpoint:
     async def _attempt(self, action: str, body: bytes | None) -> Any:
         import aiohttp
 
-        assert self._session is not None, "an open reward"
+        assert self._session is not None, "the reward is not open"
         url = f"{self.url}/{action}" if action else self.url
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         try:
@@ -254,10 +258,10 @@ class RewardEndpoint:
             except (ValueError, RecursionError) as error:
                 raise TransientError(f"{url} returned invalid JSON: {self._excerpt(error)}") from None
         if 300 <= status < 400:
-            raise ConfigError(f"{url} redirects (HTTP {status}); use the target address")
+            raise ConfigError(f"{url} redirects (HTTP {status}); use the address to which it redirects")
         problem = status_error(status, response.headers, answer, url, [self._key])
         if status in (401, 403):
-            raise ConfigError(f"{problem}; is {KEY_VARIABLE} the server's key?")
+            raise ConfigError(f"{problem}; check that {KEY_VARIABLE} is the key of this server")
         if status in _REFUSED:
             raise ConfigError(str(problem))
         raise problem
@@ -294,14 +298,14 @@ class RemoteReward:
         """Return the reward at an address, with the server's description.
 
         Args:
-            url: its address.
+            url: the address of the reward.
             api_key: by default `REWARD_KIT_REWARD_API_KEY` from the environment or `.env`.
             request_options: timeouts and attempts.
 
         Raises:
-            ConfigError: the URL is invalid, the key is missing, or the server rejects either.
+            ConfigError: the URL is invalid, the key is missing, or the server rejects either of them.
             ProviderError: the server cannot be reached, or is not a reward server.
-            DeadlineError: the server does not answer.
+            DeadlineError: the server does not answer in time.
         """
         url = checked_address(url)
         async with RewardEndpoint(url, key_for(url, api_key), request_options or RequestOptions()) as endpoint:
@@ -310,11 +314,13 @@ class RemoteReward:
             about = AboutBody.model_validate(description, strict=True)
         except pydantic.ValidationError as error:
             problems = "; ".join(describe_validation_error(error)[:3])
-            raise ProviderError(f"{url} is not a reward of a reward server: {problems}") from None
+            raise ProviderError(f"{url} is not a reward on a reward server: {problems}") from None
         return cls(url, about, api_key=api_key, request_options=request_options)
 
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
-        """Return a copy with its own connections; beyond `deadline_s`, a call is unscored with the class `timeout`."""
+        """Return a copy with separate connections; a call that exceeds `deadline_s` is unscored with the class
+        `timeout`.
+        """
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         other = copy.copy(self)
@@ -339,7 +345,7 @@ class RemoteReward:
         return await score_unbroken(requests, self._score_complete)
 
     async def _score_complete(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        # The server refuses a group that is too large; requests of a pointwise reward can be split.
+        # The server rejects a group that is too large; requests of a pointwise reward can be split.
         size = len(requests) if self.mode == "batch" else self.about.max_batch
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
         return [scored for part in parts for scored in await self._scored(part, "score_batch")]
@@ -356,7 +362,7 @@ class RemoteReward:
                         answer = await self._endpoint.request(action, sent)
                 except TimeoutError:
                     raise DeadlineError(
-                        f"reward {self.id!r} at {self.url} took longer than its {self._deadline_s} s"
+                        f"reward {self.id!r} at {self.url} exceeded its deadline of {self._deadline_s} s"
                     ) from None
                 return self._read(answer, requests, action, time.perf_counter() - began)
         except RewardKitError as error:
@@ -375,13 +381,13 @@ class RemoteReward:
                 body = AnswerBody.model_validate(from_json_value(one), strict=True)
                 named, reported, result = request.rollout_id, body.error, body.result
                 if body.rollout_id != named:
-                    raise ValueError(f"the score of {body.rollout_id!r} instead of {named!r}")
+                    raise ValueError(f"got the score of {body.rollout_id!r} instead of {named!r}")
                 failure = None
                 if reported is not None:
                     fields = reported.failure_class, reported.where, reported.message, reported.traceback
                     failure = Failure(*fields)
                 elif result is None or body.score != result.score:
-                    raise ValueError(f"neither a score nor an error for {named!r}")
+                    raise ValueError(f"got neither a score nor an error for {named!r}")
                 output = (body.stdout, body.stderr, body.is_output_cut)
                 scored.append(Scored(named, result, failure, duration_s, body.sandbox, *output, body.retry_after_s))
             return scored
@@ -393,7 +399,7 @@ class RemoteReward:
 
 
 def encode_rollout(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
-    """Return the encoded values of a rollout that the reward names."""
+    """Return the encoded values of a rollout that the reward uses."""
     names = request.names(wanted) | _ALWAYS
     values: dict[str, Any] = {
         "messages": [to_json_value(message.to_chat()) for message in request.messages],
@@ -417,4 +423,4 @@ def reward_notes(reward: RemoteReward) -> tuple[str, ...]:
     address = urlsplit(reward.url)
     if address.scheme != "http" or address.hostname in _LOOPBACK:
         return ()
-    return (f"reward {reward.id!r}: rollouts and the key go to {reward.url} unencrypted; use https",)
+    return (f"reward {reward.id!r}: rollouts and the key are sent to {reward.url} unencrypted; use https",)

@@ -35,8 +35,8 @@ def check_installed(texts: Sequence[str], what: str) -> None:
         problems = ", and ".join(f"requires {text!r}, and {why}" for text, why in unmet)
         wanted = " ".join(repr(text) for text, _ in unmet)
         raise ConfigError(
-            f"{what} {problems}; install it (python -m pip install {wanted}), or serve the reward from "
-            "a separate environment (reward-kit serve) and name its URL"
+            f"{what} {problems}; install it (python -m pip install {wanted}), or serve the reward from a "
+            "separate environment (reward-kit serve) and use its URL"
         )
 
 
@@ -50,7 +50,7 @@ def _why_unmet(requirement: Requirement, seen: frozenset[tuple[str, str]]) -> st
     except metadata.PackageNotFoundError:
         return f"{requirement.name} is not installed"
     try:
-        # A URL's content cannot be compared; an installed package of its name suffices.
+        # The content of a URL cannot be compared; an installed package with its name suffices.
         fits = requirement.url is not None or requirement.specifier.contains(installed.version, prereleases=True)
     except (InvalidVersion, TypeError):
         fits = False

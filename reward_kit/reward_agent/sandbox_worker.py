@@ -1,7 +1,7 @@
-"""The worker side of a sandboxed reward call: load its file from text, rebuild its arguments, call it.
+"""The worker side of a sandboxed reward call: load its file from text, rebuild its arguments, and call it.
 
-This code confines nothing: it shares a process with the reward, and the host checks every answer. The process that
-workers are forked from imports this module, which calls a small reward once to pay first-time costs.
+This code does not isolate anything: it shares a process with the reward, and the host checks every answer. The process
+from which workers are forked imports this module, which calls a small reward once to pay first-time costs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class _Texts(MetaPathFinder, Loader):
 class WorkerCalls:
     """Loads one reward from text and calls it.
 
-    `modules` maps names to [file name, text, is a package], for the reward's file and the user's modules it imports.
+    `modules` maps names to [file name, text, whether it is a package], for the reward's file and the user's modules
+    that it imports.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class WorkerCalls:
 
     def prepare(self) -> WorkerCalls:
         """Load and open everything before the first call; calls report any failure."""
-        # The import's output was shown when the reward was described, and belongs to no call.
+        # The output of the import was shown when the reward was described, and does not belong to a call.
         silent = io.StringIO()
         with (
             contextlib.suppress(RewardKitError),
@@ -88,7 +89,7 @@ class WorkerCalls:
         return self
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request of the host: describe the reward, score a rollout or a group of them, or close."""
+        """Answer one request of the host: describe the reward, score a rollout or a group of rollouts, or close."""
         name = self._reference
         try:
             if "describe" in request:
@@ -103,7 +104,7 @@ class WorkerCalls:
             if "describe" in request and isinstance(error, ConfigError):
                 return {"refused": str(error)}
             return _to_json(error, name)
-        except BaseException:  # this code never raises unless it was tampered with
+        except BaseException:  # This code never raises unless the reward tampered with it.
             harness.SPOILT.append("its own code")
             raise
 
@@ -196,7 +197,7 @@ class WorkerCalls:
             coroutine.send(None)
         except StopIteration as done:
             return done.value
-        raise RewardError(f"reward {self._reference!r} awaits although it is not async")
+        raise RewardError(f"reward {self._reference!r} uses await, although it is not async")
 
 
 def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:

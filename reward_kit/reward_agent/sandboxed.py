@@ -1,4 +1,6 @@
-"""A reward that is described and called in the sandbox, never loaded in this process; its answers are checked here."""
+"""A reward that is described and called in the sandbox, and never loaded in this process. Its answers are checked
+here.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class RewardDescription(pydantic.BaseModel):
-    """The worker's description of a reward; the reward's code may have tampered with it."""
+    """The worker's description of a reward, with which the reward's code may have tampered."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -74,12 +76,12 @@ class SandboxedReward:
 
     Attributes:
         program: the program that calls it.
-        origin: its file and name.
+        origin: the file and name of the reward.
         resources: the names of its resources; their values exist only in the sandbox.
         level: the sandbox level, "warm" or "isolated".
         limits: the limits of one call for a rollout or group; a group's result may be larger, see `limits_for`.
-        output: the output of its file on loading.
-        files: the files that determine its scores: its file, the user's modules it imports, and readable files.
+        output: the output of its file when it was loaded.
+        files: the files that determine its scores: its file, the user's modules that it imports, and readable files.
         options: its fixed keyword parameters, which the program also contains.
     """
 
@@ -98,7 +100,7 @@ class SandboxedReward:
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def limits_for(self, rollouts: int) -> Limits:
-        """Return the limits of a call for this many rollouts: only the size of the result grows."""
+        """Return the limits of a call for this many rollouts; only the size of the result grows."""
         # Round up to a power of two, so that groups of similar size share a worker; workers are keyed by limits.
         result_kb = self.limits.result_kb << (rollouts - 1).bit_length()
         return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
@@ -159,7 +161,7 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[RewardD
 
 
 class SandboxedScorer:
-    """Calls a reward in the sandbox; by default the strongest available, with one slot per CPU."""
+    """Calls a reward in the sandbox, by default in the strongest one available, with one slot per CPU."""
 
     def __init__(
         self, reward: SandboxedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
@@ -264,7 +266,7 @@ class SandboxedScorer:
         return judged
 
     def _failure(self, answer: Any) -> Failure:
-        """Return the failure in an answer; InvalidResultError if it has an invalid form."""
+        """Return the failure in an answer; raise InvalidResultError if the answer has an invalid form."""
         fields = answer.get("failure") if isinstance(answer, dict) and answer.keys() == {"failure"} else None
         names = {"class", "where", "message", "traceback"}
         if (
@@ -301,7 +303,7 @@ _WAY_OUT = "if the reward needs them, run it with --sandbox in_process"
 
 
 def _with_keys(message: str) -> str:
-    """Replace limit names by keys of the task file, and add a hint if there is one."""
+    """Replace limit names with keys of the task file, and add a hint if there is one."""
 
     def key_of_task(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -317,12 +319,11 @@ def _with_hint(message: str) -> str:
         path = Path(match.group(1))
         if not path.is_absolute():
             hint = (
-                "the sandbox runs in an empty directory: open the file by its absolute "
-                "path, such as Path(__file__).parent / "
-                f"{match.group(1)!r}, and add it to sandbox.read_paths"
+                "the sandbox runs in an empty directory: open the file by its absolute path, such as "
+                f"Path(__file__).parent / {match.group(1)!r}, and add it to sandbox.read_paths"
             )
         elif path.exists():
-            hint = "it exists but is hidden in the sandbox; add it to sandbox.read_paths"
+            hint = "the file exists but is hidden in the sandbox; add it to sandbox.read_paths"
     elif _NOT_PERMITTED.search(message):
         hint = f"the sandbox has no network and starts no processes; {_WAY_OUT}"
     elif (match := _NO_VARIABLE.search(message)) and match.group(1) in os.environ:

@@ -19,13 +19,13 @@ _NOT_HASHED = frozenset({"rollout_id", "step_data"})
 
 
 class ScoreCache:
-    """The scores of one reward, without failures. Several agents of that reward may share it.
+    """A cache of the scores of one reward, without failures. Several agents of that reward may share it.
 
     The key covers everything in a request except `rollout_id` and the episode's steps, so rewards that use those cannot
-    be cached. Requests with values outside JSON, such as objects, are scored each time.
+    be cached. Requests with values that JSON cannot represent, such as objects, are scored each time.
 
     Args:
-        max_entries: beyond it, the least recently used entries are dropped.
+        max_entries: the maximum number of entries, above which the least recently used ones are dropped.
 
     Raises:
         ConfigError: `max_entries` is not a positive integer.
@@ -48,7 +48,7 @@ class ScoreCache:
         return shared(scored, requests)
 
     def keep(self, key: str, scored: Sequence[Scored]) -> None:
-        """Store results if all are scores."""
+        """Store results if all of them are scores."""
         if any(result.score is None for result in scored):
             return
         self._entries[key] = tuple(shared(scored))
@@ -57,7 +57,7 @@ class ScoreCache:
 
 
 def shared(scored: Sequence[Scored], requests: Sequence[ScoringRequest] | None = None) -> list[Scored]:
-    """Return independent copies of results; with `requests`, under their rollout ids."""
+    """Return independent copies of results; if `requests` is passed, with the rollout ids of the requests."""
     copies = [replace(one, result=one.result and one.result.model_copy(deep=True)) for one in scored]
     if requests is None:
         return copies

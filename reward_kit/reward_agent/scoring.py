@@ -42,10 +42,10 @@ class ScoringRequest:
         ground_truth: the sample's ground truth.
         assistant_turns: the position in `messages` of each step's assistant message.
         sample: the sample's row.
-        environment_return: the sum of the environment's rewards; None without any.
-        stop_reason: why the episode ended.
+        environment_return: the sum of the environment's rewards; None if there were no rewards.
+        stop_reason: the reason why the episode ended.
         final_state: the resource's final state as stored.
-        failure: why the rollout itself failed; None if it did not.
+        failure: the reason why the rollout itself failed; None if it did not fail.
         episode: the episode, for rewards that take `step_data`; None for a transcript.
         extra: further named values, such as the task's `goal_description`.
     """
@@ -108,7 +108,7 @@ class ScoringRequest:
         return values
 
     def names(self, wanted: frozenset[str] | None) -> set[str]:
-        """Return the names of the values for a reward with these parameters (None: any)."""
+        """Return the names of the values for a reward with these parameters; None means that it accepts any."""
         known = {*_NAMED, *self.extra}
         return known if wanted is None else known & {_POINTWISE_NAMES.get(name, name) for name in wanted}
 
@@ -146,9 +146,9 @@ class Scored:
         rollout_id: the rollout.
         result: the return value of the reward function; None if the function failed.
         failure: the reason for a missing score.
-        duration_s: duration of the call, including the wait for a thread or worker; a group is one call.
+        duration_s: the duration of the call, including the wait for a thread or worker; a group is one call.
         sandbox: the sandbox level and strength; None without a call.
-        stdout, stderr: captured output of the call.
+        stdout, stderr: the captured output of the call.
         is_output_cut: True if the output was truncated.
         retry_after_s: the endpoint's Retry-After, if that caused the failure.
     """
@@ -203,14 +203,14 @@ class Scorer(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     async def score(self, request: ScoringRequest) -> Scored:
-        """Score one rollout, as a group of one for a batch reward; failures are in the result."""
+        """Score one rollout, for a batch reward as a group of one; failures are part of the result."""
         ...
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score the rollouts of one group, in order: a batch reward is called once for all of them.
+        """Score the rollouts of one group, in order; a batch reward is called once for all of them.
 
-        Failed rollouts are left out of the call and keep their failure. A failed call leaves all others unscored; an
-        invalid result leaves its own rollout unscored.
+        Failed rollouts are excluded from the call and keep their failure. A failed call leaves all other rollouts
+        unscored; an invalid result leaves only its own rollout unscored.
         """
         ...
 
@@ -219,7 +219,9 @@ def check_parameters(spec: Reward) -> None:
     """Reject a reward with an unknown required parameter, or with unmet requirements."""
     check_installed(spec.requirements, f"reward {spec.id!r}")
     if taken := sorted(spec.resources.keys() & OFFERED):
-        raise ConfigError(f"reward {spec.id!r}: a resource cannot be called {taken[0]!r}, which is the rollout's")
+        raise ConfigError(
+            f"reward {spec.id!r}: a resource cannot be named {taken[0]!r}, which is the name of a rollout value"
+        )
     offered = OFFERED - (BATCH_NAMES.keys() if spec.mode == "batch" else _POINTWISE_NAMES.keys())
     for name in sorted(spec.required - offered - spec.resources.keys()):
         near = f"; did you mean {BATCH_NAMES[name]!r}?" if name in BATCH_NAMES else did_you_mean(name, offered)
@@ -234,7 +236,7 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
         known = sorted(set(fields))
         near = difflib.get_close_matches("ground_truth", known, n=1)
         fix = f"; rename {near[0]!r} to 'ground_truth'" if near else ""
-        message = f"reward {reward.id!r} needs ground_truth, which no {what} has{fix}"
+        message = f"reward {reward.id!r} needs ground_truth, but no {what} has one{fix}"
         raise ConfigError(f"{message} (their fields: {', '.join(known) or 'none'})")
 
 
@@ -262,7 +264,9 @@ async def score_unbroken(
 
 
 def result_error(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
-    """Return why a result leaves its rollout unscored: invalid fields, or a step output for a missing step."""
+    """Return the reason why a result leaves its rollout unscored: invalid fields, or a step output for a missing
+    step.
+    """
     try:
         if result.step_outputs:
             match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")

@@ -1,8 +1,8 @@
-"""Facts about a reward found by reading its file, never by running it.
+"""Facts about a reward that are found by parsing its file, never by running it.
 
-The file and the user's own modules that it imports, directly or through one another, are sent into the sandbox as
-text, so that their directory stays unreadable there. Installed packages are readable; the usual heavy ones are imported
-once, before any call.
+The file and the user's own modules that it imports, directly or indirectly, are sent into the sandbox as text, so that
+their directory stays unreadable there. Installed packages are readable; the usual heavy packages are imported once,
+before the first call.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HEAVY = frozenset(
         "py3langid",
     }
 )
-"""Packages that are slow to import, without import side effects."""
+"""Packages that are slow to import and have no import side effects."""
 _NOT_PRELOADED = frozenset(
     {
         *("antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "test", "lib2to3", "ensurepip", "venv"),
@@ -54,7 +54,7 @@ _NOT_PRELOADED = frozenset(
         *("__main__", "builtins", "__future__"),
     }
 )
-"""Standard library modules with import side effects, or useless for rewards."""
+"""Standard library modules that have import side effects or are useless for rewards."""
 
 
 def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
@@ -68,7 +68,9 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
 
 
 def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
-    """Return the last definition of a name, dotted inside a class; None if the scope does not define it."""
+    """Return the last definition of a name, which may be dotted inside a class; None if the scope does not define
+    it.
+    """
     definition: Definition | None = None
     for part in name.split("."):
         named = [node for node in definitions(scope) if node.name == part]
@@ -111,8 +113,8 @@ def refuse_network(text: str, name: str, file: str, level: str) -> None:
         for client in _NETWORK_CLIENTS:
             if f"{wanted}.".startswith(f"{client}."):
                 raise ConfigError(
-                    f"reward {name!r}: {file} imports {client}, which needs the network, unavailable at the "
-                    f"level {level}: run it with --sandbox in_process"
+                    f"reward {name!r}: {file} imports {client}, which needs the network, but the level "
+                    f"{level} has no network; run it with --sandbox in_process"
                 )
 
 
@@ -134,7 +136,7 @@ class Sources:
 
 
 def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
-    """Read a reward's file and the modules that it imports."""
+    """Collect a reward's file and the modules that it imports."""
     sources, library = Sources(), library_path()
     pending = [(name, file, False)]
     if not name.startswith(MODULE_PREFIX):
@@ -154,7 +156,7 @@ def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
                 sources.imports |= {top} if _may_be_preloaded(top, library) else set()
             else:
                 pending += _parts(wanted, roots)
-        for node in ast.walk(tree):  # strings of the form "file.py:factory" name files
+        for node in ast.walk(tree):  # strings of the form "file.py:factory" refer to files
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
                 factory = (file.parent / node.value.partition(":")[0]).resolve()
                 if _is_within(factory, file.parent):
@@ -163,7 +165,7 @@ def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
 
 
 def built_in_imports(name: str) -> set[str]:
-    """Return the modules to import before any call for a built-in reward: its own and heavy packages."""
+    """Return the modules to import before any call for a built-in reward: its own module and heavy packages."""
     if not name.startswith(f"{_BUILT_IN}."):
         return set()
     library = library_path()
@@ -232,7 +234,9 @@ def _imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[str]:
 
 
 def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
-    """Return the parent packages and module of a dotted name from the first of `roots` that has any."""
+    """Return the parent packages and the module of a dotted name, from the first of `roots` that contains any of
+    them.
+    """
     for root in roots:
         folder, done = root, ""
         parts: list[tuple[str, Path, bool]] = []
@@ -254,12 +258,14 @@ def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
 
 
 def _is_within(file: Path, root: Path) -> bool:
-    """Report whether `file` is a file and not a link out of `root`, since the reward's code receives its text."""
+    """Return True if `file` is a file inside `root`, not a link out of it, since the reward's code receives its
+    text.
+    """
     return file.is_file() and file.resolve().is_relative_to(root)
 
 
 def _is_installed(top: str, library: Sequence[str]) -> bool:
-    """Report whether the interpreter in the sandbox finds a package itself."""
+    """Return True if the interpreter in the sandbox finds a package itself."""
     return top in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(top, library) is not None
 
 

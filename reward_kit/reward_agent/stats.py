@@ -1,4 +1,4 @@
-"""Figures of a reward agent, in constant memory."""
+"""Figures of a reward agent, collected in constant memory."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _KEPT_LATENCIES = 4096
 
 
 def usage_cost(usage: str) -> float | None:
-    """Return the dollars in a judge's usage; None if its price is unknown."""
+    """Return the dollars in a judge's usage; None if the price is unknown."""
     cost = _COST.search(usage)
     return float(cost[1]) if cost is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStats:
-    """Figures since the agent was created. Read from another thread, they may be slightly inconsistent.
+    """Figures since the agent was created. If read from another thread, they may be slightly inconsistent.
 
     Attributes:
-        submitted: submitted requests.
-        pending: requests without a result.
-        waiting: pending requests whose call is not in flight: the depth of the queue.
-        in_flight: calls in flight; a group's call counts as one.
-        done: results of complete groups, including failures.
-        failed: unscored results by failure class.
-        groups_complete: complete groups, delivered or not.
-        groups_outstanding: incomplete groups; 0 after the agent is closed.
-        retries: repeated calls.
-        cached: calls saved, since an equal call was cached or in flight.
-        latency_p50_s, latency_p90_s, latency_p99_s: percentiles of attempts, without cancelled ones. None before the
-            first attempt ended.
-        cost_usd: dollars recorded in scores, including retried attempts; None without any.
-        unpriced: usage records without a known price; if positive, `cost_usd` is a lower bound.
+        submitted: the number of submitted requests.
+        pending: the number of requests without a result.
+        waiting: the number of pending requests whose call is not in flight, which is the depth of the queue.
+        in_flight: the number of calls in flight; a call for a group counts as one.
+        done: the number of results of complete groups, including failures.
+        failed: the number of unscored results by failure class.
+        groups_complete: the number of complete groups, delivered or not.
+        groups_outstanding: the number of incomplete groups; 0 after the agent is closed.
+        retries: the number of repeated calls.
+        cached: the number of calls saved because an equal call was cached or in flight.
+        latency_p50_s, latency_p90_s, latency_p99_s: percentiles of the durations of attempts in seconds, without
+            cancelled ones. None before the first attempt has ended.
+        cost_usd: the dollars recorded in scores, including retried attempts; None if no score records a cost.
+        unpriced: the number of usage records without a known price; if positive, `cost_usd` is a lower bound.
     """
 
     submitted: int
@@ -63,7 +63,7 @@ class AgentStats:
     unpriced: int
 
     def metrics(self) -> dict[str, float]:
-        """Return the known figures under flat names, as for TensorBoard."""
+        """Return the known figures under flat names, for example for TensorBoard."""
         known = {name: getattr(self, name) for name in self.__slots__ if name != "failed"}
         known |= {f"failed/{name}": count for name, count in sorted(self.failed.items())}
         known["failed"] = sum(self.failed.values())
@@ -71,7 +71,7 @@ class AgentStats:
 
 
 class Latencies:
-    """Percentiles of durations: exact for the first few thousand, then of a uniform sample.
+    """Percentiles of durations: exact for the first few thousand, then those of a uniform sample.
 
     The sample is drawn by reservoir sampling (Vitter 1985, algorithm R).
     """
@@ -129,7 +129,7 @@ class Tally:
 
     def spend(self, scored: Iterable[Scored]) -> None:
         """Add the cost of the results of one call."""
-        # Rollouts judged together all record the cost of the whole call.
+        # Rollouts that were judged together all record the cost of the whole call.
         usages = (one.result.metrics.get(METRIC) for one in scored if one.result is not None)
         for usage in dict.fromkeys(metric.reason for metric in usages if metric is not None):
             if (cost := usage_cost(usage)) is None:
@@ -144,7 +144,7 @@ class Tally:
         return AgentStats(
             **{**counters, "failed": dict(self.failed)},
             pending=pending,
-            # A cancelled ticket's call may continue for equal calls.
+            # The call of a cancelled ticket may continue for equal calls.
             waiting=max(0, pending - self.requests_in_flight),
             latency_p50_s=p50,
             latency_p90_s=p90,

@@ -1,7 +1,7 @@
 """One submitted batch: its results as they arrive, and the order of their delivery.
 
-Groups are delivered whole, unless a caller allows splitting them. Callers are served in order. Nothing polls: a caller
-sleeps until the group that completes its chunk wakes it.
+Groups are delivered whole, unless a caller allows splitting them. Callers are served in order. There is no polling: a
+caller sleeps until the group that completes its chunk wakes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Order = Literal["completion", "submission"]
 """The order of delivery: groups that complete first, or groups that were submitted first."""
 Spans = Sequence[tuple[float, float]]
 NOT_OPEN = "the reward agent is not open; use `async with AsyncRewardAgent(…)`"
-_CANCELLED = Failure("refused", "CancelledError", "its ticket was cancelled before it was scored")
+_CANCELLED = Failure("refused", "CancelledError", "the ticket was cancelled before this request was scored")
 
 
 class _Columns(NamedTuple):
@@ -38,7 +38,7 @@ class ScoredChunk(_Columns):
 
     Attributes:
         data_idxs: the indexes in the batch of `ticket`, ascending.
-        rewards: None if unscored, which is not zero; `rewards_B` has them as an array.
+        rewards: the rewards; None if unscored, which is not zero. `rewards_B` contains them as an array.
         extra_infos: the full results, including failures.
         ticket: the batch.
     """
@@ -60,15 +60,15 @@ class ScoredChunk(_Columns):
 
     @property
     def lengths(self) -> list[int | None]:
-        """The number of tokens of each response, for trainers that put the reward on the last one.
+        """The number of tokens in each response, for trainers that put the reward on the last token.
 
-        From `extra["response_length"]` of the request, else from the episode's tokens if they are one row.
+        It is read from `extra["response_length"]` of the request, else from the episode's tokens if they form one row.
         """
         return [response_length(self.ticket.requests[index]) for index in self.data_idxs]
 
     @property
     def completion_ranks(self) -> list[int]:
-        """The order in which results arrived, from 0 in each batch: fast rewards have low ranks."""
+        """The order in which results arrived, counted from 0 in each batch; fast rewards have low ranks."""
         return [self.ticket.completion_ranks[index] for index in self.data_idxs]
 
     @property
@@ -78,7 +78,7 @@ class ScoredChunk(_Columns):
 
     @property
     def incomplete_groups(self) -> list[int]:
-        """The groups with a missing score."""
+        """The groups in which a score is missing."""
         pairs = zip(self.groups, self.rewards, strict=True)
         return sorted({group for group, reward in pairs if reward is None})
 
@@ -92,7 +92,7 @@ def response_length(request: ScoringRequest) -> int | None:
 
 
 class TicketOwner(Protocol):
-    """The ticket's view of its agent."""
+    """The interface of an agent that its tickets use."""
 
     def settled(self, count: int) -> None: ...
     def completed(self, ticket: Ticket, group: int) -> None: ...
@@ -104,14 +104,14 @@ class Ticket:
 
     Attributes:
         requests: the batch.
-        group_size: this many consecutive requests form a group.
+        group_size: the number of consecutive requests that form a group.
         number: the number of the batch in its agent, from 1.
         results: `results[i]` is the result of the i-th request, None until it arrives. If the scorer finishes groups,
-            it may change until the group is delivered.
+            the result may change until the group is delivered.
         completion_ranks: `completion_ranks[i]` is the rank by time of the i-th result; -1 until it arrives.
-        submitted_at: time of submission, in loop time.
-        spans: `spans[i]` has start and end of each call for the i-th result, in loop time; empty if it came from the
-            cache, from an equal call or without a call.
+        submitted_at: the time of submission, in loop time.
+        spans: `spans[i]` contains start and end of each call for the i-th result, in loop time. It is empty if the
+            result came from the cache, from an equal call or without a call.
         context: the context variables of the submitter.
     """
 
@@ -130,7 +130,7 @@ class Ticket:
         self.completion_ranks = [-1] * len(self.requests)
         self.spans: list[Spans] = [()] * len(self.requests)
         self.context = contextvars.copy_context()
-        name = f"batch {number}, of {len(self.requests)} requests"
+        name = f"batch {number} ({len(self.requests)} requests)"
         self.deliveries = DeliveryQueue(len(self.requests), group_size, name)
         self._owner: TicketOwner | None = owner
         self._finishes_groups = finishes_groups
@@ -148,14 +148,14 @@ class Ticket:
         return self._open_groups == 0
 
     def belongs_to(self, owner: TicketOwner) -> bool:
-        """Report whether `owner` issued this ticket and is still open."""
+        """Return True if `owner` issued this ticket and is still open."""
         return self._owner is owner
 
     def cancel(self) -> None:
         """Cancel all requests without a score, and their calls. May be called from any thread.
 
-        They are unscored with the class `refused`, and delivered like the others. If the scorer finishes groups, this
-        applies to every request of an unfinished group.
+        These requests are unscored with the class `refused`, and delivered like the others. If the scorer finishes
+        groups, this applies to every request of an unfinished group.
         """
         try:
             is_here = asyncio.get_running_loop() is self._loop
@@ -173,7 +173,7 @@ class Ticket:
             self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
 
     def close(self) -> None:
-        """End without further results, since the agent was closed."""
+        """End the ticket without further results, since the agent was closed."""
         self._owner = None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -207,13 +207,13 @@ class Ticket:
         return None
 
     def finish(self, group: int, scored: Sequence[Scored]) -> None:
-        """Replace the results of a group with finished ones, unless it is closed, and release it."""
+        """Replace the results of a group with finished ones, unless the group is closed, and release it."""
         if self.is_open(group):
             self.results[self.group_slice(group)] = scored
             self._complete(group)
 
     def is_open(self, group: int) -> bool:
-        """Report whether the group can still be finished."""
+        """Return True if the group can still be finished."""
         return self._owner is not None and not self._is_complete[group]
 
     def _keep(self, index: int, result: Scored) -> None:
@@ -241,7 +241,7 @@ class Ticket:
                 if self.results[index] is None:
                     self._keep(index, lost)
                     fresh += 1
-                elif self._finishes_groups:  # an unfinished score is on another scale
+                elif self._finishes_groups:  # An unfinished score is on another scale.
                     self.results[index] = lost
         self._owner.settled(fresh)
         for group in ended:
@@ -260,7 +260,7 @@ class DeliveryQueue:
     """Delivers the results of one batch by index; `batch` names it in messages."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
-        self.outstanding = size  # complete results that no caller waits for
+        self.outstanding = size  # complete results for which no caller waits
         self.undelivered = size  # results not yet delivered
         self._group_size, self._batch = group_size, batch
         self._undelivered = OrderedDict.fromkeys(range(size // group_size))
@@ -275,13 +275,13 @@ class DeliveryQueue:
         self._wake_first()
 
     def close(self) -> None:
-        """Wake all callers: no more groups will complete."""
+        """Wake all callers, since no more groups will complete."""
         self._is_closed = True
         for taker in self._takers:
             taker.wake_up.set()
 
     def has_ready_group(self) -> bool:
-        """Report whether there is a complete group that no caller waits for."""
+        """Return True if there is a complete group for which no caller waits."""
         return bool(self._ready) and self.outstanding >= self._group_size
 
     def take_group(self) -> list[int]:
@@ -290,15 +290,17 @@ class DeliveryQueue:
         return self._hand_out([next(iter(self._ready))])
 
     async def take(self, size: int, order: Order, *, cut_groups: bool) -> list[int]:
-        """Return the next `size` indexes, sorted, once their groups are complete; ConfigError if they never will be."""
+        """Return the next `size` indexes, sorted, once their groups are complete; raise ConfigError if they never will
+        be.
+        """
         if size < 0:
             raise ConfigError(f"get({size}): chunk_size must not be negative")
         if order not in ("completion", "submission"):
-            raise ConfigError(f"get: order must be 'completion' or 'submission', not {order!r}")
-        outstanding = f"{self.outstanding} results are outstanding of {self._batch}"
+            raise ConfigError(f"get: order must be 'completion' or 'submission', got {order!r}")
+        outstanding = f"{self.outstanding} results of {self._batch} are outstanding"
         if size > self.outstanding:
             raise ConfigError(f"get({size}) cannot return: {outstanding}")
-        # The rest of a group split by earlier callers comes first.
+        # The rest of a group that earlier callers split comes first.
         over = (size - self.outstanding) % self._group_size
         if over and not cut_groups:
             below, above = size - over, size - over + self._group_size
@@ -340,7 +342,9 @@ class DeliveryQueue:
         return groups if all(group in self._ready for group in groups) else None
 
     def _hand_out(self, groups: list[int], size: int | None = None) -> list[int]:
-        """Remove ready groups and return their indexes; count `size` as delivered if only a part is."""
+        """Remove ready groups and return their indexes; `size` is the number to count as delivered if only a part
+        is.
+        """
         for group in groups:
             del self._ready[group], self._undelivered[group]
         step = self._group_size

@@ -62,6 +62,6 @@ _MODULES = {
     "trajectory": "Milestone environment_score few_steps milestones no_tool_errors",
 }
 HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-"""The module of each reward."""
+"""Maps the name of each reward to its module."""
 __all__ = sorted(HOMES)
 __getattr__, __dir__ = lazy_names(__name__, HOMES)

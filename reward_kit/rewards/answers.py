@@ -1,10 +1,10 @@
-"""Rewards for final answers (a text, an option, a list), and extraction of the final answer from a reply.
+r"""Rewards for final answers (a text, an option, a list), and extraction of the final answer from a reply.
 
-1. The last `\\boxed{…}` (or `\\fbox`) with content. Boxes separated only by "and", "or" or a comma are one answer with
-   several values, so "\\boxed{3} or \\boxed{4}" does not equal 4.
+1. The last `\boxed{…}` (or `\fbox`) with content. Boxes separated only by "and", "or" or a comma are one answer with
+   several values, so "\boxed{3} or \boxed{4}" does not equal 4.
 2. Else the text after the last explicit mark: "#### 42", "the answer is …", "final answer: …", "<answer>…</answer>".
 3. Else the whole reply if it is one short line.
-4. Else the last number of the reply, only if the option `unmarked` requests it.
+4. Else the last number of the reply, but only if the option `unmarked` requests it.
 
 In multiple choice, a letter counts only if it is stated as a choice: "A dog" and "I think" do not choose an option.
 """
@@ -52,7 +52,7 @@ _NUMBER = re.compile(
 
 
 class FinalAnswer(NamedTuple):
-    """A final answer: its text and its mark, or the reason why there is none."""
+    """A final answer: its text and its mark, or the reason why the reply has no final answer."""
 
     text: str
     how: Literal["box", "mark", "whole", "last_number", "none"]
@@ -74,7 +74,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
 
 
 def last_number(text: str) -> str:
-    """Return the last number in `text` as written; "" if absent."""
+    """Return the last number in `text` as it is written; "" if there is none."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]
@@ -82,7 +82,7 @@ def last_number(text: str) -> str:
 
 
 def truth_text(text: str) -> str:
-    """Return the answer in a ground truth: after the last "####", else in the last box, else the whole text."""
+    """Return the answer in a ground truth: the text after the last "####", else the last box, else the whole text."""
     if "####" in text:
         return text.rpartition("####")[2].strip()
     boxed = _boxed(text)
@@ -90,7 +90,7 @@ def truth_text(text: str) -> str:
 
 
 def _boxed(text: str) -> FinalAnswer | None:
-    """Return the last boxes as one answer; None if nothing is boxed."""
+    """Return the contents of the last boxes as one answer; None if nothing is boxed."""
     boxes: list[tuple[int, int, str]] = []  # start, end and content of each outermost box
     position = 0
     while match := _BOX.search(text, position):
@@ -141,7 +141,8 @@ def _marked(text: str) -> str:
     rest = rest[:4_000]
     if mark.startswith("#"):
         return rest.partition("\n")[0].strip()
-    # Use inline math or bold text, unless the answer continues after it ("$3$ or $4$", "$5$ cm"); otherwise all words.
+    # Use inline math or bold text, unless the answer continues after it ("$3$ or $4$", "$5$ cm"); otherwise use all
+    # words.
     for start, end in _INLINE:
         if rest.startswith(start):
             inner, closed, after = rest[len(start) :].partition(end)
@@ -162,11 +163,12 @@ _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 
 
 def normalize_text(text: str, steps: tuple[Normalization, ...]) -> str:
-    """Apply these normalization steps to `text` in order.
+    """Apply the normalization steps to `text` in order.
 
     "strip" removes surrounding white space; "whitespace" also collapses inner white space to one space; "casefold"
-    ignores case; "nfkc" unifies Unicode's compatible characters; "punctuation" removes Unicode's class P and ASCII's
-    class S; "articles" removes a, an and the; "numbers" writes plain numbers in one form.
+    ignores case; "nfkc" unifies Unicode's compatible characters; "punctuation" removes the characters of Unicode's
+    class P and the ASCII characters of class S; "articles" removes a, an and the; "numbers" writes plain numbers in one
+    form.
     """
     for step in steps:
         text = _STEPS[step](text)
@@ -200,7 +202,7 @@ def exact_answer(
         messages: the conversation; only the last assistant message is read, without its reasoning.
         ground_truth: the accepted text, or a list of accepted texts.
         normalise: the normalization steps for both sides, in order: "strip", "casefold", "nfkc", "punctuation",
-            "articles", "whitespace", "numbers". SQuAD's exact match is ("casefold", "punctuation", "articles",
+            "articles", "whitespace", "numbers". The exact match of SQuAD uses ("casefold", "punctuation", "articles",
             "whitespace").
         answer: "whole" compares the whole reply; "marked" compares the content of the last box, the text after "the
             answer is" or "####", the content of `<answer>`, or a reply of one short line.
@@ -271,8 +273,8 @@ def choice_answer(
 
     The choice is read from the last `\boxed{…}`, else from the text after the last "the answer is" or "answer:", else
     from a reply of one short line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B"), or
-    the text of an option if the sample or ground truth contains it. Several different choices earn nothing, and so does
-    a letter with the text of another option.
+    the text of an option if the sample or ground truth contains it. A reply with several different choices scores 0, as
+    does a letter with the text of another option.
 
     Args:
         messages: the conversation; only the last assistant message is read.
@@ -280,8 +282,8 @@ def choice_answer(
         sample: the row; its `choices` or `options` contain the options as a list of texts, a mapping from letters to
             texts, or ARC's mapping of `label` and `text`.
         letters: the possible choices, in order.
-        unmarked: for longer replies without a marked answer: "refuse" them, or use the "last_letter" that is in
-            brackets, in bold or alone on its line.
+        unmarked: the treatment of longer replies without a marked answer: "refuse" them, or use the "last_letter" that
+            is in brackets, in bold or alone on its line.
         zero_based: whether indexes start at 0, as in MMLU, or at 1.
 
     Raises:
@@ -315,7 +317,7 @@ def choice_answer(
 
 
 def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
-    """Return the letters that a stated answer names."""
+    """Return the letters that a stated answer chooses."""
     plain = unwrap(_COMMAND.sub(" ", text).strip())
     chosen = _letters_in_piece(plain, letters, texts)
     pieces = [piece for piece in _BETWEEN.split(plain) if piece]
@@ -328,7 +330,7 @@ def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _letters_in_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set[str]:
-    """Return the letter that a part of the text names, or two letters if its letter and option text disagree."""
+    """Return the letter that a part of the text names, or two letters if its letter and its option text disagree."""
     piece = _PREFIX.sub("", piece.strip(), count=1).strip()
     if by_text := _letters_with_text(piece, texts):
         return by_text
@@ -398,7 +400,7 @@ def list_answer(
     partial: Literal["none", "recall", "f1", "jaccard"] = "none",
     normalise: tuple[Normalization, ...] = ("strip", "nfkc", "casefold"),
 ) -> EvaluateResult:
-    """Score 1 if the reply lists exactly the expected items; else 0, or a share under `partial`.
+    r"""Score 1 if the reply lists exactly the expected items; else 0, or a share under `partial`.
 
     The list is a JSON array, lines with bullets or numbers, plain lines, or items separated by commas or semicolons
     (with an optional "and" before the last). It is read from the last box, else `<answer>`, else the text after the
@@ -407,7 +409,7 @@ def list_answer(
     Args:
         messages: the conversation; only the last assistant message is read.
         ground_truth: a list, or a text that is parsed like the reply.
-        ordered: compare the order too; right items are then those of the longest common subsequence.
+        ordered: whether to compare the order too; right items are then those of the longest common subsequence.
         duplicates: "count" requires repeated items as often as expected; "ignore" removes duplicates.
         partial: the metric to use as the score of an incomplete list. "recall" rewards listing every conceivable item;
             "f1" and "jaccard" do not.
@@ -419,7 +421,7 @@ def list_answer(
 
     Example:
         ```python
-        list_answer(messages, ["red", "blue"])  # 1 for "Answer: Blue, red" and for "- red\\n- blue"
+        list_answer(messages, ["red", "blue"])  # 1 for "Answer: Blue, red" and for "- red\n- blue"
         ```
     """
     given = require_truth(ground_truth, "list_answer")
@@ -432,7 +434,7 @@ def list_answer(
     boxed, (marked, mark) = _boxed(reply), _last_mark(reply)
     listed = read_list(boxed.text if boxed and boxed.text else marked if mark else reply)
     if listed is None:
-        return EvaluateResult(score=0.0, reason="the reply lists nothing that can be read")
+        return EvaluateResult(score=0.0, reason="the reply contains no list that can be parsed")
     if len(listed) > MOST_ITEMS:
         return EvaluateResult(score=0.0, reason=f"the reply lists {len(listed)} items; the limit is {MOST_ITEMS}")
     expected, stated = (

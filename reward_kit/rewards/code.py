@@ -1,9 +1,9 @@
-"""Rewards that run model-written programs in the sandbox against hidden tests, without the expected answers.
+"""Rewards that run model-written programs in the sandbox against hidden tests; programs never see the expected answers.
 
-Each test sends an input to the program, and its answer is plain data that is compared outside the sandbox. Therefore,
-nothing that the program prints, raises, patches or exits with can fake a passed test. The semantics are those of
-HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021, arXiv:2108.07732), APPS (Hendrycks et al.
-2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024, arXiv:2403.07974), without the loopholes by which wrong
+Each test sends an input to the program, and its answer is plain data that is compared outside of the sandbox.
+Therefore, nothing that the program prints, raises, patches or exits with can fake a passed test. The semantics are
+those of HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021, arXiv:2108.07732), APPS (Hendrycks et
+al. 2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024, arXiv:2403.07974), without the loopholes by which wrong
 programs pass those benchmarks.
 """
 
@@ -44,13 +44,15 @@ from reward_kit.typed_interface import reward_function
 PassRate = Literal["fraction", "all"]
 Runs = Literal["fresh", "together"]
 Ask = Callable[[Sequence[Any]], Awaitable[list[Outcome]]]
-"""Sends inputs to one program, in one process."""
+"""A function that sends inputs to one program, in one process."""
 _PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "sage"})
 _INSIDE = "reward_kit.rewards.program_runner"
 _LEAST_KB = 256
 _REFUSAL = "model-written programs run only in a sandbox"
 _SLOTS_PER_CPU = 2
-"""Programs that sleep leave the processor to others. With more than two, correct programs could hit wall limits."""
+"""Programs that sleep leave the processor to others. With more than two slots per CPU, correct programs could exceed
+wall time limits.
+"""
 _TOOL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _HEADERS = ("/usr/include", "/usr/local/include", "/usr/libexec/gcc", "/etc/alternatives")
 _PROCESSES = 40
@@ -60,10 +62,10 @@ class Language(NamedTuple):
     """A language supported by `program_code`.
 
     Attributes:
-        tool: the compiler or interpreter, in a directory that the sandbox shows.
+        tool: the compiler or interpreter, in a directory that is visible in the sandbox.
         package: the Debian package of the tool.
         filename: the file name of the program.
-        compile_command: the command that compiles it; empty for interpreted languages.
+        compile_command: the command that compiles the program; empty for interpreted languages.
         run_command: the command of each run.
         tags: the tags of fenced blocks in this language.
     """
@@ -105,7 +107,7 @@ class _Verdict(NamedTuple):
 
     Attributes:
         problem: the fault of the program; "" if the test passed.
-        asked, wanted: the texts before and after the problem in a reason that may show the test.
+        asked, wanted: the texts before and after the problem, for a reason that may show the test.
     """
 
     problem: str
@@ -121,7 +123,7 @@ def _check_order(options: Mapping[str, Any]) -> None:
 
 
 class CodeSandboxes:
-    """The sandbox of one worker, open during an `async with`. It never runs anything unconfined."""
+    """The sandbox of one worker, open during an `async with`. It never runs code unsandboxed."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -141,10 +143,10 @@ class CodeSandboxes:
 
     @classmethod
     async def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Reject, before the first rollout, a machine that cannot confine code.
+        """Reject a machine without a sandbox, before the first rollout.
 
         Raises:
-            ConfigError: this machine cannot confine code.
+            ConfigError: no sandbox is available on this machine.
         """
         async with cls() as sandboxes:
             await sandboxes._opened()
@@ -153,7 +155,7 @@ class CodeSandboxes:
         """Call `Sandbox.ask`, and retry once if the sandbox lost the call.
 
         Raises:
-            ConfigError: this machine cannot confine code; the rollout is unscored with the class `refused`.
+            ConfigError: no sandbox is available on this machine; the rollout is unscored with the class `refused`.
             RewardError: the call was lost twice; the rollout is unscored.
         """
         sandbox = await self._opened()
@@ -178,13 +180,15 @@ class CodeSandboxes:
                 sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
                 try:
                     self._sandbox = await self._stack.enter_async_context(sandbox)
-                # Keep the reason: trying again is slow, and the result would be the same for every rollout.
+                # Keep the reason, because trying again is slow, and the result would be the same for every rollout.
                 except ConfigError as error:
-                    self._refusal = f"{_REFUSAL}: {error}; or serve the reward from a Linux container and name its URL"
+                    self._refusal = (
+                        f"{_REFUSAL}: {error}; alternatively, serve the reward from a Linux container and use its URL"
+                    )
                 except OSError as error:
                     self._refusal = (
-                        f"{_REFUSAL}, and none can be set up ({error}); a reward that creates a sandbox must run at "
-                        "the level in_process, not inside another sandbox"
+                        f"{_REFUSAL}, and none can be set up ({error}); a reward that creates a sandbox must "
+                        "run at the level in_process, not inside another sandbox"
                     )
         if self._sandbox is None:
             raise ConfigError(self._refusal)
@@ -216,35 +220,36 @@ async def python_code(
     The program is the last fenced block tagged as Python, else the last untagged block; reasoning is ignored. The
     ground truth contains calls (`{"function": "solve", "tests": [{"args": […], "expected": …}]}`), runs (`{"tests":
     [{"stdin": "…", "stdout": "…"}]}`), or a row of APPS, LiveCodeBench, MBPP or HumanEval; see `rewards/code_tests.py`.
-    The program runs isolated in the sandbox; on a machine that cannot confine it, the rollout is unscored with the
-    class `refused`.
+    The program runs isolated in the sandbox; on a machine without a sandbox, the rollout is unscored with the class
+    `refused`.
 
-    The score is 1 if every test passes, and 0 if none does or the program is missing. Calls are made in order in one
-    process, which has run the program once as an imported module; if the process ends, the remaining calls fail. Each
-    run is a script in a separate process; after a run that exceeds its time limit, the remaining runs are skipped and
-    fail.
+    The score is 1 if every test passes, and 0 if no test passes or the program is missing. Calls are made in order in
+    one process, which has run the program once as an imported module; if the process ends, the remaining calls fail.
+    Each run is a script in a separate process; after a run that exceeds its time limit, the remaining runs are skipped
+    and fail.
 
     Args:
         messages: the conversation; only the last assistant message is read.
         ground_truth: the hidden tests.
         sandbox: opened once per worker; if omitted, a sandbox is opened for this call.
-        pass_rate: "fraction" scores the share of passed tests, "all" scores 1 only if all pass.
+        pass_rate: "fraction" scores the share of passed tests; "all" scores 1 only if all tests pass.
         block: use the last or first of several matching blocks, or all "joined" in order.
         unfenced: "refuse" a reply without a block, or run the "whole" reply.
         tolerance: the largest allowed difference of numbers, absolute or relative.
-        unordered: accept a returned list in any order.
-        stdout: "lines" ignores spaces at line ends and blank ends of the output; "tokens" compares words; or "exact".
+        unordered: whether to accept a returned list in any order.
+        stdout: "lines" ignores spaces at line ends and blank ends of the output; "tokens" compares words; "exact"
+            compares exactly.
         runs: "together" makes all runs in one process, each in a fresh module. This is ten times as fast, but changes
             to shared modules, such as a random seed, persist between runs.
         time_s: seconds of CPU time for all calls together, or for each run.
-        wall_s: seconds of wall time, likewise; by default 3 * `time_s` + 1.
+        wall_s: seconds of wall time for all calls together, or for each run; by default 3 * `time_s` + 1.
         memory_mb: the memory limit in MiB.
         preload: installed modules that programs use and that are slow to import, such as numpy.
-        tell_expected: let the reason show the test and the expected answer.
+        tell_expected: whether the reason shows the test and the expected answer.
 
     Raises:
         RewardError: the ground truth has no usable tests; the message shows a valid form.
-        ConfigError: an option is invalid, or this machine cannot confine code.
+        ConfigError: an option is invalid, or no sandbox is available on this machine.
 
     Example:
         ```python
@@ -300,35 +305,36 @@ async def program_code(
     memory_mb: Megabytes = 1024,
     tell_expected: bool = True,
 ) -> EvaluateResult:
-    """Score the share of hidden runs that a program in a language other than Python passes.
+    r"""Score the share of hidden runs that a program in a language other than Python passes.
 
     It works like `python_code` with runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}` or dataset rows that contain
     runs). The program is compiled once and run in a fresh process for each test. Compiler and program run in one
-    confined child that may start processes, which requires namespaces. A program that does not compile scores 0; if the
-    compiler is missing, the rollout is unscored.
+    sandboxed child that may start processes, which requires namespaces. A program that does not compile scores 0; if
+    the compiler is missing, the rollout is unscored.
 
     Args:
         messages: the conversation; only the last assistant message is read.
         ground_truth: the hidden tests.
-        sandbox: as for `python_code`.
+        sandbox: as in `python_code`.
         language: selects the compiler or interpreter, and the tags of matching blocks.
-        pass_rate, block, unfenced, tolerance, stdout, tell_expected: as for `python_code`.
+        pass_rate, block, unfenced, tolerance, stdout, tell_expected: as in `python_code`.
         time_s: seconds of CPU time per run; the wall time limit is 3 * `time_s` + 1.
         compile_s: seconds of wall time for compiling.
         memory_mb: the memory limit per process in MiB.
 
     Raises:
         RewardError: the ground truth has no runs.
-        ConfigError: an option is invalid, the compiler is missing, or this machine cannot confine processes.
+        ConfigError: an option is invalid, the compiler is missing, or the sandbox of this machine cannot start
+            processes.
 
     Example:
         ```python
-        result = await program_code(messages=messages, ground_truth={"tests": [{"stdin": "2\\n", "stdout": "4\\n"}]})
+        result = await program_code(messages=messages, ground_truth={"tests": [{"stdin": "2\n", "stdout": "4\n"}]})
         ```
     """
     suite = parse_suite(require_truth(ground_truth, "program_code"))
     if suite.calls or suite.setup:
-        raise RewardError("program_code needs tests with stdin and stdout; calls and setup are for python_code")
+        raise RewardError("program_code needs tests with stdin and stdout; for calls and setup, use python_code")
     check_closeness(tolerance)
     if problem := missing_tool(language):
         raise ConfigError(f"program_code, language {language!r}: {problem}")
@@ -337,7 +343,7 @@ async def program_code(
     if not text or len(text) > SOURCE_LIMIT // 8:
         return _zero_result("the program is too long" if text else f"the reply has no fenced block of {language}")
     if not 0 < compile_s <= 600:
-        raise ConfigError(f"option 'compile_s' must be more than 0 and at most 600, got {compile_s}")
+        raise ConfigError(f"option 'compile_s' must be above 0 and at most 600, got {compile_s}")
     of_run = _limits(suite, time_s, None, memory_mb)
     limits = replace(
         of_run,
@@ -366,7 +372,7 @@ def missing_tool(language: str) -> str:
     if shutil.which(tool, path=_TOOL_PATH):
         return ""
     package = LANGUAGES[language].package
-    return f"{tool} is not in {_TOOL_PATH}, where the sandbox looks; on Debian: apt-get install {package}"
+    return f"{tool} is not in {_TOOL_PATH}, where the sandbox looks for it; on Debian, run apt-get install {package}"
 
 
 async def _judge_calls(ask: Ask, tests: Sequence[CallTest], rules: Rules) -> list[_Verdict]:
@@ -438,7 +444,7 @@ def _message(outcome: Outcome) -> str:
 
 
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
-    """Return the program in a reply; "" if absent. Lone surrogates become question marks, as in a file."""
+    """Return the program in a reply; "" if there is none. Lone surrogates become question marks, as in a file."""
     answer = last_answer(messages)
     text = select_block(answer, tags, block)
     if text is None:
@@ -450,7 +456,7 @@ def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -
     """Return limits sufficient for the longest right answer, rounded up so that tasks can share prepared children."""
     for name, value, most in (("time_s", time_s, 28_000), ("wall_s", time_s if wall_s is None else wall_s, 86_400)):
         if not 0 < value <= most:
-            raise ConfigError(f"option {name!r} must be more than 0 and at most {most} seconds, got {value}")
+            raise ConfigError(f"option {name!r} must be above 0 and at most {most} seconds, got {value}")
     if not 16 <= memory_mb <= 1 << 20:
         raise ConfigError(f"option 'memory_mb' must be between 16 and {1 << 20}, got {memory_mb}")
     sizes = [test.size for test in suite.calls] or [len(run.stdout) + len(run.stdin) for run in suite.runs]

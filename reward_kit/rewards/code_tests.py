@@ -39,7 +39,9 @@ from reward_kit.rewards.option_types import is_close
 from reward_kit.rewards.program_runner import decode, encode
 
 Stdout = Literal["lines", "tokens", "exact"]
-""""lines" ignores blanks at the ends of lines and of the output; "tokens" compares words; "exact" compares exactly."""
+""""lines" ignores white space at the ends of lines and of the output; "tokens" compares words; "exact" compares
+exactly.
+"""
 _SEQUENCES = ("list", "tuple")
 _LONGEST_NUMBER = 300
 
@@ -49,7 +51,7 @@ class Rules(NamedTuple):
 
     Attributes:
         tolerance: the largest allowed difference of numbers, absolute or relative to the expected number.
-        unordered: ignore the order of an outermost list; nested lists stay ordered.
+        unordered: whether to ignore the order of an outermost list; nested lists stay ordered.
         stdout: how outputs are compared.
     """
 
@@ -59,7 +61,7 @@ class Rules(NamedTuple):
 
 
 def is_same(expected: Any, got: Any, rules: Rules) -> bool:
-    """Report whether an answer, in the format of `encode`, equals the expected value.
+    """Return True if an answer, in the format of `encode`, equals the expected value.
 
     Numbers are compared by value, so 1 equals 1.0, but true is not a number. Tuples equal lists, and integer keys equal
     their text, since JSON cannot express the difference. NaN equals NaN.
@@ -117,7 +119,7 @@ def _name(key: Any) -> str:
 
 
 def _key(got: Any) -> str:
-    """Return a text that is equal for equal data: numbers by value, sets and dicts in a fixed order."""
+    """Return a text that is equal for equal data: numbers by value, and sets and dicts in a fixed order."""
     if isinstance(got, bool) or got is None or isinstance(got, str):
         return json.dumps(got)
     number = _number(got)
@@ -134,7 +136,7 @@ def _key(got: Any) -> str:
 
 
 def is_same_output(expected: str, got: str, rules: Rules) -> bool:
-    """Report whether a program printed the expected text. Windows line endings are accepted."""
+    """Return True if a program printed the expected text. Windows line endings are accepted."""
     wanted, printed = (text.replace("\r\n", "\n") for text in (expected, got))
     if rules.stdout == "exact":
         return wanted == printed
@@ -197,7 +199,7 @@ def _plain(got: Any, depth: int = 0) -> Any:
     return tuple(plain) if got[0] == "tuple" else plain
 
 
-# Assertions, split into calls and conditions on their answers.
+# Assertions, split into calls and conditions on their answers
 
 _MOST_DIGITS = 10_000
 _MOST_ITEMS = 1_000_000
@@ -258,7 +260,7 @@ class Condition(NamedTuple):
 
     Attributes:
         calls: the calls, each `{"args", "kwargs"}` in the format of `encode`.
-        test: the expression, with each call replaced by a name.
+        test: the expression, with each call replaced with a name.
         names: the values of all other names in the expression.
         text: the original assertion.
     """
@@ -269,7 +271,7 @@ class Condition(NamedTuple):
     text: str
 
     def holds(self, answers: Sequence[Any], tolerance: float = 0.0) -> bool:
-        """Report whether the assertion holds for these answers, as in Python; False if they cannot be compared.
+        """Return True if the assertion holds for these answers, as in Python; False if they cannot be compared.
 
         The tolerance applies to the numbers on both sides of an outermost `==`.
         """
@@ -349,9 +351,9 @@ class _Reader:
                 raise _Unknown(f"{type(statement).__name__} is not an assertion")
         except (_Unknown, *_UNSUITABLE) as error:
             raise RewardError(
-                f"{self._what}, line {statement.lineno}: {ast.unparse(statement)[:120]!r} cannot be split into a "
-                f"call and a condition ({error}); write it as a test with args and expected, as it is not run next to "
-                "tested code"
+                f"{self._what}, line {statement.lineno}: {ast.unparse(statement)[:120]!r} cannot be split "
+                f"into a call and a condition ({error}); write it as a test with args and expected, because "
+                "assertions are not run next to the tested code"
             ) from None
 
     def _add(self, written: ast.expr) -> None:
@@ -362,9 +364,9 @@ class _Reader:
                 raise _Unknown("it calls nothing and is false")
             return
         known = {*self.names, *taker.answers, *_FUNCTIONS, "math"}
-        for inner in ast.walk(test):  # reject expressions that no answers could make valid
+        for inner in ast.walk(test):  # Reject expressions that no answers could make valid.
             if isinstance(inner, ast.Name) and inner.id not in known:
-                raise _Unknown(f"the name {inner.id} is unknown")
+                raise _Unknown(f"unknown name {inner.id}")
             if isinstance(inner, ast.Call):
                 _function(inner)
             elif isinstance(inner, ast.expr) and not isinstance(inner, _KNOWN):
@@ -375,7 +377,7 @@ class _Reader:
 
 
 class _Calls(ast.NodeTransformer):
-    """Replaces calls of the tested function by names, and evaluates the parts that do not depend on answers."""
+    """Replaces calls of the tested function with names, and evaluates the parts that do not depend on answers."""
 
     def __init__(self, functions: Collection[str], names: Mapping[str, Any]) -> None:
         self._functions, self._names = functions, names
@@ -383,7 +385,7 @@ class _Calls(ast.NodeTransformer):
         self.answers: set[str] = set()
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace a call of the function by a name for its answer."""
+        """Replace a call of the function with a name for its answer."""
         if ast.unparse(node.func) not in self._functions:
             return self.generic_visit(node)
         arguments = [_value(argument, self._names, is_ours=True) for argument in node.args]
@@ -394,14 +396,14 @@ class _Calls(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """Evaluate arithmetic without answers; reject arithmetic on answers whose cost cannot be bounded."""
+        """Evaluate arithmetic without answers; reject arithmetic on answers if its cost cannot be bounded."""
         self.generic_visit(node)
         if not any(isinstance(inner, ast.Name) and inner.id in self.answers for inner in ast.walk(node)):
             return ast.copy_location(ast.Constant(_value(node, self._names, is_ours=True)), node)
         constants = [side.value for side in (node.left, node.right) if isinstance(side, ast.Constant)]
         are_numbers = all(isinstance(value, int | float | complex) for value in constants)
         if isinstance(node.op, ast.Pow) or (isinstance(node.op, ast.Mult | ast.Mod) and not are_numbers):
-            raise _Unknown("raising an answer to a power, repeating and formatting it are not supported")
+            raise _Unknown("powers, repetition and formatting of an answer are not supported")
         return node
 
 
@@ -418,14 +420,14 @@ def _keyword(keyword: ast.keyword) -> str:
 def _function(node: ast.Call) -> Callable[..., Any]:
     name = ast.unparse(node.func).removeprefix("math.")
     if name not in _FUNCTIONS or any(keyword.arg is None for keyword in node.keywords):
-        raise _Unknown(f"the function {name}() is unknown")
+        raise _Unknown(f"unknown function {name}()")
     return _FUNCTIONS[name]
 
 
 def _constant(node: ast.Attribute) -> Any:
     name = ast.unparse(node)
     if name not in _CONSTANTS and name.removeprefix("math.") not in _FUNCTIONS:
-        raise _Unknown(f"the name {name} is unknown")
+        raise _Unknown(f"unknown name {name}")
     return _CONSTANTS.get(name)
 
 
@@ -478,7 +480,9 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
 
 
 def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> Any:
-    """Apply an operator at bounded cost: only numbers if an answer is involved, and no number of unbounded size."""
+    """Apply an operator at bounded cost: only to numbers if an answer is involved, and without numbers of unbounded
+    size.
+    """
     are_numbers = all(isinstance(value, int | float | complex) for value in (left, right))
     if isinstance(how, ast.Pow):
         if not is_ours or not isinstance(right, int | float) or abs(right) > _MOST_DIGITS:
@@ -492,7 +496,7 @@ def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> A
     return _OPERATORS[type(how)](left, right)
 
 
-# Ground truths.
+# Ground truths
 
 _WRAPPERS = {"set", "sorted", "len", "abs", "list", "tuple", "round", "sum", "str", "isclose", "float", "int", "math"}
 _SUITE = {"function", "tests", "setup"}
@@ -506,7 +510,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """One or more calls of the tested function and the expected result; several calls come from one assertion.
+    """One or more calls of the tested function and the expected result. Several calls come from one assertion.
 
     Attributes:
         calls: the calls, in the format of `encode`.
@@ -521,7 +525,7 @@ class CallTest:
     written: tuple[str, Sequence[Any], Mapping[str, Any]] = ("", (), MappingProxyType({}))
 
     def passes(self, answers: Sequence[Any], rules: Rules) -> bool:
-        """Report whether the answers to the calls are right."""
+        """Return True if the answers to the calls are right."""
         if isinstance(self.expected, Condition):
             return self.expected.holds(answers, rules.tolerance)
         return is_same(self.expected, answers[0], rules)
@@ -594,7 +598,7 @@ def parse_suite(ground_truth: Any) -> Suite:
             function = _text(data.get("function") or _called(sources.values()), "function")
             if not function:
                 raise RewardError(
-                    'the assertions of ground_truth.test_list call no function; add its name: "function": "solve"'
+                    'the assertions of ground_truth.test_list do not call a function; add its name: "function": "solve"'
                 )
         else:
             sources = {"ground_truth.test": _text(data["test"], "test")}
@@ -632,7 +636,7 @@ def parse_suite(ground_truth: Any) -> Suite:
     calls = tuple(test for test in tests if isinstance(test, CallTest))
     runs = tuple(test for test in tests if isinstance(test, RunTest))
     if not tests or (calls and runs):
-        raise RewardError(f"ground_truth has {'calls and runs together' if tests else 'no test'}; {_FORMS}")
+        raise RewardError(f"ground_truth has {'both calls and runs' if tests else 'no test'}; {_FORMS}")
     return Suite(function if calls else "", calls, runs, setup)
 
 
@@ -661,7 +665,7 @@ def _parse_test(test: Any, function: str, where: str) -> CallTest | RunTest:
         raise RewardError(f"{where} has neither expected nor stdout; {_FORMS}")
     _refuse_others(test, _OF_CALL, where)
     if not function:
-        raise RewardError(f'{where} is a call, but ground_truth names no function; add "function": "solve"')
+        raise RewardError(f'{where} is a call, but ground_truth does not name a function; add "function": "solve"')
     arguments, named = test.get("args", []), test.get("kwargs", {})
     if not isinstance(arguments, list | tuple) or not isinstance(named, Mapping):
         raise RewardError(f'{where}: args must be a list and kwargs an object, such as "args": [[1, 2], 3]')

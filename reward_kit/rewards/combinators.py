@@ -1,4 +1,4 @@
-"""Rewards that combine others: a weighted mean, a gate, bounds, and the first that returns a score.
+"""Rewards that combine others: a weighted mean, a gate, bounds, and the first reward that returns a score.
 
 Each part is a reward of any kind with separate options and resources. An unscored part leaves the result unscored,
 except in `first_of`; a missing score is never treated as zero.
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
 from reward_kit.reward_calls import Caller, OpenReward, fix_options
@@ -19,12 +20,14 @@ from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
 Reward = Callable[..., Any]
 Call = Callable[[str], Awaitable[EvaluateResult]]
-"""Calls the part with this name on the rollout; an unscored part raises."""
+"""A function that calls the part with this name on the rollout; it raises an error if the part is unscored."""
+_PART_REASON = 300  # characters of a part's reason that the reason of `weighted` quotes
 _LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolated")
 
 
 def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) -> Reward:
-    """Return the weighted mean of several rewards; each part's score becomes a metric of that name.
+    """Return a reward that is the weighted mean of several rewards; each part's score becomes a metric with the part's
+    name.
 
     Step outputs of the parts are summed per step, with the same weights.
 
@@ -58,22 +61,32 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
 
 
 def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str, float]) -> EvaluateResult:
-    """Return the weighted sum of results, with a metric for each; step outputs are summed per step."""
+    """Return the weighted sum of results, with a metric for each; step outputs are summed per step.
+
+    The reason quotes the reasons of the parts, lowest scores first and parts without weight last.
+    """
     steps: dict[str, float] = {}
     for name, result in results.items():
         for output in result.step_outputs or ():
             index = str(output.step_index)
             steps[index] = steps.get(index, 0.0) + weights[name] * output.base_reward
+    by_score = sorted(results, key=lambda name: (weights[name] == 0, results[name].score))
     return EvaluateResult(
         score=sum(weights[name] * result.score for name, result in results.items()),
-        reason="; ".join(f"{name} {result.score:g} × {weights[name]:g}" for name, result in results.items()),
+        reason="; ".join(_part_reason(name, results[name], weights[name]) for name in by_score),
         metrics={name: _metric(result) for name, result in results.items()},
         step_outputs=[StepOutput(step_index=index, base_reward=reward) for index, reward in steps.items()] or None,
     )
 
 
+def _part_reason(name: str, result: EvaluateResult, weight: float) -> str:
+    """Return a part's score, weight and reason on one line; its metric has the full reason."""
+    reason = truncate(" ".join((result.reason or "").split()), _PART_REASON)
+    return f"{name} {result.score:g} (weight {weight:g})" + (f": {reason}" if reason else "")
+
+
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:
-    """Return `reward` if `condition` scores at least `at_least`, else 0 without calling `reward`.
+    """Return a reward that scores `reward` if `condition` scores at least `at_least`, else 0 without calling `reward`.
 
     Example:
         ```python
@@ -109,9 +122,9 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
 
 
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
-    """Return the result of the first reward that scores the rollout.
+    """Return a reward whose result is that of the first of `rewards` that scores the rollout.
 
-    For example, an exact comparison if there is a ground truth, else a judge.
+    An example is an exact comparison if there is a ground truth, and a judge otherwise.
     """
     if not rewards:
         raise ConfigError("first_of() needs at least one reward")
@@ -124,7 +137,7 @@ def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
                 return await call(name)
             except RewardKitError as error:
                 problems.append(str(error))
-        raise InvalidResultError(f"{id}: none of {len(names)} rewards gave a score: {'; '.join(problems)}")
+        raise InvalidResultError(f"{id}: none of {len(names)} rewards returned a score: {'; '.join(problems)}")
 
     return combined(id, dict(zip(names, rewards, strict=True)), combine)
 
@@ -150,8 +163,10 @@ class CombinedReward:
             self._stack = stack.pop_all()
 
     async def call_part(self, name: str, values: Mapping[str, Any]) -> EvaluateResult:
-        """Call a part with a copy of the rollout, so that parts cannot affect each other; a final state is opened
-        once."""
+        """Call a part with a copy of the rollout, so that parts cannot affect each other.
+
+        A final state is opened only once.
+        """
         copies = {key: value if key == "state" else copy.deepcopy(value) for key, value in values.items()}
         return await self._opened[name].call(copies)
 
@@ -162,7 +177,7 @@ class CombinedReward:
             result = await self.call_part(name, values)
             if result.error is not None or not result.is_score_valid:
                 problem = result.error or result.reason
-                raise InvalidResultError(f"{self.made_of[name].id} gave no valid score: {problem}")
+                raise InvalidResultError(f"{self.made_of[name].id} returned no valid score: {problem}")
             return result
 
         return await self.combine(call)
@@ -173,7 +188,7 @@ class CombinedReward:
 
 
 def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awaitable[EvaluateResult]]) -> Reward:
-    """Return a pointwise reward that combines others.
+    """Return a pointwise reward that combines other rewards.
 
     Args:
         id: the name of the reward in files.
@@ -205,7 +220,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
 
 
 def _loader_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a loader that resolves a part's references relative to the part's file."""
+    """Return a loader that resolves the references of a part relative to the part's file."""
     if spec.origin is None:
         return load
     folder = spec.origin.file.parent

@@ -1,4 +1,4 @@
-"""`final_state_matches`: compare the resource's final state with an expected state; messages are ignored."""
+"""`final_state_matches`, which compares the resource's final state with an expected state and ignores messages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def final_state_matches(
         raise RewardError(f"final_state_matches: the ground_truth cannot be read: {error}") from None
     findings = list(_compare(expected, state, StateRules("equal", tolerance, ordered, globs, texts), match))
     if not findings:
-        raise RewardError("final_state_matches: the ground_truth has nothing to compare")
+        raise RewardError("final_state_matches: the ground_truth contains nothing to compare")
     wrong = [finding for finding in findings if finding.problem]
     right = len(findings) - len(wrong)
     reason = f"{right} of {len(findings)} items are as expected"
@@ -110,7 +110,7 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
                 yield StateMismatch(f"{name}: {finding.name}", finding.problem)
         return
     if isinstance(match, dict):
-        raise ConfigError("final_state_matches: `match` may be a mapping only if the task has several resources")
+        raise ConfigError("final_state_matches: `match` can be a mapping only if the task has several resources")
     how = how._replace(match=match)
     if match == "paths" and isinstance(state, FilesState | SqliteState):
         raise ConfigError('final_state_matches: match="paths" is only for JSON states')
@@ -127,7 +127,7 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
 
 
 MOST_ROWS: Final = 100_000
-"""Rows of a table or query."""
+"""The maximum number of rows in a table or query."""
 _CELL_TYPES = (int, float, str, bytes, type(None))
 _AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|unrecognized token|You can)')
 """Errors that the agent's tables and views cannot cause, since SQLite has already parsed them."""
@@ -145,14 +145,14 @@ class StateRules(NamedTuple):
 
 
 class StateMismatch(NamedTuple):
-    """A compared item and its problem; "" if it is right."""
+    """A compared item and the problem with it; "" if it is right."""
 
     name: str
     problem: str
 
 
 def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateMismatch]:
-    """Compare a JSON state entirely, or only the values at JSON pointers (RFC 6901)."""
+    """Compare a whole JSON state, or only the values at JSON pointers (RFC 6901)."""
     try:
         as_json(state)
     except ValueError as error:
@@ -190,7 +190,7 @@ def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterato
 
 
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
-    """Report whether a JSON pointer leads to a value, and return the value."""
+    """Return whether a JSON pointer leads to a value, and the value."""
     if pointer and not pointer.startswith("/"):
         raise RewardError(
             f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole"
@@ -225,8 +225,8 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
             raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
     else:
         raise RewardError(
-            f"final_state_matches: an expected file cannot be {type_name(expected)}; write its text, null for none, or "
-            'true for any content, or {"base64": …}'
+            f"final_state_matches: an expected file cannot be {type_name(expected)}; write its text, null if "
+            'it must not exist, true for any content, or {"base64": …}'
         )
 
     def as_read(content: str | bytes) -> str | bytes:
@@ -253,7 +253,7 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
 
 
 def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Report whether a path matches a pattern segment by segment; `**` matches any number of directories."""
+    """Return True if a path matches a pattern segment by segment; `**` matches any number of directories."""
     reached = {0}
     for part in pattern:
         if part == "**":
@@ -266,12 +266,12 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -> str:
     wanted, columns = _wanted_rows(source, rows)
 
-    def backticked(name: str) -> str:  # SQLite would read an unknown name in double quotes as a text
+    def backticked(name: str) -> str:  # SQLite would treat an unknown name in double quotes as a text.
         return "`" + name.replace("`", "``") + "`"
 
     names = ", ".join(map(backticked, columns)) or "*"
     inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else backticked(source)
-    try:  # limit the rows, since a view may be endless
+    try:  # Limit the rows, since a view may be endless.
         got = state.query(f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}")
     except EnvironmentFailure as error:
         if _AUTHORS_MISTAKE.match(str(error)):
@@ -283,7 +283,9 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -
     missing = expected_rows - given_rows
     if how.match == "subset":
         if how.tolerance or how.ordered:
-            raise RewardError('final_state_matches: for rows, match="subset" excludes tolerance and ordered')
+            raise RewardError(
+                'final_state_matches: for rows, match="subset" cannot be combined with tolerance or ordered'
+            )
         first = next((row for row in wanted if row_key(row) in missing), None)
         return "" if first is None else f"missing row {_shown_row(first)}"
     width = len(wanted[0]) if wanted else len(got[0]) if got else 0

@@ -38,7 +38,9 @@ def _check_tags(options: Mapping[str, Any]) -> None:
                 f"option 'tags': {name!r} is not a name; write names without angle brackets, such as 'think'"
             )
     if not tags or len(set(tags)) < len(tags):
-        raise ConfigError(f"option 'tags' must be distinct names, at least one, got {tags!r:.80}")
+        raise ConfigError(
+            f"option 'tags' must contain at least one name, and all names must be distinct, got {tags!r:.80}"
+        )
 
 
 @reward_function
@@ -54,21 +56,23 @@ def tag_format(
     partial: bool = False,
     turns: Literal["last", "all"] = "last",
 ) -> EvaluateResult:
-    """Score 1 if each tag occurs exactly once, closed, in order and not nested, with no text outside; else 0.
+    """Score 1 if each tag occurs exactly once, closed, in order and not nested, with no text outside of the tags; else
+    0.
 
     This is the format reward of DeepSeek-R1 (2025) without the gaps of its usual regular expression: a repeated tag, or
-    a tag inside another one, even in a quotation, is wrong. A tag must be exactly `<think>`: with other case,
+    a tag inside another one, even in a quotation, is wrong. A tag must be exactly `<think>`; with other case,
     attributes or spaces it is plain text. The reward does not judge the answer; use it as the condition of a `gate`.
 
     Args:
         messages: the conversation, without `reasoning_content`.
         assistant_turns: the positions of the agent's messages; by default all assistant messages.
         tags: the tag names, in order.
-        allow_outside: allow text before, between and after the tags.
-        allow_empty: allow tags without visible content.
-        strict_lines: require each tag to be alone on its line.
-        partial: score the share of right parts: each tag that is valid and follows the tags before it and, once all are
-            valid, the absence of text outside. Tags in the wrong order or without content earn nothing.
+        allow_outside: whether to allow text before, between and after the tags.
+        allow_empty: whether to allow tags without visible content.
+        strict_lines: whether each tag must be alone on its line.
+        partial: score the share of right parts. The parts are the tags, each of which must be valid and follow the tags
+            before it, and, once all tags are valid, the absence of text outside of them. Tags in the wrong order or
+            without content score 0.
         turns: "last" reads the agent's last message; "all" averages all of its messages, each with a step reward. A
             message that only calls tools has no tags.
 
@@ -127,7 +131,7 @@ def regex_format(
         pattern: the regular expression.
         where: "whole" requires a match of the whole text; "found" searches for a match anywhere.
         flags: names of flags of `re`.
-        strip: ignore white space around the reply.
+        strip: whether to ignore white space around the reply.
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
@@ -165,7 +169,7 @@ class _Tag(NamedTuple):
     end: int
 
     def is_alone(self, text: str) -> bool:
-        """Report whether the tag stands alone on its line."""
+        """Return True if the tag is alone on its line."""
         before, after = text[: self.start].rpartition("\n")[2], text[self.end :].partition("\n")[0]
         return not before.strip() and not after.strip()
 
@@ -188,12 +192,12 @@ def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
     if right == len(rules.tags):
         if rules.allow_outside or not rest:
             return 1.0, "all tags are right"
-        fault = f"{quoted(rest)} is outside the tags"
+        fault = f"{quoted(rest)} is outside of the tags"
     return right / (len(rules.tags) + (not rules.allow_outside)) if partial else 0.0, fault
 
 
 def _fault(text: str, name: str, tags: Mapping[str, list[_Tag]], behind: int, rules: _Rules) -> str:
-    """Return the fault of a tag; "" if it is valid."""
+    """Return a description of what is wrong with a tag; "" if it is valid."""
     for key in (name, f"/{name}"):
         if len(tags[key]) != 1:
             return f"<{key}> occurs {len(tags[key])} times instead of once"
@@ -214,7 +218,7 @@ def _fault(text: str, name: str, tags: Mapping[str, list[_Tag]], behind: int, ru
 
 def _compiled(pattern: str, flags: Sequence[Flag]) -> re.Pattern[str]:
     if not pattern:
-        raise ConfigError("option 'pattern' must not be empty; write what the reply must match")
+        raise ConfigError("option 'pattern' must not be empty; write a pattern that the reply must match")
     try:
         return re.compile(pattern, sum(getattr(re, flag.upper()) for flag in set(flags)))
     except (re.error, OverflowError, RecursionError) as error:
@@ -249,14 +253,14 @@ def contains_all(
         messages: the conversation.
         assistant_turns: the positions of the agent's messages; by default all assistant messages.
         keywords: words or phrases; white space in them matches any white space.
-        whole_words: require word boundaries, so that "category" does not contain "cat". In scripts without spaces, such
-            as Chinese, words have no visible boundaries, so any position matches.
-        ignore_case: compare with Unicode case folding, so that "STRASSE" equals "Straße".
-        partial: score the share of keywords found.
+        whole_words: whether to require word boundaries, so that "category" does not contain "cat". In scripts without
+            spaces, such as Chinese, words have no visible boundaries, so any position matches.
+        ignore_case: whether to compare with Unicode case folding, so that "STRASSE" equals "Straße".
+        partial: whether to score the share of keywords that were found.
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
-        ConfigError: there are no keywords, or one is empty.
+        ConfigError: there are no keywords, or a keyword is empty.
 
     Example:
         ```python
@@ -289,11 +293,11 @@ def contains_none(
     Deliberately misspelled words and letters of another script are not detected.
 
     Args:
-        messages, assistant_turns, whole_words, ignore_case, of: as for `contains_all`.
+        messages, assistant_turns, whole_words, ignore_case, of: as in `contains_all`.
         keywords: the unwanted words or phrases.
 
     Raises:
-        ConfigError: there are no keywords, or one is empty.
+        ConfigError: there are no keywords, or a keyword is empty.
 
     Example:
         ```python
@@ -306,23 +310,27 @@ def contains_none(
         return passed(False, "the reply is empty")
     held = [word for word in unwanted if _contains_word(text, _plain(word, ignore_case), whole_words)]
     listed = ", ".join(quoted(word, 20) for word in held[:5])
-    return passed(not held, f"it contains {listed}" if held else f"it contains none of {len(unwanted)} keywords")
+    return passed(
+        not held, f"the reply contains {listed}" if held else f"the reply contains none of {len(unwanted)} keywords"
+    )
 
 
 def _checked(keywords: Sequence[str]) -> Sequence[str]:
     if not keywords or not all(_plain(word, ignore_case=True) for word in keywords):
-        raise ConfigError(f"option 'keywords' must have at least one keyword and no empty one, got {keywords!r:.80}")
+        raise ConfigError(
+            f"option 'keywords' must contain at least one keyword, and no keyword may be empty, got {keywords!r:.80}"
+        )
     return tuple(dict.fromkeys(keywords))
 
 
 def _plain(text: str, ignore_case: bool) -> str:
-    """Return the text with composed characters, each white space as one space, and optionally in one case."""
+    """Return the text with composed characters, each white space as one space, and optionally with case folded."""
     folded = composed(text, "NFC").casefold() if ignore_case else text
     return " ".join(composed(folded, "NFC").split())
 
 
 def _contains_word(text: str, word: str, whole_words: bool) -> bool:
-    """Report whether a text contains a word, in linear time."""
+    """Return True if a text contains a word, in linear time."""
     start = text.find(word)
     while start >= 0:
         ends = (start, start + len(word))
@@ -358,8 +366,8 @@ def no_repetition(
     """Score 1 minus `max_penalty` times the share of n-grams that already occurred earlier in the reply.
 
     That share is 1 - different n-grams / all n-grams, as in Appendix C.2 of "Demystifying Long Chain-of-Thought
-    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373); the published reward is this score minus 1. A reply shorter
-    than one n-gram scores 1; an empty reply scores 0.
+    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373); the published reward is this score minus 1. A reply that is
+    shorter than one n-gram scores 1; an empty reply scores 0.
 
     Args:
         messages: the conversation.
@@ -411,7 +419,7 @@ OPENERS = (
     *("first", "firstly", "first of all", "second", "secondly", "third", "thirdly", "fourth", "fifth"),
     *("next", "then", "after that", "finally", "lastly"),
 )
-"""Phrases that open a step before a comma."""
+"""Phrases that begin a step if a comma follows."""
 _DECORATION = re.compile(r"[\s>#*_]*")
 _BULLET = re.compile(r"[-*+•–](?=[ \t])")
 _NUMBER = re.compile(r"(?:\(\d{1,3}\)|\d{1,3}[.)])(?:\*\*|__)?(?=\s|$)")
@@ -437,7 +445,7 @@ def reasoning_steps(
     such as "First," at the start of a sentence or after a comma. Steps without words are ignored, and steps repeated
     verbatim count once. The reward measures only form: false steps count too.
 
-    Based on Open-R1's reward of this name (Hugging Face 2025), which counts bare markers, rules and repetitions.
+    It is based on Open-R1's reward of this name (Hugging Face 2025), which counts bare markers, rules and repetitions.
 
     Args:
         messages: the conversation.
@@ -456,7 +464,7 @@ def reasoning_steps(
     phrases = "|".join(re.escape(phrase.strip()) for phrase in openers if phrase.strip())
     opened = rf"|(?:{phrases})[ \t]?[,，、]" if phrases else ""
     markers = _markers(text, re.compile(rf"{_SENTENCE}(?:{_STEP}[ \t]?[:.)\-–—]?{opened})", re.IGNORECASE))
-    steps = []  # the rest of the marker's line or, if too short, the text up to the next marker
+    steps = []  # the rest of the marker's line or, if that is too short, the text up to the next marker
     for (_, start), end in zip(markers, [*(start for start, _ in markers[1:]), len(text)], strict=False):
         line = text[start:end].partition("\n")[0]
         steps.append(line if word_count(line) >= min_words else text[start:end])

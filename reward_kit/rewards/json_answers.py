@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import jsonschema  # type: ignore[import-untyped, unused-ignore]
 
 LONGEST: Final = 1_000_000
-"""The maximum number of characters of a reply."""
+"""The maximum number of characters in a reply."""
 _MOST_FAILURES: Final = 1_000
 _BRACKET: Final = re.compile(r"[{\[]")
 _TAGS = frozenset({"json", "jsonc", "json5", ""})
@@ -32,7 +32,7 @@ Where = Literal["any", "whole", "fenced"]
 
 def _check_arrays(options: Mapping[str, Any]) -> None:
     if options["tolerance"] and options["arrays"] == "any_order":
-        raise ConfigError("option 'tolerance' requires arrays in order; remove arrays=\"any_order\"")
+        raise ConfigError("option 'tolerance' cannot be combined with arrays=\"any_order\"; remove one of them")
 
 
 @reward_function
@@ -55,8 +55,8 @@ def json_answer(
     Args:
         messages: the conversation; only the last assistant message is read, without its reasoning.
         ground_truth: the value; a text is parsed as JSON, so the text Paris must be written as '"Paris"'.
-        answer: "whole" requires the whole reply to be JSON; "fenced" reads its last block tagged json or untagged;
-            "any" tries the whole reply, then that block, then the last object or array in the text.
+        answer: "whole" requires the whole reply to be JSON; "fenced" reads its last block that is tagged json or
+            untagged; "any" tries the whole reply, then that block, then the last object or array in the text.
         partial: "fields" scores the share of right leaves (fields and items without children), each at its position,
             among those expected or found.
         arrays: "any_order" compares arrays as multisets; an item then counts only if it is entirely right.
@@ -116,8 +116,9 @@ def json_schema_answer(
         messages: the conversation; only the last assistant message is read, without its reasoning.
         ground_truth: the schema, as an object or JSON text, unless `schema` is set.
         schema: the schema for all samples.
-        answer: the position of the JSON, as for `json_answer`.
-        formats: also check the keyword `format`, as far as the library can; by the standard it is only an annotation.
+        answer: where to look for the JSON, as in `json_answer`.
+        formats: whether to check the keyword `format` too, as far as the library can; in the standard it is only an
+            annotation.
 
     Raises:
         RewardError: the schema is missing or invalid, or jsonschema is not installed; the rollout is unscored.
@@ -137,7 +138,7 @@ def json_schema_answer(
         value, why = find_json(last_answer(messages), answer), ""
     except ValueError as error:
         value, why = None, str(error)
-    try:  # even without an answer, so that the first rollout reports an invalid schema
+    try:  # Even without an answer, so that the first rollout reports an invalid schema.
         problem = schema_violation(value, wanted, formats)
     except ValueError as error:
         kind = ConfigError if schema is not None else RewardError
@@ -165,9 +166,9 @@ def find_json(text: str, where: Where = "any") -> Any:
     if blocks:
         return read_json(blocks[-1].strip())
     if where == "fenced":
-        raise ValueError("the reply has no block of JSON")
-    # Find the last object or array in the text. Skip an invalid value up to its error, so that no part of it is taken
-    # for the answer. Limit the failures: for each one, Python scans the whole text to count its lines.
+        raise ValueError("the reply has no JSON block")
+    # Find the last object or array in the text. Skip an invalid value up to its error, so that no part of it is
+    # mistaken for the answer. Limit the failures, because for each one Python scans the whole text to count its lines.
     value, position, failures = None, 0, 0
     while start := _BRACKET.search(text, position):
         try:
@@ -175,7 +176,7 @@ def find_json(text: str, where: Where = "any") -> Any:
         except json.JSONDecodeError as error:
             position, failures = max(error.pos, start.end()), failures + 1
             if failures > _MOST_FAILURES:
-                raise ValueError("the reply has too many brackets that are not JSON") from None
+                raise ValueError("the reply contains too many brackets that are not JSON") from None
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
     if value is None:
@@ -191,7 +192,7 @@ def _truth(ground_truth: Any, reward: str) -> Any:
 
 
 DEEPEST: Final = 50
-"""The maximum nesting of a value; comparing a deeper one would exceed Python's recursion limit."""
+"""The maximum nesting depth of a value; comparing a deeper value would exceed Python's recursion limit."""
 
 
 class ComparisonRules(NamedTuple):
@@ -199,8 +200,8 @@ class ComparisonRules(NamedTuple):
 
     Attributes:
         tolerance: the largest allowed difference of numbers, relative or absolute.
-        any_order: ignore the order of array items.
-        subset: allow additional fields in objects.
+        any_order: whether to ignore the order of array items.
+        subset: whether to allow additional fields in objects.
     """
 
     tolerance: float = 0.0
@@ -237,7 +238,7 @@ def as_json(value: Any) -> Any:
 
 
 def difference(expected: Any, given: Any, how: ComparisonRules, path: str = "") -> str:
-    """Return the first difference of two values, such as " at .a[0]: expected 3, found 4"; "" if they are equal.
+    """Describe the first difference between two values, such as " at .a[0]: expected 3, found 4"; "" if they are equal.
 
     1 equals 1.0, but true is not a number. Fields of an object are unordered.
     """
@@ -301,7 +302,7 @@ def leaves(value: Any) -> int:
 
 
 def common_leaves(expected: Any, given: Any, how: ComparisonRules) -> int:
-    """Count the leaves that two values share: the same value at the same position."""
+    """Count the leaves that two values share, that is, equal values at the same position."""
     if isinstance(expected, Mapping) and isinstance(given, Mapping) and (expected or given):
         return sum(common_leaves(item, given[name], how) for name, item in expected.items() if name in given)
     if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and (expected or given):
@@ -316,7 +317,7 @@ def common_leaves(expected: Any, given: Any, how: ComparisonRules) -> int:
 
 
 def is_number(value: Any) -> bool:
-    """Report whether a value is a JSON number."""
+    """Return True if a value is a JSON number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -356,9 +357,9 @@ def _reject_duplicate_keys(pairs: Pairs) -> dict[str, Any]:
 
 
 decoder: Final = strict_decoder(_reject_duplicate_keys)
-"""A strict decoder that raises a ValueError if an object has a field twice."""
+"""A strict decoder that raises a ValueError if an object has a duplicate field."""
 LONGEST_MATCHED: Final = 10_000
-"""The maximum length of a text or name for matching a schema's regular expressions."""
+"""The maximum length of a text or name that is matched against a schema's regular expressions."""
 
 
 def schema_violation(value: Any, schema: Any, formats: bool) -> str:
@@ -366,8 +367,8 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
 
     Args:
         value: a JSON value.
-        schema: a schema of the draft named by its `$schema`, else of draft 2020-12.
-        formats: also check the keyword `format`, as far as the library can.
+        schema: a schema of the draft that its `$schema` names, else of draft 2020-12.
+        formats: whether to check the keyword `format` too, as far as the library can.
 
     Raises:
         RewardError: jsonschema is not installed, or the schema refers to another document or endlessly to itself.
@@ -376,19 +377,19 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
     text = json.dumps(as_json(schema), sort_keys=True)
     validator = _validator(text, formats)
     if '"pattern' in text and _longest(value) > LONGEST_MATCHED:
-        return f"a text is longer than {LONGEST_MATCHED:,} characters, the limit for matching patterns"
+        return f"a text is longer than {LONGEST_MATCHED:,} characters, which is the limit for matching patterns"
     import referencing.exceptions
 
     try:
         error = next(validator.iter_errors(value), None)
     except referencing.exceptions.Unresolvable as unknown:
         raise RewardError(
-            f"the schema refers to {unknown.ref!r}, which is not part of the schema; no document is fetched"
+            f"the schema refers to {unknown.ref!r}, which is not part of the schema; other documents are not fetched"
         ) from None
     except RecursionError:
         if _depth(value) > DEEPEST // 2:
             return "it is nested too deeply"
-        raise RewardError("the schema refers to itself without end") from None
+        raise RewardError("the schema refers to itself endlessly") from None
     if error is None:
         return ""
     return f"{quoted(error.json_path)}: {excerpt(error.message, 120)}"
@@ -396,7 +397,9 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
-    """Return a validator for a schema's text. Its registry contains only the drafts' schemas and fetches nothing."""
+    """Return a validator for a schema's text. Its registry contains only the schemas of the drafts and fetches
+    nothing.
+    """
     try:
         import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
         import jsonschema_specifications  # type: ignore[import-untyped, unused-ignore]

@@ -1,13 +1,14 @@
 """The endpoint of a judge: its options, one client per judge and worker, cached answers, and their cost.
 
 1. An answered request is never sent again, neither by this worker nor by a later run with the same cache file.
-   Concurrent equal requests are sent once. Only readable answers are cached.
-2. An unreadable verdict is requested once more, with another seed.
+   Concurrent equal requests are sent once. Only answers that can be parsed are cached.
+2. If a verdict cannot be parsed, it is requested once more, with another seed.
 3. Without a verdict, a `ProviderError` is raised: the rollout is unscored, never scored 0.
 4. A recording (`--record`, `--replay`) contains every distinct request once, so the cache file is not used with it.
 
-The cache file is JSON Lines: a header, then one line per answer, keyed by the SHA-256 of the endpoint and the full
-request. Lines are only appended, so several runs may share the file; an incomplete line of a killed run is skipped.
+The cache file is in the JSON Lines format: a header, then one line per answer, keyed by the SHA-256 of the endpoint and
+the full request. Lines are only appended, so several runs may share the file; an incomplete line of a killed run is
+skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from reward_kit.validation import describe_validation_error
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
 SCOPE = "judge"
-"""The scope of judges' requests in a recording, in which only their content identifies them."""
+"""The scope of judges' requests in a recording; within this scope, only their content identifies them."""
 T = TypeVar("T")
 _OWN_KEYS = frozenset({"model", "messages", "stream", "stream_options", "seed", "response_format", "n"})
 
@@ -50,16 +51,16 @@ class ClientOptions(BaseModel):
 
     Attributes:
         api_key_env: the environment variable that contains the key; by default OPENAI_API_KEY.
-        temperature: None omits it, for models that accept only their default.
+        temperature: the sampling temperature; None omits it, for models that accept only their default.
         max_tokens: the token limit of one verdict; None omits it.
         seed: the seed of the first vote, incremented for the others; None omits it.
         answer_form: "json_schema" or "json_object" requests structured output; "text" describes the form only in words;
             "auto" requests a schema, and falls back to text if the endpoint rejects it.
         total_timeout_s: the time limit of one attempt in seconds.
         max_attempts: the number of attempts per request, including the first.
-        retry_budget_s: seconds after the first attempt began beyond which no further attempt begins.
+        retry_budget_s: seconds after the first attempt during which further attempts may begin.
         retry_base_s: the upper bound in seconds of the first random wait between attempts.
-        price_file: a file with US dollars per million tokens; see `providers/prices.py`.
+        price_file: a file with prices in US dollars per million tokens; see `providers/prices.py`.
         requests_per_minute: the maximum number of attempts per minute.
         tokens_per_minute: the maximum number of prompt and answer tokens per minute.
         max_connections: the maximum number of requests in flight.
@@ -87,12 +88,12 @@ class ClientOptions(BaseModel):
     @classmethod
     def _check_own_keys(cls, extra: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(extra.keys() & _OWN_KEYS):
-            raise ValueError(f"{taken[0]!r} belongs to the judge and cannot be set here")
+            raise ValueError(f"{taken[0]!r} is set by the judge and cannot be overridden")
         return extra
 
 
 def client_options(given: ClientOptions | dict[str, Any] | None) -> ClientOptions:
-    """Return the options, converted from a plain mapping if a direct call passes one.
+    """Return the options; a plain mapping, as in a direct call, is converted.
 
     Raises:
         ConfigError: an option is unknown or invalid.
@@ -111,8 +112,8 @@ class JudgeUsage:
     Attributes:
         calls: requests answered over the network or from a recording.
         cached: answers found in the cache, which cost nothing.
-        prompt_tokens: None if an endpoint did not report them.
-        completion_tokens: likewise.
+        prompt_tokens: prompt tokens; None if an endpoint did not report them.
+        completion_tokens: completion tokens; None if an endpoint did not report them.
         cost: US dollars; None if a price is unknown.
     """
 
@@ -151,7 +152,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """A judge's answer and its cost; None for figures that the endpoint does not report."""
+    """A judge's answer and its cost; figures that the endpoint does not report are None."""
 
     text: str
     prompt_tokens: int | None = None
@@ -187,11 +188,11 @@ class AnswerCache:
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
-        """Return the cached answer; None if absent."""
+        """Return the cached answer; None if there is none."""
         return self._known.get(key)
 
     def keep(self, key: str, answer: Answer) -> None:
-        """Store an answer, unless one is already stored."""
+        """Store an answer unless one is already stored."""
         if key not in self._known:
             self._known[key] = answer
             self._append({"key": key, **answer._asdict()})
@@ -219,7 +220,7 @@ class AnswerCache:
                 self._known.setdefault(entry["key"], Answer(entry["text"], *others))
             elif offset and line.strip():
                 _log.warning("%s: skipping an incomplete line", path)
-        if end < file.seek(0, os.SEEK_END):  # end the incomplete line of a killed writer
+        if end < file.seek(0, os.SEEK_END):  # End the incomplete line of a killed writer.
             file.write(b"\n")
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -228,7 +229,7 @@ class AnswerCache:
         try:
             self._file.write(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n")
         except OSError as error:  # the answer is still used
-            _log.warning("%s: cannot write answers any more: %s", self._path, error.strerror)
+            _log.warning("%s: cannot write further answers: %s", self._path, error.strerror)
             self.close()
 
 
@@ -313,7 +314,9 @@ async def open_judge(
 
 
 async def together(*asked: Awaitable[T]) -> list[T]:
-    """Return the results of all awaitables. If one fails, wait for the others first: no request is left open."""
+    """Return the results of all awaitables. If one fails, wait for the others first, so that no request is left
+    open.
+    """
     results = await asyncio.gather(*asked, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -364,15 +367,17 @@ class JudgeClient:
         return f"JudgeClient({self._model!r}, {self._url!r})"
 
     async def ask(self, question: Question, usage: JudgeUsage, votes: int = 1) -> list[dict[str, Any]]:
-        """Return one verdict per vote, without failed votes if they are fewer than half.
+        """Return one verdict per vote; failed votes are omitted if they are fewer than half.
 
         Raises:
             ProviderError: at least half of the votes failed; the first failure is raised.
-            LimitError: the data does not fit the model.
+            LimitError: the data does not fit the model's context.
         """
         seed = self._options.seed
         if votes > 1 and seed is None:
-            raise ConfigError("judge, option client.seed: several votes need a seed, or all would be equal")
+            raise ConfigError(
+                "judge, option client.seed: several votes need a seed, because otherwise all votes would be equal"
+            )
         asked = [self._vote(question, None if seed is None else seed + vote, usage) for vote in range(votes)]
         results = await asyncio.gather(*asked, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -393,10 +398,12 @@ class JudgeClient:
         try:
             return await self._verdict(question, again, usage, again=True)
         except UnreadableVerdict as error:
-            raise ProviderError(f"judge {self._model!r} at {self._url} gave no readable verdict: {error}") from None
+            raise ProviderError(
+                f"judge {self._model!r} at {self._url} returned no verdict that can be parsed: {error}"
+            ) from None
 
     async def _verdict(self, question: Question, seed: int | None, usage: JudgeUsage, *, again: bool) -> dict[str, Any]:
-        """Return a parsed answer, and cache it if it is readable."""
+        """Return a parsed answer, and cache it if it could be parsed."""
         (messages, code), options = question.prompt(again=again), self._options
         given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": seed}
         request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
@@ -420,14 +427,14 @@ class JudgeClient:
         return verdict
 
     async def _answer(self, key: str, request: Mapping[str, Any]) -> tuple[Answer, bool]:
-        """Return the answer to a request, and whether it was cached or shared with another score's request."""
+        """Return the answer to a request, and whether it was cached or shared with a request of another score."""
         while True:
             if (known := self._cache.get(key)) is not None:
                 return known, True
             if (pending := self._pending.get(key)) is None:
                 break
             await asyncio.wait([pending])
-            if not pending.cancelled():  # otherwise request it again
+            if not pending.cancelled():  # Otherwise request it again.
                 return pending.result(), True
         future = self._pending[key] = asyncio.get_running_loop().create_future()
         try:
@@ -435,7 +442,7 @@ class JudgeClient:
             future.set_result(answer)
         except Exception as error:
             future.set_exception(error)
-            future.exception()  # mark as retrieved: the error is raised here even if no other score waits for it
+            future.exception()  # Mark it as retrieved: the error is raised here even if no other score waits for it.
             raise
         finally:
             future.cancel()
@@ -457,7 +464,7 @@ class JudgeClient:
     async def _send(self, request: Mapping[str, Any]) -> Answer:
         try:
             completion = await self._endpoint.complete(request, scope=SCOPE)
-        except DeadlineError as error:  # the endpoint was slow, not the reward
+        except DeadlineError as error:  # The endpoint was slow, not the reward.
             raise ProviderError(f"judge {self._model!r}: {error}") from error
         usage, text = completion.usage, completion.message.text
         if usage is None:

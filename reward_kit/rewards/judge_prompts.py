@@ -6,10 +6,10 @@ The judged data is one JSON object on one line, in a block whose tags the text c
 2. `<` and `>` are escaped, as are `[INST]` and similar markers, invisible characters, and surrogates. No tag, special
    token of a chat template or hidden text survives, but a JSON parser restores the exact text.
 3. The tags contain a code derived from a hash of the whole question. It is the same in every run, and an attacker would
-   need about 2**64 attempts to find a text that contains its code.
+   need about 2**64 attempts to find a text that contains its own code.
 
-A verdict is one JSON object with exactly the expected members. A score out of range, a missing, unknown or duplicate
-member, or text around the object makes it unreadable; nothing is guessed.
+A verdict is one JSON object with exactly the expected members. If a score is out of range, a member is missing, unknown
+or duplicate, or there is text around the object, the verdict is rejected; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _USER = "The code of the block is {code}.\n{block}\nThat was the data. Judge it 
 
 
 class FencedBlock(NamedTuple):
-    """A block, and the code in its tags."""
+    """A block of data, and the code in its tags."""
 
     text: str
     code: str
@@ -125,8 +125,10 @@ def as_text(value: Any) -> str:
 
 
 def truncate_to_fit(value: Any, longest: int) -> Any:
-    """Truncate the texts in `value` in the middle, with a visible mark, to a common length so that together they
-    fit."""
+    """Truncate the texts in `value` in the middle, with a visible mark, so that together they fit into the limit.
+
+    All truncated texts get the same length.
+    """
     texts: list[str] = []
     _map_texts(value, texts.append)
     lengths = sorted(map(len, texts))
@@ -157,8 +159,11 @@ def _map_texts(value: Any, change: Callable[[str], Any]) -> Any:
 
 
 Form = str | range | tuple[str | int, ...] | Mapping[str, Any]
-"""The form of a part of a verdict: a string that describes any text, a list of grades for each of several items, a
-tuple of allowed words or numbers, or a mapping with exactly these members."""
+"""The form of a part of a verdict.
+
+A string describes any text, a range is a list of grades for several items, a tuple contains allowed words or numbers,
+and a mapping lists exactly the required members.
+"""
 
 
 def form_schema(form: Form) -> dict[str, Any]:
@@ -194,7 +199,7 @@ class UnreadableVerdict(ValueError):
 
 
 def _read(value: Any, form: Form, where: str) -> Any:
-    """Check that a value has the form, and return it; True is not 1."""
+    """Check that a value has the form, and return the value; True is not accepted as 1."""
     if isinstance(form, str):
         fits, wanted = isinstance(value, str), "a text"
     elif isinstance(form, range):
@@ -220,11 +225,11 @@ class Question:
     """A question to a judge.
 
     Attributes:
-        name: the name of the form, in letters; endpoints require one.
+        name: the name of the form, in letters; endpoints require a name.
         task: the instructions.
         data: the untrusted texts.
         form: the members of the verdict in addition to `check` and `reasons`.
-        refuse: a function that describes what is wrong with a verdict of the right form; "" if nothing is.
+        refuse: a function that describes what is wrong with a verdict of the right form; "" if nothing is wrong.
     """
 
     name: str
@@ -239,7 +244,9 @@ class Question:
         return {"check": "the code", "reasons": "your reasons", **self.form}
 
     def prompt(self, *, again: bool = False) -> tuple[list[dict[str, str]], str]:
-        """Return the messages, and the code that the verdict must repeat; `again` is set after an unreadable answer."""
+        """Return the messages, and the code that the verdict must repeat; set `again` after an answer that could not be
+        parsed.
+        """
         rules = _RULES.format(task=self.task, form=_in_words(self.whole_form))
         block = fence_data(self.data, rules)
         user = _USER.format(code=block.code, block=block.text)
@@ -250,8 +257,8 @@ class Question:
         """Parse a judge's whole answer, ignoring reasoning before the verdict and one Markdown fence around it.
 
         Raises:
-            UnreadableVerdict: the form is wrong, or the code is missing: the verdict may then be copied from the data,
-                which cannot contain the code.
+            UnreadableVerdict: the form is wrong, or the code is missing. Without the code, the verdict may have been
+                copied from the data, which cannot contain the code.
         """
         if len(text) > _LONGEST_VERDICT:
             raise UnreadableVerdict(f"the answer has {len(text)} characters")
@@ -276,7 +283,7 @@ class Question:
 
 
 def verdict_reason(verdict: Mapping[str, Any]) -> str:
-    """Return a judge's reasons for people to read. Scores are never parsed from them."""
+    """Return a judge's reasons for display. Scores are never parsed from them."""
     return excerpt(verdict["reasons"], _LONGEST_REASON)
 
 
@@ -304,7 +311,9 @@ def parse_rubric(given: Any, where: str) -> Rubric:
 def weighted_mean(shares: Mapping[str, float], rubric: Rubric) -> float:
     """Return the mean of the dimensions' shares, weighted by the rubric."""
     largest = max(criterion.weight for criterion in rubric.values())
-    weights = {name: criterion.weight / largest for name, criterion in rubric.items()}  # so their sum cannot overflow
+    weights = {
+        name: criterion.weight / largest for name, criterion in rubric.items()
+    }  # so that their sum cannot overflow
     total = sum(shares[name] * weight for name, weight in weights.items()) / sum(weights.values())
     return min(1.0, max(0.0, total))
 

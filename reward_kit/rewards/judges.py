@@ -77,7 +77,7 @@ async def llm_judge(
 
     The judge grades every dimension with an integer on the scale. The score is the weighted mean of the grades, mapped
     to [0, 1]: 1 if all are at the top of the scale, 0 if all are at the bottom. An empty answer scores 0 without a
-    request. If the judge cannot be reached, refuses, or gives no readable verdict, the rollout is unscored.
+    request. If the judge cannot be reached, refuses, or returns no verdict that can be parsed, the rollout is unscored.
 
     Direct grading with a rubric follows G-Eval (Liu et al. 2023, arXiv:2303.16634) and the "single answer grading" of
     MT-Bench (Zheng et al. 2023, arXiv:2306.05685).
@@ -92,7 +92,7 @@ async def llm_judge(
         rubric: a mapping of names to descriptions or to `{description, weight}`. By default the task's
             `evaluation_criteria.rubric`, else helpfulness, factuality and safety.
         rubric_key: the field of the sample that contains a rubric for this sample.
-        judged: the last answer, or everything the assistant did.
+        judged: whether to judge the last answer, or everything that the assistant did.
         scale: the lowest and highest grade.
         votes: the number of requests; the median of their grades is used.
         cache: a file that stores verdicts for later runs.
@@ -102,7 +102,7 @@ async def llm_judge(
 
     Raises:
         ConfigError: an option or rubric is invalid.
-        ProviderError: the judge gave no verdict.
+        ProviderError: the judge returned no verdict.
 
     Example:
         ```python
@@ -154,7 +154,7 @@ async def llm_judge(
 ScoreBy = Literal["faithfulness", "attribution"]
 Label = Literal["supported", "contradicted", "not_found", "no_claim"]
 _LABELS: tuple[Label, ...] = ("contradicted", "not_found", "supported", "no_claim")
-"""The strictest first."""
+"""All labels, the strictest first."""
 _GROUNDED_TASK = """\
 You check an answer against passages. `request` is what was asked, `passages` are all that may be relied on, \
 `sentences` are the answer. Label each sentence: "supported" where the passages say everything that it states, \
@@ -186,7 +186,7 @@ async def grounded_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Score how much of the last answer the retrieved passages support.
+    """Score how much of the last answer is supported by the retrieved passages.
 
     The answer is split into sentences, which the judge labels supported, contradicted, not found or no claim. The score
     is the share of supported sentences among those that make a claim: 1 if all are supported, 0 if none are. With
@@ -194,14 +194,14 @@ async def grounded_judge(
     metrics report both shares. An empty answer scores 0 without a request; an answer without claims scores
     `abstaining`.
 
-    Faithfulness is that of RAGAS (Es et al. 2023, arXiv:2309.15217); citations are checked as in ALCE (Gao et al. 2023,
-    arXiv:2305.14627), against the cited passages.
+    Faithfulness is defined as in RAGAS (Es et al. 2023, arXiv:2309.15217). Citations are checked as in ALCE (Gao et al.
+    2023, arXiv:2305.14627), against the cited passages.
 
     Args:
         messages: the conversation.
         sample: the row that contains the field `passages_key`.
-        model: this, `base_url`, `votes`, `cache`, `client` and `longest` are as for `llm_judge`. A label needs more
-            than half of the votes, else the strictest label among the votes is used.
+        model: as in `llm_judge`, like `base_url`, `votes`, `cache`, `client` and `longest`. A label needs more than
+            half of the votes, otherwise the strictest label among the votes is used.
         passages_key: the field of the sample with the passages: a text, or a list of texts or of mappings with `text`,
             `content`, `passage` or `page_content`. By default, the tool results of the conversation in order.
         score_by: "faithfulness" or "attribution".
@@ -211,7 +211,7 @@ async def grounded_judge(
     Raises:
         ConfigError: an option is invalid.
         RewardError: the sample has no passages under its key.
-        ProviderError: the judge gave no verdict.
+        ProviderError: the judge returned no verdict.
 
     Example:
         ```python
@@ -336,19 +336,19 @@ async def pairwise_judge(
 ) -> EvaluateResult:
     """Compare the last answer with another answer, twice with the positions swapped.
 
-    The score is 1 if the judge prefers the rollout's answer in both positions, 0 if it prefers the other in both, and
-    0.5 for a tie or a preference that changes with the position. The metrics `consistent`, `won_as_first` and
-    `won_as_second` tell these apart. An empty answer loses and an identical answer ties, both without a request.
+    The score is 1 if the judge prefers the rollout's answer in both positions, 0 if it prefers the other answer in
+    both, and 0.5 for a tie or a preference that changes with the position. The metrics `consistent`, `won_as_first` and
+    `won_as_second` distinguish these cases. An empty answer loses and an identical answer ties, both without a request.
 
-    The swap is that of MT-Bench (Zheng et al. 2023, arXiv:2306.05685, section 3.4).
+    The positions are swapped as in MT-Bench (Zheng et al. 2023, arXiv:2306.05685, section 3.4).
 
     Args:
         messages: the conversation.
         ground_truth: the answer to compare with, unless `baseline` or `baseline_key` is set.
         sample: the row that contains the field `baseline_key`.
-        model: this, `base_url`, `votes`, `cache`, `client` and `longest` are as for `llm_judge`; votes are counted per
+        model: as in `llm_judge`, like `base_url`, `votes`, `cache`, `client` and `longest`; votes are counted per
             order.
-        baseline: one answer to compare every rollout with.
+        baseline: one answer with which every rollout is compared.
         baseline_key: the field of the sample that contains the answer to compare with.
         criteria: the criteria of the comparison; they complete the sentence "Decide by this:".
         judge_clients: opened once per worker; omit it in direct calls.
@@ -356,7 +356,7 @@ async def pairwise_judge(
     Raises:
         ConfigError: an option is invalid.
         RewardError: there is no answer to compare with.
-        ProviderError: the judge gave no verdict.
+        ProviderError: the judge returned no verdict.
 
     Example:
         ```python
@@ -368,7 +368,9 @@ async def pairwise_judge(
     other = baseline
     if baseline_key is not None:
         if (value := (sample or {}).get(baseline_key)) is None:
-            raise RewardError(f"pairwise_judge: the sample has no field {baseline_key!r} with the other answer")
+            raise RewardError(
+                f"pairwise_judge: the sample has no field {baseline_key!r}, which should contain the other answer"
+            )
         other = as_text(value)
     elif other is None:
         other = as_text(require_truth(ground_truth, "pairwise_judge"))
@@ -434,21 +436,21 @@ async def group_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> list[EvaluateResult]:
-    """Score the last answers of a group relative to one another, in a shuffled order and in its reverse.
+    """Score the last answers of a group relative to each other, in a shuffled order and in its reverse.
 
     Rollouts with the same request (everything before the first assistant message) and ground truth form a group; a
-    batch may contain several groups. "score" maps each answer's grade to [0, 1]; "rank" gives 1 to the best and 0 to
-    the last. Both are averaged over the two orders, and the metric `order_agreement` compares the orders. Identical
-    answers are shown once and share a score. An empty answer scores 0 without a request. Under "rank", a group with
-    fewer than two different answers is unscored. A group without a verdict is unscored, without affecting the other
-    groups.
+    batch may contain several groups. "score" maps each answer's grade to [0, 1]; "rank" gives 1 to the best answer and
+    0 to the last. Both are averaged over the two orders, and the metric `order_agreement` compares the orders.
+    Identical answers are shown once and share a score. An empty answer scores 0 without a request. Under "rank", a
+    group with fewer than two different answers is unscored. A group without a verdict is unscored, without affecting
+    the other groups.
 
     Scoring a group at once follows RULER (OpenPipe ART, 2025).
 
     Args:
         rollouts_messages: the conversations.
         ground_truths: one per conversation; shown to the judge as a reference, if present.
-        model: this, `base_url`, `votes`, `cache`, `client` and `longest` are as for `llm_judge`; votes are counted per
+        model: as in `llm_judge`, like `base_url`, `votes`, `cache`, `client` and `longest`; votes are counted per
             order.
         method: "score" or "rank".
         criteria: the criteria of the comparison; they complete the sentence "Decide by this:".
@@ -522,7 +524,7 @@ async def _score_group(
     form = {"grades": dict.fromkeys(names, ends.grades)}
 
     async def shares_in(order: Sequence[str]) -> tuple[dict[str, float], str]:
-        """Return each answer's share of the best, from its median over the votes, and the judge's reasons."""
+        """Return each answer's share of the best grade, from its median over the votes, and the judge's reasons."""
         whole = {**data, "answers": dict(zip(names, order, strict=True))}
         verdicts = await judge.ask(Question("group_verdict", task, truncate_to_fit(whole, longest), form), usage, votes)
         medians = (statistics.median(ends.share(verdict["grades"][name]) for verdict in verdicts) for name in names)

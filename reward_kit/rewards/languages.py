@@ -1,4 +1,6 @@
-"""The reward for replying in the right language, by script and, for languages that share a script, by py3langid."""
+"""A reward for replying in the right language, detected by script and, for languages that share a script, by
+py3langid.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ _COMMON_CODES: Final = (
     "ta te th tr uk ur vi zh"
 )
 _COMMON: Final = frozenset(_COMMON_CODES.split())
-"""The candidates for any text; if all languages were candidates, short English sentences could pass for Afrikaans."""
+"""The candidate languages for any text. If all languages were candidates, short English sentences could pass for
+Afrikaans.
+"""
 _CONFIDENT: Final = 0.8
 _MOST_PIECES: Final = 1_000
 _NOT_LANGUAGE: Final = re.compile(
@@ -98,23 +102,23 @@ def same_language(
     unknown: Literal["right", "unscored"] = "right",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score the share of the agent's last message in the right language, divided by `enough`, at most 1.
+    """Score the share of the agent's last message that is in the right language, divided by `enough`, at most 1.
 
     This is the language consistency reward of DeepSeek-R1 (2025), whose target language is that of the prompt. It
-    counts words; in Chinese and Japanese it counts characters, and in Thai, Lao, Khmer and Burmese every four letters.
-    Fenced and inline code, formulas, links, tags, numbers and names with an underscore are ignored; a reply with
-    nothing else scores 1, and an empty one 0.
+    counts words; in Chinese and Japanese it counts characters, and in Thai, Lao, Khmer and Burmese every four letters
+    count as a word. Fenced and inline code, formulas, links, tags, numbers and names with an underscore are ignored; a
+    reply with nothing else scores 1, and an empty reply 0.
 
     Words in another script are wrong. Languages that share a script are identified sentence by sentence with py3langid
     (the extra `languages`), among the common languages and the target; uncertain sentences are joined and tried again.
-    So a name or a few words of another language in a sentence are detected only if the script differs. Simplified and
-    traditional Chinese are one language.
+    A name or a few words of another language in a sentence are therefore detected only if the script differs.
+    Simplified and traditional Chinese count as one language.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the agent's messages; by default all assistant messages.
         language: an ISO 639-1 code such as "de"; a region or script suffix is ignored. By default, the language of the
-            last user message before the reply; if only its script is certain, only the script counts.
+            last user message before the reply; if only its script is certain, only the script is checked.
         enough: the share that scores 1; 0.9, for example, allows names in another script.
         unknown: the verdict on a reply in the right script whose language is uncertain: "right" or "unscored".
         of: the "whole" reply, its "thought", or its "answer".
@@ -157,7 +161,7 @@ class _Target(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """The words of a sentence: their number and their text, by script."""
+    """The words of a sentence, as their number and their text, by script."""
 
     words: Mapping[str, int]
     texts: Mapping[str, str]
@@ -191,7 +195,7 @@ def _target(language: str) -> _Target:
     code = re.split(r"[-_]", language.strip())[0].lower()
     if code not in known_languages():
         raise ConfigError(
-            f"option 'language': {language!r:.40} is unknown; known: {', '.join(sorted(known_languages()))}"
+            f"option 'language': unknown language {language!r:.40}; known: {', '.join(sorted(known_languages()))}"
         )
     scripts = ("LATIN", *_LANGUAGES_BY_SCRIPT)
     return _Target(code, code, frozenset(script for script in scripts if code in _script_languages(script)))
@@ -205,7 +209,7 @@ def _prompt_language(messages: Sequence[Message], assistant_turns: Sequence[int]
     whole = _joined(list(_sentences(prompt)))
     known = {script: count for script, count in whole.words.items() if _script_languages(script)}
     if not known:
-        raise RewardError("same_language: the prompt has no words of a known script; set the option `language`")
+        raise RewardError("same_language: the prompt has no words in a known script; set the option `language`")
     script = max(known, key=lambda name: known[name])
     language = _identified(
         whole, frozenset(_WORD_PER_LETTER & known.keys()) if script in _WORD_PER_LETTER else frozenset({script}), ""
@@ -271,7 +275,7 @@ def _sentences(text: str) -> Iterator[_Sentence]:
         kept, position = [], 0
         while (begin := text.find(opening, position)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
             kept.append(text[position:begin])
-            position = end if closing == "\\end{" else end + len(closing)  # the environment's name follows
+            position = end if closing == "\\end{" else end + len(closing)  # followed by the name of the environment
         text = " ".join([*kept, text[position:]])
     plain = _NOT_LANGUAGE.sub(" ", composed(text, "NFKC").lower())
     scripts = {}  # by letter, from the start of its Unicode name
@@ -286,7 +290,7 @@ def _sentences(text: str) -> Iterator[_Sentence]:
         texts: dict[str, list[str]] = {}
         for word in " ".join(lines[start : start + size]).split():
             script = scripts.get(word[0], "")
-            if script and "_" not in word:  # else a number or an identifier
+            if script and "_" not in word:  # otherwise a number or an identifier
                 weight = -(-len(word) // _LETTERS_PER_WORD) if script in _WITHOUT_BLANKS else 1
                 words[script] = words.get(script, 0) + weight
                 texts.setdefault("CJK" if script in _WORD_PER_LETTER else script, []).append(word)
@@ -299,7 +303,7 @@ def _texts(parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def _kept(char: str, script: str) -> str:
-    """Return a character that is part of a word; else a space, or a line end if it ends a sentence."""
+    """Return a character that is part of a word; return a line end if it ends a sentence, and a space otherwise."""
     if char in _SENTENCE_ENDS:
         return "\n"
     if script in _WORD_PER_LETTER:

@@ -45,7 +45,8 @@ def length_within(
     as_penalty: bool = False,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score 1 for a length from `at_least` to `at_most`, falling linearly to 0 over optional margins outside.
+    """Score 1 for a length from `at_least` to `at_most`, falling linearly to 0 over optional margins outside of these
+    bounds.
 
     With `at_most` = L_max - L_cache, `above` = L_cache and `as_penalty`, this is the soft overlong punishment of DAPO
     (Yu et al. 2025, arXiv 2503.14476): 0, then ((L_max - L_cache) - length) / L_cache, then -1.
@@ -53,11 +54,11 @@ def length_within(
     Args:
         messages: the conversation.
         assistant_turns: the positions of the agent's messages; by default all assistant messages.
-        unit: "characters" or "words". Text without spaces is one word; use characters if that could evade a limit.
+        unit: "characters" or "words". Text without spaces is one word, so use characters if that could evade a limit.
         at_least, at_most: the bounds, inclusive.
-        below, above: the distance outside each bound at which the score reaches 0.
-        as_penalty: subtract 1, for a penalty in [-1, 0] to be added to another score. An empty reply scores 0 without
-            this option, and follows the formula with it.
+        below, above: the distance outside of each bound at which the score reaches 0.
+        as_penalty: whether to subtract 1, for a penalty in [-1, 0] to be added to another score. An empty reply scores
+            0 without this option, and follows the formula with it.
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
@@ -117,14 +118,14 @@ def cosine_length(
     """Return a correctness reward scaled by the length of the reply along half a cosine wave.
 
     For a reply of length L below L_max, the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, with r_0 and r_L
-    from `correct` or `wrong`; from L_max on it is `exceed`. From "Demystifying Long Chain-of-Thought Reasoning in LLMs"
-    (Yeo et al. 2025, arXiv 2502.03373), where r_0 and r_L are 2 and 1 for correct replies, -10 and 0 for wrong ones,
-    and `exceed` is -10. By default, scores are in [0, 1], and wrong replies earn nothing.
+    from `correct` or `wrong`; from L_max on it is `exceed`. The formula is from "Demystifying Long Chain-of-Thought
+    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373), where r_0 and r_L are 2 and 1 for correct replies, -10 and 0
+    for wrong ones, and `exceed` is -10. By default, scores are in [0, 1], and wrong replies score 0.
 
     Args:
         reward: the reward that decides correctness; if it is unscored, so is the result.
         max_length: L_max, in `unit`.
-        unit, of: as for `length_within`.
+        unit, of: as in `length_within`.
         correct, wrong: the scores at length 0 and at L_max.
         exceed: the score from L_max on.
         at_least: the lowest score of `reward` that counts as correct.
@@ -167,23 +168,23 @@ def shortest_in_group(
     at_least: float = 1.0,
     id: str = "shortest_in_group",
 ) -> Reward:
-    """Return a batch reward that gives correct replies more the shorter they are within their group.
+    """Return a batch reward that gives a correct reply a higher score the shorter it is within its group.
 
     Rollouts with the same request (everything before the first assistant message) and ground truth form a group; a
     batch may contain several groups. With p = (length - shortest) / (longest - shortest), and p = 0 if all are equally
     long:
 
-    - "share": a correct reply earns its score times 1 - weight · p, with p among the correct replies; a wrong one earns
-      0. With `weight` below 1, the longest correct reply still earns more than a wrong one.
+    - "share": a correct reply earns its score times 1 - weight · p, with p among the correct replies; a wrong reply
+      earns 0. With `weight` below 1, the longest correct reply still earns more than a wrong reply.
     - "kimi": weight · λ is added to the score, where λ = 0.5 - p for a correct reply and min(0, 0.5 - p) for a wrong
-      one, with p among all replies; λ = 0 if all are equally long. This is the length reward of Kimi k1.5 (2025, arXiv
-      2501.12599), in [-weight / 2, 1 + weight / 2].
+      reply, with p among all replies; λ = 0 if all are equally long. This is the length reward of Kimi k1.5 (2025,
+      arXiv 2501.12599), in [-weight / 2, 1 + weight / 2].
 
     A rollout that `reward` leaves unscored stays unscored and does not affect the others.
 
     Args:
         reward: a pointwise reward that decides correctness.
-        unit, of: as for `length_within`.
+        unit, of: as in `length_within`.
         form: "share" or "kimi".
         weight: the weight of the length; at most 1 for "share".
         at_least: the lowest score of `reward` that counts as correct.
@@ -231,7 +232,7 @@ def shortest_in_group(
     attributes = {"made_of": {"reward": part}, "length": staticmethod(length), "scaled": staticmethod(scaled)}
     kind = type(id, (GroupReward,), attributes)
     spec = reward_spec(reward_function(mode="batch", id=id, requirements=part.requirements, sandbox=part.sandbox)(kind))
-    # It requires the values of its part, and those that identify groups and lengths.
+    # The reward needs the values of its part, and those that identify groups and lengths.
     required = part.required - part.resources.keys() - part.options.keys() | {"messages"}
     names = rollout_values(part) | {"messages", "ground_truth", "assistant_turns"}
     in_batch = [frozenset(BATCH_NAMES.get(name, name) for name in each) for each in (names, required)]
@@ -240,7 +241,7 @@ def shortest_in_group(
 
 
 class GroupReward(CombinedReward):
-    """The reward class behind `shortest_in_group`."""
+    """The class that implements `shortest_in_group`."""
 
     length: Callable[[Mapping[str, Any]], int]
     scaled: Callable[[Sequence[EvaluateResult], Sequence[int]], list[EvaluateResult]]

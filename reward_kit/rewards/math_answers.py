@@ -1,8 +1,9 @@
-r"""Rewards for mathematical answers: `math_answer` for any expression, by math-verify, and `number_answer` for numbers.
+"""Rewards for mathematical answers: `math_answer` for any expression, by math-verify, and `number_answer` for numbers.
 
 This package compares numbers with units exactly. It also handles the structure of an answer, on which graders differ
-most: multiple values, brackets, sides of equations, words. Only the remaining expressions are passed to math-verify,
-and their cost is bounded: texts that SymPy could expand to something huge are rejected, and function calls are counted.
+most: multiple values, brackets, sides of equations, and words. Only the remaining expressions are passed to
+math-verify. Their cost is bounded: texts that SymPy could expand to something huge are rejected, and function calls are
+counted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def _check_packages(_options: Mapping[str, Any]) -> None:
 
 
 class EqualityRules(NamedTuple):
-    """Rules of equality: the unit policy, the largest differences of real numbers, and whether only numbers count."""
+    """The rules of equality: the unit policy, the largest differences of real numbers, and whether only numbers
+    count.
+    """
 
     units: Units = "ignore"
     absolute: float = 0.0
@@ -66,21 +69,22 @@ def math_answer(
     content of `<answer>`; else the whole reply if it is one short line. Boxes offered as alternatives ("\boxed{3} or
     \boxed{4}") are several values and equal neither of them.
 
-    Numbers with units are compared as fractions; multiple values, tuples, intervals and sets item by item, by their
-    brackets; equations by their sides (x = 5 equals 5); words as text; expressions by math-verify. Without a tolerance,
-    3.14 does not equal π, and 0.333 does not equal 1/3. An expression that could be huge, such as 9^{9^9}, earns
-    nothing unless it is written as expected, and so does one that math-verify cannot decide within a fixed number of
-    calls.
+    Numbers with units are compared as fractions. Multiple values, tuples, intervals and sets are compared item by item,
+    by their brackets; equations by their sides (x = 5 equals 5); words as text; and expressions by math-verify. Without
+    a tolerance, 3.14 does not equal π, and 0.333 does not equal 1/3. An expression that could be huge, such as 9^{9^9},
+    scores 0 unless it is written as expected, as does an expression that math-verify cannot decide within a fixed
+    number of calls.
 
     Args:
         messages: the conversation; only the last assistant message is read, without its reasoning.
         ground_truth: the expected answer: a number, a text, a worked solution that boxes it or ends in "#### …", or a
             list of accepted answers.
-        unmarked: for replies without a marked answer: "refuse" them, or use the "last_number".
-        units: "ignore" accepts a missing unit but rejects a wrong one; "require" also rejects a missing unit.
-            Compatible units are converted, and 5% equals 0.05, under either.
+        unmarked: the treatment of replies without a marked answer: "refuse" them, or use the "last_number".
+        units: "ignore" accepts a missing unit but rejects a wrong one; "require" also rejects a missing unit. With
+            either, compatible units are converted, and 5% equals 0.05.
         absolute_tolerance: the largest allowed difference of real numbers.
-        relative_tolerance: the same as a share of the expected number; the larger of the two applies.
+        relative_tolerance: the largest allowed difference as a share of the expected number; the larger of the two
+            tolerances applies.
 
     Raises:
         ConfigError: a tolerance is negative, or (on loading) the extra `math` is not installed.
@@ -113,16 +117,17 @@ def number_answer(
 ) -> EvaluateResult:
     r"""Score 1 if the final answer is the expected number, compared as exact fractions; else 0. See GSM8K (Cobbe 2021).
 
-    The answer is found as by `math_answer`. It may have a sign, thousands separators, decimals, an exponent, a
+    The answer is found as in `math_answer`. It may have a sign, thousands separators, decimals, an exponent, a
     fraction, a currency, a percentage or a unit, or be "x = 5". Several numbers are not an answer. This reward needs no
     extra and takes microseconds, so it runs in the calling process.
 
     Args:
         messages: the conversation; only the last assistant message is read.
-        ground_truth: a number, a text that is one or ends in "#### 42", or a list of accepted numbers.
-        unmarked, units: as for `math_answer`.
+        ground_truth: a number, a text that is a number or ends in "#### 42", or a list of accepted numbers.
+        unmarked, units: as in `math_answer`.
         absolute_tolerance: the largest allowed difference.
-        relative_tolerance: the same as a share of the expected number; the larger of the two applies.
+        relative_tolerance: the largest allowed difference as a share of the expected number; the larger of the two
+            tolerances applies.
 
     Raises:
         ConfigError: a tolerance is negative.
@@ -144,7 +149,7 @@ def number_answer(
     if unmarked == "last_number" and not _is_number(text):
         text = last_number(text)
     if not _is_number(text):
-        return passed(False, f"the answer {quoted(answer.text)} is not one number")
+        return passed(False, f"the answer {quoted(answer.text)} is not a single number")
     return _compared(truths, text, terms, answer)
 
 
@@ -169,7 +174,7 @@ def _compared(truths: list[str], text: str, terms: EqualityRules, answer: FinalA
 
 
 def is_equal(truth: str, answer: str, terms: EqualityRules) -> bool:
-    """Report whether two raw texts are equal. Never raises on a model's text."""
+    """Return True if two raw texts are equal. Never raises on a model's text."""
     left, right = _plain_number(truth), _plain_number(answer)
     if left is not None and right is not None:
         return close(left, right, terms.absolute, terms.relative)
@@ -180,7 +185,7 @@ def is_equal(truth: str, answer: str, terms: EqualityRules) -> bool:
     try:
         if comparison.equal(truth, answer):
             return True
-        # A pair may have been read as one number: "1,234" if "1, 234" is expected.
+        # A pair may have been parsed as one number: "1,234" if "1, 234" is expected.
         pair = _values(answer, thousands=False)
         return len(_values(answer)) < len(pair) and comparison.several(_values(truth), pair)
     except RecursionError:
@@ -193,7 +198,7 @@ def _plain_number(text: str) -> Fraction | None:
 
 
 def _is_number(text: str) -> bool:
-    """Report whether a text contains only numbers: "5", "x = 10/2", "3 or 4"."""
+    """Return True if a text contains only numbers: "5", "x = 10/2", "3 or 4"."""
     if _plain_number(text) is not None:
         return True
     if len(text) > LONGEST_TEXT:
@@ -285,7 +290,7 @@ class _Comparison:
         )
 
     def _equations(self, truth: str, answer: str, depth: int) -> bool:
-        """Compare x = 5 with 5 or x = 10/2; other pairs of equations go to math-verify.
+        """Compare x = 5 with 5 or x = 10/2; other pairs of equations are passed to math-verify.
 
         In a chain, every side must be right: 9 = 10 does not equal 10. Variable names are compared if both sides have
         one.
@@ -300,7 +305,7 @@ class _Comparison:
         return len(left) == len(right) == 2 and self._expressions(truth, answer)
 
     def _expressions(self, truth: str, answer: str) -> bool:
-        """Report whether math-verify finds two texts equal, within bounded work."""
+        """Return True if math-verify finds two texts equal, within bounded work."""
         if self._terms.numbers_only:
             return False
         if self._symbolic is None:
@@ -315,10 +320,10 @@ def _scaled(value: str, factor: Fraction) -> str:
 
 
 def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tuple[Fraction, Fraction]]:
-    """Return the possible readings as pairs of factors for truth and answer; empty if the units do not match.
+    """Return the possible interpretations as pairs of factors for truth and answer; [] if the units do not match.
 
     Units on both sides must be compatible and are converted. A missing or unknown unit is accepted under "ignore".
-    Under either policy, a percentage may also be read as the plain number it represents.
+    Under either policy, a percentage may also be interpreted as the plain number that it represents.
     """
     one, plain = Fraction(1), (Fraction(1), Fraction(1))
     if truth is None and answer is None:
@@ -333,7 +338,7 @@ def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tupl
     return [plain, *readings] if policy == "ignore" else readings
 
 
-# The structure of a cleaned text: its parts outside brackets, and texts enclosed in a single bracket.
+# The structure of a cleaned text: its parts outside of brackets, and texts enclosed in a single bracket
 
 _SIGN: Final = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _OPENING: Final = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"})
@@ -356,7 +361,9 @@ _SHORT_WORDS: Final = frozenset({"yes", "no", "odd", "none", "dne", "one", "two"
 
 
 def _is_words(text: str) -> bool:
-    """Report whether an answer is in words: a word of four letters that is not a function, or text in `\\text`."""
+    r"""Return True if an answer is in words: it has a word of four letters that is not a function, or text in
+    `\text`.
+    """
     inner = _TEXT.fullmatch(text)
     if (inner and re.search(r"[A-Za-z]{2,}", inner[1])) or text.casefold() in _SHORT_WORDS:
         return True
@@ -366,7 +373,7 @@ def _is_words(text: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    """Return `text` for comparison as words: without \\text, spaces, case and surrounding punctuation."""
+    r"""Return `text` in a form for comparing words: without \text, spaces, case and surrounding punctuation."""
     words = text.replace("\\text", "").replace("{", "").replace("}", "").strip(" .,;:!\"'*_()")
     return "".join(words.split()).casefold()
 
@@ -416,7 +423,7 @@ def _members(sides: Sequence[str]) -> Sequence[str]:
 
 
 def _name(side: str) -> str:
-    """Return the variable, pair of variables or word label that a side of an equation consists of; "" if none."""
+    """Return the variable, pair of variables or word label that forms a side of an equation; "" if there is none."""
     bracket = enclosed(side)
     if bracket and bracket[0] == "(":
         names = [_name(part) for part in split_commas(bracket[1], bracketed=True)]
@@ -427,7 +434,7 @@ def _name(side: str) -> str:
 
 
 def _values(text: str, thousands: bool = True) -> list[str]:
-    """Return the values separated by commas, "and" or "or" outside brackets; ± yields two values."""
+    """Return the values separated by commas, "and" or "or" outside of brackets; ± yields two values."""
     pieces = [piece for part in _split(text, _AND_OR) for piece in split_commas(part.strip(" ,;"), False, thousands)]
     found: list[str] = []
     for piece in filter(None, pieces):
@@ -440,7 +447,7 @@ def _values(text: str, thousands: bool = True) -> list[str]:
 
 
 def _outside(text: str) -> dict[int, str]:
-    """Return the characters of `text` outside brackets and environments, by position."""
+    """Return the characters of `text` outside of brackets and environments, by position."""
     found: dict[int, str] = {}
     depth = environments = 0
     for match in _SIGN.finditer(text):
@@ -455,7 +462,7 @@ def _outside(text: str) -> dict[int, str]:
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Return `text` split at each separator outside brackets, with white space stripped."""
+    """Return `text` split at each separator outside of brackets, with white space stripped."""
     outside = _outside(text)
     cuts = [match for match in separator.finditer(text) if match.start() in outside]
     ends = [*(match.start() for match in cuts), len(text)]
@@ -468,8 +475,8 @@ _COMMA, _SPACED_COMMA, _SEMICOLON = re.compile(","), re.compile(r",(?=\s)"), re.
 def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str]:
     """Return `text` split at commas and semicolons, except at thousands separators.
 
-    Outside brackets, 1,234 is one number. In brackets it is two, unless the commas between values are followed by a
-    space, or a group starts with 0, unlike any value.
+    Outside of brackets, 1,234 is one number. In brackets it is two numbers, unless the commas between values are
+    followed by a space, or a group starts with 0, as no value does.
     """
     found: list[str] = []
     for half in _split(text, _SEMICOLON):

@@ -1,4 +1,4 @@
-"""Option types shared by several rewards, checked when a task is loaded, and comparison with a tolerance."""
+"""Option types shared by several rewards and checked when a task is loaded, and comparison with a tolerance."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def check_closeness(tolerance: float) -> None:
-    """Reject a tolerance outside [0, 1), including in direct calls."""
+    """Reject a tolerance outside of [0, 1); also used in direct calls."""
     if not 0 <= tolerance < 1:
         raise ConfigError(f"option 'tolerance' must be at least 0 and less than 1, got {tolerance}")
 
 
 def is_close(expected: float, got: float, tolerance: float) -> bool:
-    """Report whether two numbers are equal within the tolerance; integers may exceed the range of floats."""
+    """Return True if two numbers are equal within the tolerance; integers may exceed the range of floats."""
     if expected == got or (expected != expected and got != got):
         return True
     try:
@@ -41,4 +41,6 @@ def check_extra(extra: str, *packages: str) -> None:
     """Raise a ConfigError if a package of an extra is missing, before rollouts are left unscored one by one."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ConfigError(f"it needs {', '.join(missing)}; {install_hint(extra)}")
+        raise ConfigError(
+            f"missing package{'s' if len(missing) > 1 else ''}: {', '.join(missing)}; {install_hint(extra)}"
+        )

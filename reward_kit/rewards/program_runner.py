@@ -1,4 +1,4 @@
-"""Code that runs inside the sandbox with a model's program: calls its function, or compiles and runs the program.
+"""Code that runs inside the sandbox with a model's program: it calls its function, or compiles and runs the program.
 
 It shares a process with hostile code, so it protects nothing and never receives an expected answer. Returned values are
 encoded as plain data and compared elsewhere; arguments use the same encoding. JSON has no tuples, sets or non-text
@@ -72,7 +72,7 @@ def decode(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) != 2 or not isinstance(value[0], str):
-        raise ValueError("the answer is not in the encoded form")
+        raise ValueError("the answer is not in the encoded format")
     kind, content = value
     if kind in ("list", "tuple", "set") and isinstance(content, list):
         items = [decode(item) for item in content]
@@ -99,7 +99,7 @@ def load_function(text: str, setup: str, name: str) -> Callable[[Any], Any]:
 
     Args:
         text: the program.
-        setup: code to run before it.
+        setup: code to run before the program.
         name: a function, `Class.method`, or a method of `Solution`; classes are instantiated for each call.
     """
     space = _run_module("submission", setup, text)
@@ -107,7 +107,7 @@ def load_function(text: str, setup: str, name: str) -> Callable[[Any], Any]:
     is_plain = not owner and name in space
     owner = owner or "Solution"
     if not is_plain and not (owner in space and hasattr(space[owner], method)):
-        raise NameError(f"the program defines no function {name!r}")
+        raise NameError(f"the program does not define a function {name!r}")
 
     def ask(call: Any) -> Any:
         arguments, named = decode(call["args"]), decode(call["kwargs"])
@@ -172,8 +172,8 @@ def compile_program(
 
     Args:
         text: the program.
-        filename: its name in the working directory.
-        compile_command: the command that compiles it; [] for interpreted languages.
+        filename: the name of the program in the working directory.
+        compile_command: the command that compiles the program; [] for interpreted languages.
         run_command: the command of each run, in the working directory.
         limits: `compile_s` and `run_s` of wall time, `cpu_s` per run, and the bytes of `output`.
     """
@@ -182,7 +182,7 @@ def compile_program(
     problem, is_late = "", False
     if compile_command:
         status, _, errors = _run_program(compile_command, b"", limits["compile_s"], limits["compile_s"], 1 << 16)
-        problem, is_late = f"it does not compile: {errors[-1_500:]}" if status else "", status is None
+        problem, is_late = f"the program does not compile: {errors[-1500:]}" if status else "", status is None
 
     def run(stdin: str) -> Any:
         nonlocal is_late
@@ -200,7 +200,7 @@ def compile_program(
 def _run_program(
     command: list[str], stdin: bytes, wall_s: float, cpu_s: float, output: int
 ) -> tuple[int | None, str, str]:
-    """Return the exit status, None on a timeout, and the beginnings of output and errors."""
+    """Return the exit status (None on a timeout), and the beginnings of output and errors."""
     import contextlib
     import resource
     import subprocess

@@ -1,7 +1,7 @@
-r"""Exact parsing of numbers and units: the common case of every grader, without a math parser.
+r"""Exact parsing of numbers and units, the common case of every grader, without a math parser.
 
 1,000 = 1{,}000 = 1e3 = 10^3, 0.5 = 1/2 = \frac{1}{2}, 1 1/2 = 3/2, -3 = −3. Nothing is rounded: 0.333 is not 1/3. Known
-compatible units convert exactly (100 cm = 1 m, 50 cents = $0.50); unknown units ("apples") are compared as words.
+compatible units are converted exactly (100 cm = 1 m, 50 cents = $0.50); unknown units ("apples") are compared as words.
 
 Input may be hostile, so every step takes linear time.
 """
@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 from reward_kit.rewards.replies import composed
 
 LONGEST_NUMBER: Final = 400
-"""The maximum number of characters of a number; a longer one is not an answer."""
+"""The maximum number of characters in a number; a longer number is not an answer."""
 LARGEST_EXPONENT: Final = 1_000
 """The maximum exponent of a power of ten, positive or negative."""
 LONGEST_TEXT: Final = 2_000
-"""The maximum number of characters of one answer; a longer one is not read."""
+"""The maximum number of characters in one answer; a longer answer is not parsed."""
 DOLLAR: Final = "＄"
-"""Stands for a dollar sign that means money; plain dollar signs only delimit mathematics."""
+"""Represents a dollar sign that means money; plain dollar signs only delimit mathematics."""
 _MINUS: Final = str.maketrans(
     {"−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "\u00a0": " ", "\u202f": " "}
 )
@@ -46,7 +46,7 @@ _SEPARATOR: Final = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!\s?|\\[,;: !])(?=[0-9]{3
 
 
 def read_number(text: str) -> Fraction | None:
-    """Parse all of `text` as an exact number; return None if it is not one.
+    """Parse all of `text` as an exact number; return None if it is not a number.
 
     Accepts signs, thousands separators in groups of three, decimals, exponents, powers of ten, plain and LaTeX
     fractions of integers, mixed numbers with a proper fraction, repeating decimals, and numbers in another base.
@@ -87,7 +87,7 @@ def _decimal(digits: str) -> Fraction:
 
 
 def close(truth: Fraction, answer: Fraction, absolute: float = 0.0, relative: float = 0.0) -> bool:
-    """Report whether two numbers differ by no more than the larger of the tolerances.
+    """Return True if two numbers differ by no more than the larger of the tolerances.
 
     Tolerances are read as decimals, so 0.1 is exactly a tenth; `relative` is a share of `truth`.
     """
@@ -100,7 +100,7 @@ FUNCTIONS = (
     "sqrt|sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|arcsin|arccos|arctan|exp|ln|log|max|min|gcd|lcm|pi|infty|alpha|beta|"
     "gamma|theta|lambda|phi|omega|sigma|mu|rho|tau"
 )
-"""Words that are mathematical even without a backslash; a regular expression."""
+"""A regular expression for words that are mathematical even without a backslash."""
 _SIGNS: Final = {
     "−": "-", "–": "-", "—": "-", "－": "-", "×": "*", "⋅": "*", "·": "*", "∗": "*", "∙": "*", "÷": "/",
     "∕": "/", "⁄": "/", "≤": r" \le ", "≥": r" \ge ", "≠": r" \ne ", "∞": r" \infty ", "∪": r" \cup ",
@@ -195,7 +195,7 @@ class Unit:
     Attributes:
         text: the spelling, in lower case.
         dimension: the sorted powers of its base kinds, such as (("length", 2),); () for a percentage; None if unknown.
-        factor: its size in the base units of its dimension.
+        factor: the size of the unit in the base units of its dimension.
     """
 
     text: str
@@ -279,7 +279,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """Split a cleaned text into value and unit; the unit is None if absent."""
+    """Split a cleaned text into value and unit; the unit is None if there is none."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):
@@ -290,7 +290,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def unit_named(text: str) -> Unit:
-    """Return the unit with a name, known or unknown."""
+    """Return the known or unknown unit with this name."""
     name = " ".join(text.casefold().split())
     if name in _PERCENT:
         return Unit("%", (), Fraction(1, 100))
@@ -338,7 +338,7 @@ def _split_tail(text: str) -> tuple[str, Unit | None]:
 
 
 def _is_unit_text(rest: str, spaced: bool) -> bool:
-    """Report whether the text after a number can be a unit; a single letter without a space is a variable."""
+    """Return True if the text after a number can be a unit; a single letter without a space is a variable."""
     if rest in {"%", "¢", "°"} or rest in _PREFIXES:
         return True
     if not rest or not rest[0].isalpha() or not re.fullmatch(r"[A-Za-zµ0-9^{}/*. -]+", rest) or len(rest) > 50:

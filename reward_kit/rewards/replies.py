@@ -17,7 +17,7 @@ from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message
 
 Part = Literal["whole", "thought", "answer"]
-"""The part of a reply: the whole, the text in `<think>` or `reasoning_content`, or the rest."""
+"""A part of a reply: the whole reply, the text in `<think>` or `reasoning_content`, or the rest."""
 Choice = Literal["last", "first", "joined"]
 """The block to use: the last, the first, or all of them joined."""
 _THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
@@ -27,7 +27,9 @@ _FENCE = re.compile(r"(`{3,}|~{3,})(.*)")
 
 
 def require_truth(ground_truth: Any, reward: str) -> Any:
-    """Return the ground truth; if it is missing, the rollout is unscored, not wrong."""
+    """Return the ground truth; raise a RewardError if it is missing, so that the rollout is unscored instead of
+    wrong.
+    """
     if ground_truth is None:
         raise RewardError(f"{reward} needs a ground_truth, but the sample has none")
     return ground_truth
@@ -67,13 +69,13 @@ def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] |
 
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
-    """Return a part of the agent's last message; "" without messages."""
+    """Return a part of the agent's last message; "" if there are no messages."""
     own = agent_messages(messages, assistant_turns)
     return message_part(own[-1], part) if own else ""
 
 
 def message_part(message: Message, part: Part) -> str:
-    """Return a part of a message. `reasoning_content`, separated by the provider, is reasoning and comes first."""
+    """Return a part of a message. `reasoning_content`, which the provider separates, is reasoning and comes first."""
     thought, answer = _split(message.text)
     if part == "answer":
         return answer
@@ -100,7 +102,7 @@ def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
     """Return the text in a Unicode normal form, in linear time.
 
     Normalizing a letter with very many marks takes quadratic time, so marks after the thirtieth on a letter are
-    dropped; Unicode's Stream-Safe Text Format would split them instead.
+    dropped. Unicode's Stream-Safe Text Format would split them instead.
     """
     marks = "".join(re.escape(char) for char in set(text) if unicodedata.combining(char))
     if marks:
@@ -134,7 +136,7 @@ def fenced_blocks(text: str) -> list[Block]:
 
 
 def lines_without_code(text: str) -> Iterator[str]:
-    """Yield the lines outside fenced blocks; an unclosed block hides the rest. Takes linear time."""
+    """Yield the lines outside of fenced blocks; an unclosed block hides the rest. Takes linear time."""
     fence = ""
     for line in text.split("\n"):
         bare = line.strip()

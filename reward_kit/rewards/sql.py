@@ -1,9 +1,9 @@
-"""`sql_result`: compare the results of the model's query and the gold query on the same database.
+"""`sql_result`, which compares the results of the model's query and the gold query on the same database.
 
-Execution accuracy as in Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020, arXiv:2010.02840)
-and BIRD (Li et al. 2023, arXiv:2305.03111), without the loopholes by which wrong queries pass there: duplicates count,
-the order counts if the gold query specifies one, and an ambiguous gold query, such as a LIMIT among ties, is reported
-instead of decided by chance.
+This is execution accuracy as in Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020,
+arXiv:2010.02840) and BIRD (Li et al. 2023, arXiv:2305.03111), without the loopholes by which wrong queries pass there:
+duplicates count, the order counts if the gold query specifies it, and an ambiguous gold query, such as a LIMIT among
+ties, is reported instead of decided by chance.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Database(NamedTuple):
             with connection.atomic() as guarded:
                 cursor = guarded.execute(query)
                 if cursor.description is None:
-                    raise ToolError("it is not a query: it returns no columns")
+                    raise ToolError("it is not a query, because it returns no columns")
                 rows = cursor.fetchmany(self.max_rows + 1)
                 width = len(cursor.description)
                 cursor.close()
@@ -64,12 +64,12 @@ class _Database(NamedTuple):
         finally:
             connection.close()
         if len(rows) > self.max_rows:
-            raise ToolError(f"it returns more than {self.max_rows:,} rows")
+            raise ToolError(f"it returns more than the limit of {self.max_rows:,} rows")
         return QueryResult(width, rows)
 
 
 Columns = Literal["in_order", "any_order"]
-"""The comparison of rows: in the gold query's order, or in any order."""
+"""The order of columns when rows are compared: that of the gold query, or any order."""
 
 
 @reward_function(sandbox="warm")
@@ -98,7 +98,7 @@ def sql_result(
 
     Rows are compared as a multiset, so a missing DISTINCT is wrong. If the gold query ends with ORDER BY, the order
     counts, except among ties. NULL equals only NULL, 1 equals 1.0, and texts are not numbers. The number and order of
-    columns count, their names do not. If other plans of the gold query return different rows (LIMIT among ties, or
+    columns count, but not their names. If other plans of the gold query return different rows (LIMIT among ties, or
     LIMIT without ORDER BY), the rollout is unscored with that reason.
 
     Args:
@@ -110,11 +110,13 @@ def sql_result(
         columns: "any_order" accepts the same columns in another order.
         tolerance: the largest allowed difference of numbers, relative or absolute; float sums depend on the row order.
         ties: "any" accepts every possible result of an ambiguous gold query, as far as its plans are tried.
-        empty: "unscored" leaves rollouts unscored if the gold query returns no rows, which proves little.
+        empty: "unscored" leaves rollouts unscored if the gold query returns no rows, because a match then proves
+            little.
         unfenced: "refuse" a reply without a block, or use the "whole" reply as the query.
         resource: the name of the database, if the environment has several resources.
         time_s: the time limit of one query in seconds.
-        max_rows: the maximum number of rows of one result; more make an answer wrong, and a gold query an error.
+        max_rows: the maximum number of rows of one result. An answer with more rows is wrong; a gold query with more
+            rows is an error.
 
     Raises:
         RewardError: the database is missing, the gold query fails, or its result is ambiguous.
@@ -141,7 +143,7 @@ def sql_result(
     database = _Database(_database_bytes(source, sample, state, resource), limits, max_rows)
     results = [_gold_results(database, query, ordered, ties) for query in queries]
     if empty == "unscored" and not any(one.rows for several in results for one in several):
-        raise RewardError("the gold query returns no rows, as many wrong queries would")
+        raise RewardError("the gold query returns no rows, and many wrong queries would also return none")
     answer = last_answer(messages)
     block = select_block(answer, _TAGS, "last")
     query = block if block is not None else answer if unfenced == "whole" else ""
@@ -174,7 +176,7 @@ def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource:
         names = [resource] if resource else [name for name in state if isinstance(state[name], SqliteState)]
         if len(names) != 1 or names[0] not in state:
             raise RewardError(
-                f"several resources have a state ({', '.join(state)}); name the database with the option resource"
+                f"several resources have a state ({', '.join(state)}); select the database with the option resource"
             )
         state = state[names[0]]
     if not isinstance(state, SqliteState):
@@ -227,8 +229,8 @@ def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> li
                 results.append(database.run(text))
     if ties == "unscored" and any(same_rows([results[0]], one, False, "in_order", 1e-9) for one in results):
         raise RewardError(
-            "the gold query may return different rows, since rows tie in its ORDER BY or it has a LIMIT without "
-            f"one; add a tie-break, or accept any of them with ties='any': {gold[:200]}"
+            "the gold query may return different rows, because rows tie in its ORDER BY or it has a LIMIT "
+            f"without ORDER BY; add a tie-break, or accept any of them with ties='any': {gold[:200]}"
         )
     return results
 
@@ -256,7 +258,7 @@ def same_rows(
     Args:
         golds: the gold rows in each possible order.
         result: the result to compare.
-        is_ordered: require one of those orders; rows whose order varies among them may come in any order.
+        is_ordered: whether to require one of those orders; rows whose order varies among them may come in any order.
         columns: the policy for the order of columns.
         tolerance: the largest allowed difference of numbers, relative or absolute.
     """
@@ -294,12 +296,12 @@ def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:
 
 
 def row_key(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a row as a key: values with the rank of their type, since 1 equals 1.0 but not "1"."""
+    """Return a row as a key: each value with the rank of its type, since 1 equals 1.0 but not "1"."""
     return tuple((_RANKS[type(value)], value) for value in row)
 
 
 def _are_same(gold: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]], tolerance: float) -> bool:
-    """Report whether two lists contain the same rows in any order."""
+    """Return True if two lists contain the same rows in any order."""
     if Counter(map(row_key, gold)) == Counter(map(row_key, rows)):
         return True
     if not tolerance:
@@ -340,12 +342,12 @@ def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[in
 
 
 def has_order(query: str) -> bool:
-    """Report whether the outermost SELECT of a query has an ORDER BY."""
+    """Return True if the outermost SELECT of a query has an ORDER BY."""
     return _terms(_plain(query)) is not None
 
 
 def with_tie_break(query: str, expression: str) -> str:
-    """Return the query with one more term in its outermost ORDER BY; "" if it has none."""
+    """Return the query with one more term in its outermost ORDER BY; "" if it has no ORDER BY."""
     text = _plain(query)
     end = _terms(text)
     return "" if end is None else f"{text[:end].rstrip()}, {expression} {text[end:]}"
@@ -358,7 +360,7 @@ def _plain(query: str) -> str:
 
 
 def _terms(text: str) -> int | None:
-    """Return the end position of the terms of the outermost ORDER BY; None if absent."""
+    """Return the end position of the terms of the outermost ORDER BY; None if there is no ORDER BY."""
     depth, before, end = 0, "", None
     for match in _TOKEN.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)

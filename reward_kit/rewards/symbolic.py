@@ -21,7 +21,7 @@ from reward_kit.errors import RewardError, install_hint
 from reward_kit.rewards.quantities import FUNCTIONS, close
 
 MOST_CALLS: Final = 3_000_000
-"""The maximum number of function calls in all of math-verify's comparisons for one answer, which take some seconds."""
+"""The maximum number of function calls in all of math-verify's comparisons for one answer; they take a few seconds."""
 _LONGEST_EXPRESSION: Final = 300
 _MATHEMATICS: Final = ("sympy.", "mpmath.", "antlr4.", "latex2sympy2_extended.", "math_verify.")
 _NUMBERS: Final = re.compile(r"[0-9]+")
@@ -46,7 +46,7 @@ class BoundedComparison:
         self._parsed: dict[str, Any] = {}
 
     def equal(self, truth: str, answer: str, absolute: float = 0.0, relative: float = 0.0) -> bool:
-        """Report whether two cleaned texts are equal; False if that cannot be decided or takes too much work.
+        """Return True if two cleaned texts are equal; False if that cannot be decided or takes too much work.
 
         Raises:
             RewardError: math-verify is not installed.
@@ -92,7 +92,7 @@ class BoundedComparison:
     def _bounded(self) -> Iterator[None]:
         """Stop this thread after a number of function calls.
 
-        It stops only at the start of a math function: the standard library might hold a lock.
+        It stops only at the start of a math function, since the standard library might hold a lock.
         """
 
         def count(frame: FrameType, event: str, _argument: Any) -> None:
@@ -111,16 +111,18 @@ class BoundedComparison:
 
 
 class _TooMuchWork(BaseException):
-    """Derives from `BaseException`, since the parsers below swallow every `Exception`."""
+    """The limit on function calls was reached. Derives from `BaseException`, since the parsers below swallow every
+    `Exception`.
+    """
 
 
 def is_harmless(text: str) -> bool:
-    """Report whether no number in a cleaned text can become huge, such as by towers of powers or factorials."""
+    """Return True if no number in a cleaned text can become huge, for example by towers of powers or factorials."""
     if len(text) > _LONGEST_EXPRESSION or _HARMFUL.search(text) or text.count("{") + text.count("(") > 40:
         return False
     text = text.replace("^ ", "^")
     for _ in range(10):
-        text = _GROUP.sub(r"(\1)", text)  # keeps only the braces around exponents
+        text = _GROUP.sub(r"(\1)", text)  # Keep only the braces around exponents.
     numbers = _NUMBERS.findall(text)
     is_iterated, grows = _ITERATED.search(text) is not None, len(_GROWING.findall(text))
     longest = 2 if grows else 6 if is_iterated else 15
@@ -160,7 +162,7 @@ def _approximate(expression: Any) -> Fraction | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence math-verify's warning that its time limit is off, which is intended."""
+    """Silence math-verify's warning that its time limit is disabled, which is intended."""
     loggers = [logging.getLogger(name) for name in ("math_verify.parser", "math_verify.grader")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""`tool_calls_match`: compare the tool calls of a rollout with the expected calls.
+"""`tool_calls_match`, which compares the tool calls of a rollout with the expected calls.
 
 Calls are compared by name and by the meaning of their arguments under the tool's schema, not as text. The form with
 allowed values is that of the Berkeley Function-Calling Leaderboard (Patil et al. 2025, gorilla.cs.berkeley.edu). Unlike
@@ -24,7 +24,7 @@ from reward_kit.typed_interface import reward_function
 MOST_CALLS: Final = 256
 """The maximum number of calls; a rollout with more calls is wrong."""
 LONGEST: Final = 1_000_000
-"""The maximum number of characters of all arguments together, and of a message that is searched for calls."""
+"""The maximum number of characters in all arguments together, and in a message that is searched for calls."""
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
 _TOOL_FIELDS = ("tools", "functions", "function")
 Extra = Literal["wrong", "ignore"]
@@ -40,8 +40,10 @@ class _ParsedCall(NamedTuple):
 
 
 Strings = Literal["exact", "casefold", "bfcl"]
-"""The comparison of texts: exactly; ignoring case; or as on the Berkeley Function-Calling Leaderboard, which also
-removes spaces and the characters ,./-_*^ and treats single and double quotes as equal."""
+"""The comparison of texts: exactly; ignoring case; or as on the Berkeley Function-Calling Leaderboard.
+
+The leaderboard also removes spaces and the characters ,./-_*^ and treats single and double quotes as equal.
+"""
 
 
 class ArgumentRules(NamedTuple):
@@ -49,8 +51,8 @@ class ArgumentRules(NamedTuple):
 
     Attributes:
         strings: how texts are compared.
-        coerce: read a text as the number or boolean it spells if the schema requires one.
-        any_order: ignore the order of every array, not only of arrays with `uniqueItems`.
+        coerce: whether to read a text as the number or boolean that it spells if the schema requires one.
+        any_order: whether to ignore the order of every array, not only of arrays with `uniqueItems`.
     """
 
     strings: Strings = "exact"
@@ -84,20 +86,20 @@ def tool_calls_match(
 ) -> EvaluateResult:
     """Score 1 if the calls match the expected ones, else 0, or a share under `partial`.
 
-    If tool specifications are known, an invalid call earns nothing even if the same call is expected. A call is invalid
-    if the tool is unknown or the arguments are not a JSON object or do not fit the schema. Omitting an argument equals
+    If tool specifications are known, an invalid call scores 0 even if the same call is expected. A call is invalid if
+    the tool is unknown or the arguments are not a JSON object or do not fit the schema. Omitting an argument equals
     passing its default, 5 equals 5.0 if the schema requires a number or an integer, and arrays with `uniqueItems` are
     unordered. Metrics: the shares of right `calls`, `names` and `arguments`.
 
     Args:
         messages: the conversation.
         ground_truth: `{"name": …, "arguments": {…}}`, `{"type": "function", "function": {…}}` with arguments as an
-            object or JSON text, `{"tool_calls": […]}`, a list of these, the JSON text of any of them, or
-            `[{"function": {"argument": [allowed values…]}}]`, where "" allows the argument to be omitted. `[]` earns 1
-            only if no call is made, even with `extra="ignore"`.
+            object or JSON text, `{"tool_calls": […]}`, a list of these, the JSON text of any of them, or `[{"function":
+            {"argument": [allowed values…]}}]`, where "" allows the argument to be omitted. `[]` scores 1 only if no
+            call is made, even with `extra="ignore"`.
         sample: the row whose `tools`, `functions` or `function` contains the specifications if `tools` is not set.
         assistant_turns: the positions of the agent's messages; example calls in the prompt are ignored.
-        turns: "last" compares the calls of the last message that has any, "all" those of every message.
+        turns: "last" compares the calls of the last message that has any; "all" compares those of every message.
         ordered: whether calls must be made in the expected order.
         extra: "ignore" accepts additional calls.
         partial: "calls" scores the share of right calls; "arguments" also credits part of a call, by its share of right
@@ -108,13 +110,14 @@ def tool_calls_match(
             leaderboard need this because they expect a variable name instead of a number.
         strings: "casefold" ignores case, including in enums; "bfcl" also removes spaces and ,./-_*^ like the
             leaderboard, so "1.5" equals "15".
-        coerce: accept "5" for 5 and "true" for true if the schema requires that type; needs specifications.
-        any_order: ignore the order of every array.
-        text_calls: also count calls written as `<tool_call>{…}</tool_call>` or in ```json blocks, in messages without
-            other calls.
+        coerce: whether to accept "5" for 5 and "true" for true if the schema requires that type; needs specifications.
+        any_order: whether to ignore the order of every array.
+        text_calls: whether to also count calls written as `<tool_call>{…}</tool_call>` or in ```json blocks, in
+            messages without other calls.
 
     Raises:
-        RewardError: the ground truth is missing, or it or the sample's tools are invalid; the rollout is unscored.
+        RewardError: the ground truth is missing, or the ground truth or the sample's tools are invalid; the rollout is
+            unscored.
         ConfigError: `tools` is invalid.
 
     Example:
@@ -135,7 +138,7 @@ def tool_calls_match(
     by_turn = [calls for message in turns_seen if (calls := _message_calls(message, text_calls))]
     written = [call for calls in (by_turn if turns == "all" else by_turn[-1:]) for call in calls]
     if len(written) > MOST_CALLS or sum(len(call.arguments) for call in written) > LONGEST:
-        return passed(False, f"{len(written)} calls are too many, or too long")
+        return passed(False, f"{len(written)} calls are too many or too long")
     with boundary(RewardError, "tool_calls_match: a tool's schema is malformed"):
         made = [_made(call, schemas, validate) for call in written]
         if not expected:
@@ -168,7 +171,7 @@ def tool_calls_match(
 
 
 def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[MadeCall], schema: ToolSchema) -> str:
-    """Return the reason why an expected call counts as not made."""
+    """Return the reason why an expected call was not counted."""
     near = [index for index, call in enumerate(made) if call.name == expected.name and shares[index] < 1.0]
     if not near:
         return f"; {quoted(expected.name)} was not called" + (f", {quoted(made[0].name)} was" if made else "")
@@ -210,7 +213,7 @@ def _message_calls(message: Message, text_calls: bool) -> list[_ParsedCall]:
     text = last_answer([message]) if text_calls and not calls else ""
     if len(text) > LONGEST:
         return []
-    if _OPENS in text:  # an unreadable call counts as a wrong call
+    if _OPENS in text:  # A call that cannot be parsed counts as a wrong call.
         return [call for part in text.split(_OPENS)[1:] for call in _read(part.partition(_CLOSES)[0], True)]
     blocks = [block.text for block in fenced_blocks(text) if block.tag in ("json", "")]
     return calls or [call for block in blocks for call in _read(block, False)]
@@ -221,7 +224,7 @@ def _read(text: str, is_call: bool) -> Iterator[_ParsedCall]:
         value = read_json(text.strip())
     except ValueError as error:
         if is_call:
-            yield _ParsedCall("", "", f"a call cannot be read: {error}")
+            yield _ParsedCall("", "", f"a call cannot be parsed: {error}")
         return
     for item in value if isinstance(value, list) else [value]:
         inner = item.get("function", item) if isinstance(item, dict) else None
@@ -266,7 +269,7 @@ def _by_name(given: Any, same: ArgumentRules, error: type[Exception], where: str
 
 
 def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Return for each row the column it is paired with, so that the total weight of all pairs is largest.
+    """For each row, return the column with which it is paired, so that the total weight of all pairs is largest.
 
     No column is used twice; if there are fewer columns than rows, the remaining rows get None. Uses the Hungarian
     method with potentials (Kuhn 1955, Munkres 1957), in O(rows² · columns).
@@ -313,7 +316,7 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Pair like `best_pairs`, but keep the order: the columns of later rows come after those of earlier rows."""
+    """Pair like `best_pairs`, but in order: the columns of later rows come after those of earlier rows."""
     width = len(weights[0]) if weights else 0
     best = [[0.0] * (width + 1)]
     for row in weights:
@@ -359,7 +362,7 @@ class ToolSchema:
 
     def __init__(self, schema: Any, same: ArgumentRules, tool: str = "") -> None:
         self.root, self._same, self._tool = schema, same, tool
-        # By the ids of value and schema, which outlive the comparison.
+        # Keyed by the ids of value and schema, which outlive the comparison.
         self._known: dict[tuple[int, int], str] = {}
         self._keys: dict[tuple[int, int], dict[str, Hashable]] = {}
 
@@ -369,7 +372,7 @@ class ToolSchema:
         return self._problem(value, self.root, "")
 
     def missing_or_unknown(self, arguments: Mapping[str, Any]) -> str:
-        """Return the first missing or unknown argument name as a problem, without checking values."""
+        """Describe the first missing or unknown argument name, without checking values."""
         for schema in self._facets(self.root, arguments):
             if problem := self._names_problem(arguments, schema, ""):
                 return problem
@@ -423,7 +426,7 @@ class ToolSchema:
             return f"{path or 'it'} is not allowed" if schema is False else ""
         pair = (id(value), id(schema))
         if pair not in self._known:
-            self._known[pair] = ""  # for schemas that refer to themselves
+            self._known[pair] = ""  # For schemas that refer to themselves.
             self._known[pair] = self._first_problem(value, schema, path)
         return self._known[pair]
 
@@ -438,7 +441,7 @@ class ToolSchema:
         if "enum" in schema or "const" in schema:
             key = self.key(value, of_choice)
             if "enum" in schema and not any(key == self.key(choice, of_choice) for choice in schema["enum"]):
-                return f"{_named(path)} is {abbreviate(value)}, which is not one of its values"
+                return f"{_named(path)} is {abbreviate(value)}, which is not one of the allowed values"
             if "const" in schema and key != self.key(schema["const"], of_choice):
                 return f"{_named(path)} is {abbreviate(value)}, not {abbreviate(schema['const'])}"
         for part in self._parts(schema):
@@ -508,8 +511,8 @@ class ToolSchema:
                 part = part[int(name)] if isinstance(part, list) else part[name]
         except (KeyError, IndexError, ValueError, TypeError):
             raise RewardError(
-                f"the schema of tool {self._tool!r} refers to {path!r}, which is not part of it; add that part to the "
-                "schema, since no document is fetched"
+                f"the schema of tool {self._tool!r} refers to {path!r}, which is not part of it; add that "
+                "part to the schema, since other documents are not fetched"
             ) from None
         return part
 
@@ -565,7 +568,7 @@ class ExpectedCall(NamedTuple):
 
 
 class MadeCall(NamedTuple):
-    """A call that the agent made; `problem` says why it is invalid, "" if it is valid."""
+    """A call that the agent made; `problem` describes why it is invalid, "" if it is valid."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -603,7 +606,7 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
                 continue
         call = item.get("function", item)
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-            raise RewardError(f"{where} names no function; {_FORMS}")
+            raise RewardError(f"{where} does not name a function; {_FORMS}")
         if unknown := sorted((call.keys() | item.keys()) - _KEYS):
             raise RewardError(f"{where} has the unknown key {unknown[0]!r}; {_FORMS}")
         given = call.get("arguments") or {}
@@ -643,7 +646,7 @@ def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) 
 def _is_allowed(
     name: str, expected: Mapping[str, Any], made: Mapping[str, Any], of_name: Any, schema: ToolSchema
 ) -> bool:
-    """Report whether an argument has an allowed value; a missing argument uses its default."""
+    """Return True if an argument has an allowed value; a missing argument uses its default."""
     default = [of_name["default"]] if isinstance(of_name, Mapping) and "default" in of_name else []
     if name not in expected:
         return any(schema.key(made[name], of_name) == schema.key(value, of_name) for value in default)
@@ -655,7 +658,7 @@ def _is_allowed(
 
 
 def _fits_choice(choice: Any, value: Any, of_value: Any, schema: ToolSchema) -> bool:
-    """Report whether a value equals an allowed value; in an allowed object, each field is a list of allowed values."""
+    """Return True if a value equals an allowed value; in an allowed object, each field is a list of allowed values."""
     if isinstance(choice, Mapping) and isinstance(value, Mapping) and _are_choices(choice):
         properties = schema.properties(value, of_value)
         names = dict.fromkeys((*choice, *value))

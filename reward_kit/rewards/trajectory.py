@@ -1,6 +1,6 @@
-"""Rewards for the course of an episode: the environment's rewards, the number of steps, failures, milestones.
+"""Rewards for the course of an episode: the environment's rewards, the number of steps, failures, and milestones.
 
-They read the recorded steps instead of the messages if available: a call failed if its tool reported an error, and a
+If available, they read the recorded steps instead of the messages: a call failed if its tool reported an error, and a
 milestone is reached in the step whose call or result shows it.
 """
 
@@ -41,9 +41,9 @@ def environment_score(
     """
     _check_range({"low": low, "high": high})
     if environment_return is None:
-        raise RewardError("environment_score: the environment gave no reward")
+        raise RewardError("environment_score: the environment returned no reward")
     score = min(max((environment_return - low) / (high - low), 0.0), 1.0)
-    return EvaluateResult(score=score, reason=f"the environment gave {environment_return:g}")
+    return EvaluateResult(score=score, reason=f"the environment returned {environment_return:g}")
 
 
 def _check_steps(options: Mapping[str, Any]) -> None:
@@ -55,9 +55,9 @@ def _check_steps(options: Mapping[str, Any]) -> None:
 @reward_function
 @checks_options(_check_steps)
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
-    """Score 1 for up to `best` actions and 0 from `worst` on, linearly in between.
+    """Score 1 for up to `best` actions and 0 from `worst` on, with a linear decrease in between.
 
-    An agent that has not acted scores 0. Success is not measured, so combine this with a `gate`.
+    An agent that has not acted scores 0. Success is not measured, so combine this reward with a `gate`.
     """
     _check_steps({"best": best, "worst": worst})
     count = len(assistant_turns)
@@ -69,7 +69,7 @@ def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int 
 def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: bool = True) -> EvaluateResult:
     """Score the share of tool calls that did not fail; each step's share is its step reward.
 
-    A call fails if the tool is unknown, its arguments do not fit, or it raises an error. Calls that were not executed
+    A call fails if the tool is unknown, its arguments are invalid, or it raises an error. Calls that were not executed
     because the episode had ended are ignored. Without calls, the score is 1.
 
     Options:
@@ -95,7 +95,7 @@ class Milestone(pydantic.BaseModel):
 
     Attributes:
         name: the name in metrics and reasons.
-        tool: the tool whose call reaches the milestone, if it has at least these `arguments`.
+        tool: the tool whose call reaches the milestone, if the call has at least these `arguments`.
         arguments: the arguments that the call must have, with these values.
         observed: alternatively, a text in a result of a tool or the environment that reaches the milestone.
         weight: the weight of the milestone relative to the others.
@@ -123,7 +123,7 @@ def _check_reach(options: Mapping[str, Any]) -> None:
     if not reach:
         raise ConfigError("option 'reach' must have at least one milestone")
     if len({milestone.name for milestone in reach}) < len(reach):
-        raise ConfigError("option 'reach': two have the same name; give each a different name")
+        raise ConfigError("option 'reach': two entries have the same name; rename one of them")
 
 
 @reward_function
@@ -133,12 +133,12 @@ def milestones(
 ) -> EvaluateResult:
     """Score the weighted share of the milestones that were reached.
 
-    The step that first reaches a milestone earns its weight as a step reward, so the action behind it gets the credit.
-    Only the agent's successful calls and their results count; the instructions do not.
+    The step that first reaches a milestone earns its weight as a step reward, so that the action that reached it gets
+    the credit. Only the agent's successful calls and their results count; the instructions do not.
 
     Options:
         reach: the milestones, each `{name, tool, arguments}` or `{name, observed}`, with an optional `weight`.
-        ordered: a milestone counts only after all earlier ones; several in one step count as in order.
+        ordered: whether a milestone counts only after all earlier ones; several in one step count as in order.
 
     Example, in a task file:
         reward_function_path: reward_kit.rewards:milestones
@@ -172,7 +172,7 @@ def _reached(steps: Sequence[StepData], reach: Sequence[Milestone], ordered: boo
     reached: dict[str, int] = {}
     for step in steps:
         action, after = _after_action(step)
-        # The successful calls, with their results.
+        # the successful calls, with their results
         calls: list[tuple[str, Mapping[str, Any], str]] = []
         made = (action.tool_calls if action is not None else None) or []
         results = [message.text for message in after if message.role == "tool"]

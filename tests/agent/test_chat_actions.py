@@ -90,7 +90,7 @@ def test_action_converts_back_to_its_message(said: Message) -> None:
 
 
 def meaning(said: Message) -> tuple[Any, ...]:
-    """What is the same in two spellings: nothing and no text, `{}` and no arguments."""
+    """Normalize equivalent spellings: no text and empty text, no arguments and `{}`."""
     calls = [(one.id, one.function.name, one.function.arguments.strip() or "{}") for one in said.tool_calls or ()]
     return said.text, said.reasoning_content or None, calls
 

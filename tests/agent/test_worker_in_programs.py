@@ -73,7 +73,7 @@ class SoleDice(Dice):
 
 
 class SeededPolicy(AgentPolicy):
-    """Guesses once, at random with the episode's seed."""
+    """A policy that guesses once, at random with the episode's seed."""
 
     def __init__(self, seeds: list[int]) -> None:
         self.seeds = seeds
@@ -98,7 +98,7 @@ class _Guesser(SeededPolicy):
 
 
 class Unreachable(AgentPolicy):
-    """Fails before its first action, in every episode but those listed."""
+    """A policy that fails before its first action in every episode except the listed ones."""
 
     def __init__(self, works: tuple[int, ...] = ()) -> None:
         self.works = works
@@ -401,7 +401,7 @@ def _task() -> TaskDefinitionModel:
 
 
 class Switch(ForkableResource):
-    """Without options, so that it needs no `setup`."""
+    """A resource without options, so that it needs no `setup`."""
 
     async def reset(self, seed: int | None = None) -> None:
         self.on = False
@@ -431,10 +431,10 @@ class TestResourceWithoutOptions:
 
 
 class TestPolicyCalls:
-    """Tools that a policy calls itself while it acts."""
+    """Tools that a policy calls while it acts."""
 
     class Peeking(AgentPolicy):
-        """Calls tools itself, then gives an action that does not report them."""
+        """A policy that calls tools, then returns an action that does not report them."""
 
         def __init__(self, action: dict[str, Any]) -> None:
             self.action = action

@@ -46,7 +46,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def window(browser: Browser) -> Iterator[Opened]:
-    """Makes windows; at the end of the test nothing may have gone wrong in any of them."""
+    """A factory of windows; at the end of the test, none may have recorded an error."""
     contexts, windows = [], []
 
     def opened(size: tuple[int, int] = DESK, **options: Any) -> Window:

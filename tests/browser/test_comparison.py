@@ -19,7 +19,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[31m"
 
 
 def drawn(seed: int, chance: float, count: int = 120) -> Scores:
-    """Two episodes of each sample, passed with this chance."""
+    """Return two episodes of each sample, passed with this probability."""
     draw = random.Random(seed)
     return {f"s{number:03d}": [float(draw.random() < chance) for _ in range(2)] for number in range(count)}
 

@@ -38,7 +38,7 @@ FIELDS = {"reward": "base_reward", "G": "return_to_go", "A_E": "A_E", "A_S": "A_
 
 
 def walked(rollout_id: str, walk: Walk, index: int = 0) -> SingleAgentEpisode:
-    """An episode that sees "at STATE" and does an action in each of these states."""
+    """Return an episode that observes "at STATE" and acts in each of these states."""
     made = SingleAgentEpisode(rollout_id)
     seen = [f"at {state}" for state, _ in walk] + ["the end"]
     made.messages.append(Message(role="user", content=seen[0]))
@@ -56,7 +56,7 @@ def walked(rollout_id: str, walk: Walk, index: int = 0) -> SingleAgentEpisode:
 
 
 def stored(folder: Path, walks: Mapping[str, Walk], scores: Mapping[str, float | None], *, credit: bool = True) -> Path:
-    """A run of these episodes, credited, with its page."""
+    """Write a run of these episodes with credit and its page."""
     episodes = [walked(name, walk, place) for place, (name, walk) in enumerate(walks.items())]
     run = make_run(folder, episodes, [score(name, value) for name, value in scores.items()])
     if credit:
@@ -66,7 +66,7 @@ def stored(folder: Path, walks: Mapping[str, Walk], scores: Mapping[str, float |
 
 
 def cells_of(window: Window) -> dict[tuple[int, int], dict[str, Any]]:
-    """By episode and step: where the cell stands, its colour, its sign, and the numbers that it says."""
+    """Return by episode and step the position, color, sign and numbers of each cell."""
     found = window.page.evaluate(
         """() => [...document.querySelectorAll(".tree-view .cell")].map((cell) => {
           const box = cell.querySelector(".box");
@@ -85,7 +85,7 @@ def cells_of(window: Window) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def drawn(window: Window, selector: str) -> list[str]:
-    """The texts of these elements, also of a drawing."""
+    """Return the texts of these elements, including drawings."""
     return [str(text) for text in window.page.locator(selector).all_text_contents()]
 
 
@@ -153,9 +153,9 @@ class TestValues:
     def test_text_summary_lists_the_branch_points(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked)
         shown.page.click(".tree-words summary")
-        told = shown.texts(".tree-words li")
-        assert len(told) == 2
-        assert "right 3×, mean return +0.833; left 1×, mean return 0.000" in told[0]
+        words = shown.texts(".tree-words li")
+        assert len(words) == 2
+        assert "right 3×, mean return +0.833; left 1×, mean return 0.000" in words[0]
         assert "#4: 3 steps, score 0.5" in shown.page.inner_text(".tree-words")
 
 
@@ -277,7 +277,7 @@ def drawn_group(rng: random.Random) -> dict[str, Any]:
 
 
 def check_frames(boxes: list[list[dict[str, float]]], group: dict[str, Any]) -> None:
-    """What stands in one frame is one state; episodes that begin alike stand in the same frames."""
+    """Check that each frame is one state, and that episodes with equal starts share frames."""
     keys: dict[float, str] = {}
     for steps, episode in zip(boxes, group["episodes"], strict=True):
         for box, step in zip(steps, episode["steps"], strict=True):
@@ -365,7 +365,7 @@ class TestInteraction:
 class TestTokens:
     @pytest.fixture
     def sampled(self, tmp_path: Path) -> Path:
-        """The run again, whose first episode has tokens, as one that a training run kept."""
+        """Add tokens to the first episode of the run, as in a training run's kept episodes."""
         run = stored(tmp_path, WALKS, dict(SCORES))
         lines = (run / "episodes.jsonl").read_text().splitlines()
         record = json.loads(lines[0])
@@ -384,7 +384,7 @@ class TestTokens:
         return shown
 
     def tokens(self, window: Window) -> list[tuple[str, str, str]]:
-        """Text, figure and colour of each."""
+        """Return the text, number and color of each token."""
         found = window.page.evaluate(
             """() => [...document.querySelectorAll(".token")].map((one) =>
               [one.children[0].textContent, one.children[1].textContent, one.className.replace("token ", "")])"""

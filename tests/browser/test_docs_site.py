@@ -62,14 +62,14 @@ class Site(NamedTuple):
     address: str
 
     def pages(self) -> list[str]:
-        """Their addresses, without that of the site."""
+        """Return the page addresses relative to the site."""
         found = sorted(path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*.html"))
         return [name.removesuffix("index.html") for name in found]
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing; the tests look at what the browser says."""
+        """Log nothing; the tests check what the browser reports."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_every_page_fits_the_window_and_has_no_broken_link(window: Opened, site:
 
 
 def inspect_page(opened: Window, site: Site, page: str) -> dict[str, Any]:
-    """What stands on a page, once everything has loaded; pictures below the window are fetched too."""
+    """Return the contents of a page after everything has loaded, including pictures below the window."""
     opened.open(site.address + page)
     opened.page.evaluate(_FETCHED)
     found: dict[str, Any] = opened.page.evaluate(_FACTS)
@@ -111,7 +111,7 @@ def inspect_page(opened: Window, site: Site, page: str) -> dict[str, Any]:
 
 
 def broken(site: Site, facts: dict[str, dict[str, Any]], page: str) -> Iterator[str]:
-    """The links of a page to a page, a place on a page, or a file that is not there."""
+    """Return the page's links to missing pages, anchors and files."""
     for link in [*facts[page]["links"], *facts[page]["sources"]]:
         address, anchor = urldefrag(urljoin(site.address + page, link))
         if not address.startswith(site.address):

@@ -26,14 +26,14 @@ LONG = "x" * 1_000_000
 
 
 def group_of(window: Opened, run: Path, rollout_id: str) -> dict[str, Any]:
-    """The group of an episode as the page has it."""
+    """Return the group of an episode as the page has it."""
     opened = window().open(write_report(run))
     found: dict[str, Any] = opened.page.evaluate("(id) => RK.groupWith(id)", rollout_id)
     return found
 
 
 def two_episodes(folder: Path, *scores: dict[str, Any]) -> Path:
-    """Two episodes that part in their second state and meet in the last one."""
+    """Write two episodes that differ in their second state and meet in the last."""
     episodes = [stored_run.episode(name, ["1", middle, "9"], index=i) for i, (name, middle) in enumerate(["a2", "b3"])]
     return stored_run.make_run(folder, episodes, list(scores))
 
@@ -123,16 +123,16 @@ def test_messages_are_assigned_to_steps(window: Opened, tmp_path: Path) -> None:
 
 
 def hostile(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Two episodes in which every text of a stranger is this one."""
+    """Return two episodes in which every untrusted text is this one."""
     call = {"id": "c", "type": "function", "function": {"name": text[:80], "arguments": json.dumps({text[:80]: text})}}
-    said = [
+    messages = [
         {"role": "user", "content": [{"type": "text", "text": text}]},
         {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": text},
     ]
     step = {"state_key": text[:500], "assistant_turn": 1, "action": {"type": "text", "content": text}, "reward": 0.0}
     broke = {"info": {"tools": [{"name": "f", "error": text}], "is_action_valid": False}}
-    facts = {"ground_truth": text, "messages": said, "steps": [step], "final": broke}
+    facts = {"ground_truth": text, "messages": messages, "steps": [step], "final": broke}
     episodes = [
         run_factory.episode(
             name, sample=text[:500], policy=text[:500], group_id=f"g{text[:500]}", rollout_index=i, **facts

@@ -38,7 +38,7 @@ LONG = "0123456789<b>" * 400_000  # 5.2 million characters
 def said_by(
     text: str, walks: tuple[dict[str, Any], dict[str, Any]], name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A walk in which everything that a stranger may write is this text."""
+    """Return a walk in which all untrusted text is this one."""
     line, score = walks
     line |= {
         "rollout_id": f"{name} {text[:300]}",
@@ -79,7 +79,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_harmless(opened: Window) -> None:
-    """Nothing ran, nothing became markup, and nothing sticks out of the page."""
+    """Assert that no script ran, no markup was created, and nothing exceeds the page width."""
     found = opened.page.evaluate(
         """() => [window.pwned, RK.pwned, ...["img, iframe, plaintext, b", "script:not([type], [src])", "style"].map(
           (selector) => document.querySelectorAll(selector).length)]"""

@@ -27,7 +27,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_cells(run: Path) -> dict[tuple[str, str], list[float | None]]:
-    """The scores of each sample and policy; None for an error."""
+    """Return the scores of each sample and policy; None for an error."""
     lines = {name: (run / f"{name}.jsonl").read_text().splitlines() for name in ("episodes", "scores")}
     scores = {line["rollout_id"]: line["score"] for line in map(json.loads, lines["scores"])}
     cells: dict[tuple[str, str], list[float | None]] = {}
@@ -37,7 +37,7 @@ def expected_cells(run: Path) -> dict[tuple[str, str], list[float | None]]:
 
 
 def rows(opened: Window) -> list[list[str]]:
-    """The rendered rows of the grid in their order: the sample and its cells."""
+    """Return the rendered rows of the grid in order: the sample and its cells."""
     found: list[list[Any]] = opened.page.evaluate(
         """() => [...document.querySelectorAll(".matrix-space > [role=row]")].map((row) =>
           [Number(row.ariaRowIndex), ...[...row.children].map((cell) => cell.textContent)])"""

@@ -29,7 +29,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_alone(opened: Window, page: Path) -> None:
-    """Nothing was asked for but the page and, of its own data, what was opened."""
+    """Assert that only the page and its opened data were requested."""
     own = page.parent.resolve().as_uri()
     asked = [url.split("#")[0] for url in opened.requests]
     assert asked[0] == page.resolve().as_uri()

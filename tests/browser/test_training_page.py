@@ -17,7 +17,7 @@ PLOT, READOUT = 'svg[data-chart="score"]', '[data-readout="score"]'
 
 
 def training(folder: Path, updates: int) -> Path:
-    """A run that learned, was resumed once, and raised an alarm."""
+    """Write a run that learned, was resumed once, and raised an alarm."""
     draw, lines = random.Random(updates), []
     for number in range(1, updates + 1):
         figures = {"score__mean": 0.2 + 0.6 * number / updates + draw.uniform(-0.1, 0.1)}

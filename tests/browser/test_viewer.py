@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def until(holds: Callable[[], Any], what: str, seconds: float = 60) -> None:
-    """Wait for something that a page shows sooner or later."""
+    """Wait for something that a page shows eventually."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"never: {what}"
@@ -82,7 +82,7 @@ def test_running_run_is_updated_live(window: Opened, project: Project) -> None:
 
 
 def look_at(opened: Window) -> None:
-    """Find the run that goes on in the table, and in it the first episodes."""
+    """Find the running run in the table, and its first episodes."""
     opened.page.locator(ROWS, has_text="running").get_by_role("link").first.click()
     until(lambda: opened.texts("data[data-figure=episodes]") == ["5"], "figures of the first episodes")
     opened.page.locator("[data-table=episodes] tbody a").first.click()
@@ -158,8 +158,8 @@ def test_page_reports_a_stopped_server_and_reconnects(window: Opened, project: P
         opened = window().open(address.replace("/?", "/first/?"))
         opened.page.wait_for_timeout(500)
         process.terminate()
-        told = opened.page.locator("nav.live")
-        until(lambda: "No connection" in told.inner_text(), "that the connection is lost")
+        element = opened.page.locator("nav.live")
+        until(lambda: "No connection" in element.inner_text(), "that the connection is lost")
     assert opened.page.locator("#scores").is_visible(), "what was shown stays"
     assert all("ERR_CONNECTION_REFUSED" in one or "ERR_INCOMPLETE" in one for one in opened.wrong), opened.wrong
     opened.wrong.clear()

@@ -1,4 +1,4 @@
-"""Runs of random walks through named states, scored and credited, in any size."""
+"""Runs of random walks through named states, with scores and credit, of any size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = {"left": -1, "stay": 0, "right": 1}
 
 
 def walk(number: int, draw: random.Random, *, steps: int = 5, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The lines of `episodes.jsonl` and `scores.jsonl` of one walk along a street; to the right is good."""
+    """Return the lines of `episodes.jsonl` and `scores.jsonl` of a walk along a street; right is good."""
     name, sample, at = f"r{number:05d}", f"s{number // GROUP:04d}", 0
     messages = [{"role": "system", "content": "You walk along a street."}, {"role": "user", "content": "You are at 0."}]
     taken: list[dict[str, Any]] = []
@@ -44,7 +44,7 @@ def walk(number: int, draw: random.Random, *, steps: int = 5, **changes: Any) ->
 
 
 def walks(count: int, **options: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """So many of them, always the same."""
+    """Return this many walks, equal at every call."""
     draw = random.Random(count)
     return (walk(number, draw, **options) for number in range(count))
 
@@ -52,7 +52,7 @@ def walks(count: int, **options: Any) -> Iterator[tuple[dict[str, Any], dict[str
 def compared_walks(
     samples: int, policies: tuple[str, ...] = ("runner", "walker"), *, rollouts: int = 1, steps: int = 3
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Walks of several policies on the same samples; of every 17 episodes, one has an error and no score."""
+    """Return walks of several policies on equal samples; one in 17 episodes has an error and no score."""
     draw, number = random.Random(samples), 0
     for sample in range(samples):
         for policy in policies:
@@ -69,7 +69,7 @@ def compared_walks(
 def write_walks(
     folder: Path, walks: Iterable[tuple[dict[str, Any], dict[str, Any]]], *, is_credited: bool = True, **header: Any
 ) -> Path:
-    """The folder `walks` with these lines, without a page."""
+    """Write the folder `walks` with these lines, without a page."""
     given = {"task_name": "walk", "status": "complete", "task": {"pass_threshold": 0.4}, **header}
     path = RunFolder.create(folder / "walks", RunHeader(**given)).path
     count = 0
@@ -86,5 +86,5 @@ def write_walks(
 
 
 def walks_page(folder: Path, count: int, **options: Any) -> Path:
-    """The page of a run of so many walks."""
+    """Write the page of a run of this many walks."""
     return write_report(write_walks(folder, walks(count, **options)))

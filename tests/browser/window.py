@@ -52,7 +52,7 @@ class Window:
         return self
 
     def first_paint_s(self) -> float:
-        """From the begin of the navigation to the first text or picture."""
+        """Return seconds from the start of navigation to the first text or picture."""
         milliseconds = self.page.evaluate(
             """() => new Promise((done) => {
               const told = (list) => {
@@ -65,27 +65,27 @@ class Window:
         return float(milliseconds) / 1000
 
     def texts(self, selector: str) -> list[str]:
-        """What these elements show."""
+        """Return the visible text of these elements."""
         return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
 
     def column(self, table: str, place: int) -> list[str]:
-        """The visible cells of a column, counted from 0, of one of the tables that can be sorted."""
+        """Return the visible cells of a column, counted from 0, of a sortable table."""
         return self.texts(f"[data-table={table}] tbody td:nth-child({place + 1})")
 
     def unreached(self) -> list[str]:
-        """What can be used and is not reached by Tab from the top of the page."""
+        """Return the interactive elements that Tab does not reach from the top of the page."""
         for _ in range(self._ask("watchFocus") + 10):
             self.page.keyboard.press("Tab")
         found: list[str] = self._ask("unreached")
         return found
 
     def sticking_out(self) -> list[str]:
-        """What is wider than the page."""
+        """Return the elements that exceed the page width."""
         found: list[str] = self._ask("stickingOut")
         return found
 
     def pale(self) -> list[str]:
-        """Texts whose contrast is below that of WCAG's level AA."""
+        """Return texts whose contrast is below WCAG level AA."""
         found: list[str] = self._ask("pale")
         return found
 

@@ -34,7 +34,7 @@ WORDS = 3
 
 
 class WordyPolicy(TinyPolicy):
-    """Says `WORDS` tokens an action, of which the last one counts, after a system prompt of four tokens."""
+    """A policy with `WORDS` tokens per action, of which the last counts, after a system prompt of four tokens."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -46,7 +46,7 @@ class WordyPolicy(TinyPolicy):
 
     @torch.no_grad()
     def token_logprobs(self, ids: np.ndarray) -> np.ndarray:
-        """(T,) of each id after those before it; 0.0 for the first."""
+        """Return (T,) the log-probability of each id given those before it; 0.0 for the first."""
         ids_BT = torch.tensor(ids)[None]
         logits_TV = self.acting(ids_BT, torch.ones_like(ids_BT))[0].log_softmax(dim=-1)
         taken = logits_TV[:-1].gather(1, ids_BT[0, 1:, None])[:, 0]
@@ -76,7 +76,7 @@ class _Session(AgentPolicy):
 
 @dataclass
 class Recording:
-    """A group of four episodes with their credited steps, to plant a fault into."""
+    """A group of four episodes with credited steps, into which tests plant faults."""
 
     episodes: list[SingleAgentEpisode]
     steps: list[list[StepData]]
@@ -85,27 +85,27 @@ class Recording:
 
     @property
     def long(self) -> SingleAgentEpisode:
-        """An episode of three steps and more."""
+        """Return an episode of at least three steps."""
         return self.episodes[self.long_index]
 
     @property
     def long_index(self) -> int:
-        """Its place."""
+        """Return its index."""
         return next(n for n, episode in enumerate(self.episodes) if len(episode) >= 3)
 
     @property
     def long_steps(self) -> list[StepData]:
-        """Its steps."""
+        """Return its steps."""
         return self.steps[self.long_index]
 
     def rows(self) -> TokenBatch:
-        """The training rows."""
+        """Return the training rows."""
         return build_rows(self.episodes, self.steps, pad_token_id=PAD)
 
 
 @functools.cache
 def policy() -> WordyPolicy:
-    """The one that acts, at version `VERSION`."""
+    """Return the acting policy, at version `VERSION`."""
     made = WordyPolicy()
     anyio.run(made.publish, VERSION)
     return made
@@ -122,7 +122,7 @@ def _states() -> list[dict]:
 
 
 def record() -> Recording:
-    """Fresh copies of the recorded group."""
+    """Return fresh copies of the recorded group."""
     episodes = [SingleAgentEpisode.from_state(state) for state in _states()]
     scored = [Scored(e.id_, EvaluateResult(score=n / 4), None) for n, e in enumerate(episodes)]
     batch = CreditAssigner("gigpo", step_rewards="environment", omega=0.5, gamma=0.95).assign(episodes, scored)

@@ -29,7 +29,7 @@ def checked(
     against: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> RewardReport:
-    """The report on a reward."""
+    """Return the report on a reward."""
     choice = SandboxChoice(level, reward_time_s=10.0)  # type: ignore[arg-type]
     plan = Plan(reference, choice, given=given or Given(), options=options or {}, against=against)
     loaded, other = load(plan)
@@ -37,11 +37,11 @@ def checked(
 
 
 def written(folder: Path, body: str, name: str = "own.py") -> str:
-    """The reference of a reward called `reward` whose file is this body below the usual imports."""
+    """Write a reward called `reward` with this body after the usual imports; return its reference."""
     (folder / name).write_text(HEAD + body, encoding="utf-8")
     return f"{folder / name}:reward"
 
 
 def codes(report: RewardReport, *severities: str) -> set[str]:
-    """The kinds of the findings, of some levels or of all."""
+    """Return the kinds of the findings, of some levels or of all."""
     return {finding.kind for finding in report.findings if not severities or finding.level in severities}

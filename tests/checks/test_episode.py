@@ -16,7 +16,7 @@ from tests.checks.recording import VERSION, Recording, policy, record
 
 
 def found(recording: Recording) -> list[Finding]:
-    """What all checks of episodes say of a recording, each episode with its credit and the model behind it."""
+    """Return all findings on a recording, with each episode's credit and its model."""
     findings = check_group(recording.episodes)
     for episode, steps, scored in zip(recording.episodes, recording.steps, recording.scored, strict=True):
         findings += check_episode(
@@ -45,7 +45,7 @@ def on_actions(tokens: EpisodeTokens) -> list[int]:
 
 
 def tokenise_again(recording: Recording) -> None:
-    """From the second turn on, the first action stands in the prompt with other ids for the same text."""
+    """Replace the first action's ids in later prompts by other ids of equal text."""
     episode, drifted = recording.long, EpisodeTokens()
     for step, turn in episode.tokens.turns().items():
         prompt = turn.prompt_ids.tolist()
@@ -72,7 +72,7 @@ def move_logprobs(recording: Recording) -> None:
 
 
 def rewrite_logprobs(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Recording], None]:
-    """Change what stands on the action tokens."""
+    """Change the log-probabilities of the action tokens."""
 
     def plant(recording: Recording) -> None:
         tokens = recording.long.tokens
@@ -185,7 +185,7 @@ def step_info(key: str, value: object) -> Callable[[Recording], None]:
 
 
 def start_elsewhere(recording: Recording) -> None:
-    """Both the fork and the first action were in another state: the world was reset with another seed."""
+    """Start fork and first action in another state, as after a reset with another seed."""
     episode = recording.episodes[-1]
     episode.custom_data["start"]["state_key"] = "elsewhere"
     episode.get_infos(0)["state_key"] = "elsewhere"

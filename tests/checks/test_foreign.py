@@ -17,7 +17,7 @@ from tests.checks.recording import policy, record
 
 
 def trl() -> dict[str, Any]:
-    """What a `rollout_func` returns for the recorded episodes."""
+    """Return the output of a `rollout_func` for the recorded episodes."""
     rows = [row for episode in record().episodes for row in episode.tokens.rows()]
     return {
         "prompt_ids": [row.prompt_ids.tolist() for row in rows],
@@ -28,7 +28,7 @@ def trl() -> dict[str, Any]:
 
 
 def trajectory() -> dict[str, Any]:
-    """The long episode as a state of verifiers' v0."""
+    """Return the long episode as a state of verifiers v0."""
     steps = []
     for turn in record().long.tokens.turns().values():
         assert turn.logprobs is not None
@@ -44,7 +44,7 @@ def trajectory() -> dict[str, Any]:
 
 
 def trace() -> dict[str, Any]:
-    """The long episode as a v1 trace of verifiers, with a second branch from its first action."""
+    """Return the long episode as a trace of verifiers v1, with a second branch from its first action."""
     tokens = record().long.tokens
     nodes: list[dict[str, Any]] = []
     before = 0
@@ -92,7 +92,7 @@ def move(key: str, distance: int) -> Callable[[dict[str, Any]], None]:
 
 
 def join_prompts(rollout: dict[str, Any]) -> None:
-    """As OpenEnv's harness does: the prompts of all turns in a row, the model's tokens alone, no mask."""
+    """Concatenate the prompts of all turns without a mask, as OpenEnv's harness does."""
     turns = record().episodes[0].tokens.turns().values()
     assert len(turns) >= 2
     rollout["prompt_ids"][0] = [token for turn in turns for token in turn.prompt_ids.tolist()]

@@ -21,7 +21,7 @@ TESTS = {"tests": [{"stdin": "2 3\n", "stdout": "5\n"}, {"stdin": "10 -4\n", "st
 
 
 class Case(NamedTuple):
-    """What a user would say of a built-in reward: a ground truth, a right answer, and its options."""
+    """A built-in reward's ground truth, correct answer, and options."""
 
     truth: Any = None
     gold: str | None = None

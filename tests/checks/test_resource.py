@@ -45,7 +45,7 @@ async def test_built_in_resources_pass(resource_class, config) -> None:
 
 
 class Ring(ForkableResource):
-    """Five places in a ring with a counter on each: right in everything, and the base of what is wrong below."""
+    """Five places in a ring with a counter on each: a correct resource, and the base of broken ones."""
 
     fork_kind = "native"
 
@@ -169,7 +169,7 @@ class SharesItsState(Ring):
 
 
 class SharesADoor(ForkableResource):
-    """Twice through the door is where one was, and the end of a long walk shows nothing of what is shared."""
+    """Going through the door twice returns to the start, so the end of a long walk hides the shared state."""
 
     fork_kind = "native"
 
@@ -199,7 +199,7 @@ class SharesADoor(ForkableResource):
 
 
 class SharesUntilItIsOver(SharesADoor):
-    """Ends after three moves and then refuses all: in a world that is over nothing can be seen any more."""
+    """Ends after three moves and then rejects all, so that nothing is observable after the end."""
 
     async def reset(self, seed=None) -> None:
         await super().reset(seed)
@@ -222,7 +222,7 @@ class SharesUntilItIsOver(SharesADoor):
 
 
 class CountsStepsAndEndsSoon(CountsSteps):
-    """Nearly every move is the last one, so that a walk rarely returns to where it was."""
+    """Nearly every move is the last, so that a walk rarely returns to an earlier state."""
 
     async def get_tools_spec(self):
         schema = {"type": "object", "properties": {"by": {"enum": [-1, *[1] * 30, 0]}}, "required": ["by"]}
@@ -499,7 +499,7 @@ class Outside(Ring):
 
 
 class Live(Outside):
-    """Something on the outside moves while the world is only looked at."""
+    """A resource whose external state changes when it is only observed."""
 
     async def get_observation(self):
         self.looks = getattr(self, "looks", random.randrange(1000)) + 1

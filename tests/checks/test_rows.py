@@ -16,21 +16,21 @@ from tests.tiny_policy import PAD
 
 
 def first_action(batch: TokenBatch, row: int = 0) -> tuple[int, int]:
-    """Where the first action of a row begins and ends."""
+    """Return the start and end of the first action of a row."""
     mask = batch.batch["action_mask"][row]
     start = int(np.argmax(mask))
     return start, start + int(np.argmin(mask[start:]))
 
 
 def move_mask(batch: TokenBatch) -> None:
-    """The mask alone; what is made of it moves along."""
+    """Shift the mask alone; arrays derived from it shift along."""
     for key in ("action_mask", "loss_mask", "completion_mask", "advantages", "returns", "step_rewards"):
         batch.batch[key][0] = np.roll(batch.batch[key][0], -1)
     batch.batch["policy_versions"][0] = np.roll(batch.batch["policy_versions"][0], -1)
 
 
 def invert_mask(batch: TokenBatch) -> None:
-    """Named for what 1 does not mean, along the whole row."""
+    """Invert the mask along the whole row."""
     attended = batch.batch["attention_mask"][0]
     batch.batch["action_mask"][0] = attended - batch.batch["action_mask"][0]
     batch.batch["completion_mask"][0] = attended
@@ -40,7 +40,7 @@ def invert_mask(batch: TokenBatch) -> None:
 
 
 def set_on(key: str, where: int, value: float) -> Callable[[TokenBatch], None]:
-    """Change one number of the first row, `where` tokens after its first action's beginning."""
+    """Change one number of the first row, `where` tokens after the start of its first action."""
 
     def plant(batch: TokenBatch) -> None:
         batch.batch[key][0, first_action(batch)[0] + where] = value
@@ -53,7 +53,7 @@ def shorten(batch: TokenBatch) -> None:
 
 
 def pull_reward_to_the_end(batch: TokenBatch) -> None:
-    """Where the padded row ends, as code does that counts from the right."""
+    """Move the reward to the end of the padded row, as code that indexes from the right does."""
     batch.batch["step_rewards"][0] = 0
     batch.batch["step_rewards"][0, -1] = 1.0
     batch.batch["attention_mask"][0, -1] = 0

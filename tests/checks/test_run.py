@@ -34,7 +34,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three episodes."""
+    """Write a run of three episodes."""
     folder = tmp_path_factory.mktemp("lake")
     (folder / "task.yaml").write_text(TASK, encoding="utf-8")
     return run(folder, "task.yaml")
@@ -48,7 +48,7 @@ def run(folder: Path, *arguments: str) -> Path:
 
 
 def copied(recorded: Path, folder: Path, change: Callable[[list[dict[str, Any]]], None] = lambda lines: None) -> Path:
-    """The run once more, with its episodes changed."""
+    """Copy the run with changed episodes."""
     copy = folder / recorded.name
     copy.mkdir()
     lines = [json.loads(line) for line in (recorded / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -90,7 +90,7 @@ def repeat(lines: list[dict[str, Any]]) -> None:
 
 
 def garble(*keys: str | int) -> Callable[[list[dict[str, Any]]], None]:
-    """Puts a text where a number or an object was."""
+    """Replace a number or an object by a text."""
 
     def change(lines: list[dict[str, Any]]) -> None:
         place: Any = lines[0]
@@ -299,7 +299,7 @@ def test_memory_does_not_grow_with_the_run(recorded: Path, tmp_path: Path) -> No
 
 
 def credited(folder: Path, *options: str) -> Path:
-    """A run of two episodes in one group, with credit."""
+    """Write a run of two episodes in one group, with credit."""
     episodes = [episode("a", ["s0", "s1"]), episode("b", ["s0", "s2"], index=1)]
     made = make_run(folder, episodes, [score("a", 1.0), score("b", 0.0)])
     done = invoke("credit", str(made), *options)
@@ -312,7 +312,7 @@ def kinds_found(run: Path) -> list[str]:
 
 
 def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
-    """A file of JSON lines, or of one JSON object, with a change."""
+    """Change a file of JSON lines, or of one JSON object."""
     text = path.read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
     change(lines)

@@ -98,7 +98,7 @@ class Project:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file, by id, without what the clock says."""
+    """Return the JSON lines of a file by id, without times."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
         record.pop("timing")

@@ -18,7 +18,7 @@ def acting(answer: str) -> dict[str, Any]:
 
 
 def run(project: Project, answer: str, name: str, *options: str, **task: Any) -> str:
-    """A run whose policy gives this answer to every question, under a name of its own."""
+    """Write a run whose policy gives this answer to every question, under its own name."""
     project.write_task(policy=acting(answer), **task)
     done = project.call("run", "task.yaml", "--display", "none", "--log-dir", "new", *options)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Project:
-    """A project that a test changes."""
+    """A project that a test may change."""
     return Project(tmp_path, rows=8)
 
 

@@ -38,7 +38,7 @@ main()
 
 
 def doctor_without(names: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As in a container whose filter refuses these calls."""
+    """Run the doctor as in a container whose filter denies these calls."""
     line = [sys.executable, "-c", DENY, names, "doctor", *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
@@ -96,7 +96,7 @@ def test_development_packages_are_not_reported_missing(monkeypatch):
 
 
 class Endpoint:
-    """A server of `/v1/models` on this machine, which keeps what it was asked."""
+    """A local server of `/v1/models`, which records its requests."""
 
     def __init__(self, status: int = 200, body: str = '{"data": [{"id": "a"}]}', **headers: str) -> None:
         self.keys: list[str | None] = []

@@ -151,7 +151,7 @@ def summary(path: Path) -> dict[str, Any]:
 
 
 def refused(*arguments: str) -> str:
-    """What the command line, called in this process, would print behind `error: ` before it leaves with 2."""
+    """Return the error message of the command line in this process, which exits with 2."""
     with pytest.raises((ConfigError, click.UsageError)) as caught:
         program(arguments, prog_name="reward-kit", auto_envvar_prefix="REWARD_KIT", standalone_mode=False)
     assert caught.value.exit_code == 2
@@ -220,11 +220,11 @@ class TestEpisodeIsolation:
             episode = await worker.collect_episode()
         assert failure(episode)["class"] == "timeout"
         assert "tool 'nosuch' did not answer within 0.05 s (limits.tool_time_s)" in failure(episode)["message"]
-        assert not World.open_worlds
+        assert not World.open_instances
 
 
 class HangsWhenAskedAgain(World):
-    """Tells its tools before the action, and never again."""
+    """A resource that lists its tools before the action, and hangs afterwards."""
 
     asked = 0
 
@@ -241,7 +241,7 @@ async def test_as_many_blocking_tools_run_at_once_as_episodes(tmp_path: Path) ->
 
     @tools.tool
     def meet() -> str:
-        """Wait until all episodes are here; fewer threads than episodes would never meet."""
+        """Wait until all episodes have arrived; with fewer threads than episodes, this never happens."""
         everybody.wait(timeout=15)
         return "met"
 
@@ -503,7 +503,7 @@ class TestErrorMessages:
 
 
 class Watched:
-    """`reward-kit run task.yaml` in a process of its own, with what it says on standard error."""
+    """`reward-kit run task.yaml` in a separate process, with its standard error."""
 
     def __init__(self, project: Project) -> None:
         self._said = project.folder / "said.txt"

@@ -40,7 +40,7 @@ entry.main()
 
 
 def ended(body: str) -> tuple[int, str]:
-    """The exit code of a verb with this body, and all it says."""
+    """Return the exit code and the output of a command with this body."""
     arguments = [sys.executable, "-c", PROGRAM.format(body=body)]
     buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -122,7 +122,7 @@ def test_every_command_loads_and_has_help() -> None:
 
 
 def every_command() -> Iterator[tuple[str, click.Command]]:
-    """Each verb and each verb of a verb, by the words that call it."""
+    """Return each command and subcommand as words."""
     waiting = [(verb, entry.program.get_command(click.Context(entry.program), verb)) for verb in entry.VERBS]
     while waiting:
         words, command = waiting.pop()
@@ -252,7 +252,7 @@ class TestForkedCalls:
 
 
 def without_varying_parts(text: str) -> str:
-    """What is said, without ids of runs, times and speeds."""
+    """Return the output without run ids, times and speeds."""
     text = re.sub(r"[\w-]+-\d{8}T\d{6}Z-[0-9a-f]{6}", "RUN", text)
     return re.sub(r"\b\d+\.\d+(/s|s| s)?\b|\b[0-9.]+e-\d+", "N", text)
 

@@ -19,7 +19,7 @@ COMMANDS = {
 
 
 def stored(folder: Path, name: str, day: int, **header: object) -> Path:
-    """A run of two scored episodes that began on a day of January."""
+    """Write a run of two scored episodes that began on a day of January."""
     folder.mkdir(exist_ok=True)
     episodes = [episode("a", ["s0"]), episode("b", ["s0"], index=1)]
     made = make_run(folder.parent / f"making {name}", episodes, [score("a", 1.0), score("b", 0.0)])
@@ -33,7 +33,7 @@ def stored(folder: Path, name: str, day: int, **header: object) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """Three runs that can be read, a training run that is newer than they, and a damaged one."""
+    """Three readable runs, a newer training run, and a damaged run."""
     made = Project(tmp_path)
     reward = (
         "from reward_kit import reward_function\n\n@reward_function\ndef fair(messages):\n    return {'score': 0.5}\n"
@@ -69,8 +69,8 @@ def test_missing_runs_are_reported(project: Project, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_help_mentions_the_default_run(project: Project, verb: str) -> None:
-    told = " ".join(project.call(verb, "--help").stdout.split())
-    assert "RUN]" in told and "Without RUN, the newest run is used." in told and "--log-dir" in told
+    output = " ".join(project.call(verb, "--help").stdout.split())
+    assert "RUN]" in output and "Without RUN, the newest run is used." in output and "--log-dir" in output
 
 
 def test_output_run_is_not_taken_as_its_own_source(project: Project) -> None:

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """The umask under which files would be everybody's."""
+    """Set an umask under which files would be accessible to all users."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def called(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, which has the umask of this one."""
+    """Run the command in a separate process, which inherits the umask."""
     command, environment = project.command(*arguments), project.environment()
     return subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -41,7 +41,7 @@ def mode(path: Path) -> int:
 
 
 def open_to_others(run: Path) -> list[str]:
-    """What of a run others may read or write, the folder itself among it."""
+    """Return the files of a run, including its folder, that others may read or write."""
     return sorted(str(path) for path in (run, *run.rglob("*")) if mode(path) & 0o077)
 
 

@@ -21,7 +21,7 @@ def page(path: Path) -> Parsed:
 
 
 def assert_as_summary(path: Path) -> None:
-    """The page of a run and its `summary.json` say the same."""
+    """Assert that the page of a run matches its `summary.json`."""
     shown = page(path)
     for policy in json.loads((path / "summary.json").read_text())["policies"]:
         figures = shown.figures[policy["policy"]]

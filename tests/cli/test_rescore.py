@@ -48,7 +48,7 @@ def state_of(messages, state):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with one run: three samples, two rollouts of each, of which those of q1 pass."""
+    """A project with one run: three samples, two rollouts each, of which those of q1 pass."""
     project = Project(tmp_path_factory.mktemp("ran"))
     (project.folder / "other.py").write_text(OTHER)
     assert project.call("run", "task.yaml").returncode == 0
@@ -65,7 +65,7 @@ def project(ran: Path, tmp_path: Path) -> Project:
 
 
 def rescored(project: Project, *arguments: str, code: int = 0) -> tuple[Path, dict[str, Any]]:
-    """The new run's folder and what standard output says; the earlier run is as it was."""
+    """Return the new run's folder and standard output; assert that the earlier run is unchanged."""
     (run,) = project.runs()
     before = contents(run)
     done = project.call("score", str(run), "--sandbox", "in_process", "-o", "again", "--json", *arguments)

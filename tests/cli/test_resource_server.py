@@ -22,7 +22,7 @@ SERVER, MCP_SERVER = ENVIRONMENTS / "counter_server.py", ENVIRONMENTS / "mcp_tin
 
 
 class ServerProject:
-    """A project whose world is a server, and what is left of its run."""
+    """A project whose resource is a server, and the processes left after its run."""
 
     def __init__(self, folder: Path, wait_ms: int = 0, options: str = "", rows: int = 3) -> None:
         shutil.copy(SERVER, folder)
@@ -58,7 +58,7 @@ class ServerProject:
         )
 
     def finished(self) -> list[str]:
-        """The ids of the episodes that are written whole."""
+        """Return the ids of the completely written episodes."""
         found = []
         for path in self.project.runs():
             whole = (path / "episodes.jsonl").read_bytes() if (path / "episodes.jsonl").exists() else b""
@@ -79,7 +79,7 @@ class ServerProject:
 
 
 class McpProject(ServerProject):
-    """A project in which each episode has a server and a folder of its own."""
+    """A project in which each episode has its own server and folder."""
 
     def __init__(self, folder: Path, wait_ms: int = 0, options: str = "", rows: int = 3) -> None:
         super().__init__(folder, wait_ms, options, rows)

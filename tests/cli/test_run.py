@@ -319,7 +319,7 @@ def test_second_process_on_one_run_is_rejected(tmp_path: Path) -> None:
 
 
 def wait_for_lines(project: Project, count: int, seconds: float = 30.0) -> None:
-    """Until the one run of the project has `count` episodes."""
+    """Wait until the only run of the project has `count` episodes."""
     for _ in range(int(seconds / 0.02)):
         files = [path / "episodes.jsonl" for path in project.runs()]
         if any(file.exists() and file.read_bytes().count(b"\n") >= count for file in files):
@@ -446,7 +446,7 @@ def test_human_plays_one_episode_at_a_time(project: Project) -> None:
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_run_interrupted_while_scoring_is_completed_by_resume(tmp_path: Path, signals: int) -> None:
-    """A reward that hangs is not waited for: the run ends without a second signal, far before a minute."""
+    """A hanging reward does not delay the end: no second signal is needed."""
     project = Project(tmp_path, rows=2)
     (tmp_path / "reward.py").write_text(
         "import pathlib, time\n"

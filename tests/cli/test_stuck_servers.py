@@ -39,7 +39,7 @@ for line in sys.stdin:
 
 
 def interrupted(project: Project, sign: signal.Signals, has_begun: Any) -> tuple[int, dict[str, Any] | None]:
-    """Start a run, stop it once it waits for its server, and return its exit code and its header, if there is one."""
+    """Start a run, stop it once it waits for its server; return its exit code, and its header if any."""
     process = project.start("run", "task.yaml", REWARD_KIT_STOP_GRACE_S="0.5", REWARD_KIT_TRUST="1")
     try:
         for _ in range(3000):
@@ -81,7 +81,7 @@ def test_one_signal_ends_a_run_that_waits_for_a_model(tmp_path: Path, kind: str,
 
 
 def _connected(port: int) -> bool:
-    """Whether somebody has a connection to the server."""
+    """Return whether a client is connected to the server."""
     wanted = f":{port:04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(line[2].endswith(wanted) and line[3] == "01" for line in lines)

@@ -27,7 +27,7 @@ with contextlib.suppress(OSError):  # in the sandbox
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for agreements, and no agreement in the environment."""
+    """An empty folder for recorded trust, without trust in the environment."""
     folder = tmp_path / "state"
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     monkeypatch.delenv("REWARD_KIT_TRUST")
@@ -55,7 +55,7 @@ def has_run(project: Project) -> bool:
 
 
 def answered(project: Project, answer: str, *arguments: str) -> tuple[int, str]:
-    """Run a command on a terminal, answer its question, and return its exit code and all that it printed."""
+    """Run a command on a terminal, answer its question; return its exit code and its whole output."""
     environment = {key: value for key, value in project.environment().items() if key != "REWARD_KIT_TRUST"}
     environment["XDG_STATE_HOME"] = os.environ["XDG_STATE_HOME"]
     pid, terminal = pty.fork()

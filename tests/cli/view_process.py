@@ -13,7 +13,7 @@ from tests.cli.project import Project
 
 @contextmanager
 def viewer(project: Project, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and the address that it printed."""
+    """Yield the process and its printed address."""
     process = subprocess.Popen(
         project.command("view", *arguments),
         cwd=project.folder,
@@ -31,7 +31,7 @@ def viewer(project: Project, *arguments: str) -> Iterator[tuple[subprocess.Popen
 
 
 def fetched(address: str, *paths: str) -> list[str]:
-    """The page at the address, then those at other paths with the cookie that it gave."""
+    """Return the page at the address, then those at other paths with its cookie."""
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     base = address.split("/?")[0]
     found = []

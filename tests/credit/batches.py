@@ -20,11 +20,11 @@ class Given(NamedTuple):
     ids: list[int]
 
     def of(self, order: Sequence[int]) -> Given:
-        """These trajectories, in this order."""
+        """Return these trajectories in this order."""
         return Given([self.batch[b] for b in order], [self.scores[b] for b in order], [self.ids[b] for b in order])
 
     def positions(self, order: Sequence[int]) -> list[int]:
-        """Where the steps of these trajectories stand in the flat arrays."""
+        """Return the indices of these trajectories' steps in the flat arrays."""
         starts = [sum(map(len, self.batch[:b])) for b in range(len(self.batch))]
         return [starts[b] + k for b in order for k in range(len(self.batch[b]))]
 
@@ -73,7 +73,7 @@ scores_or_none = st.one_of(eighths, eighths, eighths, st.none())
 
 @st.composite
 def batches(draw: st.DrawFn, *, scores: st.SearchStrategy[float | None] = scores_or_none) -> Given:
-    """Up to seven trajectories in up to three groups; some unscored, some cut off."""
+    """Return up to seven trajectories in up to three groups; some unscored, some truncated."""
     rows = draw(st.lists(st.tuples(trajectories, scores, st.integers(0, 2), endings), min_size=1, max_size=7))
     for row, _, _, ending in rows:
         row[-1].step_info.update(ending)

@@ -11,7 +11,7 @@ Loop = Callable[..., list[list[float]]]
 
 
 def rewards_of(given: Given, b: int) -> list[float]:
-    """r_k of one trajectory: gaps count -0.125, and then the score comes last."""
+    """Return r_k of one trajectory; missing rewards count -0.125, and the score comes last."""
     rewards = [item.base_reward for item in given.batch[b]]
     filled = [-0.125 if reward is None else reward for reward in rewards]
     if None in rewards:
@@ -25,7 +25,7 @@ def returns_of(given: Given, b: int, gamma: float = 0.5) -> list[float]:
 
 
 def scored(given: Given, b: int | None = None) -> list[int]:
-    """The scored trajectories, of the group of `b` where one is named."""
+    """Return the scored trajectories, or only those of `b`'s group."""
     every = [c for c in range(len(given.batch)) if given.scores[c] is not None]
     return every if b is None else [c for c in every if given.ids[c] == given.ids[b]]
 

@@ -31,7 +31,7 @@ def suffix_sums(rewards: Sequence[float]) -> list[float]:
 
 
 def unit(values: Sequence[float]) -> list[float]:
-    """Less the mean, over the unbiased deviation; zeros where all are equal."""
+    """Return values minus their mean, divided by the unbiased deviation; zeros if all are equal."""
     if len(set(values)) < 2:
         return [0.0] * len(values)
     return [(value - mean_of(values)) / stdev(values) for value in values]
@@ -74,7 +74,7 @@ def returns_less_mean(group: Sequence[Path]) -> list[list[float]]:
 def returns_by_state(
     group: Sequence[Path], measure: Callable[[Sequence[float]], list[float]] = unit
 ) -> list[list[float]]:
-    """Each return among those of the group's visits to the same state."""
+    """Normalize each return among those of the group's visits to the same state."""
     visits = [(turn.state, value) for path in group for turn, value in zip(path.turns, path.returns, strict=True)]
     peers = {state: iter(measure([value for s, value in visits if s == state])) for state, _ in visits}
     return turn_by_turn(group, [next(peers[state]) for state, _ in visits])
@@ -113,13 +113,13 @@ def one(_group: Sequence[Path]) -> float:
 
 
 def centred_by_turn(group: Sequence[Path]) -> list[list[float]]:
-    """verl issue 7244: rewards centred among those that reached the turn, then summed to the own last turn."""
+    """Center rewards among episodes that reached the turn, then sum to the own last turn (verl issue 7244)."""
     means = [mean_of([path.turns[k].reward for path in group if k < len(path.turns)]) for k in range(last_turn(group))]
     return [suffix_sums([turn.reward - mean for turn, mean in zip(path.turns, means, strict=False)]) for path in group]
 
 
 def centred_by_turn_of_others(group: Sequence[Path]) -> list[list[float]]:
-    """The same with the means of the others: how many are subtracted still depends on the own last turn."""
+    """Center by the others' means; the number of terms still depends on the own last turn."""
     advantages = []
     for i, path in enumerate(group):
         others = [*group[:i], *group[i + 1 :]]
@@ -132,16 +132,16 @@ def centred_by_turn_of_others(group: Sequence[Path]) -> list[list[float]]:
 
 
 def returns_less_mean_of_reached_turns(group: Sequence[Path]) -> list[list[float]]:
-    """G_k above the mean G_k of those that reached turn k: the fewer they are, the less the turn counts."""
+    """Return G_k minus its mean over episodes that reached turn k; rarely reached turns count less."""
     means = [mean_of([path.returns[k] for path in group if k < len(path.turns)]) for k in range(last_turn(group))]
     return [[value - mean for value, mean in zip(path.returns, means, strict=False)] for path in group]
 
 
 def score_by_length(group: Sequence[Path]) -> list[list[float]]:
-    """The score shared out among the turns."""
+    """Divide the score among the turns."""
     return [[path.score / len(path.turns)] * len(path.turns) for path in group]
 
 
 def returns_one_turn_late(group: Sequence[Path]) -> list[list[float]]:
-    """Each turn gets what was earned after it."""
+    """Give each turn the return after it."""
     return [[*path.returns[1:], 0.0] for path in group]

@@ -25,7 +25,7 @@ Estimate = Callable[..., Any]
 
 
 class Branch(NamedTuple):
-    """One way in which an action may turn out; without a next state the task has ended."""
+    """A possible outcome of an action; without a next state the task has ended."""
 
     probability: float
     reward: float
@@ -33,7 +33,7 @@ class Branch(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """An action, the state it was taken in, and the reward it brought."""
+    """An action, its state, and its reward."""
 
     state: str
     action: int
@@ -49,12 +49,12 @@ class Path(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The sum of its rewards."""
+        """Return the sum of the rewards."""
         return math.fsum(turn.reward for turn in self.turns)
 
     @property
     def returns(self) -> list[float]:
-        """What was earned from each turn on."""
+        """Return the return from each turn on."""
         return [math.fsum(turn.reward for turn in self.turns[k:]) for k in range(len(self.turns))]
 
 
@@ -72,21 +72,21 @@ class TabularTask:
 
     @cached_property
     def logits_P(self) -> Floats:
-        """The logarithms of the policy's chances."""
+        """Return the log-probabilities of the policy."""
         return np.log(np.array(list(self.policy.values()), dtype=np.float64)).ravel()
 
     def rows(self, state: str) -> slice:
-        """Where the logits of `state` lie in the vector."""
+        """Return the slice of `state` in the vector of logits."""
         row, width = list(self.policy).index(state), len(self.policy[state])
         return slice(row * width, (row + 1) * width)
 
     def chances(self, state: str, logits_P: Floats | None = None) -> Floats:
-        """The softmax of the state's logits, these or the own ones."""
+        """Return the softmax of the state's logits, given or the policy's own."""
         exponentials = np.exp((self.logits_P if logits_P is None else logits_P)[self.rows(state)])
         return np.asarray(exponentials / exponentials.sum())
 
     def paths(self, logits_P: Floats | None = None) -> list[Path]:
-        """Every path, under these logits or the policy's own."""
+        """Return every path under these logits or the policy's own."""
         return list(self._paths(Path(1.0, (), self.start), self.logits_P if logits_P is None else logits_P))
 
     def _paths(self, path: Path, logits_P: Floats) -> Iterator[Path]:
@@ -100,7 +100,7 @@ class TabularTask:
                 yield from self._paths(Path(path.probability * chance * probability, turns, next_state), logits_P)
 
     def score_functions(self, path: Path) -> Floats:
-        """(K, P) each turn's gradient of log pi(a_k | s_k) by the logits: one_hot(a_k) - pi in its state's rows."""
+        """Return (K, P) each turn's gradient of log pi(a_k | s_k) by the logits: one_hot(a_k) - pi."""
         gradients_KP = np.zeros((len(path.turns), len(self.logits_P)))
         for k, turn in enumerate(path.turns):
             rows = self.rows(turn.state)
@@ -109,12 +109,12 @@ class TabularTask:
         return gradients_KP
 
     def policy_gradient(self) -> Floats:
-        """(P,) the exact gradient of the expected score: the mean of score times the sum of the score functions."""
+        """Return (P,) the exact gradient of the expected score: E[score * sum of score functions]."""
         terms = [path.probability * path.score * self.score_functions(path).sum(axis=0) for path in self.paths()]
         return np.asarray(np.sum(terms, axis=0))
 
     def values(self) -> dict[tuple[str, int], float]:
-        """The expected return from each state on, by state and turn: what a perfect critic says."""
+        """Return the expected return by state and turn, as a perfect critic predicts it."""
         reached: Counter[tuple[str, int]] = Counter()
         earned: Counter[tuple[str, int]] = Counter()
         for path in self.paths():
@@ -124,7 +124,7 @@ class TabularTask:
         return {key: earned[key] / reached[key] for key in reached}
 
     def values_without_a_limit(self) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
-        """The expected return from each state, and from each action in it, when nothing cuts an episode off."""
+        """Return the expected returns by state and by action if no episode is truncated."""
         values = dict.fromkeys(self.policy, 0.0)
         # Each round brings the values closer by the chance that an episode goes on.
         for _ in range(1_000):
@@ -139,7 +139,7 @@ class TabularTask:
         return values, worth
 
     def unrolled(self) -> TabularTask:
-        """The same task with the turn written into the state, so that no path comes to a state twice."""
+        """Return the task with the turn as part of the state, so that no path repeats a state."""
         branches, policy = {}, {}
         for k in range(self.horizon):
             for (state, action), ways in self.branches.items():
@@ -154,7 +154,7 @@ def episode_steps(
     values: Mapping[tuple[str, int], float] | None = None,
     last_info: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[StepData]:
-    """The path as an estimator sees it, with a critic's values by state and turn, and what its last step records."""
+    """Return the path as steps, with a critic's values by state and turn, and the last step's record."""
     return [
         StepData(
             system_step_index=k,
@@ -170,7 +170,7 @@ def episode_steps(
 
 
 def groups_of(paths: Sequence[Path], size: int) -> Iterator[tuple[float, list[Path]]]:
-    """Every multiset of `size` paths, with the probability that independent episodes give it."""
+    """Return every multiset of `size` paths with its probability under independent sampling."""
     for indices in combinations_with_replacement(range(len(paths)), size):
         orders = math.factorial(size)
         for count in Counter(indices).values():
@@ -180,7 +180,7 @@ def groups_of(paths: Sequence[Path], size: int) -> Iterator[tuple[float, list[Pa
 
 
 def population(task: TabularTask, size: int) -> list[Path]:
-    """`size` paths, each as often as its probability says: a group as large groups become in the limit."""
+    """Return `size` paths in proportion to their probabilities, the limit of large groups."""
     counts = [(path, path.probability * size) for path in task.paths()]
     assert all(abs(count - round(count)) < 1e-9 for _, count in counts), "the probabilities are no multiples of 1/size"
     return [path for path, count in counts for _ in range(round(count))]
@@ -196,14 +196,14 @@ class Batch(NamedTuple):
     score_functions_SP: Floats
 
     def gradient(self, advantages_S: Floats) -> Floats:
-        """(P,) the mean over groups of the group's mean of sum_k grad log pi(a_k | s_k) A_k."""
+        """Return (P,) the mean over groups of the group's mean of sum_k grad log pi(a_k | s_k) A_k."""
         return np.asarray((self.weights_S * advantages_S) @ self.score_functions_SP)
 
 
 def batch_of(
     task: TabularTask, groups: Sequence[tuple[float, Sequence[Path]]], as_steps: Callable[[Path], list[StepData]]
 ) -> Batch:
-    """The groups one after another, `as_steps` saying what an estimator sees of each path."""
+    """Concatenate the groups; `as_steps` converts each path for the estimator."""
     steps, gradients = {}, {}
     for path in {path for _, group in groups for path in group}:
         steps[path], gradients[path] = as_steps(path), task.score_functions(path)
@@ -225,7 +225,7 @@ def expected_gradient(
     as_steps: Callable[[Path], list[StepData]] = episode_steps,
     one_by_one: bool = False,
 ) -> Floats:
-    """(P,) the expectation of the gradient that `estimate` gives with groups of `size` episodes.
+    """Return (P,) the expected gradient of `estimate` with groups of `size` episodes.
 
     Args:
         task: what is played.
@@ -243,13 +243,13 @@ def expected_gradient(
 
 
 def limit_gradient(task: TabularTask, estimate: Estimate, size: int) -> Floats:
-    """(P,) the gradient from one group that holds every path in proportion to its probability."""
+    """Return (P,) the gradient of one group with every path in proportion to its probability."""
     batch = batch_of(task, [(1.0, population(task, size))], episode_steps)
     return batch.gradient(estimate(batch.steps, batch.scores, group_ids=batch.group_ids).advantages_S)
 
 
 def formula_gradient(task: TabularTask, formula: Callable[[Sequence[Path]], list[list[float]]], size: int) -> Floats:
-    """(P,) the expectation again, from a formula written on paths alone: one list of advantages for each path."""
+    """Return (P,) the expected gradient of a formula on paths: a list of advantages for each path."""
     total = np.zeros(len(task.logits_P))
     for weight, group in groups_of(task.paths(), size):
         for path, advantages in zip(group, formula(group), strict=True):
@@ -258,17 +258,17 @@ def formula_gradient(task: TabularTask, formula: Callable[[Sequence[Path]], list
 
 
 def cosine(a: Floats, b: Floats) -> float:
-    """The cosine of the angle between two gradients."""
+    """Return the cosine of the angle between two gradients."""
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def error_of(gradient: Floats, exact: Floats) -> float:
-    """The length of the difference, in lengths of the exact gradient."""
+    """Return the norm of the difference relative to the exact gradient."""
     return float(np.linalg.norm(gradient - exact) / np.linalg.norm(exact))
 
 
 def slopes_of(function: Callable[[Floats], float], at_P: Floats, h: float = 1e-5) -> Floats:
-    """(P,) central differences."""
+    """Return (P,) central differences."""
     moves = np.eye(len(at_P)) * h
     return np.array([(function(at_P + move) - function(at_P - move)) / (2 * h) for move in moves])
 

@@ -23,7 +23,7 @@ GIGPO = {"omega": 0.25, **RETURNS}
 
 
 class Setting(NamedTuple):
-    """An estimator with options, and its loop with those that the loop knows."""
+    """An estimator with options, and its reference loop with the options that it supports."""
 
     name: str
     options: Mapping[str, Any] = {}
@@ -84,7 +84,7 @@ fast = settings(max_examples=examples(30), deadline=None)
 
 
 def noted(settings_: Iterable[Setting]) -> Iterator[Setting]:
-    """Each of them, in a note of the failing example: the last note names the culprit."""
+    """Yield each item, and add it as a note to a failure."""
     for setting in settings_:
         note(str(setting))
         yield setting

@@ -152,7 +152,7 @@ def whole(_size: int) -> float:
 
 
 def shrunk(size: int) -> float:
-    """What is left of a score after a mean that contains it: (n - 1) / n."""
+    """Return the factor (n - 1) / n of a score minus a mean that includes it."""
     return (size - 1) / size
 
 
@@ -170,7 +170,7 @@ EXACT_CLAIMS: list[Claim] = [
 
 
 def without_rewards(path: Path) -> list[StepData]:
-    """Only the score is known."""
+    """Drop the rewards, so that only the score is known."""
     return [step.model_copy(update={"base_reward": None}) for step in episode_steps(path)]
 
 
@@ -264,7 +264,7 @@ def test_limit_gradient_points_along_the_exact_gradient(
 
 
 def visits(task: TabularTask) -> dict[str, float]:
-    """The chance that an episode comes to a state."""
+    """Return the probability that an episode visits a state."""
     states = {turn.state for path in task.paths() for turn in path.turns}
     return {
         state: math.fsum(path.probability for path in task.paths() if any(turn.state == state for turn in path.turns))
@@ -273,7 +273,7 @@ def visits(task: TabularTask) -> dict[str, float]:
 
 
 def by_state(task: TabularTask, factors: dict[str, float]) -> Floats:
-    """The exact gradient with the part of each state times its factor."""
+    """Return the exact gradient with each state's part scaled by its factor."""
     gradient_P = np.zeros(len(task.logits_P))
     for state, factor in factors.items():
         gradient_P[task.rows(state)] = factor * task.policy_gradient()[task.rows(state)]
@@ -301,7 +301,7 @@ def test_mean_anchors_weight_states_by_the_expected_share_of_peers(size: int) ->
 @group_sizes
 @pytest.mark.parametrize("normalization", ["leave_one_out", "mean"])
 def test_anchors_of_repeated_states_are_biased(size: int, normalization: str) -> None:
-    """An episode's second visit to a state is a peer of the first visit, and depends on the first action."""
+    """A second visit to a state is a peer of the first, and depends on the first action."""
     found = expected_gradient(LOOPS, gigpo(omega=0.0, normalization=normalization), size)
     assert 0.97 < cosine(found, LOOPS.policy_gradient()) < 0.999
     # Every episode begins in a: company is certain there, and yet its part is not whole.

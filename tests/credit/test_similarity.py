@@ -27,7 +27,7 @@ def similarity(a: str, b: str) -> float:
 
 @cache
 def slow_ratio(a: str, b: str) -> float:
-    """By the table of all prefixes."""
+    """Return the ratio from the table of all prefixes."""
     row = [0] * (len(b) + 1)
     for symbol in a:
         before = row

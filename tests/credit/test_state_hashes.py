@@ -141,7 +141,7 @@ plain = st.recursive(
 
 
 def same(a: object, b: object) -> bool:
-    """Equality as a reader means it: type, shape and content."""
+    """Return whether values are equal in type, shape and content."""
     if type(a) is not type(b):
         return False
     if isinstance(a, list):
@@ -375,7 +375,7 @@ HELD = {"name": "last_match", "pattern": r"You (take|heat) the (\w+ \d)|You put"
 
 
 def told(*answers: str) -> StepData:
-    """A step before which the environment answered this, an action of the policy between each two."""
+    """Return a step after these observations, with an action between each two."""
     messages = [said("system", "You take the lead 1.")]
     for answer in answers:
         messages += [said("user", answer), said("assistant", "You take the mug 9.")]

@@ -27,7 +27,7 @@ CLUTTER = (
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A wheel, the archive of the sources that it was built from, and the clone that those are of."""
+    """A wheel, the source archive that it was built from, and their clone."""
 
     clone: Path
     wheel: Path
@@ -35,20 +35,20 @@ class Built:
 
 
 def run(*command: str | Path, cwd: Path | None = None, timeout_s: float = 600) -> str:
-    """What a command prints; it has to succeed."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def tracked_files(under: str = ".") -> list[str]:
-    """The files of the repository, as git has them; one that is new and not ignored is about to be."""
+    """Return the files of the repository known to git, including new files that are not ignored."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", under, cwd=ROOT)
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
 def copy_repository(folder: Path) -> Path:
-    """The tracked files alone, in a new folder, with clutter among them."""
+    """Copy only the tracked files to a new folder, and add clutter."""
     for name in tracked_files():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
@@ -59,26 +59,26 @@ def copy_repository(folder: Path) -> Path:
 
 
 def build(clone: Path, into: Path) -> Built:
-    """The sources of a clone, and the wheel that is built from their archive, not from the clone."""
+    """Build the source archive of a clone, and the wheel from that archive."""
     run(sys.executable, "-m", "build", "--outdir", into, clone)
     (wheel,), (sources,) = into.glob("*.whl"), into.glob("*.tar.gz")
     return Built(clone, wheel, sources)
 
 
 def names_in_wheel(wheel: Path) -> set[str]:
-    """Every file of a wheel."""
+    """Return the names of all files of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if not name.endswith("/")}
 
 
 def names_in_sources(sources: Path) -> set[str]:
-    """Every file of an archive of sources, without the folder that they all are in."""
+    """Return the names of all files of a source archive, without their common folder."""
     with tarfile.open(sources) as archive:
         return {member.name.partition("/")[2] for member in archive if not member.isdir()}
 
 
 def pythons() -> dict[str, Path]:
-    """The interpreters of this machine that the package is for, by version: of PATH, else those that pyenv made."""
+    """Return the supported interpreters of this machine by version, from PATH or pyenv."""
     versions = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line]
     found = {}
     for version in versions:
@@ -96,18 +96,18 @@ def _version_of(python: str) -> str:
 
 
 def new_environment(folder: Path, python: Path) -> Path:
-    """An environment with pip and nothing else, as a newcomer makes one; its bin folder."""
+    """Create an environment with only pip, and return its bin folder."""
     run(python, "-m", "venv", folder)
     return folder / "bin"
 
 
 def size_of(folder: Path) -> int:
-    """Bytes that a folder takes on the disk."""
+    """Return the bytes that a folder takes on disk."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def resolved(folder: Path, *wanted: str, resolution: str, more: Sequence[str | Path] = ()) -> Path:
-    """An environment with what uv makes of `wanted`, "highest" or "lowest-direct"; its bin folder."""
+    """Create an environment with uv's resolution "highest" or "lowest-direct"; return its bin folder."""
     run(UV, "venv", "--quiet", "--seed", "--python", sys.executable, folder)
     line = [UV, "pip", "install", "--quiet", "--python", folder / "bin/python", "--resolution", resolution]
     run(*line, *more, *wanted, timeout_s=1800)

@@ -15,6 +15,6 @@ Maker = Callable[[str], ModuleType]
 
 @pytest.fixture
 def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
-    """Imports one of the modules in `docs/hooks`. None of those that are asked for here needs mkdocs."""
+    """A factory that imports a module of `docs/hooks`; those used here do not need mkdocs."""
     monkeypatch.syspath_prepend(str(DOCS / "hooks"))
     return importlib.import_module

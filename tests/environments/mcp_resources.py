@@ -15,7 +15,7 @@ AFTER = f"\nimport runpy; runpy.run_path({TINY[-1]!r}, run_name='__main__')"
 
 
 class opened:
-    """A world that is set up and reset, and closed at the end."""
+    """Yield a resource that is set up and reset, and close it at the end."""
 
     def __init__(self, command: list[str] = TINY, **config) -> None:
         self._config = {"command": command, **config} if "url" not in config else config
@@ -35,5 +35,5 @@ async def ask(resource: McpResource, tool: str, /, **arguments) -> str:
 
 
 def copies() -> list[Path]:
-    """The working copies that are there."""
+    """Return the existing working copies."""
     return list(temporary_root().glob("mcp-*"))

@@ -45,14 +45,14 @@ def hear() -> dict:
 
 
 def listed(cursor: str | None) -> dict:
-    """Two tools a page."""
+    """Return two tools per page."""
     names, start = [*SCHEMAS, *grown], int(cursor or 0)
     page = [{"name": n, "description": n, "inputSchema": SCHEMAS.get(n, EMPTY)} for n in names[start : start + 2]]
     return {"tools": page} | ({"nextCursor": str(start + 2)} if start + 2 < len(names) else {})
 
 
 def ask(method: str) -> str:
-    """What the client answers to a request of the server's."""
+    """Return the client's answer to a request of the server."""
     say({"id": "mine", "method": method, "params": {} if method == "roots/list" else ASKED[method]})
     while (answer := hear()).get("id") != "mine":
         pass

@@ -72,7 +72,7 @@ class Dice(ReplayForkResource):
 
 
 class Outside(PythonStateResource):
-    """Something that cannot be copied."""
+    """State that cannot be copied."""
 
     fork_kind = "none"
     deterministic = False
@@ -85,7 +85,7 @@ class Outside(PythonStateResource):
 
 
 class Slow(PythonStateResource):
-    """Takes its time to fork; `open_resources` holds every instance that is not closed."""
+    """A resource that forks slowly; `open_resources` holds every instance that is not closed."""
 
     open_resources: ClassVar[set[ForkableResource]] = set()
     seconds = 0.0
@@ -105,7 +105,7 @@ class Slow(PythonStateResource):
 
 
 class Meets(PythonStateResource):
-    """Two of these are reset only where both are at it at the same time."""
+    """A resource whose reset waits for that of a second instance."""
 
     arrived: ClassVar[list[anyio.Event]] = []
 
@@ -120,7 +120,7 @@ class Meets(PythonStateResource):
 
 
 class Fails(Dice):
-    """Fails where its label says so, after a moment in which the others begin."""
+    """A resource that fails if its label says so, shortly after the others start."""
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
         await super()._setup(config)

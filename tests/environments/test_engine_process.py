@@ -44,7 +44,7 @@ def command(code: str) -> list[str]:
 
 
 def broken(*lines: str) -> list[str]:
-    """A worker that is ready and, when it is asked, does something else than it should."""
+    """Return a worker that starts, and then misbehaves on request."""
     ready = """print('{"ok": "ready"}', flush=True)"""
     return [sys.executable, "-c", "\n".join(["import sys, time", ready, "sys.stdin.readline()", *lines])]
 

@@ -38,7 +38,7 @@ def server_with(option: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[dict[str, Any]]:
-    """A server that runs already, for tests that need no server of their own."""
+    """A running server for tests that need no server of their own."""
     folder = Path(__file__).parent
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

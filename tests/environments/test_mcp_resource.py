@@ -232,7 +232,7 @@ async def test_declared_properties_pass_the_checker(fork, seeded) -> None:
 
 
 async def gone(*pids: int) -> bool:
-    """Whether the processes end within five seconds; a zombie has ended."""
+    """Return whether the processes end within five seconds; a zombie has ended."""
     for _ in range(500):
         if not any(is_alive(pid) for pid in pids):
             return True

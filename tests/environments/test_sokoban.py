@@ -27,7 +27,7 @@ TWO = "########\n#      #\n#@ $ $ #\n#.    .#\n########"
 
 
 def board(width, height, boxes, density, least, most) -> SokobanConfig:
-    """The configuration of a generated board."""
+    """Return the configuration of a generated board."""
     sizes = {"width": width, "height": height, "boxes": boxes, "wall_density": density}
     return SokobanConfig(**sizes, min_solution=least, max_solution=most)
 
@@ -62,7 +62,7 @@ def play(level: Level, moves) -> Position:
 
 
 def fewest_moves(level: Level) -> int | None:
-    """By breadth-first search over single moves: the solver's result the slow way."""
+    """Return the solution length by breadth-first search over single moves."""
     seen, queue = {level.start}, deque([(level.start, 0)])
     while queue:
         position, moves = queue.popleft()

@@ -77,6 +77,24 @@ async def test_script_returns_the_rows_of_its_last_query(resource) -> None:
     assert result == {"columns": ["n"], "rows": [[3]], "changed_rows": 1}
 
 
+async def test_query_of_a_tool_binds_values_and_returns_all_rows(resource) -> None:
+    hostile = "'); DROP TABLE customers; --"
+    before = await resource.state_key()
+    assert await resource.query("INSERT INTO customers (id, name) VALUES (?, ?)", 90, hostile) == []
+    assert await resource.query("SELECT name FROM customers WHERE id = ?", 90) == [(hostile,)]
+    assert (
+        len(await resource.query("WITH RECURSIVE n(x) AS (SELECT 1 UNION SELECT x + 1 FROM n LIMIT 9) SELECT x FROM n"))
+        == 9
+    )
+    after = await resource.state_key()
+    assert after != before
+    with pytest.raises(ToolError, match="no such table: orders_of"):
+        await resource.query("SELECT * FROM orders_of")
+    with pytest.raises(ToolError):
+        await resource.query("ATTACH DATABASE 'x' AS y")
+    assert await resource.state_key() == after
+
+
 async def test_tables_can_be_listed_and_described(resource) -> None:
     await sql(resource, "CREATE VIEW rich AS SELECT * FROM orders WHERE total > 3")
     listed = (await resource.step("list_tables", {})).observation

@@ -139,7 +139,7 @@ def test_answer_text_keeps_only_the_game_output() -> None:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A small real worker in the place of TextWorld's, and a place of its own for the games it makes."""
+    """Replace TextWorld's worker by a small real one, with its own folder for games."""
     monkeypatch.setattr(module, "shared_folder", lambda name: tmp_path)
     monkeypatch.setattr(module, "_WORKER", "tests.environments.tiny_textworld")
     monkeypatch.setattr(module, "find_spec", lambda name: name)

@@ -16,7 +16,7 @@ ROOMS = ("Hall", "Passage", "Treasury")
 
 
 def make(request: Mapping[str, Any]) -> str:
-    """Make a corridor in which the player begins where the seed says; every making is counted."""
+    """Make a corridor with a start that depends on the seed; count each creation."""
     folder = Path(request["folder"])
     folder.mkdir()
     (folder / "game.z8").write_text(json.dumps({"room": request["seed"] % 2, "options": request["options"]}))
@@ -27,14 +27,14 @@ def make(request: Mapping[str, Any]) -> str:
 
 
 class Corridor:
-    """One game."""
+    """A game."""
 
     def operations(self) -> Operations:
-        """What can be asked of it."""
+        """Return the supported operations."""
         return {"make": make, "load": self.load, "step": self.step}
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Start from the beginning; without the file beside it nothing is tracked."""
+        """Start the game; nothing is tracked if the file beside it is missing."""
         path = Path(request["path"])
         self.tracked = path.with_suffix(".json").is_file()
         self.room = json.loads(path.read_text())["room"]
@@ -42,7 +42,7 @@ class Corridor:
         return self.view(f"Find the coin.\n\n-= {ROOMS[self.room]} =-")
 
     def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Walk, take the coin, or ask back."""
+        """Walk, take the coin, or ask a question."""
         command = request["command"]
         if command == "go":
             return self.view("Where do you want to go?")
@@ -58,14 +58,14 @@ class Corridor:
         return self.view(f"You {command}.")
 
     def commands(self) -> list[str]:
-        """What does something now."""
+        """Return the commands that have an effect."""
         if self.end:
             return []
         return [*(["eat coin"] if self.room == 2 else []), *(["go east"] if self.room < 2 else []),
                 *(["go west"] if self.room else []), *(["take coin"] if self.room == 2 else [])]  # fmt: skip
 
     def view(self, observation: str) -> dict[str, Any]:
-        """What is known of it now."""
+        """Return the current view."""
         if not self.tracked:
             return {"observation": observation}
         plan = [command for command in self.commands() if command in ("go east", "take coin")]

@@ -11,7 +11,7 @@ from collections import Counter
 
 
 class Stage:
-    """An environment of several agents in which some wait: an agent acts on each observation, and hears of it later."""
+    """An environment of several agents in which some wait: each acts on an observation and is rewarded later."""
 
     def __init__(self, rng, *, ends_early=False, agents="abcd"):
         self.rng, self.ends_early, self.agents, self.count = rng, ends_early, list(agents), 0
@@ -28,7 +28,7 @@ class Stage:
         return {agent: self.value() for agent in seen}, {agent: {"info": self.value()} for agent in seen}
 
     def step(self, *, is_last=False):
-        """The arguments of `add_env_step`."""
+        """Return the arguments of `add_env_step`."""
         rng = self.rng
         acting, alive = sorted(self.fresh), sorted(self.fresh | self.waiting)
         strangers = [a for a in self.agents if a not in alive and a not in self.done]
@@ -54,7 +54,7 @@ class Stage:
 
 
 def built(kind, seed, steps, *, chunked=False, ends=False, ends_early=False, enters_late=False):
-    """An episode of this class, or its two chunks."""
+    """Return an episode of this class, or its two chunks."""
     stage = Stage(random.Random(seed), ends_early=ends_early)
     episode = kind("e")
     observations, infos = stage.reset()
@@ -69,7 +69,7 @@ def built(kind, seed, steps, *, chunked=False, ends=False, ends_early=False, ent
 
 
 def readings(episode, rng, count=60):
-    """What getters and counters say of it: (call, result or the error's type)."""
+    """Return the results of getters and counters: (call, result or the error's type)."""
     yield "len", len(episode)
     for name in ("env_t", "env_t_started", "is_terminated", "is_truncated"):
         yield name, getattr(episode, name)
@@ -92,7 +92,7 @@ def readings(episode, rng, count=60):
 
 
 def call(rng, steps):
-    """A getter and its arguments."""
+    """Return a getter and its arguments."""
     name = rng.choice(["get_observations", "get_infos", "get_actions", "get_rewards", "get_extra_model_outputs"])
     end = steps + (name in ("get_observations", "get_infos"))
     arguments = {"neg_index_as_lookback": rng.random() < 0.3}
@@ -129,7 +129,7 @@ RLLIB_RAISES = ("TypeError", "KeyError", "AttributeError", "RuntimeError", "Asse
 
 
 def is_known(stage, key, theirs, ours, episode):
-    """A difference that `docs/concepts/multi_agent_episodes.md` lists: RLlib fails, or loses something.
+    """Return whether `docs/concepts/multi_agent_episodes.md` lists the difference: RLlib fails or loses data.
 
     It loses infos in slices and the rewards of agents that have not entered yet, and shows 0.0 where nobody gave a
     reward. By the environment's steps in a chunk that does not begin at 0 it loses the item whose absolute time is the
@@ -168,7 +168,7 @@ def attempt(method, *given, **arguments):
 
 
 def plain(value):
-    """The value without arrays, and without a fill's dtype."""
+    """Return the value without arrays, and without a fill's dtype."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, dict):
@@ -177,7 +177,7 @@ def plain(value):
 
 
 def differences(kinds, seed, *, numpy):
-    """(what, RLlib's, ours) wherever the classes differ for the programs of this seed."""
+    """Return (what, RLlib's, ours) wherever the classes differ for the programs of this seed."""
     found = []
 
     def compare(stage, pair):

@@ -30,7 +30,7 @@ ACTIONS = {
 
 
 def plain(value):
-    """Arrays and numbers as JSON; an array by its items and the kind of its numbers."""
+    """Convert arrays and numbers to JSON; an array by its items and number kind."""
     if isinstance(value, np.ndarray) and value.ndim:
         return {"kind": value.dtype.kind, "items": value.tolist()}
     if isinstance(value, np.ndarray | np.generic):
@@ -43,7 +43,7 @@ def plain(value):
 
 
 def tried(call, *args, **kwargs):
-    """What the call gives, or that it raises IndexError."""
+    """Return the result of the call, or that it raises IndexError."""
     try:
         return plain(call(*args, **kwargs))
     except IndexError:
@@ -51,7 +51,7 @@ def tried(call, *args, **kwargs):
 
 
 def filled(Episode, kind, steps, spaces=False, **kwargs):
-    """An episode as an environment runner fills it."""
+    """Return an episode filled as by an environment runner."""
     if spaces:
         kwargs |= {"observation_space": SPACES[kind][0], "action_space": SPACES[kind][1]}
     episode = Episode("e", **kwargs)
@@ -73,7 +73,7 @@ def add(episode, kind, start, stop, last=None):
 
 
 def summary(episode):
-    """All that getters without arguments say."""
+    """Return the results of all getters without arguments."""
     return plain(
         {
             "id": episode.id_,
@@ -92,12 +92,12 @@ def summary(episode):
 
 
 def states(make):
-    """The episode as it is, and stored as arrays."""
+    """Return the episode as it is, and stored as arrays."""
     return [make(), make().to_numpy()]
 
 
 def lookback_of_three(Episode, kind):
-    """Five steps, the first three of them lookback."""
+    """Return five steps, the first three of them lookback."""
     whole = filled(Episode, kind, 3)
     chunk = whole.cut(3)
     chunk.observation_space, chunk.action_space = SPACES[kind]
@@ -148,7 +148,7 @@ def one_hot(Episode, kind):
 
 
 def runner(Episode, kind):
-    """Fragments of three steps, cut as an environment runner cuts them, stored as arrays, and put together again."""
+    """Cut fragments of three steps as an environment runner does, store them as arrays, and concatenate them."""
     found, done, chunks = [], 0, []
     episode = filled(Episode, kind, 0)
     for horizon in (1, 0, 5, 2):
@@ -192,7 +192,7 @@ def slices(Episode, kind):
 
 
 def learner(Episode, kind):
-    """What a learner reads and writes."""
+    """Read and write as a learner does."""
     found = []
     for episode in states(lambda: filled(Episode, kind, 4)):
         columns = dict(episode.get_data_dict())
@@ -214,7 +214,7 @@ def learner(Episode, kind):
 
 
 def outputs_of(Episode):
-    """What every program gives, by program and kind of data."""
+    """Return the output of every program, by program and kind of data."""
     programs = (getters, one_hot, runner, slices, learner)
     return {f"{run.__name__} {kind}": run(Episode, kind) for run in programs for kind in SPACES}
 

@@ -14,7 +14,7 @@ from reward_kit.errors import EpisodeError
 
 @st.composite
 def turns(draw):
-    """(prompt, sampled, allowed) by turn; the context goes on, or is begun anew."""
+    """Return (prompt, sampled, allowed) by turn; the context is extended or restarted."""
     made, context = [], []
     for _ in range(draw(st.integers(1, 4))):
         context = ([] if draw(st.booleans()) else context) + draw(st.lists(st.integers(0, 9), max_size=3))
@@ -34,7 +34,7 @@ def stored(made):
 
 
 def said(made):
-    """What each turn is to say: sets in order, None for a turn without any."""
+    """Return the expected sets of each turn in order, None for a turn without any."""
     sets = [[None if ids is None else sorted(set(ids)) for ids in allowed or []] for _, _, allowed in made]
     return [None if all(ids is None for ids in each) else each for each in sets]
 

@@ -37,7 +37,7 @@ def grow(episode, steps, kind="number"):
 
 
 def spoken(steps, rewritten=()):
-    """An episode with a conversation and tokens: each action samples two tokens, each answer adds one."""
+    """Return an episode with messages and tokens: two sampled tokens per action, one per answer."""
     episode = SingleAgentEpisode("e")
     episode.add_messages([Message(role="user", content="question")])
     episode.add_env_reset("question")

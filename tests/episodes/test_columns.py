@@ -12,7 +12,7 @@ MISSING = object()
 
 
 def model_item(data, lookback, index, as_lookback, fill):
-    """What one index means, in the words of the module's docstring."""
+    """Return the item at an index, as the module's docstring defines it."""
     position = (lookback if index >= 0 or as_lookback else len(data)) + index
     if 0 <= position < len(data):
         return data[position]

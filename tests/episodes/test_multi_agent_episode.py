@@ -23,7 +23,7 @@ SEEDS = st.integers(0, 10_000)
 
 
 def chunk(**options):
-    """Agent a sees steps 0, 3, 4 and agent b all but the last, whose action hangs."""
+    """Return a chunk: a sees steps 0, 3, 4, and b all but the last, whose action hangs."""
     actions = [{agent: seen * 2 for agent, seen in step.items()} for step in OBSERVATIONS[:-1]]
     given_ = {
         "observations": OBSERVATIONS,
@@ -301,7 +301,7 @@ class TestRllibDefects:
 
 
 def oracle(stage_seed, steps, *, ends_early):
-    """What each agent saw, did and got, by a loop over dicts: {agent: [[seen at, info, action, reward, output], …]}."""
+    """Return each agent's data by a loop over dicts: {agent: [[seen at, info, action, reward, output], …]}."""
     stage = Stage(random.Random(stage_seed), ends_early=ends_early)
     observations, infos = stage.reset()
     rows = {agent: [[0, seen, infos[agent], None, None, None]] for agent, seen in observations.items()}

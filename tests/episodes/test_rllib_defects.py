@@ -13,7 +13,7 @@ from reward_kit.errors import EpisodeError
 
 
 def chunk(**kwargs):
-    """Two steps with two more as lookback."""
+    """Return two steps with two more as lookback."""
     tracks = {"observations": [0, 1, 2, 3, 4], "actions": [10, 11, 12, 13], "rewards": [0.0, 1.0, 2.0, 3.0]}
     return SingleAgentEpisode("c", **{**tracks, "len_lookback_buffer": 2, **kwargs})
 
@@ -27,7 +27,7 @@ def built(observations, actions=None):
 
 
 def assert_fits_msgpack(value):
-    """Nothing but what JSON and msgpack both hold: no other types, no more than 64 bits, text that is Unicode."""
+    """Assert that only values are present that JSON and msgpack both support."""
     if isinstance(value, dict):
         assert all(isinstance(key, str) for key in value)
         value = [*value, *value.values()]

@@ -16,7 +16,7 @@ logprob = st.floats(max_value=0, allow_nan=False) | st.just(-float("inf"))
 
 @st.composite
 def conversations(draw):
-    """(prompt, sampled, logprobs, version) by turn; a prompt extends all before it, or is written anew."""
+    """Return (prompt, sampled, logprobs, version) by turn; a prompt extends all before it or starts again."""
     turns, context = [], draw(ids)
     for _ in range(draw(st.integers(1, 5))):
         sampled = draw(ids)

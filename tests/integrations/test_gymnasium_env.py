@@ -185,9 +185,9 @@ def test_resets_without_a_seed_continue_the_last_seed() -> None:
 def test_unsuitable_resources_are_rejected() -> None:
     for form, why in (
         ("discrete", "every argument needs an enum"),
-        ("text", "exactly one tool with exactly one argument, a text"),
+        ("text", "exactly one tool with exactly one argument, a string"),
     ):
-        with pytest.raises(ConfigError, match=f"actions='{form}' does not fit the tools note: .*{why}"):
+        with pytest.raises(ConfigError, match=f"actions='{form}' cannot be used with the tools note: .*{why}"):
             ResourceEnv(Notebook, actions=form)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="actions must be auto, discrete, text or tool_call, got 'json'"):
         ResourceEnv(Notebook, actions="json")  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def test_unsuitable_resources_are_rejected() -> None:
     with pytest.raises(ConfigError, match="render_mode must be None or 'ansi', got 'human'"):
         ResourceEnv(Notebook, render_mode="human")
     env = ResourceEnv(Notebook, max_text=20)
-    with pytest.raises(ConfigError, match="reset takes no options, got difficulty"):
+    with pytest.raises(ConfigError, match="reset does not accept options, got difficulty"):
         env.reset(options={"difficulty": 3})
     with pytest.raises(EnvironmentFailure, match=r"an observation has \d+ characters; raise max_text"):
         env.step(call(text="a longer note", times=1))
@@ -309,6 +309,6 @@ def test_closing_inherited_environments_keeps_those_of_the_fork() -> None:
     assert reader.poll(30)
     told, seen = reader.recv()
     process.join(30)
-    assert "was created before this process was forked; create one here" in told
+    assert "was created before this process was forked; create a new one in this process" in told
     assert seen == inherited.reset(seed=0)[0]
     inherited.close()

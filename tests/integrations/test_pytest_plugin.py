@@ -127,10 +127,10 @@ REFUSED = {
     "misspelt": "unknown option 'treshold'; did you mean 'threshold'?",
     "no_file": "tsk\\x1b[2J.yaml",
     "no_number": "reward_kit(threshold='high'): expected a finite number",
-    "both": "name either a task file, or reward= with data=",
+    "both": "pass either a task file, or reward= with data=",
     "negative": "reward_kit(max_errors=-1): must be at least 0",
     "no_flag": "reward_kit(lower_bound='yes'): must be True or False",
-    "unmarked": "reward_kit_run is for tests with @pytest.mark.reward_kit",
+    "unmarked": "reward_kit_run can only be used in tests with @pytest.mark.reward_kit",
 }
 
 

@@ -153,7 +153,7 @@ class Sticky(CombinationLock):
 
 
 def test_fork_with_a_different_state_is_rejected() -> None:
-    with pytest.raises(EnvironmentFailure, match="Sticky: a fork has state key"):
+    with pytest.raises(EnvironmentFailure, match="Sticky: a fork has the state key"):
         environment_factory(Sticky, {"lock": 0})
 
 

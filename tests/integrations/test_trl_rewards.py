@@ -189,11 +189,14 @@ def test_parameters_unavailable_in_a_dataset_are_rejected() -> None:
     def state(messages: list[Message], state: Any) -> EvaluateResult:
         raise AssertionError("never called")
 
-    with pytest.raises(ConfigError, match="requires step_data, which only our own rollouts have"):
+    with pytest.raises(ConfigError, match="requires step_data, which only reward-kit's rollouts have"):
         as_trl_reward(steps)
     with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="requires 'state'"):
         reward(PROMPTS, COMPLETIONS)
-    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' is never taken from the dataset"):
+    with (
+        as_trl_reward(state) as reward,
+        pytest.raises(ConfigError, match="'state' of the reward is never taken from the dataset"),
+    ):
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two columns would be renamed to 'x'"):
         as_trl_reward(choosy, columns={"a": "x", "b": "x"})
@@ -266,9 +269,9 @@ def test_reward_receives_the_steps_of_the_policy() -> None:
     rollout = {"rollout_id": ["a"], "messages": [said], "failure": [None]}
     with as_trl_reward(steps) as reward:
         assert reward(["id"], ["4"], assistant_turns=[[3]], **rollout) == [1.0]
-        with pytest.raises(ConfigError, match=r"completion 0: assistant_turns: \[0\] are not all messages of an assis"):
+        with pytest.raises(ConfigError, match=r"completion 0: assistant_turns must be positions of assistant messages"):
             reward(["id"], ["4"], assistant_turns=[[0]], **rollout)
-        with pytest.raises(ConfigError, match="'assistant_turns' is never taken from the dataset"):
+        with pytest.raises(ConfigError, match="'assistant_turns' of the reward is never taken from the dataset"):
             reward(["2 + 2?"], ["4"], assistant_turns=[[3]])
     assert seen == [[3]]
 

@@ -157,7 +157,7 @@ async def test_rows_unsupported_by_trl_are_rejected(policy: HFAgentPolicy) -> No
     unknown = episode.tokens.get_state()
     unknown["logprobs"][0] = [None]
     episode.tokens = type(episode.tokens).from_state(unknown)
-    with pytest.raises(ConfigError, match="recorded no log-probabilities"):
+    with pytest.raises(ConfigError, match="the policy did not record any"):
         rollout_output([episode], filler_id=PAD)
 
 
@@ -173,7 +173,10 @@ def test_equal_prompts_form_groups() -> None:
     assert group_prompts(["a", "a", "b", "b", "b", "b"], 2) == ["a", "b", "b"]
     messages = [{"role": "user", "content": "a"}]
     assert group_prompts([messages, list(messages)], 2) == [messages]
-    with pytest.raises(ConfigError, match=r"3 prompts are not groups of 2 equal ones \(equal ones in a row: \[3\]\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"3 prompts do not form groups of 2 equal prompts \(lengths of runs of equal prompts: \[3\]\)",
+    ):
         group_prompts(["a", "a", "a"], 2)
     with pytest.raises(ConfigError, match="share"):
         group_prompts(["a", "b", "b", "a"], 2)

@@ -111,7 +111,7 @@ def test_token_advantages_are_placed_at_their_tokens() -> None:
     trace = episode_to_trace(episode, advantages=[[0.1, 0.2, 0.3]])
     assert trace_advantages(trace) == [[0.1, 0.2, 0.3]]
     for wrong in ([0.1, 0.2], float("nan")):
-        with pytest.raises(EpisodeError, match="step 0: 3 tokens need one finite advantage or 3, got"):
+        with pytest.raises(EpisodeError, match="step 0: 3 tokens require one finite advantage, or 3 of them, got"):
             episode_to_trace(episode, advantages=[wrong])
     with pytest.raises(EpisodeError, match="1 steps but 2 advantages"):
         episode_to_trace(episode, advantages=[0.0, 0.0])
@@ -163,7 +163,7 @@ def test_episode_without_a_valid_trace_is_rejected() -> None:
         episode_to_trace(random_episode(3)[1:])
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(1, [1], [2])
-    with pytest.raises(EpisodeError, match="tokens of step 1, which has no message"):
+    with pytest.raises(EpisodeError, match="step 1 has tokens but no message"):
         episode_to_trace(episode)
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(0, [1], [2])

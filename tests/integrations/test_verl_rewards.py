@@ -227,7 +227,7 @@ async def test_manager_uses_the_function_loaded_by_verl() -> None:
     # The user's turn of the prompt is there: one message more.
     assert (await manager.run_single(rows()[:1]))["reward_score"] == 2.25
     assert (await manager.run_single(rows()))["reward_score"] == 2.25  # of several rows the last one
-    with pytest.raises(ConfigError, match=r"name a reward: \+reward\.reward_kit\.reward=file\.py:function"):
+    with pytest.raises(ConfigError, match=r"no reward is set; set \+reward\.reward_kit\.reward=file\.py:function"):
         RewardKitManager(config(), Words(), loaded)
     with pytest.raises(ConfigError, match=r"reward\.reward_kit\.bonus: unknown key"):
         RewardKitManager(config({"reward": "graded.py:graded", "bonus": 1}), Words(), None)

@@ -1,4 +1,4 @@
-"""Comparison of output with what a page shows: `…` matches within a line, alone on a line any number of lines."""
+"""Comparison of output with a page; `…` matches within a line, and alone on a line any number of lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ANYTHING = "…"
 
 
 def difference(expected: str, got: str) -> str | None:
-    """Where the two part, as a unified difference; None where the output is as expected."""
+    """Return the unified difference; None if the output is as expected."""
     wanted, lines = _lines(expected), _lines(got)
     if re.fullmatch("".join(_pattern(line) for line in wanted), "".join(f"{line}\n" for line in lines)):
         return None

@@ -1,4 +1,4 @@
-"""A page taken apart: its fenced blocks in order, what is noted before each, and what is expected after it.
+"""A parsed page: its fenced blocks in order, with the notes before and the expected output after each.
 
 How a page is written, so that it runs:
 
@@ -30,7 +30,7 @@ _PROMPT, _GOES_ON = "$ ", "> "
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One line for the shell, which may be of several, and what it prints; None where that is not shown."""
+    """A shell command of one or several lines, and its output; None if the page does not show it."""
 
     text: str
     expected: str | None
@@ -57,50 +57,50 @@ class Block:
     expected: str | None = None
 
     def note(self, start: str) -> str | None:
-        """What follows these words in a note; None where no note begins with them."""
+        """Return the rest of the note that begins with these words; None without such a note."""
         return next((note.removeprefix(start).lstrip(": ") for note in self.notes if note.startswith(start)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: where it is, its blocks, and what it says of itself."""
+    """A page: its path, its blocks and its notes."""
 
     path: Path
     blocks: tuple[Block, ...]
     notes: tuple[str, ...] = field(default=())
 
     def is_(self, words: str) -> bool:
-        """Whether it says `page: WORDS`."""
+        """Return whether the page notes `page: WORDS`."""
         return f"page: {words}" in self.notes
 
     @property
     def before(self) -> str | None:
-        """What a reader of it has done already, as commands; None where that is nothing."""
+        """Return the commands that a reader has run before; None if there are none."""
         start = "before this page:"
         return next((note.removeprefix(start) for note in self.notes if note.startswith(start)), None)
 
     @property
     def environment(self) -> str | None:
-        """The folder of `.integrations` that it runs in; None where it runs in ours."""
+        """Return the folder of `.integrations` that the page runs in; None for the current environment."""
         named = [note.removeprefix("page: in ") for note in self.notes if note.startswith("page: in ")]
         return next((name for name in named if name != "a clone"), None)
 
     @property
     def programs(self) -> set[str]:
-        """What its commands call beside a shell's own: programs that a machine may not have."""
+        """Return the programs beyond a shell's own that its commands use, and that a machine may lack."""
         texts = [command.text for block in self.blocks if block.language == "console" for command in _typed(block)]
         return {name for name in _PROGRAMS if any(re.search(rf"(?:^|[|;&(]\s*){name}\s", text) for text in texts)}
 
     @property
     def answers(self) -> dict[str, str]:
-        """What the model says: the text for each word of a question, in order."""
+        """Return the model's answers: the text for each word of a question, in order."""
         line = next((n.removeprefix("model answers:") for n in self.notes if n.startswith("model answers:")), "")
         pairs = (pair.partition("=") for pair in line.split(";") if pair.strip())
         return {key.strip(): text.strip() for key, _, text in pairs}
 
 
 def read_page(path: Path) -> Page:
-    """Take a page apart."""
+    """Parse a page."""
     text = path.read_text(encoding="utf-8")
     matches = list(_BLOCK.finditer(text))
     blocks: list[Block] = []
@@ -114,7 +114,7 @@ def read_page(path: Path) -> Page:
 
 
 def commands_of(block: Block) -> list[Command]:
-    """The commands of a `console` block.
+    """Return the commands of a `console` block.
 
     Raises:
         ValueError: it begins with something else.

@@ -1,4 +1,4 @@
-"""Run a page from top to bottom in a folder of its own and report differences."""
+"""Execution of a page from top to bottom in an empty folder, with reported differences."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ COMMAND_S, LONG_COMMAND_S = 60, 540
 
 
 class PageError(AssertionError):
-    """A page says what is not so."""
+    """A statement of a page is wrong."""
 
 
 class Runner:
-    """One page's folder, processes and ports.
+    """The folder, processes and ports of one page.
 
     Args:
         page: the page.
@@ -78,7 +78,7 @@ class Runner:
                 raise PageError(f"{self.page.path}:{block.line}: {error}") from error
 
     def close(self) -> None:
-        """End what the page started."""
+        """Stop everything that the page started."""
         for session in (self.bash, self.python):
             if session is not None:
                 session.close()
@@ -87,8 +87,8 @@ class Runner:
         line = ["bash", "-ec", self._placed(commands)]
         done = subprocess.run(line, cwd=self.folder, env=self.environment, capture_output=True, text=True)
         if done.returncode != 0:
-            told = f"before this page: exits with {done.returncode}\n{done.stdout}{done.stderr}"
-            raise PageError(f"{self.page.path}: {told}")
+            reason = f"before this page: exits with {done.returncode}\n{done.stdout}{done.stderr}"
+            raise PageError(f"{self.page.path}: {reason}")
 
     @property
     def _shell(self) -> Bash:
@@ -164,7 +164,7 @@ class Runner:
         return LONG_COMMAND_S if self.page.is_("long") or self.page.environment else COMMAND_S
 
     def _placed(self, text: str) -> str:
-        """A text with the ports, and the runs, that this page really has."""
+        """Return a text with the actual ports and runs of this page."""
         text = MODEL.sub(rf"\1:{self.model_port}/v1", text)
         text = PORT.sub(lambda match: f"{match[1]}{self._port(match[2])}", text)
         return RUN.sub(lambda match: f"runs/{self._run_folder(match[1])}", text)
@@ -188,7 +188,7 @@ class Runner:
 
 
 def check_fragment(block: Block) -> None:
-    """Check a part of a task or a train file: its keys and their values.
+    """Check the keys and values of a fragment of a task or train file.
 
     Raises:
         PageError: it is neither.
@@ -216,7 +216,7 @@ def _faults(model: type[pydantic.BaseModel], data: Any) -> list[str]:
 
 @contextlib.contextmanager
 def serving_model(answers: dict[str, str]) -> Iterator[int]:
-    """A model on loopback that says what its page wants; the port.
+    """Serve a model on loopback with the answers of the page; yield the port.
 
     Args:
         answers: text for a word of the last message, `else` where none is in it; `name({…})` is a call of a tool.

@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 
 class Output(NamedTuple):
-    """What a command printed, and its exit status."""
+    """The output of a command, and its exit status."""
 
     stdout: str
     stderr: str
@@ -44,7 +44,7 @@ class Output(NamedTuple):
 
 
 class Bash:
-    """A shell. What it starts is in a group of its own, which is killed with it."""
+    """A shell in its own process group, which is killed with it."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], scratch: Path) -> None:
         self._scratch = scratch
@@ -61,7 +61,7 @@ class Bash:
         )
 
     def run(self, command: str, timeout_s: float, until: str | None = None) -> Output:
-        """Run a command, and where that is named, wait until it printed a text.
+        """Run a command, and wait until it has printed a text if one is given.
 
         Raises:
             TimeoutError: it did not end, or did not print that.
@@ -81,7 +81,7 @@ class Bash:
         return Output(_output(out), _output(err), int(status.read_text()))
 
     def close(self) -> None:
-        """Kill it, and what it started."""
+        """Kill the shell and all it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._shell.pid, signal.SIGTERM)
         try:
@@ -92,7 +92,7 @@ class Bash:
 
 
 class Python:
-    """An interpreter that executes block after block in the same names."""
+    """An interpreter that executes blocks in one namespace."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], executable: str = sys.executable) -> None:
         self._process = subprocess.Popen(
@@ -106,7 +106,7 @@ class Python:
         )
 
     def run(self, code: str, name: str) -> tuple[str, str | None]:
-        """What a block printed, and its traceback where it failed."""
+        """Run a block; return its output, and its traceback if it failed."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"code": code, "name": name}) + "\n")
         self._process.stdin.flush()
@@ -117,7 +117,7 @@ class Python:
         return printed, failure
 
     def close(self) -> None:
-        """Kill it, and what it started."""
+        """Kill the interpreter and all it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()

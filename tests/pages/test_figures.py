@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What the script draws now, by name."""
+    """Return the figures that the script draws, by name."""
     folder = tmp_path_factory.mktemp("figures")
     subprocess.run([sys.executable, str(SCRIPT), str(folder)], check=True, capture_output=True, text=True)
     return {path.name: path for path in sorted(folder.iterdir())}

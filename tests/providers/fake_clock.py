@@ -11,7 +11,7 @@ from reward_kit.providers.request_queue import Clock
 
 
 class FakeTimer:
-    """A callback that may be called off."""
+    """A callback that can be cancelled."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self.callback: Callable[[], None] | None = callback
@@ -21,7 +21,7 @@ class FakeTimer:
 
 
 class FakeClock(Clock):
-    """Stands in for the loop's time."""
+    """A replacement for the event loop's time."""
 
     def __init__(self) -> None:
         self.time = 1_000.0
@@ -37,13 +37,13 @@ class FakeClock(Clock):
         return timer
 
     async def sleep(self, seconds: float) -> None:
-        """As `asyncio.sleep`, in this time."""
+        """Sleep in fake time, like `asyncio.sleep`."""
         over = asyncio.get_running_loop().create_future()
         self.call_later(seconds, lambda: over.done() or over.set_result(None))
         await over
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, and everything happen that is due in it."""
+        """Let time pass, and run everything that becomes due."""
         end = self.time + seconds
         await settle()
         while self._timers and self._timers[0][0] <= end:
@@ -55,6 +55,6 @@ class FakeClock(Clock):
 
 
 async def settle() -> None:
-    """Let every task go on as far as it can without time passing."""
+    """Let every task continue as far as possible without time passing."""
     for _ in range(8):
         await asyncio.sleep(0)

@@ -27,7 +27,7 @@ def closed_url() -> str:
 
 
 class Asked:
-    """Asks one endpoint and closes everything; outcomes are completions or errors."""
+    """A client of one endpoint that closes everything; outcomes are completions or errors."""
 
     def __init__(self, url: str, cassette: Cassette) -> None:
         self.traffic = ProviderSession(cassette=cassette)

@@ -12,7 +12,7 @@ from reward_kit.providers.request_queue import Concurrency
 
 
 def burst(limit: Concurrency, in_flight: int, refused: int, first: int = 0) -> list[bool]:
-    """Refusals of `refused` out of `in_flight` attempts, numbered from `first`; which of them were news."""
+    """Refuse `refused` of `in_flight` attempts numbered from `first`; return which changed the limit."""
     return [limit.refused(first + n, first + in_flight - 1, in_flight - n) for n in range(refused)]
 
 

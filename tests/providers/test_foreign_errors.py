@@ -49,7 +49,7 @@ def by_aiohttp(url: str) -> object:
 
 
 def raised(client: Client, url: str) -> BaseException:
-    """What a reward that uses the client fails with."""
+    """Return the failure of a reward that uses the client."""
     with pytest.raises(Exception) as caught, boundary(RewardError, "reward"):
         client(url)
     return caught.value

@@ -143,7 +143,7 @@ def test_api_key_env_from_the_command_line_is_not_sent_to_a_url_from_a_file(tmp_
 
 
 class TestDotenv:
-    """A `.env` may have come with the task."""
+    """A `.env` file may come with the task."""
 
     def test_dotenv_url_gets_no_key_from_the_shell(self, tmp_path: Path) -> None:
         (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={LOCAL}\n")

@@ -12,7 +12,7 @@ from reward_kit.providers.request_queue import Bucket, TokenEstimate
 
 
 def taken(per_minute: float, wishes: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(when, how much) was taken by wishes of (pause before it, amount), each as soon as the bucket allows."""
+    """Return (time, amount) taken for requests of (pause before it, amount), each as early as possible."""
     bucket, now, log = Bucket(per_minute, 0.0), 0.0, []
     for pause, amount in wishes:
         now += pause

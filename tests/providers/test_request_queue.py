@@ -20,7 +20,7 @@ NOBODY = UnreachableError("refused the connection")
 
 
 class Watcher:
-    """Keeps what it is told."""
+    """A listener that records its notifications."""
 
     def __init__(self, patience_s: float | None = None) -> None:
         self.outage_time_s = patience_s
@@ -45,14 +45,14 @@ class Scene:
         self.down_until = 0.0
 
     def request(self, name: int, *outcomes: object, seconds: float = 1.0, **permit: float) -> asyncio.Task:
-        """A request whose attempts take `seconds` each: errors, then an answer."""
+        """Run a request whose attempts take `seconds` each: errors, then an answer."""
         task = asyncio.create_task(self._request(name, list(outcomes), seconds, permit))
         task.add_done_callback(lambda task: task.cancelled() or task.exception())  # looked at, or not wanted
         self.tasks.append(task)
         return task
 
     async def _request(self, name: int, outcomes: list, seconds: float, options: dict) -> int:
-        """The number of attempts that counted."""
+        """Return the number of attempts that counted."""
         permit, counted = self.queue.permit(**{"size": 400, **options}), 0
         try:
             while True:
@@ -185,7 +185,7 @@ async def test_cancelled_waiter_does_not_delay_the_next_requests():
 
 
 async def test_burst_of_refusals_costs_no_attempts_and_finds_endpoint_capacity():
-    """An endpoint with ten places: all others are refused at once."""
+    """An endpoint with ten slots refuses all others at once."""
     scene, places, refusals = Scene(), 10, 0
 
     async def request(name: int) -> int:
@@ -273,7 +273,7 @@ async def test_probe_intervals_grow_up_to_thirty_seconds():
     await scene.end()
 
 
-async def test_a_cancelled_probe_is_followed_by_another():
+async def test_cancelled_probe_is_repeated():
     scene = Scene()
     await answered_once(scene)
     tasks = [scene.request(name, *[BROKEN] * 2, seconds=0.5) for name in range(6)]

@@ -18,12 +18,12 @@ REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def numbered(server: list[ChatServer]):
-    """A script whose answers are numbered."""
+    """Return a script with numbered answers."""
     return lambda _: answer(f"answer {len(server[0].requests)}")
 
 
 async def ask(path: Path, url: str, *asked: tuple[dict, str], **options) -> tuple[list[str], ResponseCache]:
-    """The answers to requests of scopes, in a new process's cache."""
+    """Return the answers to requests of scopes, with a new process's cache."""
     cache = ResponseCache(path)
     endpoint = ChatEndpoint(url, traffic=ProviderSession(cache=cache), retry=RetryPolicy(max_attempts=1), **options)
     try:

@@ -84,7 +84,7 @@ def test_waits_are_determined_by_the_seed():
 
 
 class Attempts:
-    """Fails with the given errors, one after the other, then answers."""
+    """A call that fails with the given errors in turn, then answers."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)

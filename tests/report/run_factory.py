@@ -19,7 +19,7 @@ BEGAN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 def episode(
     name: str, begin_s: float = 0.0, took_s: float = 1.0, *, sample: str = "x", policy: str = "p", **changes: Any
 ) -> dict[str, Any]:
-    """A line of `episodes.jsonl`; the group is that of the sample and the policy."""
+    """Return a line of `episodes.jsonl`; the group is that of the sample and the policy."""
     began = (BEGAN + datetime.timedelta(seconds=begin_s)).isoformat()
     line = {"schema_version": 1, "rollout_id": name, "sample_id": sample, "group_id": f"{sample}-{policy}"}
     line |= {"rollout_index": 0, "attempt": 0, "policy": policy, "stop_reason": "answered", "failure": None}
@@ -28,7 +28,7 @@ def episode(
 
 
 def score(name: str, value: float | None, *spans: tuple[float, float], asked_s: float = 0.0, **changes: Any) -> dict:
-    """A line of `scores.jsonl` with these calls; without any, one that tells no times."""
+    """Return a line of `scores.jsonl` with these calls, or without times if there are none."""
     failure = {"class": "crash", "where": "RewardError", "message": "it broke"} if value is None else None
     result = {"score": value, "reason": f"reason of {name}"} if value is not None else None
     timing: dict[str, Any] = {"duration_s": spans[-1][1] - spans[-1][0] if spans else 0.5}
@@ -39,22 +39,22 @@ def score(name: str, value: float | None, *spans: tuple[float, float], asked_s: 
 
 
 def make_run(folder: Path, episodes: list[dict], scores: list[dict], **header: Any) -> Path:
-    """The folder `run` with these lines."""
+    """Write the folder `run` with these lines."""
     timing = RunTiming(started_at=BEGAN, worked_s=9.0)
-    told = {"task_name": "t", "total": len(episodes), "status": "complete", "timing": timing, **header}
-    path = RunFolder.create(folder / "run", RunHeader(**told)).path
+    full_header = {"task_name": "t", "total": len(episodes), "status": "complete", "timing": timing, **header}
+    path = RunFolder.create(folder / "run", RunHeader(**full_header)).path
     for name, lines in (("episodes", episodes), ("scores", scores)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
 def facts(folder: Path, episodes: list[dict], scores: list[dict], **header: Any) -> RunFacts:
-    """What the page knows of such a run."""
+    """Return the page's facts of such a run."""
     return read_run(make_run(folder, episodes, scores, **header))
 
 
 def random_run(folder: Path, size: int, *, width: int = 8) -> Path:
-    """A run of two policies, in groups of four, in which a few things break; its calls overlap with its episodes."""
+    """Write a run of two policies in groups of four, with some failures; calls overlap with episodes."""
     draw, episodes, scores = random.Random(size), [], []
     free = [0.0] * width
     for number in range(size):
@@ -74,7 +74,7 @@ def random_run(folder: Path, size: int, *, width: int = 8) -> Path:
 
 
 class Parsed(HTMLParser):
-    """A page as a browser reads it.
+    """A page as parsed by a browser.
 
     Attributes:
         tags: each start tag with its attributes, in order.
@@ -121,7 +121,7 @@ class Parsed(HTMLParser):
 
     @property
     def tables(self) -> dict[str, Any]:
-        """The data of the two tables."""
+        """Return the data of the two tables."""
         found: dict[str, Any] = json.loads(self.blocks["script"][0])
         return found
 
@@ -131,5 +131,5 @@ class Parsed(HTMLParser):
 
 
 def page_of(run: Path) -> Parsed:
-    """The page of a run, written and read."""
+    """Return the parsed page of a run."""
     return Parsed(write_report(run).read_text(encoding="utf-8"))

@@ -22,7 +22,7 @@ from tests.report.run_factory import episode, facts, make_run, random_run, score
 
 
 def credit(name: str, step: int, group: str = "g", **numbers: float | None) -> dict:
-    """A line of `credit.jsonl`."""
+    """Return a line of `credit.jsonl`."""
     return {"schema_version": 1, "rollout_id": name, "group_id": group, "step": step, **numbers}
 
 
@@ -31,7 +31,7 @@ def write_credit(run: Path, *lines: dict) -> None:
 
 
 def lines_of(text: bytes) -> list[tuple[str, object]]:
-    """The letter and the value of each line of a chunk."""
+    """Return the letter and the value of each line of a chunk."""
     return [(line[:1].decode(), json.loads(line[1:])) for line in text.splitlines()]
 
 

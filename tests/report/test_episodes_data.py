@@ -20,7 +20,7 @@ LONG = [{"role": "user", "content": "x" * 90_000}]
 
 
 def long_run(folder: Path, count: int = 40, **changes: object) -> Path:
-    """A run whose episodes are too long to be in the page."""
+    """Write a run whose episodes are too long to be in the page."""
     episodes = [episode(f"r{n:02}", rollout_index=n % 4, group_id=f"g{n // 4}", messages=LONG) for n in range(count)]
     return make_run(folder, episodes, [score(f"r{n:02}", n % 2) for n in range(count)], **changes)
 
@@ -36,7 +36,7 @@ def policy_of(page: Parsed) -> dict[str, str]:
 
 
 def written(run: Path) -> dict[str, str]:
-    """The chunks beside the page, by their paths from it."""
+    """Return the chunks beside the page by their relative paths."""
     return {str(file.relative_to(run)): file.read_text() for file in sorted(run.glob("report_data/*/*"))}
 
 
@@ -105,7 +105,7 @@ def test_failed_write_keeps_the_earlier_page_and_its_episodes(tmp_path: Path, mo
 
 
 def template_text(script: str) -> str:
-    """What a browser makes of the raw template in a chunk's script."""
+    """Return the text that a browser parses from the raw template in a chunk's script."""
     found = re.fullmatch(r"RK\.take\(7,String\.raw`([^`]*)`\)\n", script)
     assert found is not None and "${" not in found[1]
     return found[1]

@@ -16,7 +16,7 @@ FAILURE = {"class": "crash", "where": "ToolError", "message": ',"messages":[ ,"t
 
 
 def read_facts(folder: Path, line: dict[str, Any]) -> EpisodeOutline:
-    """What is read of a run of this one line, as the store writes it."""
+    """Return the facts read from a run of this one line, as the store writes it."""
     run = make_run(folder, [], [])
     (run / "episodes.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
     (found,) = read_run(run).episodes
@@ -24,7 +24,7 @@ def read_facts(folder: Path, line: dict[str, Any]) -> EpisodeOutline:
 
 
 def stored(name: str = "r", **changes: Any) -> dict[str, Any]:
-    """A line with its keys in the order of the store's."""
+    """Return a line with its keys in the store's order."""
     line = episode(name, 1.0, 2.0)
     changes = {key: changes.get(key) for key in changes}
     middle = {key: changes.pop(key, line.pop(key, [])) for key in ("messages", "steps")}

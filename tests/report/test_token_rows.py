@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def recorded() -> dict[str, Any]:
-    """Two turns that concatenate, then one after the context was rewritten."""
+    """Return two turns that concatenate, then one after a rewrite of the context."""
     episode = SingleAgentEpisode("r1")
     episode.add_env_reset("a")
     for _ in range(3):

@@ -24,7 +24,7 @@ def failed(name, failure_class):
 
 @dataclass
 class HeldScorer:
-    """Attributes: `calls` in flight by the names of their requests; what was `asked`, and `cancelled`, in order."""
+    """`calls` are those in flight by request name; `asked` and `cancelled` are in order."""
 
     mode: str = "pointwise"
     calls: dict[str, asyncio.Future] = field(default_factory=dict)

@@ -27,7 +27,7 @@ def agent(function=value, **kwargs):
 
 
 class Gate:
-    """A reward that waits until its rollout is let through."""
+    """A reward whose calls wait until the test releases them."""
 
     def __init__(self):
         self.open = {}
@@ -153,11 +153,11 @@ class TestRefusals:
     async def test_get_of_more_than_outstanding_results_is_rejected(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1))
-            told = "get(3) cannot return: 2 results are outstanding of batch 1, of 2 requests"
-            with pytest.raises(ConfigError, match=re.escape(told)):
+            expected = "get(3) cannot return: 2 results of batch 1 (2 requests) are outstanding"
+            with pytest.raises(ConfigError, match=re.escape(expected)):
                 await scorer.get(3)
             await scorer.get(2)
-            with pytest.raises(ConfigError, match="0 results are outstanding"):
+            with pytest.raises(ConfigError, match="no results are outstanding"):
                 await scorer.get(1)
 
     async def test_second_caller_for_the_last_result_gets_an_error(self):
@@ -183,12 +183,14 @@ class TestRefusals:
             await scorer.submit(batch(0, 1, 2, 3), group_size=2)
             await scorer.submit(batch(4, 5, 6, 7), group_size=2)
             await scorer.get(1, cut_groups=True)
-            with pytest.raises(ConfigError, match="3 results are outstanding of batch 1, of 4"):
+            with pytest.raises(ConfigError, match=r"3 results of batch 1 \(4 requests\) are outstanding"):
                 await scorer.get(4)
-            with pytest.raises(ConfigError, match=r"request 1 or 3, .*; 3 results are outstanding of batch 1, of 4"):
+            with pytest.raises(
+                ConfigError, match=r"request 1 or 3, .*; 3 results of batch 1 \(4 requests\) are outstanding"
+            ):
                 await scorer.get(2)
             await scorer.get(3)
-            with pytest.raises(ConfigError, match="4 results are outstanding of batch 2, of 4"):
+            with pytest.raises(ConfigError, match=r"4 results of batch 2 \(4 requests\) are outstanding"):
                 await scorer.get(6)
 
     @pytest.mark.parametrize("group_size", [0, 2])
@@ -302,7 +304,7 @@ VARIABLE = contextvars.ContextVar("VARIABLE", default=-1.0)
 
 
 class TestContextVariables:
-    """Those of the one who submits, a copy for each request."""
+    """Each request has a copy of the submitter's context variables."""
 
     @staticmethod
     def plain(messages):
@@ -366,7 +368,7 @@ class TestSandboxWarnings:
             assert scored.sandbox == {"level": "in_process"}
         await score_one(reward_spec(walled), batch(0)[0])
         (told,) = caplog.messages
-        assert told.startswith("reward 'asks for walls' asks for isolated and runs in_process, without a sandbox")
+        assert told.startswith("reward 'asks for walls' requests isolated but runs in_process, without a sandbox")
 
     @pytest.mark.parametrize("level", [None, "in_process"])
     async def test_function_without_a_sandbox_level_is_scored_without_a_warning(self, level, caplog):

@@ -1,4 +1,4 @@
-"""What went wrong in the published asynchronous reward agent (verl pull request 2854), one test for each.
+"""Test defects of the published asynchronous reward agent (verl pull request 2854), one by one.
 
 Time is virtual: who waits for ever raises `StuckError` at once, and what is said of seconds is exact.
 """
@@ -20,7 +20,7 @@ from tests.reward_agent.held_scorer import HeldScorer, requests, scored
 
 
 class Delays:
-    """Answers each request after the seconds that its name says."""
+    """A scorer that answers each request after the seconds in its name."""
 
     mode = "pointwise"
 
@@ -119,7 +119,9 @@ def test_5_leftover_results_of_a_batch_are_not_returned_as_the_next_batch():
             await agent.submit(requests(*range(6)), group_size=2)
             await agent.submit(requests(10, 11), group_size=2)
             await agent.get(4)
-            with pytest.raises(ConfigError, match=r"get\(4\) cannot return: 2 results are outstanding"):
+            with pytest.raises(
+                ConfigError, match=r"get\(4\) cannot return: 2 results of batch 1 \(6 requests\) are outstanding"
+            ):
                 await agent.get(4)
 
     virtual_time.run(check())
@@ -169,7 +171,7 @@ def test_7_leaving_the_agent_block_early_cancels_calls_and_ends_the_thread():
 
 
 class TestDefect8:
-    """No retries, deadlines, cancellation, rates or back-pressure, and fast rewards first: see also the scheduling."""
+    """No retries, deadlines, cancellation, rates or back-pressure; see also the scheduling tests."""
 
     def test_transient_failure_is_retried(self):
         async def check():

@@ -1,4 +1,4 @@
-"""What `AsyncRewardAgent` calls when: turns, rates, deadlines, retries, the cache, back-pressure. Time is virtual."""
+"""Test the schedule of `AsyncRewardAgent` in virtual time: order, rates, deadlines, retries, cache, back-pressure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def now():
 
 
 def virtual(test):
-    """The coroutine function as a test, in virtual time."""
+    """Turn a coroutine function into a test in virtual time."""
 
     def run(*fixtures):
         virtual_time.run(test(*fixtures))
@@ -73,7 +73,7 @@ class TestRates:
         assert held.most == 1
 
     def test_token_rates_are_rejected(self):
-        with pytest.raises(ConfigError, match="tokens_per_minute is for model endpoints"):
+        with pytest.raises(ConfigError, match="tokens_per_minute applies only to model endpoints"):
             AsyncRewardAgent(HeldScorer(), rates=Rates(tokens_per_minute=100))
 
 
@@ -128,14 +128,14 @@ class TestTicketsThatEndEarly:
             assert (sorted(held.cancelled), list(held.calls)) == (["b", "c", "d"], ["x"])
             held.answer("x")
             assert (await agent.get_group()).ticket is other, "what else came before it has nobody to take it"
-            with pytest.raises(ConfigError, match="0 results are outstanding"):
+            with pytest.raises(ConfigError, match="no results are outstanding"):
                 await agent.get_group()
 
 
 class TestRetries:
     @staticmethod
     async def failing(agent, held, failure_class="provider_error", **values):
-        """The attempts that a request which always fails gets, and its failure."""
+        """Return the attempts for a request that always fails, and its failure."""
         async with agent:
             await agent.submit(requests("a", **values))
             getting = asyncio.create_task(agent.get(1))
@@ -182,7 +182,8 @@ class TestRetries:
             chunk = await agent.get(100)
             assert (down.calls, agent.stats.retries) == (100 + 50 + SPARE, 50 + SPARE)
             assert all(
-                "the agent's retries are used up (max_share)" in one.failure.message for one in chunk.extra_infos
+                "the retry budget of the agent is used up (max_share)" in one.failure.message
+                for one in chunk.extra_infos
             )
             await asyncio.sleep(70.0)  # the budget is of the calls of the last minute
             await agent.submit(requests("later"))
@@ -203,8 +204,8 @@ class TestRetries:
             held.answer("a")
             chunk = await agent.get(2)
         assert chunk.rewards == [1.0, None]
-        told = "b failed; 1 attempt: its Retry-After of 61 s exceeds the rest of budget_s=60"
-        assert chunk.extra_infos[1].failure.message == told
+        expected = "b failed; 1 attempt: its Retry-After of 61 s exceeds the rest of budget_s=60"
+        assert chunk.extra_infos[1].failure.message == expected
 
     def test_permanent_failures_are_not_retried(self):
         held = HeldScorer()
@@ -218,7 +219,7 @@ class TestRetries:
         assert virtual_time.run(self.failing(agent, held, failure=broken))[0] == 1
 
     def test_unknown_failure_class_and_invalid_share_are_rejected(self):
-        with pytest.raises(ConfigError, match=r"no failure class 'time_out'; did you mean 'timeout'\?"):
+        with pytest.raises(ConfigError, match=r"unknown failure class 'time_out'; did you mean 'timeout'\?"):
             Retries(classes=("time_out",))
         with pytest.raises(ConfigError, match=r"Retries\.max_share: expected a number above 0, got 0"):
             Retries(max_share=0)
@@ -311,7 +312,7 @@ async def test_submit_waits_for_pending_requests_in_fifo_order():
 
 
 class Centred(HeldScorer):
-    """Finishes groups by taking their mean off their scores."""
+    """A scorer that finishes groups by subtracting their mean."""
 
     error = None
 
@@ -394,7 +395,7 @@ class TestHooks:
     @virtual
     async def test_hook_arguments_without_a_hook_are_rejected(self=None):
         async with AsyncRewardAgent(HeldScorer()) as agent:
-            with pytest.raises(ConfigError, match="get: scale needs a hook_func"):
+            with pytest.raises(ConfigError, match="get: scale can only be passed with hook_func"):
                 await agent.get(1, scale=3.0)
 
 
@@ -413,7 +414,7 @@ class TestSyncRewardAgent:
             chunks = [chunk.data_idxs for chunk in agent.mini_batches(2, ticket=ticket, order="submission")]
             assert chunks == [[0, 1], [2, 3]]
             assert agent.get(2, lambda idxs, rewards, infos, add: [add + one for one in rewards], add=1) == [8.0, 9.0]
-            with pytest.raises(ConfigError, match="0 results are outstanding"):
+            with pytest.raises(ConfigError, match="no results are outstanding"):
                 agent.get_group()
             assert agent.stats.done == 6
         with pytest.raises(RewardError, match="with SyncRewardAgent"):

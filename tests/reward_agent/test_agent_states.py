@@ -1,4 +1,4 @@
-"""`AsyncRewardAgent` against a model: submit, get, cancel, fail and deadlines in whatever order.
+"""Test `AsyncRewardAgent` against a model, with submit, get, cancel, fail and deadlines in any order.
 
 Every request comes back exactly once, in its own ticket, at its own place, as what it was answered, or named as failed.
 """
@@ -36,7 +36,7 @@ class AgentAndModel(RuleBasedStateMachine):
         self.keeper = None
 
     def do(self, action=None):
-        """What `action` returns in the loop, once all that follows from it without time passing has happened."""
+        """Return the result of `action` in the loop, once all its immediate consequences have happened."""
 
         async def act():
             result = action() if action is not None else None

@@ -18,7 +18,7 @@ WAIT_S = 30.0  # for what must happen; a test that waits this long has failed
 
 @pytest.fixture
 def made():
-    """Makes `CallThreads` that are closed at the end, after which none of their threads is there."""
+    """A factory of `CallThreads` that are closed at the end, with a check that no thread is left."""
     before = set(threading.enumerate())
     everything = []
 
@@ -35,7 +35,7 @@ def made():
 
 
 def ours():
-    """The threads of this test: a reward that another one has kept open for good has its own."""
+    """Return the threads of this test; a reward kept open by another test has its own."""
     return [thread for thread in threading.enumerate() if thread.name == "reward-kit calls" and thread not in _EARLIER]
 
 
@@ -49,7 +49,7 @@ def _threads_of_others():
 
 
 class Held:
-    """A call that tells when it has begun, and ends when it is let."""
+    """A call that signals its start and waits until the test releases it."""
 
     def __init__(self):
         self.begun, self.ended, self._let = threading.Event(), threading.Event(), threading.Event()
@@ -93,7 +93,7 @@ class TestResults:
         def raising():
             raise KeyboardInterrupt
 
-        with pytest.raises(RuntimeError, match="it raised KeyboardInterrupt") as caught:
+        with pytest.raises(RuntimeError, match="the function raised KeyboardInterrupt") as caught:
             await made().run(raising)
         assert isinstance(caught.value.__cause__, KeyboardInterrupt)
 

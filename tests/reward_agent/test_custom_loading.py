@@ -15,11 +15,11 @@ from reward_kit.reward_agent.sources import refuse_network
 IN_PROCESS = SandboxChoice(level="in_process")
 
 BAD = {
-    "def compute_score(solution): ...": "does not take 'solution_str'",
+    "def compute_score(solution): ...": "has no parameter 'solution_str'",
     "def compute_score(solution_str, /): ...": "passed by name",
     "def compute_score(solution_str: 'Nowhere'): ...": "cannot be resolved",
     "class compute_score:\n def __init__(self, url): ...\n def compute_score(self, solution_str): ...": "without arg",
-    "class compute_score:\n def compute_score(self, solution): ...": "does not take 'solution_str'",
+    "class compute_score:\n def compute_score(self, solution): ...": "has no parameter 'solution_str'",
     "class compute_score:\n def compute_score(self, solution_str): ...\n async def log(self, score): ...": "is async",
     "compute_score = 3": "a reward must be a function",
     "": "has no 'compute_score'",
@@ -34,17 +34,17 @@ def test_uncallable_form_is_rejected_at_loading(tmp_path: Path, text: str) -> No
 
 
 SLIPS = {
-    "def mine(solution_string): ...": "f.py:1: mine takes 'solution_string' instead of 'solution_str'",
+    "def mine(solution_string): ...": "f.py:1: mine has the parameter 'solution_string' instead of 'solution_str'",
     "def mine(solution_str, groundtruth=None): ...": "unknown parameter 'groundtruth'; .*'ground_truth'",
     "def mine(solution_str, extra_infos=None): ...": "'extra_infos' cannot be combined with .*; write 'extra_info'",
     "def mine(solution_str, solution_strs): ...": "'solution_str' cannot be combined with 'solution_strs'",
     "class mine:\n def computescore(self, solution_str): ...": "'computescore'; did you mean 'comp",
-    "class mine:\n def compute_score(solution_str): ...": "is 'solution_str'; the first parameter of a method is self",
+    "class mine:\n def compute_score(solution_str): ...": "the first parameter of a method must be self",
 }
 GROUP_SLIPS = {
     "def postprocess_scores(self, scores): ...": "unused method 'postprocess_scores'",
-    "def post_process_scores(self): ...": r"post_process_scores\(self, scores\) takes the scores: too many positional",
-    "def post_process_scores(self, scores, group): ...": "takes the scores: missing a required argument: 'group'",
+    "def post_process_scores(self): ...": r"post_process_scores\(self, scores\) must accept the scores: too many pos",
+    "def post_process_scores(self, scores, group): ...": "must accept the scores: missing a required argument: 'group'",
     "post_process_scores = 3": "post_process_scores must be a method, not an? int; write def",
 }
 
@@ -82,9 +82,9 @@ def test_similar_names_are_accepted_as_options_and_helpers() -> None:
 
 
 def test_empty_path_or_name_is_reported_with_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"custom_reward_function\.path is ''"):
+    with pytest.raises(ConfigError, match=r"custom_reward_function\.path must be the reward's file, got ''"):
         load_custom_reward("")
-    with pytest.raises(ConfigError, match=r"custom_reward_function\.name is ' '"):
+    with pytest.raises(ConfigError, match=r"custom_reward_function\.name must be the .*, got ' '"):
         load_custom_reward("reward.py", " ")
 
 
@@ -108,7 +108,7 @@ JUDGES = (
 @pytest.mark.parametrize("text", JUDGES)
 def test_judge_in_a_sandbox_is_rejected_with_a_hint(tmp_path: Path, text: str) -> None:
     (tmp_path / "reward.py").write_text(text)
-    with pytest.raises(ConfigError, match=r"unavailable at the level warm: .*--sandbox in_process"):
+    with pytest.raises(ConfigError, match=r"the level warm has no network; .*--sandbox in_process"):
         load_custom_reward("reward.py", folder=tmp_path)
     assert load_custom_reward("reward.py", folder=tmp_path, choice=IN_PROCESS).reward.id == "compute_score"
 

@@ -82,7 +82,7 @@ def request(text: str, number: int = 0, **fields: Any) -> ScoringRequest:
 
 
 def group(*texts: str | None) -> list[ScoringRequest]:
-    """A group of rollouts that said this; None broke."""
+    """Return a group of rollouts with these answers; None is a failed one."""
     return [request(text or "", i, failure=None if text is not None else BROKEN) for i, text in enumerate(texts)]
 
 
@@ -278,7 +278,7 @@ async def test_states_are_open_during_the_call_and_closed_afterwards() -> None:
 
 
 class TestAgent:
-    """It calls a batch reward once for each group of what is submitted."""
+    """The agent calls a batch reward once per submitted group."""
 
     @staticmethod
     def sizes(calls: list[list[str]]) -> Any:

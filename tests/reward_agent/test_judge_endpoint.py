@@ -1,4 +1,4 @@
-"""A judge at a real endpoint that fails, limits, stalls and hangs up: every rollout is scored, or says why it is not.
+"""Test a judge at a real endpoint that fails, limits, stalls and disconnects: every rollout has a score or an error.
 
 The scorers are those of `examples/llm_judge` and the built-in `llm_judge`.
 """
@@ -39,7 +39,7 @@ WORSE = {"error": 0.10, "limited": 0.20, "stalled": 0.26, "dropped": 0.35}
 
 @dataclass
 class Faults:
-    """An endpoint that misbehaves by seed, and its log: how long each request of a rollout kept its caller.
+    """An endpoint with seeded faults, and a log of how long each request kept its caller.
 
     Args:
         service_s: shortest and longest time of an answer.
@@ -75,7 +75,7 @@ class Faults:
         return self._logged(key, place, self._behaviour(kind, service_s, body), kind)
 
     def kind(self, key: str, chance: float) -> str:
-        """What a request of a rollout meets, by the draw of its own."""
+        """Return the fault of a rollout's request, drawn separately for each."""
         if random.Random(f"hopeless {key}").random() < self.hopeless:
             return "refused"
         return next((kind for kind, bound in self.bounds.items() if chance < bound), "answered")
@@ -103,7 +103,7 @@ class Faults:
         return behave
 
     def ideal_s(self, order: Sequence[str], width: int) -> float:
-        """The end of greedy list scheduling: each rollout keeps a slot as long as its requests and told waits did."""
+        """Return the makespan of greedy list scheduling, with each rollout's request and retry times."""
         slots = [0.0] * width
         for key in order:
             kept = [self.timeout_s if kept_s == 0.0 else kept_s for kept_s in self.kept_s[key]]
@@ -145,7 +145,7 @@ async def judged(made: Any, batch: Sequence[ScoringRequest], group_size: int, wi
 
 
 def check(found: Sequence[Scored], count: int, score: float) -> None:
-    """Each rollout is there once, with the judge's score, the mean that its group has, or the reason for none."""
+    """Check that each rollout occurs once, with the judge's score, its group's mean, or an error."""
     assert sorted(each.rollout_id for each in found) == sorted(f"r{i}" for i in range(count))
     for each in found:
         if each.score is None:
@@ -201,7 +201,7 @@ async def test_judge_scoring_is_nearly_as_fast_as_the_endpoint(
 
 
 def both_models(body: dict[str, Any]) -> Behavior:
-    """The agent's model and the judge at one endpoint; the judge forgets the grade of one answer."""
+    """Serve the agent's model and the judge at one endpoint; the judge omits one grade."""
     if not body["messages"][0]["content"].startswith("You judge"):
         return answer("Because of the Moon." if "tides" in body["messages"][-1]["content"] else "Nobody knows.")
     is_graded = "the Moon" in body["messages"][-1]["content"]
@@ -239,7 +239,7 @@ def test_stand_in_server_of_the_example_answers_and_judges(tmp_path: Path, stand
 
 @pytest.fixture
 def stand_in() -> Iterator[str]:
-    """The address of the example's own stand-in for both models."""
+    """The address of the example's stand-in for both models."""
     with subprocess.Popen(
         [sys.executable, str(EXAMPLE / "stand_in.py"), "0"], stdout=subprocess.PIPE, text=True
     ) as model:
@@ -251,6 +251,6 @@ def stand_in() -> Iterator[str]:
 
 
 def command_line_environment(**variables: str) -> dict[str, str]:
-    """This process's, without what would name another endpoint."""
+    """Return this process's environment without variables that name another endpoint."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "REWARD_KIT_", "JUDGE_"))}
     return {**kept, "NO_COLOR": "1", "REWARD_KIT_TRUST": "1", "REWARD_KIT_RUN_SANDBOX": "in_process", **variables}

@@ -13,7 +13,7 @@ from tests.reward_agent.virtual_time import settled
 
 
 class Doors(HeldScorer):
-    """Says when it was opened and closed; answers at once."""
+    """A scorer that records when it was opened and closed, and answers at once."""
 
     def __init__(self):
         super().__init__()

@@ -42,16 +42,16 @@ from tests.integrations.reward_server.running_server import KEY, server
 
 
 def told(*values: Any) -> str:
-    """Values with their types, which JSON alone would lose."""
+    """Return values with their types, which JSON alone would lose."""
     return repr(values)
 
 
 @reward_function
 async def sees(messages: list[Message], ground_truth=None, assistant_turns=None, sample=None, **others):
-    """Says all that it is given; what it is given has no other way into the answer."""
+    """Score with a reason that contains all arguments."""
     others.pop("step_data", None), others.pop("state", None)
-    said = [message.to_chat() for message in messages]
-    seen = told(said, ground_truth, assistant_turns, sample, sorted(others.items()))
+    chat = [message.to_chat() for message in messages]
+    seen = told(chat, ground_truth, assistant_turns, sample, sorted(others.items()))
     return {"score": len(messages) / 100, "reason": seen}
 
 
@@ -107,7 +107,7 @@ ODD = [
 
 
 def odd_request(draw: random.Random, name: str) -> ScoringRequest:
-    """A rollout with values of every kind."""
+    """Return a rollout with values of every kind."""
     roles = draw.choices(["user", "assistant", "tool"], k=draw.randrange(6))
     contents = ["plain", "\ud800", None, [{"type": "text", "text": "part"}], ""]
     messages = [Message(role=role, content=draw.choice(contents), weight=draw.choice(ODD[:5])) for role in roles]
@@ -128,7 +128,7 @@ def timeless(scored: list[Scored]) -> list[Scored]:
 
 
 async def both(reward: Callable[..., Any], requests: list[ScoringRequest], size: int = 1) -> tuple[list[Scored], ...]:
-    """Scores of the reward in this process, and behind HTTP."""
+    """Return the scores of the reward in this process and over HTTP."""
     async with server(reward) as asker:
         remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/{reward_spec(reward).id}", api_key=KEY)
         found = []
@@ -259,7 +259,7 @@ class TestAddress:
             async with make_scorer(remote, 0.05) as scorer:
                 scored = await scorer.score(ScoringRequest("r", []))
         assert scored.failure is not None and scored.failure.failure_class == "timeout"
-        assert "took longer than its 0.05 s" in scored.failure.message
+        assert "exceeded its deadline of 0.05 s" in scored.failure.message
 
     async def test_scorer_hash_covers_the_address_and_the_server_digest(self) -> None:
         async with server(sees, ranks) as asker:
@@ -351,8 +351,8 @@ class TestKeyForTaskFileAddress:
         url = f"http://127.0.0.1:{port}/v1/rewards/x"  # this machine is no exception: a key is a key
         (tmp_path / "task.yaml").write_text(f"name: t\nreward_function_path: {url}\nresource_type: python_state\n")
         origin = f"http://127.0.0.1:{port}"
-        told = f"task.yaml:2: reward_function_path: {KEY_VARIABLE} is not configured for {origin}, and a file"
-        with pytest.raises(ConfigError, match=told) as caught:
+        expected = f"task.yaml:2: reward_function_path: {KEY_VARIABLE} is not configured for {origin}, and a file"
+        with pytest.raises(ConfigError, match=expected) as caught:
             load_task(tmp_path / "task.yaml")
         elsewhere.close()
         assert f'export {ORIGINS_VARIABLE}="{KEY_VARIABLE}={origin}"' in str(caught.value)
@@ -407,9 +407,9 @@ class TestKeyForTaskFileAddress:
 
 def test_oversized_step_index_leaves_its_rollout_unscored() -> None:
     steps = [StepOutput(step_index=10**5000, base_reward=0.0)]
-    told = json.loads(json.dumps(make_answer(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
-    assert told["score"] is None and told["error"]["class"] == "invalid_result"
-    assert told["error"]["message"] == "step_outputs: a step_index of more than 64 bits"
+    output = json.loads(json.dumps(make_answer(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
+    assert output["score"] is None and output["error"]["class"] == "invalid_result"
+    assert output["error"]["message"] == "step_outputs: a step_index has more than 64 bits"
 
 
 async def test_command_line_scores_transcripts_with_a_remote_reward(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def about(url: str = "x", **changes: Any) -> AboutBody:
 
 
 def says(value: Any, status: int = 200, **headers: str) -> Behavior:
-    """Answers with JSON, or with bytes as they are."""
+    """Answer with JSON, or with raw bytes."""
 
     async def behave(request: web.Request) -> web.StreamResponse:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -69,7 +69,7 @@ async def never_answers(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def scripted(script: Sequence[Behavior]) -> AsyncIterator[tuple[str, list[web.Request]]]:
-    """A server whose n-th request meets the n-th behaviour, and every further one the last."""
+    """Serve a script of behaviors, one per request; further requests get the last one."""
     seen: list[web.Request] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -93,7 +93,7 @@ def request_options(attempts: int = 3, budget_s: float = 30.0, **more: float) ->
 
 
 async def scored_by(*script: Behavior, **options: Any) -> tuple[Scored, int]:
-    """What comes of one call, and how many requests it took."""
+    """Return the result of one call, and its number of requests."""
     async with scripted(script) as (url, seen):
         async with RemoteReward(url, about(), api_key=KEY, request_options=request_options(**options)) as reward:
             scored = await reward.score(ScoringRequest("r", []))
@@ -170,7 +170,7 @@ class TestNotRetried:
         async with scripted([scores()]) as (elsewhere, theirs):
             scored, requests = await scored_by(says(b"", 307, Location=elsewhere))
         assert scored.failure is not None and (requests, theirs) == (1, [])
-        assert "redirects (HTTP 307); use the target address" in scored.failure.message
+        assert "redirects (HTTP 307); use the address to which it redirects" in scored.failure.message
 
 
 LIES: dict[str, Behavior] = {
@@ -179,7 +179,7 @@ LIES: dict[str, Behavior] = {
     "another score than its result's": scores(score=0.75),
     "a score as text": scores(score="0.5"),
     "neither a score nor an error": scores(result=None, score=None),
-    "a result that is none": scores(result={"score": 0.5, "metrics": {"m": {"score": 7, "reason": ""}}}),
+    "a result that is none": scores(result={"score": 0.5, "metrics": {"m": {"score": "high", "reason": ""}}}),
     "an unknown key in its result": scores(result={"score": 0.5, "bonus": 1}),
     "an unknown class": scores(error={"class": "magic", "where": "x", "message": "x"}),
     "a negative duration": scores(duration_s=-1.0),
@@ -218,7 +218,7 @@ class TestConnect:
     async def test_connect_rejects_servers_without_the_reward_protocol(self) -> None:
         for value, problem in (({}, "name: missing"), ({**about().model_dump(), "mode": "x"}, "mode: "), ([], "")):
             async with scripted([says(value)]) as (url, _):
-                with pytest.raises(ProviderError, match=f"{url} is not a reward of a reward server: .*{problem}"):
+                with pytest.raises(ProviderError, match=f"{url} is not a reward on a reward server: .*{problem}"):
                     await RemoteReward.connect(url, api_key=KEY, request_options=request_options())
 
     async def test_connect_reports_silent_server_and_unknown_reward(self) -> None:

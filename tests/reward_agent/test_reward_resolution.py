@@ -58,7 +58,7 @@ def test_missing_sandbox_is_logged(caplog):
 
     with caplog.at_level(logging.WARNING, logger="reward_kit"):
         resolve_reward(alone)
-    assert "asks for isolated and runs in_process" in caplog.text
+    assert "requests isolated but runs in_process" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def costing(name, cost, *, calls=1):
 
 
 class Delayed(HeldScorer):
-    """Answers after the seconds that a request's name says."""
+    """A scorer that answers after the seconds in a request's name."""
 
     async def score(self, request):
         if request.failure is not None:

@@ -7,7 +7,7 @@ import selectors
 
 
 class StuckError(Exception):
-    """Everybody waits, and nobody will ever be woken."""
+    """All tasks wait, and no timer will wake them."""
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -23,28 +23,28 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Only for what waits for timers and for itself: a thread or a socket would be waited for in vain."""
+    """An event loop for code that waits only for timers and itself, not for threads or sockets."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Seconds since the loop was made, as they would have passed."""
+        """Return virtual seconds since the loop was made."""
         return self._jumping.now
 
 
 def runner() -> asyncio.Runner:
-    """Runs coroutines in such a loop."""
+    """A runner of coroutines in such a loop."""
     return asyncio.Runner(loop_factory=VirtualLoop)
 
 
 def run(coroutine):
-    """What a coroutine returns, in a loop of its own."""
+    """Run a coroutine in its own loop."""
     with runner() as running:
         return running.run(coroutine)
 
 
 async def settled() -> None:
-    """Until all that can happen without time passing has happened."""
+    """Wait until everything possible without time passing has happened."""
     await asyncio.sleep(1e-6)

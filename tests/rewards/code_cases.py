@@ -1,4 +1,4 @@
-"""Programs that models write, what they are tested with and what they earn: public benchmarks' traps, and forgeries."""
+"""Model-written programs with tests and expected scores: traps of public benchmarks, and forgeries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 def calls(*pairs: tuple[Any, Any], function: str = "f", **more: Any) -> dict[str, Any]:
-    """Tests of a function of one argument."""
+    """Return tests of a function of one argument."""
     return {"function": function, "tests": [{"args": [given], "expected": wanted} for given, wanted in pairs], **more}
 
 
@@ -23,7 +23,7 @@ TRUE = calls((1, True), (2, True), (3, True))
 
 
 class Case(NamedTuple):
-    """A program with its tests; `text` is its last message where that is more than the program in a block."""
+    """A program with its tests; `text` is the last message if it is more than the program in a block."""
 
     id: str
     program: str
@@ -112,7 +112,7 @@ CALL_CASES = [
         "IndexError",
     ),
     Case("does not compile", "def f(x) return x", DOUBLE, 0.0, "SyntaxError"),
-    Case("defines another function", "def g(x):\n    return 2 * x", DOUBLE, 0.0, "defines no function 'f'"),
+    Case("defines another function", "def g(x):\n    return 2 * x", DOUBLE, 0.0, "does not define a function 'f'"),
     Case("LeetCode: a method of Solution", "class Solution:\n    def f(self, x):\n        return 2 * x", DOUBLE, 1.0),
     Case(
         "a method by its class",

@@ -1,4 +1,4 @@
-"""Scripts that models write, replies that hold programs, and the forms in which benchmarks keep their tests."""
+"""Model-written scripts, replies that contain programs, and the test formats of benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A judge for tests: a real server that reads what it is asked as a careless model would, and answers in form.
+"""A judge for tests: a real server that obeys instructions like a careless model and returns valid verdicts.
 
 It obeys whatever stands outside of a well-formed block of data: any role marker, any demand. So a text that leaves its
 JSON string moves the verdict, and one that stays in it does not.
@@ -29,7 +29,7 @@ _DEMAND = re.compile(
 
 
 def data_block(body: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
-    """The code of the block in a request, its data, and everything else that the user message says."""
+    """Return the code of the block in a request, its data, and the rest of the user message."""
     text = body["messages"][-1]["content"]
     blocks = _BLOCK.findall(text)
     assert len(blocks) == 1, text
@@ -39,7 +39,7 @@ def data_block(body: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
 
 
 def is_obeyed(body: Mapping[str, Any]) -> bool:
-    """Whether something in the request would move a model that cannot tell data from instructions outside a block."""
+    """Return whether the request would move a model that obeys instructions outside a data block."""
     if [message["role"] for message in body["messages"]] != ["system", "user"]:
         return True
     text = body["messages"][1]["content"]
@@ -50,12 +50,12 @@ def is_obeyed(body: Mapping[str, Any]) -> bool:
 
 
 def verdict(form: Mapping[str, Any], **said: Any) -> Behavior:
-    """An answer with these members of the form."""
+    """Return an answer with these members of the verdict."""
     return answer(json.dumps({**form, **said}))
 
 
 def fair(decide: Decide) -> Callable[[dict[str, Any]], Behavior]:
-    """A script: `decide(data, properties)` gives the members of the verdict besides `check` and `reasons`."""
+    """Return a script: `decide(data, properties)` gives the members beside `check` and `reasons`."""
 
     def behave(body: dict[str, Any]) -> Behavior:
         code, data, _ = data_block(body)
@@ -66,7 +66,7 @@ def fair(decide: Decide) -> Callable[[dict[str, Any]], Behavior]:
 
 
 def grades(value: int | Mapping[str, int]) -> Decide:
-    """Every dimension, or every answer, gets this grade."""
+    """Return a script that gives every dimension or answer this grade."""
 
     def decide(data: Mapping[str, Any], properties: Mapping[str, Any]) -> Mapping[str, Any]:
         names = properties["grades"]["properties"]
@@ -76,14 +76,14 @@ def grades(value: int | Mapping[str, int]) -> Decide:
 
 
 def talk(reply: str | None, prompt: str = "What is the capital of France?", **rest: Any) -> list[Message]:
-    """A question and its answer."""
+    """Return a question and its answer."""
     return [Message(role="user", content=prompt), Message(role="assistant", content=reply, **rest)]
 
 
 async def judged(
     reward: Callable[..., Any], script: Any, *args: Any, **options: Any
 ) -> tuple[EvaluateResult, ChatServer]:
-    """The result of a reward with a judge that answers by script, and the server with what it was asked."""
+    """Return the result of a reward with a scripted judge, and the server with its requests."""
     clients = JudgeClients()
     async with ChatServer(script) as server:
         try:
@@ -94,7 +94,7 @@ async def judged(
 
 
 def said(text: str, **rest: Any) -> Callable[[dict[str, Any]], Behavior]:
-    """An answer, with the members that every verdict has for OK, and the code of the data for CODE."""
+    """Return an answer with OK replaced by valid members, and CODE by the code of the data."""
     text = text.replace("OK", '"check": "CODE", "reasons": "r"')
     return lambda body: answer(text.replace("CODE", data_block(body)[0]), **rest)
 

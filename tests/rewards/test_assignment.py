@@ -1,4 +1,4 @@
-"""Pairing: the best total against every possible pairing, in any order and in order."""
+"""Test pairing, in any order and in order, against all possible pairings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python_code` and `program_code`: which programs earn what, by public benchmarks' traps and the known forgeries."""
+"""Test `python_code` and `program_code` with traps of public benchmarks and known forgeries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ confined = pytest.mark.skipif(bool(missing("namespaces")), reason=missing("names
 
 
 async def judged(cases: list[Case]) -> list[Any]:
-    """The result of each case, several at a time in one sandbox."""
+    """Return the result of each case, scored concurrently in one sandbox."""
     async with CodeSandboxes() as sandbox:
         return await asyncio.gather(
             *(
@@ -126,14 +126,14 @@ async def test_reason_hides_expected_values_on_request() -> None:
         ({"function": "f", "tests": [{"args": 1, "expected": 1}]}, "args must be a list"),
         ({"function": "f", "tests": [{"arg": [1], "expected": 1}]}, "did you mean 'args'"),
         ({"function": "f()", "tests": [{"args": [1], "expected": 1}]}, "must be the name of a function"),
-        ({"tests": [{"args": [1], "expected": 1}]}, "names no function"),
-        ({"function": "f", "tests": [{"args": [1], "expected": 1}, {"stdout": ""}]}, "calls and runs together"),
+        ({"tests": [{"args": [1], "expected": 1}]}, "does not name a function"),
+        ({"function": "f", "tests": [{"args": [1], "expected": 1}, {"stdout": ""}]}, "has both calls and runs"),
         ({"tests": [{"stdin": 1, "stdout": "1"}]}, "tests[0].stdin must be text, got an int"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "a list of arguments"),
         ({"tests": [{"input": "x", "output": "1", "testtype": "functional"}], "function": "f"}, "JSON on each line"),
-        ({"test_list": ["assert 1 == 1"]}, "call no function"),
-        ({"test_list": ["assert f(g(1)) == 2"], "function": "f"}, "g() is unknown"),
+        ({"test_list": ["assert 1 == 1"]}, "do not call a function"),
+        ({"test_list": ["assert f(g(1)) == 2"], "function": "f"}, "unknown function g()"),
         ({"test_list": ["assert f(1) == open('x').read()"]}, "cannot be split into a call"),
         (
             {"test": "def check(c):\n    try:\n        c(1)\n    except ValueError:\n        pass", "entry_point": "f"},
@@ -195,7 +195,7 @@ async def test_a_scorer_opens_one_sandbox_for_all_its_rollouts() -> None:
 
 
 class _WithoutSandbox(CodeSandboxes):
-    """A machine that confines nothing."""
+    """A machine without a sandbox."""
 
     async def _opened(self) -> Any:
         raise ConfigError("what the model wrote is only run behind walls: there are none")
@@ -212,8 +212,10 @@ async def test_code_is_not_run_without_a_sandbox() -> None:
 
 @confined
 def test_nested_sandbox_level_is_rejected() -> None:
-    """A sandbox is not put up in a sandbox."""
-    with pytest.raises(ConfigError, match=r"calls other services and cannot run isolated; remove sandbox\.level"):
+    """A sandbox cannot be started in a sandbox."""
+    with pytest.raises(
+        ConfigError, match=r"calls other services and cannot run at the level isolated; remove sandbox\.level"
+    ):
         load_reward("reward_kit.rewards.code:python_code", choice=SandboxChoice(level="isolated"))
 
 
@@ -285,5 +287,5 @@ async def test_a_missing_compiler_leaves_the_rollout_unscored(monkeypatch: pytes
 
 
 async def test_call_tests_require_python_code() -> None:
-    with pytest.raises(RewardError, match="for python_code"):
+    with pytest.raises(RewardError, match="use python_code"):
         await program_code(messages=CASES[0].messages, ground_truth=DOUBLE)

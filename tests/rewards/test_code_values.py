@@ -1,4 +1,4 @@
-"""How answers of programs travel and are compared: beside Python's own equality, and where their form is forged."""
+"""Test encoding and comparison of program results, against Python's equality and forged encodings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXACT = Rules()
 
 
 def sent(value: Any) -> Any:
-    """As it comes back from the sandbox."""
+    """Return the value as it is decoded after the sandbox."""
     return json.loads(json.dumps(encode(value)))
 
 
@@ -54,7 +54,7 @@ def test_value_equals_its_encoded_form(value: Any) -> None:
 
 
 def by_value(value: Any) -> Any:
-    """A form that Python's own equality compares as the rules say: booleans apart from numbers, tuples as lists."""
+    """Convert for Python's equality under our rules: booleans differ from numbers, tuples equal lists."""
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, list | tuple):
@@ -71,7 +71,7 @@ def test_json_comparison_agrees_with_python_equality(one: Any, other: Any) -> No
 @given(JSON)
 @settings(max_examples=examples(150), deadline=None)
 def test_comparison_accepts_arbitrary_json(forged: Any) -> None:
-    """Lists of one's own making: the child can send any JSON."""
+    """The child can send any JSON."""
     for expected in (1, 1.5, "a", None, True, [1], {"a": 1}, {1}, b"x"):
         assert is_same(expected, forged, EXACT) in (True, False)
         assert is_same(expected, forged, Rules(unordered=True)) in (True, False)
@@ -180,7 +180,7 @@ TESTS = [
 
 @pytest.mark.parametrize("test", TESTS)
 def test_assertions_agree_with_python(test: str) -> None:
-    """Python itself runs the assertion, on the same values."""
+    """Python runs the assertion on the same values."""
     (condition,) = conditions_of(f"assert {test}", "f", "test")
     for text in VALUES:
         value = eval(text)  # noqa: S307 - ours

@@ -1,4 +1,4 @@
-"""exact_answer: character for character, but for what is named."""
+"""Test `exact_answer`: exact comparison except for the configured normalizations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Final states against what they should be: JSON, files, databases and several of them, as a reward gets them."""
+"""Test rewards that compare final states: JSON, files, databases, and several of them."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_each_compared_item_is_a_metric() -> None:
         (SHOP, {"orders": [[True]]}, {}, "a bool"),
         (SHOP, {"SELECT FROM orders": []}, {}, "syntax error"),
         (SHOP, {"SELECT 1; SELECT 2": []}, {}, "final state"),
-        (SHOP, {"orders": ROWS}, {"match": "subset", "tolerance": 0.1}, "excludes tolerance"),
+        (SHOP, {"orders": ROWS}, {"match": "subset", "tolerance": 0.1}, "cannot be combined with tolerance"),
         (BOTH, {"dbs": {}}, {}, "did you mean 'db'"),
         (BOTH, {"db": {"empty": []}}, {"match": {"flies": "subset"}}, "did you mean 'files'"),
         (BOTH, [], {}, "must map resource names"),

@@ -1,4 +1,4 @@
-"""Tags and regular expressions, with the gaps of published format rewards as cases."""
+"""Test tags and regular expressions, with known gaps of published format rewards."""
 
 from __future__ import annotations
 

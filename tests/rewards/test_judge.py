@@ -173,7 +173,7 @@ BAD = {
     "two rubrics": ({"rubric": QUALITY, "rubric_key": "r"}, "set either rubric or rubric_key, not both"),
     "unknown option of the client": ({"client": {"tempreature": 1}}, "tempreature"),
     "negative temperature": ({"client": {"temperature": -1}}, "temperature"),
-    "a key of ours": ({"client": {"extra_body": {"messages": []}}}, "belongs to the judge"),
+    "a key of ours": ({"client": {"extra_body": {"messages": []}}}, "is set by the judge"),
     "votes without seeds": ({"client": {"seed": None}, "votes": 3}, "need a seed"),
     "a URL with a password": ({"base_url": "http://me:secret@host/v1"}, "user name or password"),
     "no price file": ({"client": {"price_file": "nowhere.yaml"}}, "nowhere.yaml"),

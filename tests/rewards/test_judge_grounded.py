@@ -1,4 +1,4 @@
-"""`grounded_judge`: each sentence of an answer against the passages it was given."""
+"""Test `grounded_judge`, which checks each sentence of an answer against passages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLE = {"docs": PASSAGES}
 
 
 def labels(*said):
-    """A judge that labels the sentences in turn: "+1" is supported by passage 1, the others by their first letters."""
+    """A judge that labels the sentences in turn: "+1" is supported by passage 1, others by first letter."""
     words = {"-": "contradicted", "?": "not_found", "0": "no_claim"}
 
     def decide(data, _):
@@ -139,7 +139,7 @@ BAD = {
 @pytest.mark.parametrize("said", BAD.values(), ids=BAD)
 async def test_malformed_labels_are_an_unreadable_verdict(said):
     script = fair(lambda data, _: {"labels": {"sentence_1": said}})
-    with pytest.raises(ProviderError, match="no readable verdict"):
+    with pytest.raises(ProviderError, match="no verdict that can be parsed"):
         await judged(grounded_judge, script, talk("Paris."), sample=SAMPLE, passages_key="docs")
 
 
@@ -147,7 +147,7 @@ async def test_labels_with_missing_or_extra_sentences_are_unreadable():
     one = {"label": "supported", "passages": [1]}
     for names in (["sentence_1"], ["sentence_1", "sentence_2", "sentence_3"]):
         script = fair(lambda data, _, names=names: {"labels": dict.fromkeys(names, one)})
-        with pytest.raises(ProviderError, match="no readable verdict"):
+        with pytest.raises(ProviderError, match="no verdict that can be parsed"):
             await judged(grounded_judge, script, talk("A. B."), sample=SAMPLE, passages_key="docs")
 
 

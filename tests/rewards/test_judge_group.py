@@ -1,4 +1,4 @@
-"""`group_judge`: answers beside one another, in two orders, and one score for equal ones."""
+"""Test `group_judge`, which compares answers in two orders and scores equal answers once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.rewards.judges import data_block, fair, judged, talk
 
 
 def worth(**grades):
-    """A judge that grades by content: the grade of the first key that the answer begins with."""
+    """Return a judge that grades by content: the grade of the first key that the answer begins with."""
 
     def decide(data, _):
         found = {}
@@ -32,7 +32,7 @@ def worth(**grades):
 
 
 def by_place(*values):
-    """A judge that grades by place alone."""
+    """Return a judge that grades by position only."""
     return fair(lambda data, _: {"grades": dict(zip(data["answers"], values, strict=True))})
 
 
@@ -98,7 +98,7 @@ async def test_position_bias_of_the_judge_cancels_out():
     assert results[0].metrics["order_agreement"].score == 1.0
 
 
-async def test_a_batch_is_cut_into_groups_by_request_and_ground_truth():
+async def test_batch_is_split_into_groups_by_request_and_ground_truth():
     batch = [*group("Paris", prompt="France?"), *group("Rome", prompt="Italy?"), *group("Lyon", prompt="France?")]
     results, server = await judged(
         group_judge, worth(paris=10, lyon=0, rome=6), batch, ground_truths=["Paris", "Rome", "Paris"]
@@ -166,7 +166,7 @@ BAD = {
 
 @pytest.mark.parametrize("said", BAD.values(), ids=BAD)
 async def test_malformed_grades_are_an_unreadable_verdict(said):
-    with pytest.raises(ProviderError, match="no readable verdict"):
+    with pytest.raises(ProviderError, match="no verdict that can be parsed"):
         await judged(group_judge, fair(lambda data, _: {"grades": said}), group("Paris", "Lyon"))
 
 

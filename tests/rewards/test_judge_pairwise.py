@@ -19,7 +19,7 @@ OURS, OTHER = "Paris, on the Seine.", "Lyon."
 
 
 def decides(as_first, as_second=None):
-    """A judge that says one thing where the rollout's answer stands first, and another where it stands second."""
+    """Return a judge whose verdict depends on whether the rollout's answer comes first or second."""
 
     def decide(data, _):
         return {"winner": as_first if data["first"] == OURS else as_second or as_first}
@@ -28,7 +28,7 @@ def decides(as_first, as_second=None):
 
 
 def prefers(text):
-    """A judge that knows what it wants, wherever it stands."""
+    """Return a judge that prefers one answer in either position."""
 
     def decide(data, _):
         found = [place for place in ("first", "second") if text in data[place]]
@@ -123,7 +123,7 @@ async def test_evenly_split_votes_are_a_tie():
 
 @pytest.mark.parametrize("winner", ["First", "answer", "both", "", "1", 1, None, ["first"]])
 async def test_unknown_winner_is_an_unreadable_verdict(winner):
-    with pytest.raises(ProviderError, match="no readable verdict"):
+    with pytest.raises(ProviderError, match="no verdict that can be parsed"):
         await judged(pairwise_judge, fair(lambda data, _: {"winner": winner}), talk(OURS), ground_truth=OTHER)
 
 

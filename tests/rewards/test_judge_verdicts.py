@@ -71,7 +71,7 @@ async def test_unreadable_verdict_is_requested_once_more_then_unscored(text):
         bodies.append(body)
         return said(text)(body)
 
-    with pytest.raises(ProviderError, match="no readable verdict"):
+    with pytest.raises(ProviderError, match="no verdict that can be parsed"):
         await judged(llm_judge, script, talk("Paris"), rubric=QUALITY)
     assert len(bodies) == 2 and bodies[0]["seed"] != bodies[1]["seed"]
 
@@ -124,7 +124,7 @@ async def test_context_length_error_of_the_judge_is_a_limit_error():
 
 
 async def scored_by(script, messages=None, **options):
-    """As a run scores: by the reward agent's own scorer, with the resource opened and closed."""
+    """Score as in a run: with the reward agent's scorer and an opened resource."""
     async with ChatServer(script) as server:
         given = {"client": QUICK, "model": "judge", "base_url": server.base_url, "rubric": QUALITY, **options}
         spec = reward_spec(with_options(llm_judge, **given))

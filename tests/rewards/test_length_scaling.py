@@ -1,4 +1,4 @@
-"""Correctness scaled by length, against the published formulas worked by hand."""
+"""Test correctness scaled by length against values of the published formulas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.rewards.forms import said
 
 @reward_function
 def right(messages: list[Message], ground_truth: str | None = None) -> EvaluateResult:
-    """The share that stands before a colon; "?" is unscored and "!" breaks."""
+    """Return the score before a colon; "?" is unscored and "!" fails."""
     start = messages[-1].text.partition(":")[0]
     if start == "?":
         raise RewardError("no idea")
@@ -131,7 +131,7 @@ def test_invalid_length_scaling_options_are_rejected(make, problem):
 
 
 async def batch(reward, texts, prompts=None, **values):
-    """A batch reward called by hand, with all rollouts at once."""
+    """Call a batch reward with all rollouts at once."""
     instance = reward()
 
     async def run(function):

@@ -1,4 +1,4 @@
-"""math_answer and number_answer on the known traps of MATH, GSM8K and AIME graders, and on hostile text."""
+"""Test `math_answer` and `number_answer` on traps of MATH, GSM8K and AIME graders, and hostile text."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def test_no_history_raises(messages: list[Any]) -> None:
 @settings(max_examples=examples(150), deadline=None)
 @given(st.text(min_size=1, max_size=30).filter(str.strip))
 def test_ground_truth_itself_is_a_correct_answer(truth: str) -> None:
-    """But for texts that the markup around an answer eats: braces, backslashes, marks."""
+    """Except texts that the answer's markup consumes: braces, backslashes, marks."""
     if not set(truth) & set("{}\\#$*`_") and truth.strip(" .,;!?:\"'()…").isalnum():
         assert ask(math_answer, rf"\boxed{{{truth}}}", truth).score == 1.0
 

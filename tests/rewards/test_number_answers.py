@@ -1,4 +1,4 @@
-"""number_answer: one number, however it is written, as a fraction. Where it is found: test_math_answers.py."""
+"""Test `number_answer` notations; test_math_answers.py tests the extraction of the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of reasoning, with what published step counters count and should not."""
+"""Test reasoning steps, with known miscounts of published step counters."""
 
 from __future__ import annotations
 

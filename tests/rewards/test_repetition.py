@@ -1,4 +1,4 @@
-"""Repetition, against counting by hand and against the formula in three lines."""
+"""Test repetition against values by hand and the formula in three lines."""
 
 from __future__ import annotations
 

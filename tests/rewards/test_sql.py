@@ -1,4 +1,4 @@
-"""`sql_result`: which queries earn 1, by the known traps of execution accuracy, and what hostile SQL tries."""
+"""Test `sql_result`: known traps of execution accuracy, and hostile SQL."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ CASES = [
     Case("attaches", NAMES, "ATTACH '/etc/passwd' AS x", 0.0, "ATTACH"),
     Case("reads a file", NAMES, "SELECT readfile('/etc/passwd')", 0.0),
     Case("loads an extension", NAMES, "SELECT load_extension('x')", 0.0),
-    Case("changes a pragma", NAMES, "PRAGMA writable_schema = 1", 0.0, "refused"),
+    Case("changes a pragma", NAMES, "PRAGMA writable_schema = 1", 0.0, "is not allowed"),
     Case(
         "runs without end",
         NAMES,
@@ -164,7 +164,7 @@ CASES = [
         NAMES,
         "WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT n FROM x",
         0.0,
-        "more than 50 rows",
+        "more than the limit of 50 rows",
         (("max_rows", 50),),
     ),
     Case("a value without end", NAMES, "SELECT zeroblob(1000000000)", 0.0, "larger than"),
@@ -200,7 +200,7 @@ def snapshot(script: str = SEED) -> StateSnapshot:
     return StateSnapshot("sqlite", data)
 
 
-def test_the_database_is_the_episodes_final_state() -> None:
+def test_database_is_the_final_state_of_the_episode() -> None:
     with SqliteState(snapshot().payload) as state:
         assert judged("SELECT 151", SUM, state=state).score == 1.0
         assert judged("SELECT 151", [NAMES, SUM], state=state).score == 1.0

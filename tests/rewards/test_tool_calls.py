@@ -1,4 +1,4 @@
-"""Tool calls against what was expected: forms of ground truths, schemas, pairing, partial credit, known traps."""
+"""Test tool call rewards: ground truth forms, schemas, pairing, partial credit, and known traps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = {"name": "get_time", "arguments": {"zone": "CET"}}
 
 
 def said(*calls: dict[str, Any], text: str | None = None) -> Message:
-    """An assistant message with these calls; arguments that are a text stand there as they are."""
+    """Return an assistant message with these calls; text arguments are kept verbatim."""
     made = [
         {
             "id": f"c{index}",
@@ -388,14 +388,14 @@ def test_calls_written_as_text_count_only_with_the_option(text: str, score: floa
         (None, "sample has none"),
         ("get_weather(city='Oslo')", "not JSON"),
         (7, "an int"),
-        ({}, "names no function"),
-        ([{"arguments": {}}], "names no function"),
+        ({}, "does not name a function"),
+        ([{"arguments": {}}], "does not name a function"),
         ([["f"]], "a list"),
         ({"name": "f", "argument": {}}, "unknown key 'argument'"),
         ({"name": "f", "arguments": [1]}, "a list"),
         ({"name": "f", "arguments": "{'a': 1}"}, "cannot be read"),
-        ([{"f": {"a": 1}}], "names no function"),
-        ({"function": {}}, "names no function"),
+        ([{"f": {"a": 1}}], "does not name a function"),
+        ({"function": {}}, "does not name a function"),
         ([{"name": "f"}] * 65, "at most 64"),
         ({"name": "f", "arguments": {"a": float("nan")}}, "nan"),
     ],
@@ -412,7 +412,7 @@ def test_invalid_tool_specifications_are_rejected() -> None:
         ask(call("f"), call("f"), sample={"tools": ["f"]})
     with pytest.raises(RewardError, match="'tools' cannot be read"):
         ask(call("f"), call("f"), sample={"tools": "[oops"})
-    with pytest.raises(RewardError, match="no document is fetched"):
+    with pytest.raises(RewardError, match="other documents are not fetched"):
         ask(call("f", a=1), call("f", a=1), tools=[tool("f", {"a": {"$ref": "https://example.com/schema.json"}})])
     with pytest.raises(RewardError, match="malformed"):
         ask(call("f", a=1), call("f", a=1), tools=[tool("f", {"a": {"anyOf": 7}})])

@@ -1,4 +1,4 @@
-"""Rewards of whole trajectories, on steps as the worker records them."""
+"""Test rewards of whole trajectories on recorded steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START = [Message(role="system", content="find the mug"), Message(role="user", co
 
 
 def step(index, *calls, text="", answer=None):
-    """One step: calls are (name, arguments, answer[, facts of the record])."""
+    """Return one step; calls are (name, arguments, answer[, facts of the record])."""
     made = [
         {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
         for n, (name, arguments, *_) in enumerate(calls)
@@ -79,7 +79,7 @@ def test_environment_return_is_scaled_to_its_bounds(gave, options, score):
 
 
 def test_missing_environment_reward_leaves_the_episode_unscored():
-    with pytest.raises(RewardError, match="gave no reward"):
+    with pytest.raises(RewardError, match="returned no reward"):
         environment_score(messages=[], environment_return=None)
     with pytest.raises(ConfigError, match="must be less than"):
         environment_score(messages=[], environment_return=1, low=1.0, high=1.0)

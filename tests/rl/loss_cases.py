@@ -1,4 +1,4 @@
-"""Random batches for the losses, every loss under one signature, and the ways to cut a batch up or lay it out."""
+"""Random batches for the losses, every loss under one signature, and splits and layouts of a batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAP = 1.3
 
 
 def random_case(seed: int, rows: int = 9, width: int = 6) -> Case:
-    """Rows of various lengths, in which some tokens take part; in the second none does, in the third a single one."""
+    """Return rows of various lengths with masks; the second is fully masked, the third has one token."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw() -> Tensor:
@@ -99,7 +99,7 @@ LOSSES: dict[str, Callable[..., Loss]] = {
 
 
 def mask_that_counts(name: str, case: Case) -> Tensor:
-    """The mask of the tokens by which a loss is divided."""
+    """Return the mask of the tokens that a loss is divided by."""
     if name == "decoupled exclude":
         return within_cap(case["old"], case["behaviour"], case["mask"], CAP)
     return case["mask"]
@@ -110,12 +110,12 @@ def whole_of(name: str, case: Case) -> GlobalBatch:
 
 
 def packed(case: Case) -> Case:
-    """The tokens of all rows in one row, without padding."""
+    """Return the tokens of all rows in one row, without padding."""
     return {key: values[case["attention_mask"]].unsqueeze(0) for key, values in case.items()}
 
 
 def micro_batches(case: Case, parts: int) -> list[Case]:
-    """The rows in so many parts, the first of which are longer where it does not come out even."""
+    """Return the rows in this many parts, the first ones longer if the division has a remainder."""
     chunks = [torch.tensor_split(values, parts) for values in case.values()]
     return [dict(zip(case, values, strict=True)) for values in zip(*chunks, strict=True)]
 
@@ -123,7 +123,7 @@ def micro_batches(case: Case, parts: int) -> list[Case]:
 def evaluated(
     name: str, parts: list[Case], aggregation: Aggregation, whole: GlobalBatch
 ) -> tuple[Tensor, list[Tensor], dict[str, float]]:
-    """The loss, summed over the parts; the gradient of each part's tokens, without padding; the merged diagnostics."""
+    """Return the loss summed over the parts, each part's unpadded token gradients, and merged diagnostics."""
     total, gradients, found = torch.zeros((), dtype=torch.float64), [], []
     for part in parts:
         leaf = part["trained"].clone().requires_grad_()

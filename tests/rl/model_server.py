@@ -1,4 +1,4 @@
-"""A small model server for tests: it loads a folder, answers chats with what its model samples, and reloads when asked.
+"""A small model server for tests: loads a folder, samples chat completions, and reloads on request.
 
 It speaks what vLLM and SGLang say of token ids, log-probabilities and new weights, over a real model of `transformers`.
 """
@@ -17,7 +17,7 @@ from reward_kit.rl.model_kit.models import load_model
 
 
 class ModelServer:
-    """Serves the model in `folder` on 127.0.0.1."""
+    """A server for the model in `folder` on 127.0.0.1."""
 
     def __init__(self, folder: Path, *, says_ids: bool = True) -> None:
         self.folder, self.says_ids = folder, says_ids

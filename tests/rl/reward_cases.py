@@ -14,7 +14,7 @@ SPECIAL = {0, 1}
 
 
 class WordTokenizer:
-    """One word for each id; counts how often it is asked."""
+    """A tokenizer with one word per id, which counts its calls."""
 
     def __init__(self) -> None:
         self.decoded = 0
@@ -25,14 +25,14 @@ class WordTokenizer:
 
 
 class NoMembership(dict[str, Any]):
-    """Like a TensorDict, which refuses `in`."""
+    """A mapping that rejects `in`, like a TensorDict."""
 
     def __contains__(self, key: object) -> bool:
         raise NotImplementedError("TensorDict does not support membership checks with the `in` keyword")
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:
-    """An array of just these items, whatever they are."""
+    """Return an object array of exactly these items."""
     made = np.empty(len(values), dtype=object)
     for index, value in enumerate(values):
         made[index] = value
@@ -40,13 +40,13 @@ def objects(values: Sequence[Any]) -> np.ndarray:
 
 
 def proto(batch: dict[str, Any], meta_info: dict[str, Any] | None = None, **others: Any) -> Any:
-    """A batch in the shape of verl's `DataProto`."""
+    """Return a batch in the shape of verl's `DataProto`."""
     arrays = {key: np.array(v) if isinstance(v, np.ndarray) else objects(v) for key, v in others.items()}
     return SimpleNamespace(batch=NoMembership(batch), non_tensor_batch=arrays, meta_info=meta_info or {})
 
 
 def answers(responses: Sequence[Sequence[int]], prompt: Sequence[int] = (0, 2, 3), **others: Any) -> Any:
-    """A batch of single answers, padded on the right; all prompts are the same, padded on the left."""
+    """Return a batch of right-padded single answers; all prompts are equal and left-padded."""
     width = max(map(len, responses), default=0)
     rows = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in responses]).reshape(len(responses), width).long()
     lengths = torch.tensor([len(ids) for ids in responses]).long()

@@ -1,4 +1,4 @@
-"""Rows become tensors: the same values in the same places, in the types that a model takes."""
+"""Test the conversion of rows to tensors: values, positions and dtypes."""
 
 from __future__ import annotations
 

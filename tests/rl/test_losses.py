@@ -1,4 +1,4 @@
-"""Every loss under every aggregation is its formula, written as a loop over tokens."""
+"""Test every loss under every aggregation against its formula as a loop over tokens."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FORMULAS: dict[str, Callable[[Token], float]] = {
 
 
 def sequences_of(case: Case) -> list[list[Token]]:
-    """The tokens that take part, row by row."""
+    """Return the unmasked tokens row by row."""
     found = []
     for b, row in enumerate(case["mask"].tolist()):
         tokens = [{key: float(case[key][b, t]) for key in case} for t, part in enumerate(row) if part]
@@ -237,7 +237,7 @@ def test_counts_may_be_numbers_of_numpy() -> None:
     assert ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(*counts)).loss.item() == -1.0
 
 
-def test_logprobs_and_entropies_come_from_the_logits_before() -> None:
+def test_logprobs_and_entropies_use_the_preceding_logits() -> None:
     logits = torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[1, 2, 3, 4], [6, 5, 0, 1]])
     logprobs, entropies = token_logprobs(logits, ids), token_entropies(logits)

@@ -1,4 +1,4 @@
-"""Diagnostics are what they are called, merge without an error, and say nothing where there was nothing to look at."""
+"""Test loss diagnostics: definitions, merging, and empty statistics."""
 
 from __future__ import annotations
 

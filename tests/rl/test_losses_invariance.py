@@ -1,4 +1,4 @@
-"""What a loss must not depend on: the split into micro-batches, padding, and whatever stands where the mask is 0."""
+"""Test that losses do not depend on micro-batches, padding, or values at masked positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distance to a reference: what each estimator estimates, where its gradient points, how a coefficient adapts."""
+"""Test the divergence from a reference: each estimator's value and gradient, and adaptive coefficients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.rl.loss_cases import ESTIMATORS, random_case
 
 
 def policies() -> tuple[Tensor, Tensor]:
-    """Logits of two distributions over five tokens."""
+    """Return the logits of two distributions over five tokens."""
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn(5, dtype=torch.float64, generator=generator) for _ in range(2))  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""The overlap simulator as specification: the calls, the four schedules, what cannot be beaten, the drawing."""
+"""Test the overlap simulator: call times, the four schedules, lower bounds and timelines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def pipelines(draw: st.DrawFn) -> tuple[PipelineSettings, np.ndarray]:
 
 
 def brute_force(latencies: list[float], concurrency: int, not_before: float) -> list[float]:
-    """When each call begins, by going from one event to the next."""
+    """Return the start time of each call, by stepping from event to event."""
     waiting, running, begins, now = list(enumerate(latencies)), [], [0.0] * len(latencies), not_before
     while waiting or running:
         while waiting and len(running) < concurrency:
@@ -101,7 +101,7 @@ def test_calls_start_in_order_when_a_slot_is_free(latencies: list[float], concur
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """Where a loop would wait for a timer, its clock jumps there."""
+    """A selector that advances the clock instead of waiting for a timer."""
 
     now = 0.0
 
@@ -205,7 +205,7 @@ def test_instant_rewards_gain_nothing_from_minibatches(separate: bool, serial: b
 
 
 def test_simulation_matches_values_by_hand() -> None:
-    """16 calls of 3 s, 4 at a time: a batch is scored in 12 s, 2 groups every 3 s."""
+    """16 calls of 3 s, 4 concurrent: a batch is scored in 12 s, 2 groups every 3 s."""
     overlap = constant(change(max_concurrency=4), 3)
     sync, minibatch, one_step_off, both = makespans(overlap)
     assert sync == 4 * (8 + 12 + 8)
@@ -219,7 +219,7 @@ def test_simulation_matches_values_by_hand() -> None:
 
 
 def test_call_bound_simulation_reaches_the_lower_bound() -> None:
-    """64 calls of 3 s, one after the other; before them the first rollout, after them the last update."""
+    """64 sequential calls of 3 s, after the first rollout and before the last update."""
     overlap = constant(change(max_concurrency=1), 3)
     assert overlap.results[BOTH].makespan_s == overlap.lower_bound_s == 8 + 64 * 3 + 2
 
@@ -254,7 +254,7 @@ def test_staleness_is_1_for_schedules_with_rollouts_ahead() -> None:
 
 
 def test_one_batch_at_a_time_leaves_slots_empty() -> None:
-    """The published agent begins a batch when the one before is scored; here a free slot is enough."""
+    """The published agent starts a batch when the last is scored; here, a free slot suffices."""
     setup = change(rollout_s=1, max_concurrency=4, steps=10)
     eager, serial = uniform(setup), uniform(dataclasses.replace(setup, one_batch_at_a_time=True))
     for schedule in (ONE_STEP_OFF, BOTH):
@@ -322,7 +322,7 @@ def test_invalid_settings_are_rejected(changes: dict[str, Any], told: str) -> No
     assert told in str(refused.value)
 
 
-def test_latencies_of_another_shape_or_none_at_all_are_refused() -> None:
+def test_latencies_of_wrong_shape_or_nan_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"must have the shape \(4, 16\)"):
         simulate_overlap(BASE, np.ones((4, 15)))
     with pytest.raises(ConfigError, match="finite number of seconds"):

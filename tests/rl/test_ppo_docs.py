@@ -1,4 +1,4 @@
-"""The page on the learner names every option and every limit with its default."""
+"""Test that the page on the learner lists every option and limit with its default."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE_OF_METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md
 
 
 def rows_of(title: str) -> list[str]:
-    """The lines of the table below a title."""
+    """Return the rows of the table below a heading."""
     return [line for line in PAGE.split(title)[1].split("\n#")[0].splitlines() if line.startswith("|")]
 
 

@@ -1,4 +1,4 @@
-"""Episodes' rewards on tokens: where they stand, what is divided and added, what is shown, and what is never done."""
+"""Test rewards of episodes on tokens: positions, scaling, sums, and printed examples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def full(data: Any, **options: Any) -> dict[str, Any]:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Any, np.ndarray]:
-    """Batches of any masks, holes included, with rows of several episodes in any order; and where tokens are valid."""
+    """Return batches of any masks, with rows of several episodes in any order, and their valid tokens."""
     size, prompt, width = draw(st.integers(1, 6)), draw(st.integers(0, 3)), draw(st.integers(0, 6))
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     density = draw(st.sampled_from([0.1, 0.5, 0.9]))
@@ -69,7 +69,7 @@ def batches(draw: st.DrawFn) -> tuple[Any, np.ndarray]:
 
 
 def one_by_one(data: Any, valid: np.ndarray) -> np.ndarray:
-    """The slow form: episode by episode, row by row, token by token."""
+    """Return the rewards of a reference loop over episodes, rows and tokens."""
     others, rewards = data.non_tensor_batch, np.zeros(valid.shape, dtype=np.float32)
     uids = others.get("traj_uid", range(len(valid)))
     for row, score in enumerate(others["episode_rewards"]):
@@ -117,7 +117,7 @@ def test_numpy_arrays_and_tensors_give_equal_rewards() -> None:
     assert rewards.tolist() == manager()(data).tolist() == [[0.0, 1.0], [2.0, 0.0]]
 
 
-def test_a_batch_of_no_rows_has_no_rewards() -> None:
+def test_empty_batch_has_no_rewards() -> None:
     assert manager()(answers([], episode_rewards=[])).shape == (0, 0)
 
 
@@ -331,7 +331,7 @@ def test_invalid_state_is_rejected(state: dict[str, Any]) -> None:
 
 
 def with_actions(**others: Any) -> Any:
-    """Two rows: two actions and one action, and an observation between the first two."""
+    """Return two rows of two actions and one action, with an observation between the first two."""
     data = answers([[4, 5, 6, 7, 1], [4, 5]], **others)
     data.batch["response_mask"] = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 0, 0, 0]])
     return data

@@ -1,4 +1,4 @@
-"""What reward managers refuse, in one clear error: options, states, and batches that they would have to guess about."""
+"""Test errors of reward managers: options, states, and ambiguous batches."""
 
 from __future__ import annotations
 

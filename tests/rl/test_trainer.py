@@ -36,7 +36,7 @@ ONE, OTHER = Sample("one"), Sample("other")
 
 
 class Reward:
-    """Scores an episode by its own id, so that a group is never constant, and keeps what it was asked."""
+    """A reward that scores each episode by its id, so that no group is constant, and records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -49,7 +49,7 @@ class Reward:
 
 
 class Publishes(TinyPolicy):
-    """Keeps the versions that it was told."""
+    """A policy that records the published versions."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -61,7 +61,7 @@ class Publishes(TinyPolicy):
 
 
 class FailsInTheSecond(Publishes):
-    """The second episode of every group cannot begin."""
+    """A policy whose session fails to open in the second episode of every group."""
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         if context.rollout_id.endswith("-1"):

@@ -1,4 +1,4 @@
-"""Small runs on disk, made by hand: episodes through named states, and scores."""
+"""Small handwritten runs on disk: episodes through named states, and scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reward_kit.runs.run_folder import RunFolder, RunHeader
 
 
 def episode(rollout_id: str, states: Sequence[str | None], group: str = "g", index: int = 0) -> SingleAgentEpisode:
-    """An episode through these states; it saw "at STATE" in each, and said a lot."""
+    """Return an episode through these states; each observation is "at STATE", with a long conversation."""
     made = SingleAgentEpisode(rollout_id)
     shown = [f"at {state}" for state in states]
     made.messages.append(Message(role="user", content=shown[0]))
@@ -42,7 +42,7 @@ def score(rollout_id: str, value: float | None, attempt: int = 0, **rewards: flo
 def make_run(
     folder: Path, episodes: Sequence[SingleAgentEpisode], scores: Sequence[dict[str, Any]], **task: Any
 ) -> Path:
-    """The folder `run` with these lines, of a task with these keys."""
+    """Write the folder `run` with these lines, of a task with these keys."""
     store = RunFolder.create(folder / "run", RunHeader(task_name="t", total=len(episodes), task=task))
     with store:
         for one in episodes:

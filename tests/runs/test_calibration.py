@@ -41,13 +41,13 @@ def pair(winner, a, b, **more):
 
 @reward_function
 def written(messages: list[Message]) -> EvaluateResult:
-    """The number that the answer begins with."""
+    """Return the number at the start of the answer."""
     return EvaluateResult(score=float(messages[-1].text.split()[0]), reason=f"read {messages[-1].text[:20]}")
 
 
 @reward_function
 def longer(messages: list[Message], ground_truth: str) -> EvaluateResult:
-    """Whether the answer is longer than the other one."""
+    """Return whether the answer is longer than the other one."""
     mine, other = len(messages[-1].text), len(ground_truth)
     return EvaluateResult(score=0.5 if mine == other else float(mine > other))
 
@@ -150,7 +150,7 @@ async def test_unscored_rows_have_no_figures(tmp_path):
         await done(rows_of(tmp_path, [said(1, "x"), said(0, "y")]))
 
 
-async def test_equal_labels_are_refused(tmp_path):
+async def test_equal_labels_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match="all labels are the same"):
         await done(rows_of(tmp_path, [said(1, "1"), said(1, "0")]))
     with pytest.raises(ConfigError, match="the label 3 is not among the levels 1, 2"):

@@ -29,7 +29,7 @@ def way(title: str) -> list[tuple[str, str]]:
     return ROW.findall(section)
 
 
-RUN, UPDATE = way("The way of a run"), way("The way of an update")
+RUN, UPDATE = way("Call sequence of a run"), way("Call sequence of an update")
 
 
 def test_page_lists_the_steps() -> None:

@@ -14,7 +14,7 @@ from tests.reward_agent.virtual_time import settled
 
 
 def clock(ago_s: float = 0.0) -> RunClock:
-    """The clock of a run that began so long ago."""
+    """Return the clock of a run that began this long ago."""
     return RunClock(datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago_s))
 
 
@@ -38,7 +38,7 @@ async def test_score_times_are_submission_attempts_and_completion(self=None):
 
 
 def _rounded(value):
-    """Without the microseconds that pass in this world."""
+    """Drop the microseconds that pass in real time."""
     return [_rounded(item) for item in value] if isinstance(value, list) else round(value, 2)
 
 

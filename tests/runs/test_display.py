@@ -20,14 +20,14 @@ def console() -> SafeConsole:
 
 
 class Progress:
-    """A display that is told of episodes, and what it would show now."""
+    """A progress display, its notifications, and its current text."""
 
     def __init__(self, total: int = 10, kind: DisplayKind = "none") -> None:
         self.console = console()
         self.display = Display(kind, total, self.console)
 
     def tell(self, *rows: EpisodeRow) -> Progress:
-        """As a run does: an episode stops without a score, then its score comes."""
+        """Report an episode as a run does: first without a score, then with its score."""
         for told in rows:
             self.display.episode_stopped(
                 EpisodeRow(

@@ -20,7 +20,7 @@ from tests.runs.test_runner import plan_of, run_in, status
 
 
 class Elsewhere(LocalEngine):
-    """As the local engine; it notes what it is asked for, and its episodes were lost `losses` times."""
+    """A local engine that records its requests, and whose episodes were lost `losses` times."""
 
     def __init__(self, losses: int = 0) -> None:
         self.opened = self.closed = 0

@@ -1,4 +1,4 @@
-"""A line of a run's files is read quickly, and as Python reads JSON."""
+"""Test that a run's lines are parsed fast and exactly as Python's `json` does."""
 
 from __future__ import annotations
 

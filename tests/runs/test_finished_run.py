@@ -1,4 +1,4 @@
-"""What a notebook shows of a run, and the one episode that is asked for."""
+"""Test the notebook view of a run, and of one of its episodes."""
 
 from __future__ import annotations
 

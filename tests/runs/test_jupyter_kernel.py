@@ -1,4 +1,4 @@
-"""The guide's own cells in a real Jupyter kernel, whose event loop is running, with what they show there.
+"""Test the guide's cells in a real Jupyter kernel with a running event loop, with their output.
 
 It needs `pip install ipykernel nbclient` in the environment of the tests, which nothing else here does.
 """
@@ -23,7 +23,7 @@ SHOWN = ["task", "run", "both", "worst", "worst.to_episode()", "worst.to_result(
 
 
 def cells() -> list[str]:
-    """The guide's blocks in order, a block with a title as the notebook would write it, and then what is looked at."""
+    """Return the guide's blocks in order, titled blocks as notebook files, and then the inspected values."""
     blocks = re.findall(r"^```python(?: title=\"(\S+)\")?\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     return [f"%%writefile {title}\n{text}" if title else text for title, text in blocks] + SHOWN
 

@@ -153,7 +153,7 @@ FIELDS = {
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """A benign task's resource, and a row; half of the time with keys of that resource alone, which get further."""
+    """Return a benign task's resource and a row; half of the rows have only keys of that resource."""
     name = draw(st.sampled_from(sorted(BENIGN)))
     config = draw(configs)
     if draw(st.booleans()):
@@ -176,7 +176,7 @@ def allowed_keys(name: str) -> frozenset[str]:
 
 
 class Stage:
-    """The folders and the server of the canaries, and what became of them."""
+    """The folders and the server of the canaries, with their state."""
 
     def __init__(self, folder: Path) -> None:
         self.outside, self.task = folder / "outside", folder / "deep" / "task"
@@ -210,11 +210,11 @@ class Stage:
         self.before = self.listed()
 
     def listed(self) -> list[str]:
-        """Everything outside of the task's folder."""
+        """Return all files outside of the task's folder."""
         return sorted(str(path) for folder in (self.outside, self.task.parent) for path in folder.iterdir())
 
     def filled(self, value: Any) -> Any:
-        """What was drawn, with this stage's own folder and address."""
+        """Return the drawn value with this stage's folder and address."""
         if isinstance(value, str):
             return value.replace(OUTSIDE, str(self.outside)).replace(URL, self.url)
         if isinstance(value, dict):
@@ -222,7 +222,7 @@ class Stage:
         return [self.filled(item) for item in value] if isinstance(value, list) else value
 
     def check(self, *texts: str) -> None:
-        """No canary was touched, and none is in what was recorded."""
+        """Check that no canary was touched or recorded."""
         assert self.listed() == self.before
         told = [*texts, *self.requests]
         self.requests.clear()
@@ -244,7 +244,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def try_row(stage: Stage, name: str, row: dict[str, Any]) -> None:
-    """Load a benign task with this row, and play an episode of it where it is accepted."""
+    """Load a benign task with this row, and play an episode if it is accepted."""
     stage.task.joinpath("task.yaml").write_text(
         json.dumps(
             {
@@ -273,7 +273,7 @@ def try_row(stage: Stage, name: str, row: dict[str, Any]) -> None:
 
 
 def check_merged(task: LoadedTask, sample: Sample) -> dict[str, Any]:
-    """The configuration of the sample, which differs from the task's in keys that rows may set, and in no other."""
+    """Check that the sample's configuration differs from the task's only in keys that rows may set."""
     kind = resource_class(task.definition.resource_type or "")
     base = task.definition.base_resource_config
     merged = merged_config(kind, base, sample.resource_config, "row")
@@ -284,7 +284,7 @@ def check_merged(task: LoadedTask, sample: Sample) -> dict[str, Any]:
 
 
 def changed(base: Any, merged: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Where two configurations differ: the paths of what is new or another value."""
+    """Return the paths where two configurations differ."""
     if isinstance(base, dict) and isinstance(merged, dict):
         assert base.keys() <= merged.keys()
         for key, value in merged.items():
@@ -294,7 +294,7 @@ def changed(base: Any, merged: Any, path: tuple[str, ...]) -> Iterator[tuple[str
 
 
 async def played(task: LoadedTask, sample: Sample) -> list[str]:
-    """What an episode by the expert leaves: its record and its final state."""
+    """Return the record and the final state of an episode by the expert."""
     has_expert = task.definition.resource_type in ("sqlite", "sokoban", "alfworld", "webshop", "gymnasium")
     policy = ExpertPolicy() if has_expert else ScriptedPolicy([{"type": "tool_call", "name": "get_state"}])
     worker = RLRolloutWorker(task.definition, policy)
@@ -321,7 +321,7 @@ TAGS = [
 
 
 def try_file(stage: Stage, data: dict[str, Any], tag: str | None) -> None:
-    """Read and validate a task file; with a tag as the value of one more key."""
+    """Parse and validate a task file, with a YAML tag as the value of an additional key."""
     path = stage.task / "random.yaml"
     text = yaml.safe_dump({"name": "t", **stage.filled(data)}, allow_unicode=True)
     path.write_text(text + (f"evil: {stage.filled(tag)}\n" if tag else ""))

@@ -1,4 +1,4 @@
-"""A dataset row is data: whatever it says, no command runs, no address or header changes and no folder is left."""
+"""Test that dataset rows are only data: they run no command, change no address or header, and leave no folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECRET = "canary-variable-6d1f"
 
 
 class Listener:
-    """A server of an attacker, with all the headers that it received."""
+    """An attacker's server, which records all received headers."""
 
     def __init__(self) -> None:
         self.headers: list[str] = []
@@ -73,7 +73,7 @@ def touch(path: Path) -> list[str]:
 
 
 def attacks(folder: Path, url: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By name: the resource of a benign task, and what a row says of it."""
+    """Return by name the resource of a benign task and a malicious row for it."""
     outside, canary = str(folder / "outside"), folder / "canary"
     mcp = {"resource_type": "mcp", "base_resource_config": {"command": [sys.executable, str(TINY)]}}
     http = {"resource_type": "http", "base_resource_config": {"base_url": "http://127.0.0.1:9"}}
@@ -181,7 +181,7 @@ async def test_malicious_row_is_rejected_by_trl_environments(attack: Any, tmp_pa
 
 
 class TestTaskFolder:
-    """The folder that a task's paths must stay in is always that of its file."""
+    """The folder that confines a task's paths is always that of its file."""
 
     @pytest.mark.parametrize(
         ("text", "line"),
@@ -211,7 +211,7 @@ class TestTaskFolder:
 
 
 class Levels(PythonStateResource):
-    """A user's own resource, whose rows choose a level."""
+    """A user's resource whose rows choose a level."""
 
     per_sample_keys = frozenset({"level", "rules.size", "task_folder"})
 
@@ -221,7 +221,7 @@ class Levels(PythonStateResource):
 
 
 class TestOwnResources:
-    """A resource declares what rows may set."""
+    """A custom resource declares the keys that rows may set."""
 
     def test_declared_row_keys_override_task_keys(self) -> None:
         base = {"level": {"a": 1}, "rules": {"size": 3, "command": "x"}}
@@ -267,17 +267,17 @@ class TestOwnResources:
 
 
 class Closed(ForkableResource):
-    """Declares nothing."""
+    """A resource that declares no keys."""
 
 
 class Misdeclared(ForkableResource):
-    """Forgets the braces."""
+    """A resource whose declaration lacks the braces."""
 
     per_sample_keys = "level"  # type: ignore[assignment]
 
 
 async def test_names_of_a_problem_are_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TextWorld evaluates what stands in braces in a game's texts, and the goal is one of them."""
+    """TextWorld evaluates text in braces in a game's texts, including the goal."""
     good = household("train", 0, 0, TaskType.PICK_AND_PLACE).to_json()
     for key, value in (("target", "mug{7*6}"), ("destination", "shelf) ;{7*6}\n(x"), ("target", 7)):
         with pytest.raises(ConfigError, match="not a household problem"):
@@ -288,7 +288,7 @@ async def test_names_of_a_problem_are_plain_words(monkeypatch: pytest.MonkeyPatc
             await AlfworldResource().setup({"problem": {**good, "things": [{**thing, **changes}]}})
 
 
-async def test_a_published_game_lies_below_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_published_game_is_below_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "game.tw-pddl").write_text("{}")
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "data"))

@@ -1,4 +1,4 @@
-"""`Run` with a batch reward: whole groups are scored, once they are complete, and again where they changed."""
+"""Test `Run` with a batch reward: complete groups are scored, and scored again after changes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.runs.test_runner import Told, open_store, plan_of, run_in, scored_ids
 
 @reward_function(mode="batch")
 async def share(rollouts_messages: Any, rollout_id: Any) -> Any:
-    told = " ".join(rollout_id)
-    return [{"score": 1.0 / len(rollouts_messages), "reason": told} for _ in rollouts_messages]
+    reason = " ".join(rollout_id)
+    return [{"score": 1.0 / len(rollouts_messages), "reason": reason} for _ in rollouts_messages]
 
 
 class Breaks(ScriptedPolicy):
-    """Breaks in some rollouts, or else stops the run once it has acted so often."""
+    """A policy that fails in some rollouts, or stops the run after a number of actions."""
 
     def __init__(self, *rollouts: str, stop_after: int = 0, control: Control | None = None) -> None:
         super().__init__([])
@@ -48,12 +48,12 @@ class Breaks(ScriptedPolicy):
 
 
 def latest_scores(path: Path) -> dict[str, Any]:
-    """The line that counts for each rollout, as a reader of the file finds it."""
+    """Return the line that counts for each rollout, as a reader of the file does."""
     return {line["rollout_id"]: line for line in sorted(read_scores(path), key=get_attempt)}
 
 
 def assert_scored_as_groups(path: Path, run: Run, *, members: int) -> None:
-    """Each score was given beside all those of its group, in their order, and beside nothing else."""
+    """Assert that each score was given with exactly its group, in order."""
     lines = latest_scores(path)
     for rollout_id, row in run.rows.items():
         if row.error_class is None:
@@ -67,7 +67,7 @@ def assert_scored_as_groups(path: Path, run: Run, *, members: int) -> None:
 
 
 class TestGroups:
-    """Scores whole groups: one call when the last episode of a group has stopped."""
+    """Scoring of whole groups: one call when the last episode of a group has stopped."""
 
     @pytest.mark.parametrize("max_concurrency", [1, 2, 9])
     async def test_a_group_is_scored_when_its_last_episode_has_stopped(

@@ -1,4 +1,4 @@
-"""The run directory: what a kill leaves is readable, and what is read is what was written."""
+"""Test the run directory: readable after a kill, and exact round trips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closing figures, against tables that are computed by hand."""
+"""Test the summary of a run against tables computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closing table as it is read on a terminal of 80 columns."""
+"""Test the summary table on a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shown(*summaries: PolicySummary, title: str = "my task", width: int = 80) ->
 
 
 def cells(*summaries: PolicySummary) -> dict[str, str]:
-    """What stands behind each name; what goes on in the next line is joined."""
+    """Return the text after each name, with continuation lines joined."""
     found: dict[str, str] = {}
     name = ""
     for line in shown(*summaries).splitlines()[2:]:

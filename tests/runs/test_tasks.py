@@ -1,4 +1,4 @@
-"""Task files and datasets: what is accepted, and what an error about them says."""
+"""Test task files and datasets: accepted values and error messages."""
 
 from __future__ import annotations
 

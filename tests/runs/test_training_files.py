@@ -1,4 +1,4 @@
-"""Files of kept training episodes are found by update number."""
+"""Test the lookup of kept training episodes by update number."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def mappings(keys: tuple[str, ...], values: st.SearchStrategy[Any]) -> st.Search
 
 
 def tasks(address: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Task files of real keys, with canaries in places where they are right, and where they are not."""
+    """Return task files of real keys, with canaries in valid and invalid positions."""
     server = st.fixed_dictionaries(
         {"start_command": st.just("touch touched"), "health_check_url": st.just(f"{address}/health")}
     )
@@ -116,7 +116,7 @@ def tasks(address: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 class Listener:
-    """A server that keeps what it is sent and answers nothing that anybody could use."""
+    """A server that records its requests and returns nothing useful."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -164,7 +164,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load_if_not_asked(path: Path) -> bool:
-    """Do what `check` does with a task file that asks for no trust; whether it came so far."""
+    """Load a task file that requires no trust, as `check` does; return whether it was loaded."""
     code = plan_file_code(path)
     if any(untrusted(code)):
         return False

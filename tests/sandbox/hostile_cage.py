@@ -1,4 +1,4 @@
-"""An outer cage for what must not touch the machine even when the sandbox under test fails.
+"""An outer cage that protects the machine even if the sandbox under test fails.
 
 A PID, network, IPC and mount namespace of its own: every file system read-only but a small /tmp and /dev/shm in memory,
 a loopback device, nothing of the machine's processes. It is made with `unshare` of util-linux, as root or, where the
@@ -45,7 +45,7 @@ def in_cage(
 
 
 def _caged(command: Sequence[str], user: int, keep: Sequence[Path]) -> list[str]:
-    """The command line that runs `command` in a cage.
+    """Return the command line that runs `command` in a cage.
 
     Args:
         command: what is run, its program by absolute path.
@@ -60,7 +60,7 @@ def _caged(command: Sequence[str], user: int, keep: Sequence[Path]) -> list[str]
 
 @functools.cache
 def missing_cage() -> str:
-    """Why no cage can be made here; "" where one can."""
+    """Return why no cage can be made here; "" if one can."""
     try:
         done = in_cage(["/bin/true"], os.geteuid(), (), 20.0)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -69,7 +69,7 @@ def missing_cage() -> str:
 
 
 def _main(user: int, kept: Sequence[str], command: Sequence[str]) -> int:
-    """In the cage, as its process 1: finish it, run the command as the user, and reap whatever is left to us."""
+    """Run as process 1 of the cage: set it up, run the command as the user, and reap all processes."""
     _bring_loopback_up()
     _make_read_only(kept)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Run a folder of hostile code through the sandbox, at every strength, level and user there is, and through a baseline.
+"""Run hostile code in the sandbox at every strength, level and user, and in an unprotected baseline.
 
     python -m tests.sandbox.hostile_campaign FOLDER [--user-python PYTHON] [--no-baseline] [--only NAME …]
 
@@ -56,7 +56,7 @@ _STRENGTHS: tuple[Strength, ...] = ("namespaces", "landlock")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what ran, how many cases went as they must, what went wrong with the others."""
+    """A row of the table: the combination, the number of passed cases, and the problems of the others."""
 
     title: str
     passed: int
@@ -69,7 +69,7 @@ class Row:
 
 
 class OfSandbox(Expectation):
-    """What belongs to the sandbox while it is open: zygotes, with a child each that is warm or waits for a call."""
+    """The processes and files of an open sandbox: zygotes, each with a warm or waiting child."""
 
     def __init__(self, sandbox: Sandbox, strength: Strength, level: Level) -> None:
         self._sandbox = sandbox
@@ -78,7 +78,7 @@ class OfSandbox(Expectation):
         self._root = str(temporary_root())
 
     def process(self, pid: int) -> bool:
-        """A zygote, a worker below one, alone there, or the very child that waits."""
+        """Return whether it is a zygote, the only worker below one, or a waiting child."""
         parents = processes()
         depth, above = 0, pid
         while above != os.getpid():
@@ -89,7 +89,7 @@ class OfSandbox(Expectation):
         return depth <= self._zygote or is_worker or pid in self._sandbox.waiting_children
 
     def file(self, path: str) -> bool:
-        """The folder of our process, one of a zygote, and in it that of its one child; empty unless that is warm."""
+        """Return whether it is our process's folder, a zygote's, or its child's, which must be empty unless warm."""
         if not path.startswith(self._root):
             return False
         depth = len(Path(path[len(self._root) :]).parts)
@@ -101,7 +101,7 @@ class OfSandbox(Expectation):
 
 
 async def campaign(cases: Sequence[Case], strength: Strength, level: Level) -> list[tuple[str, list[str]]]:
-    """Each case's name with what went wrong in it."""
+    """Return each case's name with its problems."""
     found = []
     with Canaries() as canaries:
         async with Sandbox(strength=strength, slots=_SLOTS) as sandbox:
@@ -181,7 +181,7 @@ def row_of(title: str, command: Sequence[str], user: int, total: int, keep: Sequ
 
 
 def naive_row(folder: Path, cases: Sequence[Case], python: str, user: int) -> Row:
-    """The baseline, a cage to a case, so that a case that kills or freezes the runner costs no other."""
+    """Run the baseline with a cage per case, so that a case that kills the runner costs no other."""
     started, problems = time.monotonic(), {}
     script = str(HERE.with_name("hostile_naive.py"))
     for case in cases:
@@ -204,7 +204,7 @@ def _kept(folder: Path, python: str) -> tuple[Path, ...]:
 
 
 def _users(user_python: str) -> Iterator[tuple[int, str]]:
-    """The users to run as, each with an interpreter that it can read."""
+    """Return the users to run as, each with an interpreter that it can read."""
     yield os.geteuid(), sys.executable
     if os.geteuid() == 0:
         yield 1000, user_python
@@ -217,7 +217,7 @@ def _can_run(python: str, user: int, keep: Sequence[Path]) -> str:
 
 
 def main() -> int:
-    """All combinations, or, with --inside, the one that a cage was made for."""
+    """Run all combinations, or, with --inside, the one that a cage was made for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--user-python", default=sys.executable, help="an interpreter that uid 1000 can read")
@@ -238,7 +238,7 @@ def main() -> int:
 
 
 def _rows(folder: Path, cases: Sequence[Case], given: argparse.Namespace) -> Iterator[Row]:
-    """Of the sandbox; the baseline's is printed and not counted."""
+    """Return the sandbox's rows; the baseline's is printed and not counted."""
     print(f"{len(cases)} cases of {folder}, load {os.getloadavg()[0]:.1f}", flush=True)
     for user, python in _users(given.user_python):
         if reason := _can_run(python, user, _kept(folder, python)):

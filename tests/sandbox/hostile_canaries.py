@@ -31,7 +31,7 @@ while True:
 
 
 class Canaries:
-    """A secret file, a secret in the environment, listeners of four kinds, and a process that notes every signal.
+    """A secret file, a secret variable, listeners of four kinds, and a process that records every signal.
 
     Attributes:
         folder: anyone may write in it; it holds the secret file and the socket.
@@ -79,7 +79,7 @@ class Canaries:
         self._untouched = self._file()
 
     def _file(self) -> tuple[object, ...]:
-        """All that is known of the secret file, and the mode of its folder; reading it changes none of it."""
+        """Return the metadata and content of the secret file and the mode of its folder, without changing it."""
         file = self.folder / "secret.txt"
         if not file.exists():
             return ()
@@ -111,7 +111,7 @@ class Canaries:
         os.environ.pop("CANARY_API_KEY")
 
     def touched(self) -> list[str]:
-        """What was touched since the last look."""
+        """Return what was touched since the last call."""
         found = []
         for name, listener in (("TCP", self._tcp), ("unix", self._unix), ("abstract", self._abstract)):
             try:
@@ -136,7 +136,7 @@ class Canaries:
 
 
 class Surroundings:
-    """Processes, files, listening sockets and IPC objects around us, to tell what a call left."""
+    """Processes, files, listening sockets and IPC objects, to detect leftovers of a call."""
 
     def __init__(self, folders: tuple[str, ...]) -> None:
         self._folders = folders
@@ -144,7 +144,7 @@ class Surroundings:
         self._files, self._sockets, self._ipc = self._find_files(), _sockets(), _ipc()
 
     def left(self, is_expected: Expectation) -> list[str]:
-        """What is there that was not when last asked; what is ending is given a second."""
+        """Return what is new since the last call, after a second for processes that are ending."""
         deadline = time.monotonic() + 1.0
         while True:
             found = [
@@ -173,19 +173,19 @@ class Surroundings:
 
 
 class Expectation:
-    """What may be there after a call; here nothing new."""
+    """The objects allowed after a call; by default nothing new."""
 
     def process(self, pid: int) -> bool:
-        """Whether this process belongs to the runner."""
+        """Return whether this process belongs to the runner."""
         return False
 
     def file(self, path: str) -> bool:
-        """Whether this file does."""
+        """Return whether this file belongs to the runner."""
         return False
 
 
 def processes() -> dict[int, int]:
-    """The processes there are, each with its parent."""
+    """Return the running processes with their parents."""
     found = {}
     for folder in Path("/proc").iterdir():
         try:
@@ -196,7 +196,7 @@ def processes() -> dict[int, int]:
 
 
 def resident_mb() -> float:
-    """MiB this process holds in memory."""
+    """Return the MiB of memory that this process holds."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 

@@ -1,4 +1,4 @@
-"""A piece of hostile code, the expectation in its first line, and the comparison with its outcome."""
+"""A hostile case: code, the expectation in its first line, and the comparison with its outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KEYS = ("expect", "kind", "observe", "score", "maxscore", "repeat")
 
 
 def word_of(outcome: Outcome) -> str:
-    """The word for an outcome that case files expect."""
+    """Return the word for an outcome in case files."""
     if outcome.failure is None:
         return "output-capped" if outcome.is_output_cut else "ok"
     is_invalid = outcome.failure.failure_class == "invalid_result"
@@ -66,13 +66,13 @@ class Case:
     source: str
 
     def filled(self, values: Mapping[str, str]) -> str:
-        """The text with each `@NAME@` replaced."""
+        """Return the text with each `@NAME@` replaced."""
         return re.sub("@([A-Z]+)@", lambda match: values.get(match[1], match[0]), self.source)
 
 
 @dataclass
 class Seen:
-    """What became of a case.
+    """The outcome of a case.
 
     Attributes:
         word: the outcome's word.
@@ -93,7 +93,7 @@ class Seen:
 
 
 def read_case(path: Path) -> Case:
-    """The case of a file; a first line that cannot be read is an error, so that no case goes unjudged."""
+    """Return the case of a file; raise for an invalid first line, so that no case is skipped."""
     source = path.read_text(encoding="utf-8", errors="surrogateescape")
     head = source.partition("\n")[0].removeprefix("#")
     # A bar separates words too, so a part begins where a bar is followed by a known key.
@@ -108,24 +108,24 @@ def read_case(path: Path) -> Case:
 
 
 def read_cases(folder: Path, names: Sequence[str] = ()) -> list[Case]:
-    """The cases of a folder, in order; only those named, where any are."""
+    """Return the cases of a folder in order, or only the named ones."""
     return [read_case(path) for path in sorted(folder.glob("*.py")) if not names or path.stem in names]
 
 
 def is_result(value: Any) -> bool:
-    """Whether a reward may return this: a dict with a score that is a finite number."""
+    """Return whether a reward may return this: a dict with a finite score."""
     score = value.get("score") if isinstance(value, dict) else None
     return type(score) in (int, float) and math.isfinite(score)
 
 
 def share_passed(values: Sequence[Any]) -> float:
-    """The share of the tests that these answers pass; `1`, `1.0` and `True` are different answers."""
+    """Return the share of passed tests; `1`, `1.0` and `True` are different answers."""
     right = [type(got) is type(wanted) and got == wanted for got, (_, wanted) in zip(values, TESTS, strict=False)]
     return sum(right) / len(TESTS)
 
 
 def problems_of(case: Case, seen: Seen, secrets: Sequence[str]) -> list[str]:
-    """What went otherwise than the case demands; empty where all is well."""
+    """Return the differences from the case's expectation; empty if it passed."""
     found = list(seen.problems)
     word = seen.word
     if case.kind == "code":

@@ -1,4 +1,4 @@
-"""The baseline that most stacks have: a temporary file, a subprocess, a timeout, and a guard in the same process.
+"""The usual baseline: a temporary file, a subprocess, a timeout, and a guard in the same process.
 
 `python hostile_naive.py CASE` judges one case that way and prints one line of JSON. It confines nothing, so it runs in
 `hostile_cage` alone, one case to a cage.
@@ -57,7 +57,7 @@ print(_json.dumps({{"score": _passed / {len(TESTS)}}}))
 
 
 def run(case: Case, source: str) -> Seen:
-    """One case, as the baseline sees it: the last line of the output is the result."""
+    """Run one case as the baseline does; the last line of the output is the result."""
     with tempfile.NamedTemporaryFile("w", suffix=".py", encoding="utf-8", errors="surrogateescape") as file:
         file.write(_GUARD + source + _CALL[case.kind])
         file.flush()
@@ -102,7 +102,7 @@ def _seen(case: Case, status: int, output: str, errors: str) -> Seen:
 
 
 def main() -> None:
-    """Judge one case; the whole cage is for it."""
+    """Judge one case, for which the whole cage was made."""
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(limit, (64 << 20, 64 << 20) if limit == resource.RLIMIT_FSIZE else (256, 256))
     case = read_case(Path(sys.argv[1]))

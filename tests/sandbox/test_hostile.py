@@ -1,4 +1,4 @@
-"""Hostile code behind every wall this machine has, in an outer cage with canaries; and that the canaries would tell.
+"""Test hostile code at every available sandbox strength, in an outer cage with canaries that detect access.
 
 The quick cases here; all of them, as both users and at both levels, by `make sandbox-campaign`.
 """
@@ -60,7 +60,7 @@ def test_quick_cases_find_nothing(strength, level, names):
 
 @pytest.mark.skipif(missing_cage() != "", reason=missing_cage())
 def test_unconfined_hostile_code_is_noticed(tmp_path):
-    """The runner's own eyes: with limits alone, each of these must be noticed."""
+    """With limits alone, the runner must detect each of these."""
     wanted = {
         "files_of_the_host": "canary: the secret file, or the folder it is in, was changed",
         "network_datagrams": "canary: the UDP listener was reached",
@@ -87,7 +87,7 @@ def test_unsandboxed_baseline_accepts_forged_results():
 
 @pytest.mark.parametrize("strength", ["namespaces", "landlock"])
 async def test_file_metadata_changes_are_denied_without_a_private_root(strength):
-    """Such calls would change the modes, times and lengths of any file of the user who runs us."""
+    """Such calls would change modes, times and lengths of any file of the user."""
     if missing(strength):
         pytest.skip(missing(strength))
     body = """

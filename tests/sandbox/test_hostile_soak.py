@@ -31,7 +31,7 @@ HOSTILE = {
 
 
 def state() -> tuple[int, int, int, int]:
-    """Descriptors, children that have ended and were not collected, processes below us, work folders."""
+    """Return descriptors, zombie children, descendants, and work folders."""
     children = processes()
     ours = {os.getpid()}
     while more := {pid for pid, parent in children.items() if parent in ours} - ours:
@@ -49,7 +49,7 @@ def _stat(pid: int) -> bytes:
 
 
 async def settled(sandbox: Sandbox):
-    """The state once no child is on its way."""
+    """Return the state once no child is starting."""
     while not sandbox.is_settled:  # noqa: ASYNC110 - nobody tells it
         await asyncio.sleep(0.001)
     return state()

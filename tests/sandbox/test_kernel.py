@@ -1,4 +1,4 @@
-"""The system call filter, run in a small interpreter for both machines, and Landlock's masks."""
+"""Test the system call filter, in an interpreter for both architectures, and Landlock's masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MACHINES = ("x86_64", "aarch64")
 
 
 def decide(code: bytes, number: int, arguments: tuple[int, ...] = (), arch: int = 0) -> str | int:
-    """What the kernel would do with the call."""
+    """Return the kernel's decision on the call."""
     data = struct.pack("=IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
     program = [struct.unpack_from("=HBBI", code, at) for at in range(0, len(code), 8)]
     accumulator, at = 0, 0

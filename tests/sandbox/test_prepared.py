@@ -26,7 +26,7 @@ async def sandbox(request):
 
 
 async def settled(sandbox) -> int:
-    """The one child that waits."""
+    """Return the only waiting child."""
     async with asyncio.timeout(10):
         while not (sandbox.is_settled and sandbox.waiting_children):  # noqa: ASYNC110 - nobody tells it
             await asyncio.sleep(0.001)
@@ -35,7 +35,7 @@ async def settled(sandbox) -> int:
 
 
 async def after_load(sandbox) -> None:
-    """Wait until what a waiting child does when it is loaded has happened."""
+    """Wait until a waiting child has finished what it does at loading."""
     waiting = await settled(sandbox)
     (zygote,) = sandbox._idle
     async with asyncio.timeout(10):

@@ -110,7 +110,7 @@ async def test_processes_need_namespaces():
 
 
 async def test_landlock_is_chosen_if_namespaces_are_denied():
-    """As inside Docker with its default profile: the calls that make namespaces fail."""
+    """As in Docker with its default profile: calls that create namespaces fail."""
     if missing("landlock"):
         pytest.skip(missing("landlock"))
     script = """

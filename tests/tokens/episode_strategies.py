@@ -15,7 +15,7 @@ PAD = 99
 
 @dataclass
 class Played:
-    """An episode, its credited steps, and the turns it was made of: (what the model saw, what it sampled)."""
+    """An episode, its credited steps, and its turns: (what the model saw, what it sampled)."""
 
     episode: SingleAgentEpisode
     turns: list[tuple[list[int], list[int]]]
@@ -25,14 +25,14 @@ class Played:
         return -(100 * t + n + 1) / 7
 
     def value(self, t: int, name: str) -> float:
-        """A value of step t as it stands in an array, 0 where there is none."""
+        """Return a value of step t as stored in an array, 0 if missing."""
         return getattr(self.steps[t], name) or 0.0
 
 
 def play(
     rollout_id: str, turns: list[tuple[list[int], list[int]]], values: list[dict[str, Any]] | None = None
 ) -> Played:
-    """Record these turns; step t is by version t. `values` are the steps' advantage, return_to_go and base_reward."""
+    """Record these turns; step t has version t. `values` are the steps' advantage, return_to_go and base_reward."""
     made = Played(SingleAgentEpisode(rollout_id), turns)
     made.episode.add_env_reset("o")
     for t, (prompt, sampled) in enumerate(turns):
@@ -50,7 +50,7 @@ NUMBERS = st.none() | st.floats(-5, 5)
 
 @st.composite
 def played(draw: st.DrawFn, rollout_id: str = "r", *, rewritten: bool = True) -> Played:
-    """An episode of up to four turns; some have empty prompts, observations or actions, or a context begun anew."""
+    """Return an episode of up to four turns; some have empty parts, or a restarted context."""
     turns: list[tuple[list[int], list[int]]] = []
     context: list[int] = []
     for _ in range(draw(st.integers(0, 4))):
@@ -100,7 +100,7 @@ def _numbered(tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def looped_segments(made: Played) -> list[list[dict[str, Any]]]:
-    """The rows per segment, a list of tokens each, every token a dict of what stands there."""
+    """Return the rows per segment as lists of tokens, each a dict of its values."""
     rows: list[list[dict[str, Any]]] = []
     for t, (prompt, _) in enumerate(made.turns):
         stored = [token["input_ids"] for token in rows[-1]] if rows else None
@@ -113,7 +113,7 @@ def looped_segments(made: Played) -> list[list[dict[str, Any]]]:
 
 
 def looped_actions(made: Played) -> list[list[dict[str, Any]]]:
-    """The rows per action."""
+    """Return the rows per action."""
     return [
         _numbered([_observed(token, False) for token in prompt] + _sampled(made, t))
         for t, (prompt, sampled) in enumerate(made.turns)

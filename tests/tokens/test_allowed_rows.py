@@ -24,7 +24,7 @@ def episode(rollout_id="r", turns=TURNS, steps=3):
 
 
 def allowed_tokens(rows):
-    """(row, column, ids) in the padded array, found from the places."""
+    """Return (row, column, ids) in the padded array, from the places."""
     found = []
     for row, allowed in enumerate(rows.non_tensor_batch["allowed_ids"]):
         columns = np.flatnonzero(rows.batch["attention_mask"][row])

@@ -99,13 +99,13 @@ def test_rows_of_one_episode_share_no_dict() -> None:
 
 
 def test_only_the_last_row_of_an_episode_ends_it() -> None:
-    """verl-agent puts the whole score onto every step's row."""
+    """verl-agent puts the whole score on every step's row."""
     rows = build_rows([one.episode for one in group()], pad_token_id=PAD, per="action")
     assert rows.non_tensor_batch["ends_episode"].tolist() == [False, False, True, True]
 
 
 def test_repeat_repeats_row_facts_once() -> None:
-    """verl's separated trainer repeats facts that were repeated already, and misaligns ground truths."""
+    """verl's separated trainer repeats facts twice, and misaligns ground truths."""
     rows = build_rows([one.episode for one in group()], pad_token_id=PAD).repeat(2)
     assert isinstance(rows, TokenBatch)
     assert rows.non_tensor_batch["rollout_id"].tolist() == ["a", "a", "a", "a", "b", "b"]

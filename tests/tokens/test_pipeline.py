@@ -36,12 +36,12 @@ def rows_by(pipeline: RowPipeline):
 
 
 def turn_numbers(columns: Columns) -> Columns:
-    """How many tokens of the row are the policy's, up to each one."""
+    """Return the running number of the policy's tokens in the row."""
     return columns.with_columns(tokens={"acted": np.cumsum(columns.tokens["action_mask"])})
 
 
 class OnlyScored:
-    """Leaves out rows in which nothing can be learnt."""
+    """A connector that drops rows without a learning signal."""
 
     def __call__(self, columns: Columns) -> Columns:
         taking_part = np.add.reduceat(columns.tokens["loss_mask"], columns.starts_B)

@@ -108,7 +108,7 @@ def test_every_sampled_token_counts_once_per_segment_and_per_action(made: list[P
 @quick
 @given(made=batches(2))
 def test_rows_contain_exactly_the_prompts_the_model_saw(made: list[Played]) -> None:
-    """Up to any action, a segment's row is that action's prompt; and so is the prompt of the action's own row."""
+    """Up to any action, a segment's row and the action's own row equal its prompt."""
     segments, actions = rows_of(made).batch, rows_of(made, per="action").batch
     row = 0
     for one in made:
@@ -144,7 +144,7 @@ def test_exactly_one_row_ends_each_episode_with_sampled_tokens(
 @quick
 @given(made=batches(2), start=st.integers(0, 3))
 def test_episode_chunks_have_rows_of_their_own_tokens_only(made: list[Played], start: int) -> None:
-    """What lies before a chunk is context, and a segment that is nothing else has no row."""
+    """Tokens before a chunk are context; a segment of only context has no row."""
     episodes = []
     for one in made:
         chunk = play(one.episode.id_, one.turns[start:]).episode

@@ -16,7 +16,7 @@ PAD = 99
 
 
 def episode(rollout_id: str, turns: list[tuple[list[int], list[int]]]) -> SingleAgentEpisode:
-    """An episode with one step per (prompt_ids, token_ids); the logprob of token n is -n/10, step t has version t."""
+    """Return an episode with a step per (prompt_ids, token_ids); token n has logprob -n/10, step t version t."""
     made = SingleAgentEpisode(rollout_id)
     made.add_env_reset("o")
     for step, (prompt, sampled) in enumerate(turns):
@@ -27,7 +27,7 @@ def episode(rollout_id: str, turns: list[tuple[list[int], list[int]]]) -> Single
 
 
 def valued(made: SingleAgentEpisode, values: list[float | None]) -> list[StepData]:
-    """Its steps with advantage v, return 10v and base reward 100v."""
+    """Return its steps with advantage v, return 10v and base reward 100v."""
     update = [{"advantage": v, "return_to_go": v and 10 * v, "base_reward": v and 100 * v} for v in values]
     return [step.model_copy(update=change) for step, change in zip(episode_steps(made), update, strict=True)]
 
@@ -64,7 +64,7 @@ def test_batch_layout(key: str, expected: list[list[float]]) -> None:
 
 
 def test_returns_are_returns_to_go_without_value_estimates_added() -> None:
-    """A + V comes with the credit; rows take `return_to_go` as it is, and V is not added once more."""
+    """Credit includes A + V; rows take `return_to_go` unchanged."""
     steps = [
         [step.model_copy(update={"policy_value_estimate": 3.0}) for step in episode_steps(e)] for e in (LONG, SHORT)
     ]

@@ -28,15 +28,15 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.task_parts import RunLimitsModel
 
 Build = Callable[[ProviderSession, RunBudget], Mapping[str, RLRolloutWorker]]
-"""A factory of a process's workers by label.
+"""A factory that creates a process's workers by label.
 
-It is pickled, and called in the process with its provider session and budget; it raises ConfigError if the
-process lacks a requirement.
+It is pickled, and called in the process with the provider session and the budget of the process. It raises ConfigError
+if the process lacks a requirement.
 """
 Start = Callable[[], Awaitable[Any]]
-"""A function that starts an actor and returns its handle; raises ConfigError, or RayError if a retry may succeed."""
+"""A function that starts an actor and returns its handle. It raises ConfigError, or RayError if a retry may succeed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_SETTLE_S = 10.0  # Time for the other actors to start after the first one
+_SETTLE_S = 10.0  # Time for the other actors to start after the first one.
 _CLOSE_SECONDS = 15.0
 _MOST_LOG_LINES = 1_000
 logger = logging.getLogger("reward_kit.integrations.ray")
@@ -57,14 +57,14 @@ class Usage(NamedTuple):
 
 
 class RunUsage(NamedTuple):
-    """The state of a run outside one process: the usage of all other processes, and the duration of the run."""
+    """The state of a run outside of one process: the usage of all other processes, and the duration of the run."""
 
     spent: Usage
     seconds: float
 
 
 class ActorBudget(RunBudget):
-    """The budget of a run in one process: its `own` usage counts at once, that of others when the driver reports it."""
+    """The budget of a run in one process. Its `own` usage counts at once, that of others when the driver reports it."""
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
@@ -95,7 +95,7 @@ class Setup:
 
 
 class Assignment(NamedTuple):
-    """An episode to collect with the worker `label`; `keeps_start` keeps the group's start until `close_group`."""
+    """An episode to collect with the worker `label`. `keeps_start` keeps the start of the group until `close_group`."""
 
     label: str
     sample: Sample
@@ -106,7 +106,7 @@ class Assignment(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An episode as a line of `episodes.jsonl`, and its process's usage and logs since the last reply."""
+    """An episode as a line of `episodes.jsonl`, and the usage and logs of its process since the last reply."""
 
     record: dict[str, Any]
     spent: Usage
@@ -140,10 +140,10 @@ class Process:
         self._holder = self.context.run(asyncio.create_task, hold())
         await asyncio.wait([opened, self._holder], return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            await self._holder  # Raises the error that prevented the opening
+            await self._holder  # Raises the error that prevented the opening.
 
     async def hold(self) -> None:
-        """Return only when this process ends, so that a caller notices its end at once."""
+        """Return only when this process ends, so that a caller notices the end at once."""
         await self._leave.wait()
 
     async def close(self) -> None:
@@ -154,7 +154,9 @@ class Process:
 
 
 class CollectedLogs(logging.Handler):
-    """A log handler that keeps the package's records until they are taken, out of the cluster's log files."""
+    """A log handler that keeps the package's records until they are taken, so that they do not reach the cluster's log
+    files.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +186,7 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
     """
     where, here = os.uname().nodename, package_version()
     if driver != here:
-        raise ConfigError(f"reward-kit is {here} on {where} and {driver} in the driver")
+        raise ConfigError(f"reward-kit is {here} on {where}, but {driver} in the driver")
     with boundary(ConfigError, f"on {where}: the driver's message cannot be read"):
         return pickle.loads(packed)
 
@@ -210,7 +212,7 @@ class Member:
 
 
 class ActorPool:
-    """A pool that replaces lost actors, which `tell` reports; `place` fails after `wait_s` without actors."""
+    """A pool that replaces lost actors and reports them to `tell`; `place` fails after `wait_s` without actors."""
 
     def __init__(
         self, what: str, start: Start, size: int, wait_s: float, tell: Callable[[str], None] = logger.warning
@@ -240,7 +242,7 @@ class ActorPool:
                 slots.cancel_scope.cancel()
 
     async def place(self) -> Member:
-        """Return the least loaded actor, or wait for the next one.
+        """Return the least loaded actor; if there is none, wait for the next one.
 
         Raises:
             ConfigError: no actor can be started.
@@ -252,11 +254,11 @@ class ActorPool:
                     if self._refusal is not None:
                         raise self._refusal
                     await self._changed.wait()
-                # Until all actors have started, or the time for starting is over.
+                # Wait until all actors have started, or the time for starting is over.
                 with anyio.move_on_after(self._settled_at - anyio.current_time()):
                     while len(self.members) < self.size and self._refusal is None:
                         await self._changed.wait()
-                if self._alive():  # The first actor may be lost while waiting for the others
+                if self._alive():  # The first actor may be lost while this waits for the others.
                     break
         if not (alive := self._alive()):
             raise ClusterError(
@@ -286,7 +288,7 @@ class ActorPool:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             pause_s = _FIRST_PAUSE_S
-            if self._settled_at == math.inf:  # The first actor should not get all the work
+            if self._settled_at == math.inf:  # The first actor should not get all the work.
                 self._settled_at = anyio.current_time() + _SETTLE_S
             member = Member(handle, number)
             self.members.append(member)
@@ -327,8 +329,8 @@ async def _end(member: Member) -> None:
 async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
     """Start an actor of a class with `prepare(version, packed)`; return its handle once it is ready to work.
 
-    The settings, including secrets, are passed in a call, which goes directly to the process; the cluster would store
-    the arguments of an actor's constructor.
+    The settings, including secrets, are passed in a call, which goes directly to the process, because the cluster would
+    store the arguments of an actor's constructor.
 
     Raises:
         ConfigError: the actor cannot work in its process.
@@ -349,7 +351,7 @@ async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> A
 
 
 async def await_result(member: Member, reference: Any) -> Any:
-    """Return the result of a call, or raise a RayError; cancelling the caller cancels the call."""
+    """Return the result of a call, or raise a RayError. Cancelling the caller cancels the call."""
     try:
         return await reference
     except anyio.get_cancelled_exc_class():

@@ -20,13 +20,13 @@ from reward_kit.errors import ConfigError, RewardKitError, boundary, install_hin
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.processes import remove_folder, temporary_folder
 
-_LONGEST_HOME = 43  # a socket's path has at most 107 bytes, of which Ray uses 64
+_LONGEST_HOME = 43  # The path of a socket has at most 107 bytes, of which Ray uses 64.
 _ANSWER_S = 10.0
 _NOT_SHIPPED = ["runs/", ".git/", ".venv/", "__pycache__/"]
 
 
 class ClusterError(RewardKitError):
-    """The cluster cannot be reached, or has no worker left."""
+    """The cluster cannot be reached, or has no workers left."""
 
 
 def ray_module() -> ModuleType:
@@ -85,7 +85,7 @@ class Connection:
                 )
             return
         with ExitStack() as opened:
-            # Workers' output is not forwarded, since it would mix with the result on standard output.
+            # The output of workers is not forwarded, since it would mix with the result on standard output.
             arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             where = "a cluster on this machine"
             if address is None:
@@ -103,7 +103,7 @@ class Connection:
                 _check_address(address)
                 where = arguments["address"] = address
                 if "RAY_AUTH_MODE" not in os.environ:
-                    # Ray sends a token only in this mode, and does not report a missing one.
+                    # Ray sends a token only in this mode, and does not report a missing token.
                     where += " (if it requires a token, set RAY_AUTH_MODE=token and try again)"
             if self._ship is not None:
                 arguments["runtime_env"] = {"working_dir": str(self._ship), "excludes": _NOT_SHIPPED}
@@ -120,12 +120,15 @@ def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
-            f"--address {address}: write HOST:PORT of the head node, or auto; not the address of a client"
+            f"--address {address}: write HOST:PORT of the head node, or auto; client addresses (ray://) are "
+            "not supported"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
-        raise ClusterError(f"no cluster answers at {address}: {error}; is `ray start --head` running there?") from error
+        raise ClusterError(
+            f"no cluster answers at {address}: {error}; start one there with `ray start --head`"
+        ) from error
 
 
 def _take_signals_back() -> None:
@@ -134,7 +137,7 @@ def _take_signals_back() -> None:
         return
     for number in (signal.SIGINT, signal.SIGTERM):
         if (handler := signal.getsignal(number)) is not None:
-            signal.signal(number, handler)  # Ray installs a C handler, which Python does not know
+            signal.signal(number, handler)  # Ray installs a C handler, of which Python does not know.
 
 
 def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
@@ -146,12 +149,12 @@ def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
 
 
 def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
-    """Return the number of processes that collect: `options.workers`, or as many as fit beside those that score.
+    """Return the number of collecting processes: `options.workers`, or as many as fit in addition to those that score.
 
-    An `option` in messages has a form such as "-E {}". On a cluster that `is_own` no further nodes will come.
+    An `option` in messages has a form such as "-E {}". A cluster that `is_own` will get no further nodes.
     """
     if workers_that_fit(options.cpus, options.gpus, options.reward_workers) < 1 and (is_own or options.workers is None):
-        beside = f" beside {options.reward_workers} that call the reward" if options.reward_workers else ""
+        beside = f" in addition to {options.reward_workers} that call the reward" if options.reward_workers else ""
         wait = "" if is_own else f", or wait for nodes with {option.format('workers')}"
         raise ConfigError(
             f"no worker with {options.cpus:g} CPUs and {options.gpus:g} GPUs fits on the cluster{beside} "

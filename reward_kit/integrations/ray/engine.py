@@ -1,7 +1,7 @@
-"""`reward-kit run --engine ray`: the episodes of a run in processes of a cluster, everything else in the driver.
+"""`reward-kit run --engine ray`, which runs episodes in processes of a cluster, and everything else in the driver.
 
-A process needs the task's own files, at the same path or shipped with it; they are compared with the driver's. It needs
-neither the dataset nor the reward, since samples are sent with each episode and rewards are called elsewhere.
+A process needs the task's own files, at the same path or shipped with it; they are compared with those of the driver.
+It needs neither the dataset nor the reward, since samples are sent with each episode and rewards are called elsewhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RayEngine:
     """An `Engine` on a cluster, for one run.
 
     Raises:
-        ConfigError: a limit on rates cannot be shared, or a variable for the processes is not set.
+        ConfigError: a rate limit cannot be shared, or a variable for the processes is not set.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RayEngine:
                 yield {named.label: pool.worker(named.label) for named in plan.policies}
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return the scorer: in the driver, unless `reward_workers` sets a number of processes."""
+        """Return the scorer, which runs in the driver unless `reward_workers` sets a number of processes."""
         reference = self._task.definition.reward_function_path
         if not self._options.reward_workers or reference is None:
             return make_scorer(reward, deadline_s)
@@ -84,9 +84,9 @@ class RayEngine:
 
 @dataclass(frozen=True, slots=True)
 class TaskWorkers:
-    """A factory (`actors.Build`) of the workers of a task in a process, one per policy.
+    """A factory (`actors.Build`) that creates the workers of a task in a process, one per policy.
 
-    With `is_shipped`, the task's directory is this process's working directory instead of its path in the driver.
+    If `is_shipped` is true, the task's directory is this process's working directory instead of its path in the driver.
     """
 
     task: LoadedTask
@@ -97,7 +97,7 @@ class TaskWorkers:
 
     @classmethod
     def of(cls, task: LoadedTask, request: RunArgs, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
-        """Return the factory for a run's policies, with one process's share of each rate limit."""
+        """Return the factory for a run's policies, with the share of each rate limit that one process gets."""
         definition = divide_rates(task.definition, processes)
         plain = replace(task, definition=definition, samples=(), tools=None, reward=None, notes=())
         return cls(plain, tuple(request.models), tuple(request.policies), request.base_url, is_shipped)
@@ -110,7 +110,7 @@ class TaskWorkers:
             raise ConfigError(f"{task.folder} does not exist on {here}; copy it there, or ship it with -E ship=true")
         for name, path in task.inputs.items():
             if name in _NOT_NEEDED or path.is_dir() or not path.exists():
-                continue  # the loader reports a required file that is missing
+                continue  # The loader reports a required file that is missing.
             if hash_path(path) != task.digests[name]:
                 raise ConfigError(f"the {name} {path} on {here} differs from the driver's")
         location = task.definition.tools_module_path
@@ -131,7 +131,7 @@ class TaskWorkers:
 
 
 def moved(task: LoadedTask, folder: Path) -> LoadedTask:
-    """Return the task with another directory; files outside the directory keep their paths."""
+    """Return the task with another directory; files outside of that directory keep their paths."""
     old = task.folder
     located = copy.copy(task.located)
     located.path = folder / task.path.name
@@ -150,7 +150,7 @@ def moved(task: LoadedTask, folder: Path) -> LoadedTask:
 
 
 def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinitionModel:
-    """Return the definition for one of several processes, with its share of each limit on requests."""
+    """Return the definition for one of several processes, with its share of each rate limit."""
     changed = {}
     for section in ("policy", "user"):
         block = getattr(definition, section)
@@ -169,7 +169,7 @@ def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
 
 
 def max_processes(definition: TaskDefinitionModel) -> int:
-    """Return the number of processes that can share the task's limits on connections; without limits, a huge number."""
+    """Return the number of processes that can share the task's limits on connections; very large without limits."""
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     limits = [block["max_connections"] for block in blocks if isinstance(block.get("max_connections"), int)]
     return min(limits, default=sys.maxsize)
@@ -188,10 +188,10 @@ def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> di
     named = [block["api_key_env"] for block in blocks if isinstance(block.get("api_key_env"), str)]
     passed = definition.resource_server.pass_env if definition.resource_server is not None else []
     names = (OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, *named, *passed, *asked)
-    known.pop(ORIGINS_VARIABLE, None)  # a `.env` cannot assign keys to origins
+    known.pop(ORIGINS_VARIABLE, None)  # A `.env` file cannot assign keys to origins.
     known |= {name: os.environ[name] for name in (ORIGINS_VARIABLE,) if name in os.environ}
     if not os.environ.get(OPENAI_URL) and OPENAI_KEY not in asked:
-        # The workers cannot distinguish a URL of a `.env` from one of the shell, so they get the key that belongs to
-        # it.
+        # The workers cannot distinguish a URL from a `.env` file from a URL from the shell, so they get the key that
+        # belongs to it.
         known[OPENAI_KEY] = resolve_endpoint(needs_key=False).api_key or ""
     return {name: known[name] for name in names if known.get(name)}

@@ -1,4 +1,4 @@
-"""Options of the workers on a cluster, read and checked before anything is started."""
+"""Options of the workers on a cluster, which are parsed and checked before anything is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.validation import describe_validation_error
 
 RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
-"""The options of policies and rewards that limit requests, which several processes must share."""
+"""The options of policies and rewards that limit the rate of requests, and which several processes must share."""
 
 
 class RayOptions(pydantic.BaseModel):
@@ -22,11 +22,11 @@ class RayOptions(pydantic.BaseModel):
             here.
         workers: the number of processes that collect episodes; None for as many as fit, at most one per episode in
             flight.
-        cpus: the number of CPUs that each of them reserves; a fraction if it mostly waits for an endpoint.
-        gpus: the number of GPUs that each of them reserves.
+        cpus: the number of CPUs that each of these processes reserves; a fraction if it mostly waits for an endpoint.
+        gpus: the number of GPUs that each of these processes reserves.
         reward_workers: the number of processes that call the reward, each with its own sandbox; 0 calls it in the
             driver.
-        ship: copy the task's directory to the nodes; otherwise it must exist there at the same path.
+        ship: whether to copy the task's directory to the nodes; otherwise it must exist there at the same path.
         env: further environment variables of the driver to pass to the workers.
         worker_wait_s: seconds without any worker after which the run fails.
     """
@@ -57,7 +57,7 @@ class RayOptions(pydantic.BaseModel):
             option: the command-line option, for messages.
 
         Raises:
-            ConfigError: a name is unknown, or a value out of its range.
+            ConfigError: a name is unknown, or a value is out of range.
         """
         if "address" in given:
             raise ConfigError(f"{option} address: use --address")

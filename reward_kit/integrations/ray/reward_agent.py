@@ -1,4 +1,4 @@
-"""`RayAsyncRewardAgent`: the reward agent as an actor, for trainers that call it from several processes.
+"""`RayAsyncRewardAgent`, the reward agent as an actor, for trainers that call it from several processes.
 
 It has two main methods, which users of verl know: `compute_reward_pipeline` submits a batch and returns its size; `get`
 waits for a part of a batch, in whole groups. It uses `AsyncRewardAgent`: batches are scored concurrently and never
@@ -50,8 +50,8 @@ class RewardChunk(_RequestColumns):
         rewards: the rewards; None if unscored, which is not zero.
         extra_infos: the full results, including failures.
         batch: the number of the batch, from 1.
-        lengths: the number of tokens of each response, as in `ScoredChunk.lengths`.
-        incomplete_groups: the groups of the batch with a missing score.
+        lengths: the number of tokens in each response, as in `ScoredChunk.lengths`.
+        incomplete_groups: the groups of the batch in which a score is missing.
     """
 
     batch: int
@@ -67,13 +67,13 @@ class RewardChunk(_RequestColumns):
         return chunk
 
     def placed(self, width: int) -> npt.NDArray[np.float32]:
-        """Return (B, width) zeros with each reward at the last token of its response, NaN for an unscored response.
+        """Return (B, width) zeros with each reward at the last token of its response; NaN for an unscored response.
 
         Args:
             width: the width of the batch's responses.
 
         Raises:
-            ConfigError: the length of a response is unknown, or outside 1 to `width`.
+            ConfigError: the length of a response is unknown, or outside of 1 to `width`.
         """
         placed = np.zeros((len(self.rewards), width), dtype=np.float32)
         for row, (length, reward) in enumerate(zip(self.lengths, self.rewards, strict=True)):
@@ -84,15 +84,16 @@ class RewardChunk(_RequestColumns):
 
 
 class RewardAgentProcess(Process):
-    """The actor that `RayAsyncRewardAgent.remote(…)` starts; its methods are called with `.remote(…)` too.
+    """The actor that `RayAsyncRewardAgent.remote(…)` starts; its methods are also called with `.remote(…)`.
 
     Args:
         reference: the reward, as `file.py:function` or `package.module:function`.
-        folder: the base of file paths; by default the working directory of the program that starts the actor.
+        folder: the directory to which file paths are relative; by default the working directory of the program that
+            starts the actor.
         choice: the settings of the sandbox; the level is chosen as on the command line.
         options: keyword parameters of the reward to fix.
         reward_workers: the number of processes that call the reward; 0 calls it in this process.
-        requests_of: a function from a trainer's batch to its requests; by default a batch contains requests or
+        requests_of: a function that converts a trainer's batch to requests; by default a batch contains requests or
             episodes.
         agent_options: the options of `AsyncRewardAgent`: max_concurrency, deadline_s, max_pending, rates, retries,
             cache.
@@ -123,7 +124,8 @@ class RewardAgentProcess(Process):
     async def set_environment(self, variables: Mapping[str, str]) -> None:
         """Set environment variables here and in the reward workers, such as the key of a judge, before other calls.
 
-        An argument of a call goes straight to the process. The cluster keeps the arguments of the constructor.
+        The arguments of a call go directly to the process, while the cluster would store the arguments of the
+        constructor.
 
         Raises:
             ConfigError: the reward is already loaded.
@@ -144,7 +146,7 @@ class RewardAgentProcess(Process):
             The number of requests.
 
         Raises:
-            ConfigError: the reward cannot be loaded, or the batch cannot be divided into groups of requests.
+            ConfigError: the reward cannot be loaded, or the batch cannot be divided into groups.
         """
         agent = await self._opened()
         return await CallTurn(agent.compute_reward_pipeline(self._requests_of(data), group_size), self.context)
@@ -161,7 +163,7 @@ class RewardAgentProcess(Process):
         """Wait for exactly `chunk_size` results of the oldest batch with outstanding results.
 
         Args:
-            chunk_size: a multiple of the group size, unless `cut_groups`.
+            chunk_size: the number of results; a multiple of the group size, unless `cut_groups` is true.
             hook_func: a function called in this process with the three columns; its result is returned instead.
             order, cut_groups: see `AsyncRewardAgent.get`.
             **kwargs: keyword arguments for `hook_func`.

@@ -1,7 +1,7 @@
 """Rewards in processes of a cluster: `RayScorer` is a `Scorer` that calls actors, each with its own sandbox.
 
-The sandbox level is chosen once, in the driver, as for any other reward. A confined reward is sent as its program, so
-its files need not exist on the nodes; a reward that runs `in_process` is loaded again on each node, from the same path.
+The sandbox level is chosen once, in the driver, as for any other reward. A sandboxed reward is sent as its program, so
+its files need not exist on the nodes. A reward that runs `in_process` is loaded again on each node, from the same path.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
-_MOST_LOSSES = 3  # A call that kills its process would kill every new one
+_MOST_LOSSES = 3  # A call that kills its process would kill every new process.
 _CALLS_AT_A_TIME = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """The settings of a process: a confined reward, or the reference of an unconfined one."""
+    """The settings of a process: a sandboxed reward, or the reference of a reward without a sandbox."""
 
     confined: SandboxedReward | None
     reference: str = ""
@@ -50,12 +50,12 @@ class RewardSetup:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def scorer(self) -> Scorer:
-        """Return the scorer of this process; raise `ConfigError` if the reward cannot be loaded here."""
+        """Create the scorer of this process; raise `ConfigError` if the reward cannot be loaded here."""
         if self.confined is not None:
             return make_scorer(self.confined)
         choice = SandboxChoice(level="in_process")
         loaded = load_reward(self.reference, self.folder, choice, self.options).reward
-        assert isinstance(loaded, RewardSpec), "nothing else runs in_process"
+        assert isinstance(loaded, RewardSpec), "only a RewardSpec runs in_process"
         return make_scorer(replace(loaded, weakened_from=self.weakened_from), self.deadline_s)
 
 
@@ -82,18 +82,18 @@ class RewardActor(Process):
 
 
 class RayScorer:
-    """A `Scorer` whose calls are made in processes of the cluster that this program is connected to.
+    """A `Scorer` whose calls are made in processes of the cluster to which this program is connected.
 
-    The calls of a lost process are repeated in another one. A class with `post_process_scores` has an instance in each
-    process, any of which may execute `finish_group`.
+    If a process is lost, its calls are repeated in another process. A class with `post_process_scores` has an instance
+    in each process, and any of them may execute `finish_group`.
 
     Args:
         reward: the reward from `load_reward`.
         reference: the reference of the reward.
-        folder: the base of a reference to a file.
+        folder: the directory to which a reference to a file is relative.
         workers: the number of processes.
         cpus: the number of CPUs that each of them reserves.
-        deadline_s: the time limit of one call outside a sandbox; a confined reward has its own.
+        deadline_s: the time limit in seconds of one call without a sandbox; a sandboxed reward has its own limits.
         env: environment variables for the processes, such as the key of a judge.
         wait_s: the seconds without any process after which calls fail.
         connection: the connection to the cluster, opened before the processes; by default the program must be
@@ -122,15 +122,19 @@ class RayScorer:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         if workers > 1 and (limits := sorted(set(RATES) & reward.options.keys())):
-            raise ConfigError(f"reward {reward.id!r}: {limits[0]} cannot be shared by {workers} processes; use one")
+            raise ConfigError(
+                f"reward {reward.id!r}: {limits[0]} cannot be shared by {workers} processes; use one process"
+            )
         self._reward, folder, env = reward, (folder or Path.cwd()).resolve(), env or {}
         if isinstance(reward, SandboxedReward):
             setup = RewardSetup(reward, env=env)
         else:
-            assert isinstance(reward, RewardSpec), "a reward is either confined or a RewardSpec"
+            assert isinstance(reward, RewardSpec), "a reward is either sandboxed or a RewardSpec"
             options = dict(reward.options)
             setup = RewardSetup(None, reference, folder, options, reward.weakened_from, deadline_s, env)
-        here = make_scorer(reward, deadline_s)  # never opened, but its attributes apply to all processes
+        here = make_scorer(
+            reward, deadline_s
+        )  # This scorer is never opened, but its attributes apply to all processes.
         self.rates, self.retries = getattr(here, "rates", None), getattr(here, "retries", None)
         if hasattr(here, "finish_group"):
             self.finish_group = self._finish_group
@@ -168,7 +172,7 @@ class RayScorer:
     ) -> list[Scored]:
         """Return the result of one call, which is repeated if its process is lost."""
         wanted, sent = self._reward.parameters, list(requests)
-        if wanted is not None and "step_data" not in wanted:  # without the episode if no parameter uses it
+        if wanted is not None and "step_data" not in wanted:  # without the episode, unless a parameter uses it
             sent = [replace(request, episode=None) for request in requests]
         for _ in range(_MOST_LOSSES):
             member = await self._pool.place()

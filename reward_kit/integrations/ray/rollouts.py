@@ -1,6 +1,7 @@
 """`RolloutPool`: rollout workers in a cluster's processes, with the methods of a local rollout worker.
 
-`RolloutActor` runs on a worker: `RLRolloutWorker`s with their own event loop, policies and provider sessions.
+`RolloutActor` runs in each process. It has `RLRolloutWorker`s with their own event loop, policies and provider
+sessions.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.call_scheduler import CallTurn
 
 _CLOSE_SECONDS = 10.0
-_MOST_LOSSES = 4  # An episode that kills its process would kill every new one
-_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # Less often with many processes, since each exchange costs the driver a call
+_MOST_LOSSES = 4  # An episode that kills its process would kill every new process.
+_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # Less often with many processes, since each exchange costs the driver a call.
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
@@ -136,7 +137,7 @@ async def _close(party: Any) -> None:
 
 
 class RolloutPool:
-    """Rollout workers on a cluster that this program is connected to. Use `open`.
+    """Rollout workers on the cluster to which this program is connected. Use `open`.
 
     `budget` is charged with the usage that the processes report; `traffic` receives their notices about endpoints.
     """
@@ -184,7 +185,7 @@ class RolloutPool:
             weights: the weights in the form that the policies accept, such as a `state_dict` on the CPU.
         """
         reference = ray_module().put(weights)
-        self._published = (version, reference)  # Processes that start later get the weights too
+        self._published = (version, reference)  # Processes that start later get the weights too.
         async with anyio.create_task_group() as tasks:
             for member in self._pool.members:
                 tasks.start_soon(_ask, member, lambda handle: handle.publish.remote(version, reference))
@@ -195,13 +196,13 @@ class RolloutPool:
         resources = {"num_cpus": self._options.cpus, "num_gpus": self._options.gpus, "max_concurrency": calls}
         handle = await start_actor(RolloutActor, self._setup, resources)
         sent = None
-        while (newest := self._published) is not None and newest is not sent:  # Repeat until no newer weights arrive
+        while (newest := self._published) is not None and newest is not sent:  # Repeat until no newer weights arrive.
             await handle.publish.remote(*newest)
             sent = newest
         return handle
 
     async def collect(self, group: RayGroup, rollout_index: int) -> SingleAgentEpisode:
-        """Collect one episode, with a retry if its process is lost; raise `ClusterError` without processes."""
+        """Collect one episode, and retry if its process is lost; raise `ClusterError` if there are no processes."""
         for losses in range(_MOST_LOSSES):
             # It is unknown which episode killed a process, so the last attempt of each suspect runs alone.
             async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():
@@ -210,7 +211,7 @@ class RolloutPool:
         return group.given_up(rollout_index)
 
     async def _try_to_collect(self, group: RayGroup, rollout_index: int) -> Reply | None:
-        """Return a process's reply; None if the process was lost meanwhile."""
+        """Return a process's reply; None if the process was lost in the meantime."""
         async with group.lock:
             if group.member is None or group.member.is_lost or not group.keeps_start:
                 group.member = await self._pool.place()
@@ -233,7 +234,7 @@ class RolloutPool:
             self.traffic.tell(f"worker {member.number}: {notice}")
         if reply.gave_up is not None:
             self.traffic.give_up(reply.gave_up)
-            await anyio.lowlevel.checkpoint()  # If this ends the run, the episode does not count
+            await anyio.lowlevel.checkpoint()  # If this ends the run, the episode does not count.
         return reply
 
     async def close_group(self, group: RayGroup) -> None:
@@ -244,17 +245,19 @@ class RolloutPool:
 
     def _book(self, member: Member, spent: Usage) -> None:
         news = spent.since(self._booked.get(member, Usage()))
-        if news.steps > 0 or news.tokens > 0:  # Answers may arrive out of order
+        if news.steps > 0 or news.tokens > 0:  # Answers may arrive out of order.
             self._booked[member] = spent
             self.budget.spend(ActionUsage(news.tokens, news.cost), news.steps)
 
     def _rest(self, member: Member) -> RunUsage:
-        """Return the state of the run outside this process."""
+        """Return the state of the run outside of this process."""
         total = Usage(self.budget.tokens, self.budget.cost, self.budget.steps)
         return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
-        """Periodically report the usage of the others to every process, so that all stop soon after a limit."""
+        """Periodically report the usage of the other processes to each process, so that all of them stop soon after a
+        limit is reached.
+        """
 
         async def exchange_with(member: Member) -> None:
             spent = await _ask(member, lambda handle: handle.exchange.remote(self._rest(member)))
@@ -295,7 +298,7 @@ class RayRolloutWorker:
         return RayGroup(self._pool, sample, run_seed, self.policy_label)
 
     async def collect_episode(self, group: RayGroup, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; an error is recorded in it.
+        """Collect one episode; an error is recorded on it.
 
         Raises:
             ClusterError: no process is left, and no new one started in time.
@@ -321,7 +324,7 @@ class RayGroup:
         self._start = GroupStart(definition, self.sample, self.run_seed, policy_label=self.label)
         self.id = self._start.group_id
         self.keeps_start = False
-        if definition.resource_type is not None:  # The group's episodes begin in forks of one resource
+        if definition.resource_type is not None:  # The group's episodes begin in forks of one resource.
             kind = resource_class(definition.resource_type)
             base, sample = definition.base_resource_config, self.sample
             config = merged_config(kind, base, sample.resource_config, sample.location)
@@ -347,7 +350,8 @@ class RayGroup:
     def received(self, reply: Reply, losses: int) -> SingleAgentEpisode:
         """Return the episode of a reply.
 
-        If the group moved to another process, its initial state was recreated; it is verified if its key is unchanged.
+        If the group moved to another process, its initial state was recreated; it counts as verified if its key is
+        unchanged.
         """
         episode = episode_from_record(reply.record)
         facts = get_facts(episode)
@@ -358,7 +362,7 @@ class RayGroup:
         return episode
 
     def given_up(self, rollout_index: int) -> SingleAgentEpisode:
-        """Return the failed episode to record if every process that tried it was lost."""
+        """Return the failed episode to record if every process that tried to collect it was lost."""
         start = self._start.identity(rollout_index)
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id))
         error = ClusterError(f"its process was lost {_MOST_LOSSES} times; the call may be the cause")

@@ -1,4 +1,4 @@
-"""`engine: ray` of a train file: episodes in processes of a cluster, each with a copy of the weights.
+"""`engine: ray` in a train file: episodes in processes of a cluster, each with a copy of the weights.
 
 `train_loop` runs a train file under Ray Train: `TorchTrainer(train_loop, …)` starts the processes. Weights are sent as
 arrays without copies, which the processes of a machine read from shared memory.
@@ -70,7 +70,9 @@ class PackedTensor(NamedTuple):
 
 
 def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
-    """Return the weights in a form that Ray sends without pickling their bytes; do not modify them before."""
+    """Return the weights in a form that Ray sends without pickling their bytes; do not modify them before they are
+    sent.
+    """
     result = {}
     for name, tensor in weights.items():
         plain = tensor.detach().cpu().contiguous()
@@ -79,7 +81,7 @@ def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
 
 
 def unpack_weights(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
-    """Return the unpacked weights, read-only, since their memory belongs to the object store."""
+    """Return the unpacked weights, which are read-only, since their memory belongs to the object store."""
     tensors = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -113,9 +115,9 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
             setup = Setup(TrainingWorkers.of(plan), max_concurrency=in_flight, env=env)
             pool = RolloutPool(plan.task.definition, setup, options, size=size)
             publishing = ClusterPolicy(policy, pool)
-            await publishing.publish(publishing.version)  # Equal seeds do not guarantee equal weights
+            await publishing.publish(publishing.version)  # Equal seeds do not guarantee equal weights.
             held_out = None
-            if plan.held_out is not None:  # The same processes also run the task of the evaluations
+            if plan.held_out is not None:  # The same processes also run the task of the evaluations.
                 evaluation_pool = copy.copy(pool)
                 evaluation_pool.definition = plan.held_out.task.definition
                 held_out = ClusterWorker(evaluation_pool, HELD_OUT, publishing)
@@ -141,7 +143,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
 
 @dataclass(frozen=True, slots=True)
 class TrainingWorkers:
-    """A factory (`actors.Build`) of the workers of training and of evaluations in a process, with one policy."""
+    """A factory (`actors.Build`) that creates the workers of training and evaluations in a process, with one policy."""
 
     tasks: Mapping[str, LoadedTask]
     policy: PolicyModel
@@ -178,7 +180,7 @@ class TrainingWorkers:
 
 
 class ActingPolicy(AgentPolicy):
-    """A policy in one of the processes, which receives the weights that it acts with.
+    """A policy in one of the processes, which receives the weights with which it acts.
 
     `publishes` is False if another policy already publishes the same weights.
     """
@@ -204,7 +206,7 @@ class ActingPolicy(AgentPolicy):
         return output
 
     async def publish(self, version: int, weights: Mapping[str, PackedTensor]) -> None:
-        """Use these weights from the next forward pass."""
+        """Use these weights from the next forward pass on."""
         if self._publishes:
             await self._policy.publish(version, unpack_weights(weights))
 
@@ -214,7 +216,7 @@ class ActingPolicy(AgentPolicy):
 
 
 class ClusterPolicy:
-    """The trained policy, as seen by the trainer: its weights are in this process, and the actors use copies."""
+    """The trained policy as the trainer sees it: its weights are in this process, and the actors use copies."""
 
     def __init__(self, policy: AgentPolicy, pool: RolloutPool) -> None:
         self._policy, self._pool, self.version = trainable(policy), pool, 0
@@ -240,7 +242,7 @@ class ClusterPolicy:
 
 
 class ClusterWorker(RayRolloutWorker):
-    """A collector of the episodes of training, or of evaluations, with the worker `name` of each process."""
+    """Collects the episodes of training, or of evaluations, with the worker `name` of each process."""
 
     def __init__(self, pool: RolloutPool, name: str, policy: ClusterPolicy) -> None:
         # The label is part of ids and seeds, and is the same for all workers, as in a single process.
@@ -284,7 +286,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
 async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | None) -> TrainingOutcome:
     @asynccontextmanager
     async def uninterrupted(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
-        yield  # Ray ends its workers itself; a restart resumes from their last checkpoint
+        yield  # Ray ends its workers itself; a restart resumes from their last checkpoint.
 
     factories = Factories() if group is None else Factories(sharded_learner_factory(group))
     if plan.config.engine.type == "ray":

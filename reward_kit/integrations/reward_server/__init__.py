@@ -1,1 +1,1 @@
-"""Reward functions over HTTP, the server of `reward-kit serve`."""
+"""Reward functions over HTTP; the server of `reward-kit serve`."""

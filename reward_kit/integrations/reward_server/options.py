@@ -20,7 +20,7 @@ from reward_kit.providers.keys import read_dotenv
 from reward_kit.validation import check_number
 
 VARIABLE = "REWARD_KIT_SERVE_API_KEY"
-"""The environment variable that holds a server's key."""
+"""The environment variable that contains a server's key."""
 _SHORTEST_KEY = 16
 MIB = 2**20
 AT_LEAST = (("max_pending", "max_batch"), ("max_held_mb", "max_body_mb"))
@@ -62,10 +62,11 @@ def _digest(text: str) -> bytes:
 
 
 def check_key(key: str, where: str) -> None:
-    """Reject a key that is too short or invalid in a header; messages never show the key."""
+    """Reject a key that is too short or is invalid in a header; messages never show the key."""
     if len(key) < _SHORTEST_KEY:
         raise ConfigError(
-            f"{where} has {len(key)} characters; a key must have at least {_SHORTEST_KEY}, preferably 43 random ones"
+            f"{where} has {len(key)} characters; a key must have at least {_SHORTEST_KEY} characters, "
+            "preferably 43 random ones"
         )
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"{where} contains a space or a character that is invalid in HTTP headers")
@@ -75,10 +76,10 @@ def read_keys(file: Path | None) -> tuple[list[str], str]:
     """Return the configured keys, possibly none, and a warning about their file or "".
 
     A file has one key per line; lines that begin with # are skipped. Without a file, the key is read from the
-    environment, then from `.env`.
+    environment, else from `.env`.
 
     Raises:
-        ConfigError: the file cannot be read or has no key.
+        ConfigError: the file cannot be read or contains no key.
     """
     if file is None:
         key = (os.environ.get(VARIABLE) or read_dotenv(Path.cwd()).get(VARIABLE, "")).strip()
@@ -96,36 +97,38 @@ def read_keys(file: Path | None) -> tuple[list[str], str]:
     if not keys:
         raise ConfigError(f"--api-key-file {file} has no key; write one key per line")
     is_open = bool(mode & (stat.S_IRGRP | stat.S_IROTH))
-    return list(keys.values()), f"{file} can be read by others on this machine: chmod 600 {file}" if is_open else ""
+    return list(
+        keys.values()
+    ), f"{file} can be read by other users of this machine; run chmod 600 {file}" if is_open else ""
 
 
 def new_key() -> str:
-    """Return a key of 256 random bits."""
+    """Return a random key of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Address and limits of a reward server.
+    """The address and the limits of a reward server.
 
     Attributes:
         host: the address to listen on.
         port: the port to listen on; 0 chooses a free one.
         max_concurrency: the maximum number of concurrent calls of each reward; for a sandboxed reward, at most one per
             CPU.
-        max_pending: the maximum number of accepted, unanswered rollouts of each reward; further requests are refused.
+        max_pending: the maximum number of accepted, unanswered rollouts of each reward; further requests are rejected.
         max_batch: the maximum number of rollouts in a request.
         max_messages: the maximum number of messages in a rollout.
         max_body_mb: the maximum size of a request's body in MiB.
         max_held_mb: the maximum size of all bodies in memory in MiB, as sent; parsed values take more memory.
         max_connections: the maximum number of open connections.
-        deadline_s: the time limit of one call of a reward.
-        head_timeout_s: the time limit for a new connection to send the head of its first request.
-        body_timeout_s: the time limit for a body to arrive.
-        shutdown_timeout_s: the time limit for requests in flight at shutdown.
+        deadline_s: the time limit of one call of a reward, in seconds.
+        head_timeout_s: the time limit in seconds for a new connection to send the head of its first request.
+        body_timeout_s: the time limit in seconds for a body to arrive.
+        shutdown_timeout_s: the time limit in seconds for requests in flight at shutdown.
 
     Raises:
-        ConfigError: a number is out of its range, or a batch can never be accepted.
+        ConfigError: a number is out of range, or a batch can never be accepted.
     """
 
     host: str = "127.0.0.1"
@@ -148,13 +151,15 @@ class ServerOptions:
                 check_number(field.name, getattr(self, field.name), is_integer=field.type == "int")
         for larger, smaller in AT_LEAST:
             if getattr(self, smaller) > getattr(self, larger):
-                raise ConfigError(f"{smaller} must be at most {larger}, {getattr(self, larger):g}; raise {larger} too")
+                raise ConfigError(
+                    f"{smaller} must be at most {larger}, which is {getattr(self, larger):g}; raise {larger} too"
+                )
 
 
 class RefusedError(RewardKitError):
-    """A request answered with an error: a code for programs, a message for people.
+    """A request that is answered with an error: a code for programs, and a message for people.
 
-    With `closes`, the connection is closed afterwards, for example if the body was not read.
+    If `closes` is true, the connection is closed afterwards, for example because the body was not read.
     """
 
     def __init__(
@@ -171,12 +176,12 @@ class RefusedError(RewardKitError):
 
 
 def busy(message: str, wait_s: float) -> RefusedError:
-    """Return the error of an overloaded server; the client may retry after `wait_s`, rounded up to whole seconds."""
+    """Return the error of an overloaded server; the client may retry after `wait_s` seconds, rounded up."""
     return RefusedError(429, "too_many", message, {"Retry-After": str(math.ceil(max(1.0, wait_s)))}, closes=True)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return an answer in JSON; lone surrogates, which UTF-8 cannot encode, become question marks."""
+    """Return an answer as JSON; lone surrogates, which UTF-8 cannot encode, become question marks."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return plain_response(text.encode("utf-8", "replace"), "application/json", status, headers)
 

@@ -1,4 +1,4 @@
-"""A reward server: its rewards and metrics, OpenAPI document, request routes, socket and shutdown."""
+"""A reward server: its rewards and metrics, its OpenAPI document, request routes, socket and shutdown."""
 
 from __future__ import annotations
 
@@ -76,9 +76,10 @@ def load_named_rewards(
 
     Args:
         references: `file.py:function`, or `name=file.py:function`.
-        folder: the base of relative file paths.
+        folder: the directory to which file paths are relative.
         choice: the user's sandbox settings.
-        options: the reward's options; with several rewards, each is prefixed with its reward's name and a dot.
+        options: the reward's options; with several rewards, each option is prefixed with the name of its reward and a
+            dot.
 
     Raises:
         ConfigError: a reward cannot be loaded, two have the same name, or an option belongs to no reward.
@@ -89,16 +90,16 @@ def load_named_rewards(
         match = _NAMED.fullmatch(text)
         name, reference = (match[1], match[2]) if match else ("", text)
         if reference.startswith(("http://", "https://")):
-            raise ConfigError(f"{checked_address(reference)} is a served reward already; name a local function")
+            raise ConfigError(f"{checked_address(reference)} is already served; pass a local function")
         prefix = "" if is_single else f"{name or split_reference(reference)[1]}."
         own = {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
         unused -= {prefix + key for key in own}
         loaded = load_reward(reference, folder, choice, own)
         name = name or loaded.reward.id
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"reward {name!r} cannot be part of an address: write NAME={reference}")
+            raise ConfigError(f"the reward name {name!r} cannot be part of an address; write NAME={reference}")
         if name in named:
-            raise ConfigError(f"two rewards are called {name!r}: write NAME={reference} for one of them")
+            raise ConfigError(f"two rewards are named {name!r}; write NAME={reference} for one of them")
         named[name] = NamedReward(name, loaded.reward, loaded.notes)
     if unused:
         names = " or ".join(f"{name}." for name in named)
@@ -147,7 +148,7 @@ class ServedReward:
         reward = named.reward
         scorer = make_scorer(reward, options.deadline_s)
         self.agent = AsyncRewardAgent(scorer, max_concurrency=options.max_concurrency)
-        # A reward with `finish_group` returns a group's scores together, so clients see it as a batch reward.
+        # A reward with `finish_group` returns the scores of a group together, so clients see it as a batch reward.
         self._in_groups = scorer.mode == "batch" or reward.mode == "batch" or hasattr(scorer, "finish_group")
         self.about = AboutBody(
             name=named.name,
@@ -175,7 +176,7 @@ class ServedReward:
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
-        """Count rollouts as pending inside the block; raises like `check_capacity`."""
+        """Count rollouts as pending inside the block; raises errors like `check_capacity`."""
         self.check_capacity(count)
         self.pending += count
         try:
@@ -197,10 +198,10 @@ _ERRORS = {
     401: "The key is missing or unknown to this server.",
     404: "The reward is unknown.",
     408: "The body did not arrive in time.",
-    413: "The body is too large.",
+    413: "The body exceeds the size limit.",
     415: "The body is not JSON in UTF-8, or is compressed.",
     422: "The body is not a valid request; the message names the field.",
-    429: "Too many requests at the moment; Retry-After gives the time to wait.",
+    429: "There are too many requests at the moment; Retry-After contains the time to wait.",
     500: "An internal server error.",
     503: "The server is shutting down.",
 }
@@ -260,7 +261,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
         return {"operationId": name, "summary": summary, "responses": responses}
 
     def scoring(name: str, body: str, answer: str) -> dict[str, Any]:
-        scored = "Scores; if a reward failed, score is null and error gives the reason."
+        scored = "Scores; if a reward failed, score is null and error contains the reason."
         request = {"required": True, "content": {"application/json": {"schema": refs[body]}}}
         return {**operation(name, scored, refs[answer], _BODY_ERRORS), "requestBody": request}
 
@@ -271,13 +272,13 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
         "info": {
             "title": "reward-kit: rewards over HTTP",
             "version": package_version(),
-            "description": "Unscored is null, with the reason in error; it is never 0.",
+            "description": "The score of an unscored rollout is null, with the reason in error; it is never 0.",
         },
         "paths": {
             "/health": {
                 "get": {**operation("health", "State of the server", refs["HealthBody"], (503,)), "security": []}
             },
-            "/metrics": {"get": operation("metrics", "Figures for Prometheus", None)},
+            "/metrics": {"get": operation("metrics", "Metrics for Prometheus", None)},
             "/openapi.json": {"get": operation("openapi", "This document", {"type": "object"})},
             "/v1/rewards": {"get": operation("list", "All rewards", refs["ListBody"])},
             "/v1/rewards/{name}": {
@@ -301,7 +302,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
 
 @dataclass(slots=True)
 class _Request:
-    """A request's data for metrics and the log, even if its client disconnected."""
+    """A request's data for metrics and the log, which is available even if the client disconnected."""
 
     key: int
     route: str = "unknown"
@@ -313,7 +314,7 @@ _ROUTES = {"/health": "health", "/metrics": "metrics", "/openapi.json": "openapi
 
 
 class Service:
-    """The handlers of requests; without a key, only `/health` is answered."""
+    """The handlers of requests; requests without a key are rejected, except to `/health`."""
 
     def __init__(self, named: Sequence[NamedReward], keys: Keys, options: ServerOptions) -> None:
         self.rewards = {one.name: ServedReward(one, options) for one in named}
@@ -327,7 +328,7 @@ class Service:
         self._idle = anyio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """Answer, count and log one request; an internal error is logged and answered without details."""
+        """Answer, count and log one request; an internal error is logged, and the answer contains no details."""
         began = asyncio.get_running_loop().time()
         seen = _Request(self._keys.number_of(request.headers.getall("Authorization", [])))
         self._in_flight += 1
@@ -340,9 +341,9 @@ class Service:
                 response = refusal.response()
             except RewardKitError as error:
                 logger.error("%s failed", seen.route, exc_info=error)
-                message = "internal server error; see its log"
+                message = "internal server error; see the server's log"
                 response = RefusedError(500, "internal", message, closes=True).response()
-            if not seen.key:  # A client without a key gets one answer, and cannot reuse the connection
+            if not seen.key:  # A client without a key gets one answer, and cannot reuse the connection.
                 response.force_close()
             seen.status = response.status
             return response
@@ -357,7 +358,7 @@ class Service:
             logger.info("%s", request.method, extra={**facts, "peer": request.remote, "seconds": round(seconds, 6)})
 
     async def end(self, timeout_s: float) -> bool:
-        """Refuse further requests and wait for pending ones; return True if all were answered in time."""
+        """Reject further requests and wait for pending ones; return True if all were answered in time."""
         self._is_ending = True
         if self._in_flight:
             with anyio.move_on_after(timeout_s):
@@ -370,7 +371,7 @@ class Service:
         self._idle.set()
 
     def _find_route(self, request: web.BaseRequest, seen: _Request) -> None:
-        """Set the route and reward of a request; raise `RefusedError` without a key or for an unknown address."""
+        """Set the route and reward of a request; raise `RefusedError` for a missing key or an unknown address."""
         path, name = request.rel_url.raw_path, None
         route = _ROUTES.get(path)
         if not seen.key and not (route == "health" and request.method in _READS):
@@ -428,7 +429,7 @@ class Service:
         requests = (("", {"route": r, "status": str(s)}, n) for (r, s), n in sorted(self._requests.items()))
         yield _family("requests_total", "counter", "Requests that were answered.", requests)
         spans = (one for route, h in sorted(self._request_seconds.items()) for one in h.samples({"route": route}))
-        yield _family("request_seconds", "histogram", "From the head of a request to its answer.", spans)
+        yield _family("request_seconds", "histogram", "Time from the head of a request to its answer.", spans)
         yield _family("connections", "gauge", "Open connections.", [("", {}, self.connections())])
         yield _family("held_bytes", "gauge", "Bytes of request bodies.", [("", {}, self._bodies.bytes)])
         named = [(reward, {"reward": name}, reward.agent.stats) for name, reward in self.rewards.items()]
@@ -439,13 +440,15 @@ class Service:
         )
         yield _family("rollouts_total", "counter", "Answered rollouts, by outcome.", outcomes)
         pending = [("", labels, reward.pending) for reward, labels, _ in named]
-        yield _family("pending", "gauge", "Accepted rollouts without an answer yet.", pending)
+        yield _family("pending", "gauge", "Accepted rollouts without an answer.", pending)
         flying = [("", labels, stats.in_flight) for _, labels, stats in named]
-        yield _family("calls_in_flight", "gauge", "Calls of a reward in flight.", flying)
+        yield _family("calls_in_flight", "gauge", "Calls of a reward that are in flight.", flying)
         cost = [("", labels, stats.cost_usd) for _, labels, stats in named if stats.cost_usd is not None]
         yield _family("cost_usd_total", "counter", "Cost of scores in US dollars, as reported.", cost)
         calls = (one for reward, labels, _ in named for one in reward.call_seconds.samples(labels))
-        yield _family("call_seconds", "histogram", "Duration of a call, with its wait for a thread or worker.", calls)
+        yield _family(
+            "call_seconds", "histogram", "Duration of a call, including its wait for a thread or worker.", calls
+        )
 
 
 _KEPT_ALIVE_S = 75.0
@@ -471,7 +474,9 @@ _http_logger.addFilter(_is_server_fault)
 
 
 class _ProtocolFactory:
-    """Creates a protocol per connection: at most `max_connections`, with a time limit for the first request head."""
+    """Creates a protocol per connection, for at most `max_connections`, with a time limit for the first request
+    head.
+    """
 
     def __init__(self, server: web.Server, options: ServerOptions) -> None:
         self._server, self._options = server, options
@@ -486,7 +491,7 @@ class _ProtocolFactory:
         return protocol
 
     def heard(self, protocol: asyncio.Protocol) -> None:
-        """Record that the connection sent a complete request head."""
+        """Record that the connection has sent a complete request head."""
         self._silent.discard(protocol)
 
     def _close_if_silent(self, protocol: web.RequestHandler) -> None:
@@ -496,7 +501,7 @@ class _ProtocolFactory:
 
 
 class _Full(asyncio.Protocol):
-    """Refuses a connection beyond `max_connections`."""
+    """Rejects a connection beyond `max_connections`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -517,7 +522,7 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
 
     Args:
         named: the rewards.
-        keys: the accepted keys; every request except `/health` needs one.
+        keys: the accepted keys; every request except `/health` needs a key.
         options: the address and the limits.
 
     Raises:
@@ -550,7 +555,9 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
         except (OSError, OverflowError) as error:
             message = getattr(error, "strerror", None) or error
             raise ConfigError(f"--host {host} --port {port}: {message}") from error
-        for each in listener.sockets:  # Connections inherit the option, which limits the time of unread answers
+        for (
+            each
+        ) in listener.sockets:  # Connections inherit the option, which limits the time for which answers stay unread.
             with contextlib.suppress(OSError, AttributeError):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         bound, port = listener.sockets[0].getsockname()[:2]
@@ -570,17 +577,17 @@ async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
             while server.connections:  # noqa: ASYNC110 - aiohttp has no event for a closed connection
                 await anyio.sleep(_LOOK_S)
     elif service.is_hurried:
-        logger.warning("stopped before everything was answered")
+        logger.warning("stopped before all requests were answered")
     else:
-        logger.warning("not everything was answered within %g s", timeout_s)
+        logger.warning("not all requests were answered within %g s", timeout_s)
     await server.shutdown(_CANCELLING_S)
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the limit of open files to the number that the connections need, up to the system's maximum."""
+    """Raise the limit on open files to the number that the connections need, up to the system's maximum."""
     try:
         import resource
-    except ModuleNotFoundError:  # Windows has no such limit
+    except ModuleNotFoundError:  # Windows has no such limit.
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + 1024

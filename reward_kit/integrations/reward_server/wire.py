@@ -1,4 +1,4 @@
-"""Requests and answers of a reward server: pydantic models, and reading a body within limits of size and time.
+"""Requests and answers of a reward server: pydantic models, and reading a body within limits on size and time.
 
 Bodies are strict JSON; every error names the field.
 """
@@ -44,7 +44,7 @@ _LONGEST_FIELD = 200
 
 
 class StateBody(BaseModel):
-    """A resource's final state as it is stored."""
+    """A resource's final state in its stored form."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="State")
 
@@ -53,7 +53,7 @@ class StateBody(BaseModel):
 
 
 class RolloutBody(BaseModel):
-    """A rollout as a reward function may see it."""
+    """A rollout in the form that a reward function may see."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 
@@ -65,16 +65,18 @@ class RolloutBody(BaseModel):
     assistant_turns: list[int] | None = Field(
         None,
         fail_fast=True,
-        description="The position in messages of each step's message; by default every assistant message is a step.",
+        description="The position in messages of each step's message; by default, every assistant message is a step.",
     )
     sample: dict[str, Any] = Field(default_factory=dict, description="The sample's row.")
     environment_return: float | None = Field(None, description="The sum of the environment's rewards.")
-    stop_reason: str | None = Field(None, description="Why the episode ended.")
+    stop_reason: str | None = Field(None, description="The reason why the episode ended.")
     state: StateBody | None = Field(None, description="The final state, for rewards with a parameter final_state.")
     episode: dict[str, Any] | None = Field(
         None,
-        description="A line of episodes.jsonl, for rewards with a parameter step_data; if it "
-        "cannot be read, the rollout is unscored.",
+        description=(
+            "A line of episodes.jsonl, for rewards with a parameter step_data; if it cannot be parsed, the "
+            "rollout is unscored."
+        ),
     )
     extra: dict[str, Any] = Field(default_factory=dict, description="Further named values, such as goal_description.")
 
@@ -84,7 +86,7 @@ class ScoreBody(RolloutBody):
 
     model_config = ConfigDict(title="ScoreRequest")
 
-    codec: Codec = Field("plain", description='"typed": values are coded as in episodes.jsonl.')
+    codec: Codec = Field("plain", description='"typed": values are encoded as in episodes.jsonl.')
 
 
 class BatchBody(BaseModel):
@@ -93,7 +95,7 @@ class BatchBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", title="BatchRequest")
 
     rollouts: list[RolloutBody] = Field(min_length=1)
-    codec: Codec = Field("plain", description='"typed": values are coded as in episodes.jsonl.')
+    codec: Codec = Field("plain", description='"typed": values are encoded as in episodes.jsonl.')
 
 
 class BatchAnswerBody(BaseModel):
@@ -113,13 +115,13 @@ class ListBody(BaseModel):
 
 
 def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
-    """Return the answer for a score, see `AnswerBody`.
+    """Return the answer for a score; see `AnswerBody`.
 
     A step index with too many digits leaves only its own rollout unscored.
     """
     steps = (scored.result.step_outputs if scored.result is not None else None) or ()
     if any(isinstance(step.step_index, int) and step.step_index.bit_length() > _MOST_BITS for step in steps):
-        message = f"step_outputs: a step_index of more than {_MOST_BITS} bits"
+        message = f"step_outputs: a step_index has more than {_MOST_BITS} bits"
         scored = replace(scored, result=None, failure=Failure("invalid_result", "RewardError", message))
     result = scored.result
     answer = {
@@ -154,7 +156,7 @@ class BodyReader:
         """Read the body; its bytes count until the block ends, even if only the parsed values remain."""
         options, most = self._options, int(self._options.max_body_mb * MIB)
         too_large = RefusedError(
-            413, "too_large", f"a body may have at most {options.max_body_mb:g} MiB (max_body_mb)", closes=True
+            413, "too_large", f"the body exceeds the limit of {options.max_body_mb:g} MiB (max_body_mb)", closes=True
         )
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise RefusedError(415, "unsupported_media_type", "send the body uncompressed", closes=True)
@@ -212,7 +214,7 @@ def _parse_requests(
         raise _invalid("(top level): expected an object")
     codec = value.pop("codec", "plain")
     if codec not in ("plain", "typed"):
-        raise _invalid('codec: "plain" or "typed"')
+        raise _invalid('codec: expected "plain" or "typed"')
     rollouts: Any = [value]
     if is_batch:
         rollouts = value.pop("rollouts", None)
@@ -227,7 +229,7 @@ def _parse_requests(
         prefix = f"rollouts.{index}." if is_batch else ""
         try:
             if codec == "typed" and isinstance(rollout, Mapping):
-                with boundary(EpisodeError, "a value is not encoded as codec 'typed' requires"):
+                with boundary(EpisodeError, "a value is not encoded as the codec 'typed' requires"):
                     # The episode's values are already encoded in its record.
                     rollout = {key: v if key == "episode" else from_json_value(v) for key, v in rollout.items()}
             _check_sizes(rollout, options, prefix)
@@ -267,18 +269,18 @@ def _request(body: RolloutBody, index: int, wants_episode: bool) -> ScoringReque
 
 
 def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
-    """Reject long lists before validating their items."""
+    """Reject long lists before their items are validated."""
     messages = rollout.get("messages") if isinstance(rollout, dict) else None
     if not isinstance(messages, list):
         return
     if len(messages) > options.max_messages:
-        most = f"a rollout may have at most {options.max_messages} (max_messages)"
-        raise _invalid(f"{prefix}messages: there are {len(messages)}; {most}")
+        most = f"the maximum is {options.max_messages} (max_messages)"
+        raise _invalid(f"{prefix}messages: the rollout has {len(messages)}; {most}")
     for index, message in enumerate(messages):
         for name in ("content", "tool_calls"):
             parts = message.get(name) if isinstance(message, dict) else None
             if isinstance(parts, list) and len(parts) > MOST_PARTS:
-                raise _invalid(f"{prefix}messages.{index}.{name}: {len(parts)} parts; at most {MOST_PARTS}")
+                raise _invalid(f"{prefix}messages.{index}.{name}: {len(parts)} parts; the maximum is {MOST_PARTS}")
 
 
 def _describe(error: pydantic.ValidationError, prefix: str) -> str:

@@ -1,4 +1,6 @@
-"""TRL and Axolotl: our rewards, rollouts, environments and advantages in `GRPOTrainer`. Names load on first use."""
+"""TRL and Axolotl: rewards, rollouts, environments and advantages of reward-kit in `GRPOTrainer`. Names load on first
+use.
+"""
 
 from __future__ import annotations
 

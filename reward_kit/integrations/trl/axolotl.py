@@ -1,13 +1,13 @@
-"""A plugin for Axolotl, with which its GRPO trainer uses our advantages of each step.
+"""A plugin for Axolotl that makes its GRPO trainer use reward-kit's advantages for each step.
 
     rl: grpo
     plugins:
       - reward_kit.integrations.trl.axolotl.StepCreditPlugin
     trl:
-      rollout_func: my_rollouts.rollouts   # made by as_rollout_func, in a module of yours
+      rollout_func: my_rollouts.rollouts   # created by as_rollout_func, in a module of yours
 
-The plugin sets the trainer. The rollouts score the episodes, so do not set `trl.reward_funcs`. Axolotl pins TRL; the
-options are those of the pinned version.
+The plugin sets the trainer. The rollouts score the episodes, so do not set `trl.reward_funcs`. Axolotl pins a version
+of TRL; the options are those of this version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _REWARD = "reward_kit.integrations.trl.rewards.rollout_scores"
 
 
 class AxolotlStepCreditTrainer(StepCreditLoss, AxolotlGRPOTrainer):
-    """Axolotl's `GRPOTrainer` with the advantages and log-probabilities of our rollouts; see `StepCreditLoss`."""
+    """Axolotl's `GRPOTrainer` with the advantages and log-probabilities of reward-kit's rollouts; see
+    `StepCreditLoss`.
+    """
 
 
 class StepCreditPlugin(BasePlugin):
@@ -36,14 +38,14 @@ class StepCreditPlugin(BasePlugin):
         """Check the configuration, and set the trainer in it.
 
         Raises:
-            ConfigError: a key is missing, or one would have no effect.
+            ConfigError: a key is missing, or a key would have no effect.
         """
         trl = cfg.get("trl") or {}
         if cfg.get("rl") != "grpo":
             raise ConfigError(f"rl: {cfg.get('rl')!r} uses other trainers; StepCreditPlugin requires rl: grpo")
         if not trl.get("rollout_func"):
             raise ConfigError(
-                "trl.rollout_func is missing; name the result of as_rollout_func, such as my_rollouts.rollouts"
+                "trl.rollout_func is missing; set it to the result of as_rollout_func, such as my_rollouts.rollouts"
             )
         if cfg.get("trainer_cls") not in (None, TRAINER):
             raise ConfigError(
@@ -55,7 +57,9 @@ class StepCreditPlugin(BasePlugin):
                 "episodes; pass the reward to as_rollout_func"
             )
         if (cfg.get("context_parallel_size") or 1) > 1:
-            raise ConfigError("context_parallel_size splits rows, whose steps have different advantages; set it to 1")
+            raise ConfigError(
+                "context_parallel_size splits rows, but the steps of a row have different advantages; set it to 1"
+            )
         for name in _ANOTHER_TRAINER:
             if trl.get(name):
                 raise ConfigError(f"trl.{name} applies only to Axolotl's asynchronous trainer; remove it")

@@ -1,8 +1,8 @@
-"""Any resource as an environment of TRL, whose own loop calls the tools: `GRPOTrainer(environment_factory=…)`.
+"""A resource as an environment of TRL, whose own loop calls the tools: `GRPOTrainer(environment_factory=…)`.
 
-TRL takes an object with `reset(**row)`, a method for each tool, and `get_reward()`. The episodes of one row begin in
-forks of one resource, as in our own rollouts. Step advantages, and our rules for the end of an episode, are available
-only with `rollouts.as_rollout_func`.
+TRL expects an object with `reset(**row)`, a method for each tool, and `get_reward()`. The episodes of one row begin in
+forks of one resource, as in reward-kit's own rollouts. Step advantages, and reward-kit's rules for the end of an
+episode, are available only with `rollouts.as_rollout_func`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
         call: a function that is called with the method's object, the tool's name and the arguments.
 
     Raises:
-        ConfigError: the name of the tool or of a parameter is invalid for a method.
+        ConfigError: the name of the tool or of a parameter is not a valid Python name.
     """
     function = spec["function"]
     name, schema = function["name"], function.get("parameters") or {}
@@ -64,13 +64,15 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
     if not _is_name(name) or name.startswith("_") or name in _RESERVED:
         raise ConfigError(f"tool {name!r} cannot become a method of a TRL environment; rename it")
     if wrong := next((each for each in properties if not _is_name(each) or each == "self"), None):
-        raise ConfigError(f"tool {name!r}: parameter {wrong!r} cannot be one of a method of an environment of TRL")
+        raise ConfigError(
+            f"tool {name!r}: parameter {wrong!r} cannot become a parameter of a method of a TRL environment; rename it"
+        )
 
     def method(self: Any, **arguments: Any) -> str:
         return call(self, name, arguments)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    # Keyword-only, so that parameters without defaults may follow those with defaults.
+    # Keyword-only, so that parameters without defaults may follow parameters with defaults.
     parameters += [
         inspect.Parameter(
             each,
@@ -92,7 +94,7 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
 
 
 def _type_hint(schema: Mapping[str, Any]) -> Any:
-    """Return the Python type of a JSON schema; `Any` if no type expresses it."""
+    """Return the Python type of a JSON schema; `Any` if no type can express it."""
     values = schema.get("enum")
     if values and all(isinstance(value, _SCALARS) for value in values):
         return Literal[tuple(values)]
@@ -129,21 +131,22 @@ def environment_factory(
 ) -> EnvironmentFactory:
     """Return an `environment_factory` for `GRPOTrainer`.
 
-    A dataset row may have a column `resource_config` that overrides `config`: a mapping, whose None values are ignored,
-    since datasets fill missing values with None; or JSON text, in which all keys apply. It may set only the keys that
-    the resource declares in `per_sample_keys`. With a column `seed`, rows with equal configurations may begin
-    differently.
+    A dataset row may have a column `resource_config` that overrides keys of `config`. It is a mapping, whose None
+    values are ignored, since datasets fill missing values with None; or JSON text, in which all keys apply. It may set
+    only the keys that the resource declares in `per_sample_keys`. With a column `seed`, rows with equal configurations
+    may begin in different states.
 
     Args:
-        resource: a built-in resource's name, `module:Class`, `file.py:Class`, or the class.
-        config: the configuration, as a task's `base_resource_config`.
-        example: a row for which the resource is set up once, to read its tools; by default an empty row.
+        resource: the name of a built-in resource, `module:Class`, `file.py:Class`, or the class.
+        config: the configuration, as in a task's `base_resource_config`.
+        example: a row for which the resource is set up once, to determine its tools; by default an empty row.
         run_seed: the seed of all random choices.
-        gives_reward: add the sum of the environment's rewards as a TRL reward, in addition to `reward_funcs`.
-        time_limit_s: the time limit of one call of the environment; None for no limit.
+        gives_reward: whether to add the sum of the environment's rewards as a TRL reward, in addition to
+            `reward_funcs`.
+        time_limit_s: the time limit in seconds of one call of the environment; None for no limit.
 
     Raises:
-        ConfigError: the resource is unknown, rejects its configuration, or has a tool that cannot be a method.
+        ConfigError: the resource is unknown, rejects its configuration, or has a tool that cannot become a method.
     """
     kind = resource_class(resource) if isinstance(resource, str) else resource
     return EnvironmentFactory(
@@ -183,7 +186,7 @@ class TrlEpisode:
         return as_text(outcome.observation)
 
     def final_state(self) -> StateSnapshot | None:
-        """Return the resource's state for reward functions; on an error return None and set `failure`."""
+        """Return the resource's state for reward functions; if it fails, return None and set `failure`."""
 
         async def read() -> StateSnapshot | None:
             with environment_call(f"final_state of {type_name(self._world)}", self._limit, self._world, _LIMIT):
@@ -206,7 +209,7 @@ class EnvironmentFactory:
     The resources of one row are forks of one resource.
 
     Attributes:
-        environment_class: the class of environments, with a method for each tool.
+        environment_class: the class of the environments, with a method for each tool.
         tools: the tools of the example row in OpenAI form.
     """
 
@@ -244,7 +247,7 @@ class EnvironmentFactory:
             raise
 
     def __call__(self) -> Environment:
-        """Return an environment; TRL resets it before each rollout."""
+        """Create an environment; TRL resets it before each rollout."""
         environment: Environment = self.environment_class(self)
         self._made.append(environment)
         return environment
@@ -280,7 +283,7 @@ class EnvironmentFactory:
             undo.push_async_callback(close_quietly, world)
             if (key := await world.state_key()) != self._base_key:
                 raise EnvironmentFailure(
-                    f"{self.kind.__name__}: a fork has state key {key}, its origin {self._base_key}"
+                    f"{self.kind.__name__}: a fork has the state key {key}, but its origin has {self._base_key}"
                 )
             with self._call("reseed_noise"):
                 await world.reseed_noise(derive_seed("noise", self._run_seed, wanted, self._count))
@@ -288,7 +291,7 @@ class EnvironmentFactory:
         return world
 
     async def _make(self, config: Mapping[str, Any], seed: int) -> ForkableResource:
-        with boundary(EnvironmentFailure, f"making a {self.kind.__name__}"):
+        with boundary(EnvironmentFailure, f"creating a {self.kind.__name__}"):
             world = self.kind()
         async with AsyncExitStack() as undo:
             undo.push_async_callback(close_quietly, world)
@@ -316,7 +319,7 @@ class EnvironmentFactory:
 
 
 class Environment:
-    """The object that TRL calls; its subclasses have a method for each tool."""
+    """The object that TRL uses; its subclasses have a method for each tool."""
 
     def __init__(self, factory: EnvironmentFactory) -> None:
         self._factory = factory

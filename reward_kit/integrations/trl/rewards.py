@@ -1,4 +1,5 @@
-"""Our reward functions as TRL's: `(prompts, completions, completion_ids, **columns) -> list[float | None]`.
+"""Reward functions in the form that TRL expects: `(prompts, completions, completion_ids, **columns) -> list[float |
+None]`.
 
 The reward agent calls a reward concurrently, at the sandbox level that the command line would choose. An unscored
 completion gets None, never 0.0; TRL excludes it from the baseline.
@@ -48,11 +49,11 @@ class TrlConversation(NamedTuple):
 
 
 def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
-    """Return the conversation of a prompt and its completion, each a text or a list of messages.
+    """Return the conversation of a prompt and its completion, each of which is a text or a list of messages.
 
     A text becomes one message of the user or the assistant. TRL passes tool calls without ids and with arguments that
-    are not text; ids are added and arguments converted. A tool's answer is matched to the first unanswered call with
-    its name.
+    are not text; ids are added and arguments are converted. A tool's answer is matched to the first unanswered call
+    with its name.
 
     Raises:
         ConfigError: an argument is neither a text nor a list, or a message is invalid.
@@ -68,8 +69,8 @@ def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
 
 
 def _validated(given: Sequence[Any]) -> list[Message]:
-    """Validate messages in TRL's form or ours, and add ids to tool calls and answers."""
-    unanswered: list[tuple[str, str]] = []  # Names and ids of calls
+    """Validate messages in the form of TRL or of reward-kit, and add ids to tool calls and answers."""
+    unanswered: list[tuple[str, str]] = []  # names and ids of calls
     messages, count = [], 0
     for message in given:
         if isinstance(message, Mapping):
@@ -122,15 +123,16 @@ def as_trl_reward(
     Args:
         reward: a `@reward_function`, a plain function of that form, or a `compute_score` of verl's form, which runs in
             this process; or a reference, `file.py:function`.
-        columns: the reward's names for columns of the dataset: `{"answer": "ground_truth"}`. Other columns keep their
-            names. The reward gets the columns that it names as parameters; `sample` has all columns.
+        columns: maps columns of the dataset to the names that the reward uses, such as `{"answer": "ground_truth"}`.
+            Other columns keep their names. The reward gets the columns that it names as parameters; `sample` contains
+            all columns.
         is_async: return a coroutine function, which TRL awaits together with its other asynchronous rewards. The calls
             of a batch run concurrently in both cases.
         name: the name in TRL's logs; by default the reward's id.
         options: the keyword parameters of the reward to fix.
-        sandbox: the sandbox level of a reference; by default the one that the command line would choose.
-        folder: the base of relative file paths; by default the working directory.
-        deadline_s: the time limit of one call; a call that takes longer is unscored.
+        sandbox: the sandbox level of a reference; by default the level that the command line would choose.
+        folder: the directory to which file paths are relative; by default the working directory.
+        deadline_s: the time limit of one call in seconds; a call that takes longer is unscored.
         max_concurrency: the maximum number of concurrent calls.
         group_size: the number of completions per group of a batch reward; by default consecutive equal prompts form a
             group.
@@ -174,13 +176,13 @@ class TRLReward:
         self._columns = {column: _POINTWISE_NAMES.get(ours, ours) for column, ours in (columns or {}).items()}
         self._needed = {_POINTWISE_NAMES.get(one, one) for one in reward.required - reward.resources.keys()}
         self._agent, self._group_size, self._is_open = agent, group_size, False
-        self._opening = threading.Lock()  # TRL awaits several batches at once
+        self._opening = threading.Lock()  # TRL awaits several batches at once.
         if twice := [one for one, count in Counter(self._columns.values()).items() if count > 1]:
             raise ConfigError(f"columns: two columns would be renamed to {twice[0]!r}")
         if "step_data" in self._needed:
             raise ConfigError(
-                f"reward {reward.id!r} requires step_data, which only our own rollouts "
-                "have; pass the reward to as_rollout_func"
+                f"reward {reward.id!r} requires step_data, which only reward-kit's rollouts have; pass the "
+                "reward to as_rollout_func"
             )
 
     def __call__(
@@ -245,9 +247,9 @@ class TRLReward:
             except ConfigError as error:
                 raise ConfigError(f"completion {index}: {error}") from error
             failure, play = None, getattr(environments[index], "_play", None)
-            if "rollout_id" in row and row.get("failure") is not None:  # Our own failed episodes are not scored
+            if "rollout_id" in row and row.get("failure") is not None:  # Failed episodes of reward-kit are not scored.
                 failure = Failure.from_line(row["failure"], "rollout")
-            # Read before the episode's failure, which this may set.
+            # Read before the episode's failure, which this call may set.
             state = play.final_state() if play is not None and (wanted is None or "state" in wanted) else None
             requests.append(
                 ScoringRequest(
@@ -291,7 +293,8 @@ class TRLReward:
         of_rollouts = {"assistant_turns"} if "rollout_id" in named else set()
         if clash := sorted(named.keys() & (_NO_COLUMN - of_rollouts) & (self.reward.parameters or set())):
             raise ConfigError(
-                f"the reward's {clash[0]!r} is never taken from the dataset; rename the dataset's column of that name"
+                f"{clash[0]!r} of the reward is never taken from the dataset; rename the dataset's column "
+                "with that name"
             )
         return named
 
@@ -306,14 +309,16 @@ class AsyncTRLReward(TRLReward):
 
 
 def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any]) -> TrlConversation:
-    """Return the conversation of our own episode, whose completion spans several turns, or else of TRL's columns."""
+    """Return the conversation of a reward-kit episode, whose completion spans several turns, or else of TRL's
+    columns.
+    """
     if "rollout_id" not in row or "messages" not in row:
         return make_conversation(prompt, completion)
     messages = _validated(row["messages"])
     by_assistant = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    turns = row.get("assistant_turns", by_assistant)  # A prompt may contain example messages of the assistant
+    turns = row.get("assistant_turns", by_assistant)  # A prompt may contain example messages of the assistant.
     if not isinstance(turns, list) or any(turn not in by_assistant for turn in turns):
-        raise ConfigError(f"assistant_turns: {turns!r:.80} are not all messages of an assistant")
+        raise ConfigError(f"assistant_turns must be positions of assistant messages, got {turns!r:.80}")
     return TrlConversation(messages, turns)
 
 
@@ -324,7 +329,7 @@ def rollout_scores(
     failure: Sequence[str | None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Return the scores of our rollouts; a reward function for TRL.
+    """Return the scores of reward-kit's rollouts; a reward function for TRL.
 
     Args:
         prompts: unused.

@@ -1,9 +1,10 @@
-"""Our multi-turn rollouts as TRL's `rollout_func`: the trained model acts, in groups that share one initial state.
+"""Multi-turn rollouts of reward-kit as TRL's `rollout_func`: the trained model acts, in groups that share one initial
+state.
 
 TRL passes its prompts, each repeated once per generation, and expects a row for each. A prompt names a sample of the
 task; its G episodes begin from one forked state. Before each generation, the policy gets the trainer's weights. If the
-task has a reward, groups are scored while other groups are still collected, and the rows contain the advantages of the
-steps for a `StepCreditTrainer`.
+task has a reward, groups are scored while other groups are still being collected, and the rows contain the advantages
+of the steps for a `StepCreditTrainer`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
     "use_transformers_continuous_batching": (False,),
     "cache_implementation": (None,),
 }
-"""Options of `GRPOConfig` for TRL's own sampling, with the values that have no effect."""
+"""Options of `GRPOConfig` that control TRL's own sampling, with their default values, which have no effect."""
 
 
 def as_rollout_func(
@@ -71,16 +72,16 @@ def as_rollout_func(
     """Return a `rollout_func` for `GRPOTrainer` that collects episodes of a task.
 
     Args:
-        task: the task, or its file; `runs.tasks.load_task` loads everything that a file names.
+        task: the task, or its file; `runs.tasks.load_task` loads everything that a file refers to.
         policy: the acting policy: an `HFAgentPolicy` of the same model, or another `TrainablePolicy` whose module is
             the trainer's. It gets the trainer's weights before each generation.
         reward: the reward to use instead of the task's; None if the trainer's `reward_funcs` score.
         credit: the credit assigner to use instead of the task's `credit`.
         samples: the samples to use instead of the task's.
-        sample_of: a function from a prompt to its sample, for a dataset with other prompts. By default a prompt is a
-            sample's id, as in `Rollouts.rows`.
-        run_seed: the seed of all random choices not determined by the trainer's seed.
-        max_concurrency: the maximum number of concurrent episodes; None: all episodes of a generation.
+        sample_of: a function that returns the sample of a prompt, for a dataset with other prompts. By default a prompt
+            is a sample's id, as in `Rollouts.rows`.
+        run_seed: the seed of all random choices that the trainer's seed does not determine.
+        max_concurrency: the maximum number of concurrent episodes; None means all episodes of a generation.
         reward_concurrency: the maximum number of concurrent reward calls.
         segments: see `rollout_output`.
 
@@ -156,7 +157,9 @@ class Rollouts:
         self._generation: tuple[str, int, int] = ("", -1, 0)  # Mode, step and number of calls at the step
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the samples as rows of a dataset, `{"prompt": id}`: `datasets.Dataset.from_list(rollouts.rows())`."""
+        """Return the samples as rows of a dataset, `{"prompt": id}`, for
+        `datasets.Dataset.from_list(rollouts.rows())`.
+        """
         return [{"prompt": id_} for id_ in self._samples]
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -202,12 +205,13 @@ class Rollouts:
         return self._samples[name]
 
     def _with_seeds(self, samples: Sequence[Sample], mode: str, trainer: Any) -> list[tuple[Sample, int]]:
-        """Return each sample with the seed of its group: new for every group, and the same on resume."""
+        """Return each sample with the seed of its group, which is new for every group, and the same on resume."""
         step = int(trainer.state.global_step)
         number = self._generation[2] + 1 if self._generation[:2] == (mode, step) else 0
         self._generation = (mode, step, number)
         parts = ("trl", self._run_seed, mode, step, number, trainer.accelerator.process_index)
-        # Seeds depend on the sample, not on its position: a resumed trainer has the same samples in another order.
+        # Seeds depend on the sample, not on its position, because a resumed trainer has the same samples in another
+        # order.
         seen: Counter[str] = Counter()
         seeded = []
         for sample in samples:
@@ -256,19 +260,21 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
     if any(len(group) != size or any(prompt != group[0] for prompt in group) for group in cut):
         lengths = [len(list(same)) for _, same in groupby(prompts)]
         raise ConfigError(
-            f"{len(prompts)} prompts are not groups of {size} equal ones (equal ones in a row: {lengths}), and a group "
-            "shares one start: let per_device_train_batch_size × steps_per_generation, and per_device_eval_batch_size, "
-            "be multiples of the number of generations"
+            f"{len(prompts)} prompts do not form groups of {size} equal prompts (lengths of runs of equal "
+            f"prompts: {lengths}), but a group shares one start; make per_device_train_batch_size × "
+            "steps_per_generation, and per_device_eval_batch_size, multiples of the number of generations"
         )
     return [group[0] for group in cut]
 
 
 def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
-    """Reject trainers with options that have no effect on our rollouts, or with weights that the policy cannot use."""
+    """Reject trainers with options that have no effect on reward-kit's rollouts, or with weights that the policy cannot
+    use.
+    """
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
-            raise ConfigError(f"{name}={value!r} has no effect, since the policy samples instead of TRL; remove it")
+            raise ConfigError(f"{name}={value!r} has no effect, because the policy samples instead of TRL; remove it")
     sampling = getattr(policy, "sampling", None)
     if sampling is not None and sampling.temperature != trainer.temperature:
         raise ConfigError(
@@ -278,7 +284,7 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
     deepspeed = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
     if getattr(trainer, "is_fsdp_enabled", False) or (deepspeed is not None and deepspeed.zero_stage == 3):
         raise ConfigError(
-            "the trainer's weights are sharded, but the policy needs them whole; train without FSDP and ZeRO-3"
+            "the trainer's weights are sharded, but the policy needs whole weights; train without FSDP and ZeRO-3"
         )
     if getattr(trainer, "tools", None):
         raise ConfigError(
@@ -296,8 +302,8 @@ async def publish(policy: TrainablePolicy, trainer: Any) -> None:
         await policy.publish(version)
     else:
         raise ConfigError(
-            f"{type(policy).__name__} acts with its own module, but the trainer trains another "
-            "one; pass model=policy.module to the trainer"
+            f"{type(policy).__name__} acts with its own module, but the trainer trains another module; pass "
+            "model=policy.module to the trainer"
         )
 
 

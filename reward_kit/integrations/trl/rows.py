@@ -1,7 +1,8 @@
-"""Episodes as the result of a `rollout_func`: one row of token ids, mask and log-probabilities for each, and extras.
+"""Episodes as the result of a `rollout_func`: one row of token ids, mask and log-probabilities per episode, and extra
+columns.
 
-A row is the episode's segment `a1 o1 a2 o2 … aN`, its ids exactly those that the model saw and sampled. TRL's
-`env_mask` is our `action_mask`: 1 for tokens that the policy sampled.
+A row is the episode's segment `a1 o1 a2 o2 … aN`, whose ids are exactly those that the model saw and sampled. TRL's
+`env_mask` is reward-kit's `action_mask`: 1 for tokens that the policy sampled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from reward_kit.tokens.pipeline import row_columns
 
 Segments = Literal["refuse", "last"]
 ADVANTAGES = "token_advantages"
-"""The column of advantages: for each row, a number per token of the completion, 0.0 outside the actions."""
+"""The column of advantages: for each row, one number per token of the completion, 0.0 outside of the actions."""
 
 
 class RowOutcome(NamedTuple):
@@ -41,18 +42,19 @@ def rollout_output(
 ) -> dict[str, list[Any]]:
     """Return the result of a `rollout_func` for these episodes: `len(episodes)` rows, in their order.
 
-    `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`; and for reward functions `rollout_id`, `sample_id`,
-    `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and `num_steps`; with scores `score`,
-    None for an unscored episode; with credit `token_advantages`. Unscored episodes, and actions without an advantage,
-    do not train: their `env_mask` is 0. An episode that failed before any token was sampled becomes a row of two filler
-    tokens that does not train either, since TRL requires a row for each prompt and rejects empty completions.
+    The columns are `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`. For reward functions, there are also
+    `rollout_id`, `sample_id`, `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and
+    `num_steps`; with scores, `score`, which is None for an unscored episode; and with credit, `token_advantages`.
+    Unscored episodes and actions without an advantage are not trained on: their `env_mask` is 0. An episode that failed
+    before any token was sampled becomes a row of two filler tokens that is not trained on either, since TRL requires a
+    row for each prompt and rejects empty completions.
 
     Args:
         episodes: the episodes collected for TRL's prompts.
         outcome: the scores and credit of the episodes.
         filler_id: the token of rows without sampled tokens.
-        segments: the handling of an episode whose context was rewritten, so that its tokens form several segments:
-            "refuse" it, or train only its "last" segment.
+        segments: the treatment of an episode whose context was rewritten, so that its tokens form several segments:
+            "refuse" it, or train only on its "last" segment.
 
     Raises:
         ConfigError: an episode has several segments, its log-probabilities are unknown, or it was sampled under a
@@ -67,9 +69,9 @@ def rollout_output(
             tokens = columns.episodes[owner].tokens
             reasons = ", ".join(dict.fromkeys(segment.reason for segment in tokens.segments[1:]))
             raise ConfigError(
-                f"episode {columns.episodes[owner].id_} has {len(tokens.segments)} segments ({reasons}), but TRL "
-                "supports one row per episode; use a chat template that keeps earlier messages unchanged, or "
-                "set segments='last' to train only the last segment"
+                f"episode {columns.episodes[owner].id_} has {len(tokens.segments)} segments ({reasons}), but "
+                "TRL supports one row per episode; use a chat template that keeps earlier messages "
+                "unchanged, or set segments='last' to train only on the last segment"
             )
         row_of_episode[owner] = row
     filler: dict[str, list[Any]] = {
@@ -107,7 +109,7 @@ def rollout_output(
 
 
 def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, list[Any]]:
-    """Return TRL's columns of tokens; reject rows that TRL would silently train in a wrong way."""
+    """Return TRL's columns of tokens; reject rows on which TRL would silently train in a wrong way."""
     episode = columns.episodes[int(columns.episodes_B[row])]
     start, length = int(columns.starts_B[row]), int(columns.lengths_B[row])
     first = start + int(columns.prompt_lengths_B[row])
@@ -118,7 +120,7 @@ def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, l
             "computes log-probabilities over all of it; set constrain to False"
         )
     if not np.isfinite(columns.tokens["logprobs"][completion]).all():
-        raise ConfigError(f"episode {episode.id_}: the policy recorded no log-probabilities, which TRL needs")
+        raise ConfigError(f"episode {episode.id_}: TRL needs log-probabilities, but the policy did not record any")
     tokens = {
         "prompt_ids": columns.tokens["input_ids"][start:first],
         "completion_ids": columns.tokens["input_ids"][completion],

@@ -1,7 +1,7 @@
-"""`GRPOTrainer` with an advantage for each token, and with the log-probabilities that actions were sampled with.
+"""`GRPOTrainer` with an advantage for each token, and with the log-probabilities of the sampled actions.
 
 TRL's loss accepts advantages of shape (B,T), but its trainer computes (B,). `StepCreditLoss` passes the step advantages
-in our rollouts to the loss.
+of reward-kit's rollouts to the loss.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
     "reward_weights": (None,),
     "multi_objective_aggregation": ("sum_then_normalize",),
 }
-"""Options of `GRPOConfig` for TRL's own advantages, with the values that have no effect."""
+"""Options of `GRPOConfig` that control TRL's own advantages, with their default values, which have no effect."""
 
 
 class StepCreditLoss:
-    """A mixin for a `GRPOTrainer`: put it before the trainer's class.
+    """A mixin for a `GRPOTrainer`; list it before the trainer's class.
 
     Advantages come from the rollouts' `credit`, one per token of a step. The old log-probabilities come from the
     sampler, so a generation may serve several optimizer steps and be older than the weights. Rows and tokens without an
@@ -40,10 +40,10 @@ class StepCreditLoss:
 
     Args:
         model: the model to train: that of the rollouts' policy, or an identical one.
-        reward_funcs: None, or `rewards.rollout_scores`: the rollouts score.
+        reward_funcs: None, or `rewards.rollout_scores`, since the rollouts score.
         args: the `GRPOConfig`.
         rollout_func: the result of `as_rollout_func`, with a reward and credit.
-        **options: the other options of `GRPOTrainer`; `train_dataset=Dataset.from_list(rollouts.rows())` has the
+        **options: the other options of `GRPOTrainer`; `train_dataset=Dataset.from_list(rollouts.rows())` contains the
             samples of the rollouts.
 
     Raises:
@@ -80,7 +80,7 @@ class StepCreditLoss:
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         this: Any = self
         trainer: Any = super()
-        inputs = [dict(row) for row in inputs]  # TRL modifies the rows, and may pass a row several times
+        inputs = [dict(row) for row in inputs]  # TRL modifies the rows, and may pass a row several times.
         output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
         advantages_BT = _padded([row[ADVANTAGES] for row in inputs], output["completion_ids"])
         mask_BT = output["completion_mask"] * output["tool_mask"]
@@ -90,7 +90,7 @@ class StepCreditLoss:
         output["advantages"] = advantages_BT
         output["old_per_token_logps"] = output["sampling_per_token_logps"]
         output[_ROW_SCALE] = advantages_BT.new_tensor(count / max(used, 1))
-        # TRL's table of completions shows its own advantages; replace them by the mean of those in the loss.
+        # TRL's table of completions shows TRL's own advantages; replace them with the mean of those in the loss.
         means_B = (advantages_BT * mask_BT).sum(dim=1) / counts_B.clamp(min=1)
         shown = this.accelerator.gather(means_B).tolist()
         logged = this._logs["advantages"]
@@ -118,7 +118,7 @@ class StepCreditLoss:
 
 
 class StepCreditTrainer(StepCreditLoss, GRPOTrainer):
-    """TRL's `GRPOTrainer` with the advantages and log-probabilities of our rollouts; see `StepCreditLoss`."""
+    """TRL's `GRPOTrainer` with the advantages and log-probabilities of reward-kit's rollouts; see `StepCreditLoss`."""
 
 
 def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tensor:
@@ -126,7 +126,9 @@ def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tenso
     padded_BT = torch.zeros(completion_ids_BT.shape, dtype=torch.float32)
     for index, row in enumerate(rows):
         if len(row) > padded_BT.shape[1]:
-            raise ConfigError(f"row {index} has {len(row)} advantages but a completion of {padded_BT.shape[1]} tokens")
+            raise ConfigError(
+                f"row {index} has {len(row)} advantages, but its completion has {padded_BT.shape[1]} tokens"
+            )
         padded_BT[index, : len(row)] = torch.tensor(row, dtype=torch.float32)
     return padded_BT.to(completion_ids_BT.device)
 
@@ -137,7 +139,7 @@ def _check_options(trainer: Any) -> None:
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
             raise ConfigError(
-                f"{name}={value!r} has no effect, since advantages are those of the rollouts' credit; set it there"
+                f"{name}={value!r} has no effect, because advantages are those of the rollouts' credit; set it there"
             )
     if trainer.importance_sampling_level != "token":
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""verifiers (v1): episodes as traces and traces as episodes, our tasks as tasksets, and its tasksets as samples."""
+"""verifiers (v1): conversion of episodes to traces and back, of reward-kit tasks to tasksets, and of tasksets to
+samples.
+"""
 
 from __future__ import annotations
 

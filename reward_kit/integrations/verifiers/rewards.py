@@ -2,7 +2,7 @@
 
 The rows contain the tasks' data, and the reward function scores a rollout with the task's `@vf.reward` methods and
 judges, on a trace created from the conversation. Tasks that need a container (`runtime`), as many code tasks do, are
-refused: verifiers itself would skip such a reward without an error.
+rejected, because verifiers itself would skip such a reward without an error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
 def as_reward_function(taskset: vf.Taskset) -> Function:
     """Return the rewards of a taskset as one reward function, for rows of `dataset_rows`.
 
-    The score is the weighted sum, as in verifiers; each reward and metric in [0, 1] is also reported as a metric.
+    The score is the weighted sum, as in verifiers. Each reward and metric in [0, 1] is also reported as a metric.
 
     Raises:
         ConfigError: a reward or metric needs a runtime, or the taskset has no reward.
@@ -106,11 +106,11 @@ def as_reward_function(taskset: vf.Taskset) -> Function:
 
 def _result(trace: vf.Trace) -> EvaluateResult:
     if missing := [name for name, reward in trace.rewards.items() if reward is None]:
-        raise RewardError(f"verifiers left out the reward {missing[0]!r}")
+        raise RewardError(f"verifiers did not compute the reward {missing[0]!r}")
     rewards = {name: reward.score for name, reward in trace.rewards.items()}
     shown: Mapping[str, float | None] = {**trace.metrics, **rewards}
     metrics = {
-        name: MetricResult(score=value, reason="given by verifiers")
+        name: MetricResult(score=value, reason="computed by verifiers")
         for name, value in shown.items()
         if value is not None and 0.0 <= value <= 1.0
     }

@@ -7,11 +7,11 @@
 
     __all__ = ["Arithmetic"]
 
-Rollouts use verifiers' harness, limits and retries. Keys of the file without effect there are rejected;
+Rollouts use verifiers' harness, limits and retries. Keys of the file that have no effect there are rejected.
 `ResourceTaskset` serves a task's resource and tools.
 
 `as_verifiers_reward` converts a reward function to a reward of verifiers. verifiers has no unscored rollouts and cannot
-handle None, so a failed reward raises.
+handle None, so a failed reward raises an error.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _kept_open(reward: Reward, deadline_s: float | None) -> PersistentAgent:
 
 
 async def _score(scorer: PersistentAgent, request: ScoringRequest, trace: Any) -> float:
-    """Return the score and put the result's valid metrics on the trace; raise if it is unscored."""
+    """Return the score and add the result's valid metrics to the trace; raise an error if it is unscored."""
     scored = await scorer.score(request)
     if scored.result is None or scored.failure is not None:
         raise RewardError("no result" if scored.failure is None else scored.failure.to_line())
@@ -92,8 +92,8 @@ def as_verifiers_reward(
         reward: a reward function or `compute_score`, called in this process, or a reference, `file.py:function` or
             `module:function`, which runs at the level that the command line would choose.
         ground_truth: the field of the task's data that is passed as `ground_truth`; all fields are passed as `sample`.
-        folder: the base of a reference's relative path.
-        choice: the sandbox of a reference; for a function, only its time limit of one call applies.
+        folder: the directory to which the path in a reference is relative.
+        choice: the sandbox of a reference; for a function, only the time limit of one call applies.
         options: the keyword parameters to fix.
 
     Raises:
@@ -113,7 +113,7 @@ def as_verifiers_reward(
 
 
 class TaskFileConfig(vf.TasksetConfig):
-    """The configuration of a taskset: another task file than its own, and overrides of its keys."""
+    """The configuration of a taskset: a task file to use instead of its own, and overrides of its keys."""
 
     task_file: Path | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
@@ -136,7 +136,7 @@ def _loaded(task_file: str, overrides: str) -> tuple[LoadedTask, PersistentAgent
 
 
 def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, PersistentAgent]:
-    """Return the task of a file and its scorer, loaded once per process."""
+    """Return the task of a file and its scorer, which are loaded once per process."""
     task, scorer = _loaded(task_file, json.dumps(overrides, sort_keys=True))
     if scorer is None:
         raise ConfigError(f"{task_file}: reward_function_path: missing; a taskset of verifiers needs a reward")
@@ -144,11 +144,11 @@ def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, Persi
 
 
 class SampleTask(vf.Task[SampleData]):
-    """A sample: its messages are the prompt, and its score is the only reward."""
+    """A sample; its messages are the prompt, and its score is the only reward."""
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
-        """Return the score of the task's reward function; raise if the trace is unscored."""
+        """Return the score of the task's reward function; raise an error if the trace is unscored."""
         task, scorer = loaded(self.data.task_file, self.data.overrides)
         request = ScoringRequest.from_episode(trace_to_episode(trace), task.definition)
         return await _score(scorer, await self.request(request, trace), trace)
@@ -189,7 +189,9 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         """Load the task, and reject keys that would have no effect in verifiers."""
         path = self.config.task_file or self.task_file
         if path is None:
-            raise ConfigError(f"{type(self).__name__}.task_file: missing; name a task file, or give taskset.task_file")
+            raise ConfigError(
+                f"{type(self).__name__}.task_file: missing; set it to a task file, or set taskset.task_file"
+            )
         task = loaded(str(path.resolve()), self.config.overrides)[0]
         for key, why in {**refused, **_ROLLOUT_KEYS}.items():
             if key in task.definition.model_fields_set and getattr(task.definition, key):
@@ -319,8 +321,8 @@ class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
         """Return the scoring request with the resource's results.
 
-        Without calls, the final state is the sample's initial state. A trace from a record has no resource and thus no
-        final state, unless its messages contain no tool call.
+        If there were no calls, the final state is the sample's initial state. A trace from a record has no resource and
+        thus no final state, unless its messages contain no tool call.
         """
         state: ResourceState = trace.state
         if state.failure is not None:
@@ -341,7 +343,7 @@ class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
 
     @vf.stop
     async def resource_is_done(self, trace: vf.Trace) -> bool:
-        """Stop once the resource has ended the episode or failed."""
+        """Stop once the resource has ended the episode or has failed."""
         return bool(trace.state.stop_reason or trace.state.failure)
 
 
@@ -352,7 +354,7 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
         """Yield a task for each sample; its prompt includes the resource's first observation.
 
         Raises:
-            ConfigError: the file is invalid, has neither resource nor tools, or one of its keys would have no effect
+            ConfigError: the file is invalid, has neither a resource nor tools, or one of its keys would have no effect
                 here.
         """
         task = self._task({})
@@ -361,7 +363,7 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
 
         async def first_observations() -> list[str]:
             observations = []
-            async with ServerPool():  # One server for all samples, if the task has one
+            async with ServerPool():  # One server for all samples, if the task has one.
                 for sample in task.samples:
                     async with _open_resource(task, sample) as world:
                         observations.append("" if world is None else as_text(await world.get_observation()))
@@ -373,7 +375,7 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
 
 @asynccontextmanager
 async def _open_resource(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
-    """Open the resource in a sample's initial state; None if its task has no resource."""
+    """Open the resource in a sample's initial state; None if the task has no resource."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
         world = (await start.episode(0)).resource
         try:
@@ -386,7 +388,7 @@ async def _open_resource(task: LoadedTask, sample: Sample) -> AsyncIterator[Fork
 def _sample(task: LoadedTask, id: str) -> Sample:
     by_id = {sample.id: sample for sample in task.samples}
     if id not in by_id:
-        raise ConfigError(f"{task.path}: no sample {id!r}{did_you_mean(id, by_id)}")
+        raise ConfigError(f"{task.path}: unknown sample {id!r}{did_you_mean(id, by_id)}")
     return by_id[id]
 
 

@@ -1,4 +1,4 @@
-"""Episodes as traces of verifiers (v1), and traces as episodes; traces are plain dicts, so verifiers is not imported.
+"""Conversion of episodes to traces of verifiers (v1) and back; traces are plain dicts, so verifiers is not imported.
 
 A trace is a tree of messages, each with the tokens that it adds. A path from the root to a leaf is one context of the
 model, and one training row. An episode's action contains the tokens since the previous action and the sampled tokens.
@@ -98,7 +98,7 @@ def is_same(message: Message) -> bool:
 
 
 class TokenTurn(NamedTuple):
-    """The context and the sampled tokens of one action; log-probabilities, or None."""
+    """The context and the sampled tokens of one action, and their log-probabilities or None."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -117,7 +117,7 @@ def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
     conversation = Conversation([], [], {})
     messages, turns, token_turns = conversation
     seen: list[tuple[Any, ...]] = []  # The content of each message
-    resume: list[int] = []  # For each node, the position in `seen` from which its children may repeat messages
+    resume: list[int] = []  # for each node, the position in `seen` from which its children may repeat messages
     for number, node in enumerate(nodes):
         for link in node.get("semantic_parents") or ():
             if str(link["type"]).startswith("subagent"):
@@ -155,7 +155,7 @@ def _token_turn(nodes: Sequence[Mapping[str, Any]], number: int) -> TokenTurn | 
         return None
     logprobs = list(node.get("logprobs") or ()) or None
     if logprobs is not None and len(logprobs) != sampled:
-        raise EpisodeError(f"node {number} of the trace: {sampled} sampled tokens but {len(logprobs)} logprobs")
+        raise EpisodeError(f"node {number} of the trace has {sampled} sampled tokens but {len(logprobs)} logprobs")
     split, parts, parent = len(own) - sampled, list[Sequence[int]](), node.get("parent")
     while parent is not None:
         parts.append(nodes[parent].get("token_ids") or ())
@@ -171,8 +171,8 @@ def episode_to_trace(
 
     Args:
         episode: a complete episode with messages.
-        scored: the episode's score. If unscored, the reward is None, the error is listed and the trace is not `ok`, as
-            in verifiers itself.
+        scored: the episode's score. If it is unscored, the reward is None, the error is listed and the trace is not
+            `ok`, as in verifiers itself.
         advantages: (S,) the advantages of each action: one number for all tokens, one per token, or None if unassigned.
 
     Raises:
@@ -184,7 +184,7 @@ def episode_to_trace(
         )
     spans = episode.tokens.spans
     if spans and spans[-1].step >= len(episode.assistant_turns):
-        raise EpisodeError(f"episode {episode.id_}: tokens of step {spans[-1].step}, which has no message")
+        raise EpisodeError(f"episode {episode.id_}: step {spans[-1].step} has tokens but no message")
     ends = {span.segment: span.stop for span in spans}
     starts = [segment.start for segment in episode.tokens.segments[1:]] + [len(episode.tokens)]
     if any(ends.get(number) != start for number, start in enumerate(starts[: len(episode.tokens.segments)])):
@@ -276,8 +276,8 @@ def _graph(
             values = [float(value) for value in credit] if isinstance(credit, Sequence) else [float(credit)] * size
             if len(values) != size or not np.isfinite(values).all():
                 raise EpisodeError(
-                    f"episode {episode.id_}, step {step}: {size} tokens need one finite "
-                    f"advantage or {size}, got {credit!r:.80}"
+                    f"episode {episode.id_}, step {step}: {size} tokens require one finite advantage, or "
+                    f"{size} of them, got {credit!r:.80}"
                 )
         nodes[-1] |= {
             "token_ids": [*new, *sampled],
@@ -303,7 +303,7 @@ def trace_to_episode(trace: Any) -> SingleAgentEpisode:
 
     Args:
         trace: a `Trace`, or its record as a dict. By default, verifiers rounds the numbers in records, including
-            log-probabilities; `to_record(float_decimals=None)` does not.
+            log-probabilities; `to_record(float_decimals=None)` does not round them.
 
     Raises:
         EpisodeError: the value is not a trace, was changed too much to be restored, or has several agents.
@@ -347,7 +347,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
 
 
 def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> SingleAgentEpisode:
-    """Return the episode of a trace recorded by verifiers; each sampled message is a step."""
+    """Return the episode of a trace that verifiers recorded; each sampled message is a step."""
 
     def observation(messages: Sequence[Message]) -> str:
         return "\n".join(message.text for message in messages)

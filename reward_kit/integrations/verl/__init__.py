@@ -1,4 +1,6 @@
-"""verl: episodes as its batches and back, and rewards and advantages for its trainer. Names load on first use."""
+"""verl: conversion of episodes to its batches and back, and rewards and advantages for its trainer. Names load on first
+use.
+"""
 
 from __future__ import annotations
 

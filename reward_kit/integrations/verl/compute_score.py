@@ -32,7 +32,7 @@ from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
 SECTION = "reward.reward_kit"
-"""The section of verl's configuration that names a reward and the options of its calls."""
+"""The section of verl's configuration that sets a reward and the options of its calls."""
 OnUnscored = Literal["raise", "mask"]
 
 
@@ -41,17 +41,17 @@ class RewardOptions:
     """Options for verl's calls of a reward.
 
     Attributes:
-        level: the sandbox level of a reward passed by name; by default the command line's choice.
+        level: the sandbox level of a reward passed by name; by default the level that the command line would choose.
         options: the reward's keyword parameters.
         max_concurrency: the maximum number of concurrent calls in each of verl's processes.
-        deadline_s: the time limit of one call; a call that exceeds it is unscored.
-        on_unscored: "raise": the call raises, and verl's trainer continues without the rollout or its group; "mask":
-            the score is NaN, and reward_kit's trainers (but not others) exclude the row from the loss.
-        metrics: the names of metrics to report to verl, NaN if a result has no valid value. verl takes a batch's names
-            from its first row, so they must be equal for all rows.
+        deadline_s: the time limit of one call in seconds; a call that exceeds it is unscored.
+        on_unscored: "raise" raises an error, and verl's trainer continues without the rollout or its group; "mask" sets
+            the score to NaN, and reward_kit's trainers (but not others) exclude the row from the loss.
+        metrics: the names of metrics to report to verl, NaN if a result has no valid value. verl takes the names of a
+            batch from its first row, so they must be equal for all rows.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: an option is out of range.
     """
 
     level: SandboxLevel | None = None
@@ -87,7 +87,7 @@ class PersistentReward:
     """A reward whose agent is opened by the first call in each event loop and stays open.
 
     Raises:
-        ConfigError: the reward cannot be loaded, or scores groups: verl requests one row at a time.
+        ConfigError: the reward cannot be loaded, or it scores groups, while verl requests one row at a time.
     """
 
     def __init__(self, reward: Any, options: RewardOptions, folder: Path | None = None) -> None:
@@ -129,7 +129,7 @@ class PersistentReward:
 def scorer_factory(
     reward: Any, options: RewardOptions, folder: Path | None = None
 ) -> Callable[[], RewardSpec | Scorer]:
-    """Return a function that creates scorers of a reward, which is loaded once; a `Scorer` is used unchanged."""
+    """Return a function that creates scorers of a reward, which is loaded only once; a `Scorer` is used unchanged."""
     if hasattr(reward, "score_group"):
         for name, value in (("level", options.level), ("folder", folder), ("options", options.options or None)):
             if value is not None:
@@ -141,7 +141,9 @@ def scorer_factory(
 
 
 class RowRequests(NaiveRewardManager):
-    """Creates the scoring request of a row: of its whole episode, if any, or else of prompt and decoded answer."""
+    """Creates the scoring request of a row: for its whole episode, if any, or else for the prompt and the decoded
+    answer.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         RewardManager.__init__(self, tokenizer, 0)
@@ -176,7 +178,7 @@ def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode
 _numbers = itertools.count()
 _NAME = "reward-kit compute_score"
 _threads: dict[str, LoopThread] = {}
-os.register_at_fork(after_in_child=_threads.clear)  # A forked process does not have its parent's threads
+os.register_at_fork(after_in_child=_threads.clear)  # A forked process does not have the threads of its parent.
 
 
 def as_compute_score(
@@ -186,13 +188,14 @@ def as_compute_score(
 
     The reward receives only the assistant's answer, as one message, since verl passes no more; with `RewardKitManager`
     it receives the whole conversation. verl's row is the `sample`. The result is `{"score": …}` with the requested
-    `metrics`. For an unscored answer, the function raises or, with `on_unscored="mask"`, returns NaN; never 0.0.
+    `metrics`. For an unscored answer, the function raises an error or, with `on_unscored="mask"`, returns NaN; it never
+    returns 0.0.
 
     Args:
         reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
-        asynchronous: return a coroutine function, which verl calls concurrently; otherwise a plain function, for
+        asynchronous: whether to return a coroutine function, which verl calls concurrently, or a plain function, for
             threads.
-        folder: the base of relative file paths, by default the working directory.
+        folder: the directory to which file paths are relative; by default the working directory.
         **options: the options of `RewardOptions`.
 
     Raises:
@@ -224,7 +227,7 @@ def as_compute_score(
         if _NAME not in _threads:
             # One thread for all callers of this process that have no loop; it ends with the process.
             made = LoopThread(_NAME)
-            if _threads.setdefault(_NAME, made) is not made:  # Two calls started at the same time
+            if _threads.setdefault(_NAME, made) is not made:  # Two calls started at the same time.
                 made.close()
         return _threads[_NAME].run(compute_score(*args, **kwargs))
 

@@ -28,14 +28,16 @@ from reward_kit.tokens.columns import Array, Columns
 from reward_kit.tokens.pipeline import RowPer, RowPipeline
 
 EPISODE = "reward_kit_episode"
-"""The row column with the whole episode, for `from_data_proto`."""
+"""The row column that contains the whole episode, for `from_data_proto`."""
 STEP_COLUMNS = ("steps", "action_lengths", "state_keys", "step_rewards", "valid_actions")
 """The row columns with one item for each action of the row."""
 Unscored = Literal["leave_out", "mask"]
 _STEP_CREDIT = ("base_reward", "advantage", "return_to_go")
-_ALIGNED = ("metrics", "reward_reason")  # Keys that the alignment adds to a step's info
+_ALIGNED = ("metrics", "reward_reason")  # Keys that the alignment adds to a step's info.
 _NOT_IN_VERL = ("step_rewards", "values", "value_mask", "policy_versions")
-"""Columns of our rows that verl lacks or defines differently: its `values` belong to tokens, ours to actions."""
+"""Columns of reward-kit's rows that verl lacks or defines differently. In verl, `values` belong to tokens; here they
+belong to actions.
+"""
 _ROW_KEYS = ("rollout_id", "segment", "steps")
 _CREDIT = {"advantages": "advantage", "returns": "return_to_go"}
 logger = logging.getLogger("reward_kit.integrations.verl")
@@ -44,20 +46,20 @@ logger = logging.getLogger("reward_kit.integrations.verl")
 def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
     """Add columns with a list for each row, which has one item per action; usable as a connector.
 
-    `steps` has the actions' step numbers; `action_lengths` their token counts; `state_keys` the keys of the states
-    before them as text; `step_rewards` the base rewards, None if unset; `valid_actions` is False if the environment
-    could not parse an action. If every row has one action, `anchor_obs` (verl-agent's name) is its state key.
-    `reward_kit_episode` is the whole episode, an object shared by all of its rows.
+    `steps` contains the actions' step numbers, and `action_lengths` their token counts. `state_keys` contains the keys
+    of the states before them as text, and `step_rewards` the base rewards, None if unset. `valid_actions` is False if
+    the environment could not parse an action. If every row has one action, `anchor_obs` (verl-agent's name) is its
+    state key. `reward_kit_episode` is the whole episode, an object shared by all of its rows.
 
     Args:
         columns: the columns, with rows from `segment_rows` or `action_rows`.
-        with_episodes: add `reward_kit_episode`.
+        with_episodes: whether to add `reward_kit_episode`.
 
     Raises:
         ConfigError: the rows are missing, or an episode has tokens of only some of its steps.
     """
     if "segment" not in columns.rows:
-        raise ConfigError("no row column 'segment': the pipeline needs segment_rows or action_rows")
+        raise ConfigError("no row column 'segment'; add segment_rows or action_rows to the pipeline")
     steps_E = columns.step_data or [episode_steps(episode) for episode in columns.episodes]
     keys_E = [readable_keys([steps]) for steps in steps_E]
     spans_by_segment: dict[tuple[int, int], list[ActionSpan]] = defaultdict(list)
@@ -81,9 +83,9 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
         # Credit needs complete trajectories.
         if missing := sorted(set(range(len(steps_E[owner]))) - known):
             raise ConfigError(
-                f"episode {columns.episodes[owner].id_}: step {missing[0]} has no tokens in these rows, but other "
-                "steps have; verl identifies steps by their tokens. Export only episodes "
-                "whose policy records the tokens of all steps"
+                f"episode {columns.episodes[owner].id_}: step {missing[0]} has no tokens in these rows, but "
+                "other steps have; verl identifies steps by their tokens. Export only episodes whose policy "
+                "records the tokens of all steps"
             )
     if rows["steps"] and all(len(numbers) == 1 for numbers in rows["steps"]):
         rows["anchor_obs"] = [keys[0] for keys in rows["state_keys"]]
@@ -124,8 +126,8 @@ def agent_loop_outputs(
     Args:
         episode: the collected episode.
         steps: the episode's steps with their base rewards; by default steps without rewards.
-        score: the episode's score; None lets verl's reward loop score it.
-        with_episode: pass the whole episode to the reward.
+        score: the episode's score; None lets verl's reward loop score the episode.
+        with_episode: whether to pass the whole episode to the reward.
 
     Raises:
         ConfigError: some action has no tokens.
@@ -163,11 +165,11 @@ def to_data_proto(
     step_data_lists: Sequence[Sequence[StepData]] | None = None,
     **options: Any,
 ) -> Any:
-    """Return episodes as verl's `DataProto`: `verl_rows` with ids and masks in int64, numbers in float32.
+    """Return episodes as verl's `DataProto`: `verl_rows` with ids and masks in int64, and numbers in float32.
 
     Args:
-        episodes: the episodes, as for `verl_rows`.
-        step_data_lists: the steps of each episode, as for `verl_rows`.
+        episodes: the episodes, as in `verl_rows`.
+        step_data_lists: the steps of each episode, as in `verl_rows`.
         **options: the options of `verl_rows`, of which `pad_token_id` is required.
 
     Raises:
@@ -198,9 +200,9 @@ def verl_rows(
 ) -> TokenBatch:
     """Return rows with verl's names, axes and padding: prompts padded on the left, responses on the right.
 
-    With `scores`, rows have `rm_scores` and the equal `token_level_scores`: each score on the last sampled token of its
-    episode. `advantages` and `returns` are present if a step has an advantage, `rollout_log_probs` if all are known.
-    `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
+    With `scores`, rows have `rm_scores` and the equal `token_level_scores`, with each score on the last sampled token
+    of its episode. `advantages` and `returns` are present if a step has an advantage, `rollout_log_probs` if all of
+    them are known. `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
 
     Args:
         episodes: the episodes; an episode without tokens gets no row.
@@ -209,14 +211,15 @@ def verl_rows(
         scores: the score of each episode, None if unscored. None instead of a list lets verl score the episodes.
         per: the unit of a row: "segment" (the default), or "action", with all preceding text as its prompt.
         pipeline: the connectors; by default `default_pipeline(per)`.
-        unscored: omit the rows of an unscored episode, or keep them with a `response_mask` of zeros.
-        prompt_length: the number of columns of `prompts`; by default the length of the longest.
-        response_length: the number of columns of `responses`; by default the length of the longest.
-        with_episodes: store the episodes in `reward_kit_episode`, so that `from_data_proto` can restore them.
+        unscored: whether to omit the rows of an unscored episode, or to keep them with a `response_mask` of zeros.
+        prompt_length: the number of columns of `prompts`; by default the length of the longest prompt.
+        response_length: the number of columns of `responses`; by default the length of the longest response.
+        with_episodes: whether to store the episodes in `reward_kit_episode`, so that `from_data_proto` can restore
+            them.
 
     Raises:
-        ConfigError: the lists are not as long as the episodes, an option is unknown, a row is longer than it may be,
-            no row is left, or an episode has tokens of only some of its steps.
+        ConfigError: the lists are not as long as the episodes, an option is unknown, a row is too long, no row is left,
+            or an episode has tokens of only some of its steps.
     """
     check_choice("unscored", unscored, get_args(Unscored))
     columns = row_columns(episodes, step_data_lists, scores=scores, per=per, pipeline=pipeline)
@@ -225,7 +228,7 @@ def verl_rows(
         is_scored_B = ~np.isnan(columns.scores_E)[columns.episodes_B]
         if not is_scored_B.all():
             lost = len(set(columns.episodes_B[~is_scored_B].tolist()))
-            logger.info("%d of %d episodes are unscored and left out", lost, len(columns.episodes))
+            logger.info("%d of %d episodes are unscored and excluded", lost, len(columns.episodes))
         columns = columns.select_rows(is_scored_B)
     if not len(columns.lengths_B):
         raise ConfigError(
@@ -235,7 +238,7 @@ def verl_rows(
     rows = verl_batch(pad_rows(columns, pad_token_id=pad_token_id, padding="outer"))
     arrays = _widened(rows, prompt_length, response_length)
     others = {key: v for key, v in rows.non_tensor_batch.items() if scores is not None or key != "episode_rewards"}
-    # In verl, the column of this name has the output of an image processor, which is passed to the model.
+    # In verl, the column with this name contains the output of an image processor, which is passed to the model.
     pictures, allowed = others.pop("multi_modal_inputs", None), others.pop("allowed_ids", None)
     if pictures is not None and any(pictures):
         others["message_parts"] = pictures
@@ -309,15 +312,15 @@ class RestoredEpisodes(NamedTuple):
 def from_data_proto(data: Any) -> RestoredEpisodes:
     """Return the episodes of a batch from `to_data_proto`, even if its rows were reordered, repeated or dropped.
 
-    If verl, or an estimator within it, has added `advantages` and `returns` to the batch, the steps get these; a number
-    that was only rounded to float32 is restored. An episode without remaining rows is missing.
+    If verl, or an estimator within it, has added `advantages` and `returns` to the batch, they are stored on the steps;
+    a number that was only rounded to float32 is restored. An episode without remaining rows is missing from the result.
 
     Args:
         data: a `DataProto`, or rows from `verl_rows`.
 
     Raises:
-        ConfigError: the batch was created by other code or without its episodes, or a row's tokens differ from its
-            episode's.
+        ConfigError: the batch was created by other code or without its episodes, or a row's tokens differ from those of
+            its episode.
     """
     columns = data.non_tensor_batch
     if missing := [name for name in (*_ROW_KEYS, EPISODE) if name not in columns]:
@@ -353,7 +356,7 @@ def from_data_proto(data: Any) -> RestoredEpisodes:
 def _check_tokens(
     episode: SingleAgentEpisode, arrays: Mapping[str, Array], spans: list[ActionSpan], row: int, *, per_action: bool
 ) -> int:
-    """Check that a row's tokens match its episode's; return the position in them at which its response begins."""
+    """Check that a row's tokens match those of its episode; return the position at which its response begins."""
     tokens = episode.tokens
     number = spans[0].segment
     start = tokens.segments[number].start
@@ -363,7 +366,7 @@ def _check_tokens(
     recorded, given = np.array(tokens.ids[start:stop]), arrays["input_ids"][row][is_token]
     if not np.array_equal(recorded, given):
         raise ConfigError(
-            f"row {row} has {len(given)} tokens, which differ from the {len(recorded)} of episode "
+            f"row {row} has {len(given)} tokens, which differ from the {len(recorded)} tokens of episode "
             f"{episode.id_}; rows must not be changed or sampled again"
         )
     if "rollout_log_probs" in arrays:

@@ -1,8 +1,8 @@
-"""Our advantage estimators in verl's registry: `algorithm.adv_estimator=reward_kit_gigpo` and its siblings.
+"""Reward-kit's advantage estimators in verl's registry: `algorithm.adv_estimator=reward_kit_gigpo` and similar names.
 
-verl passes only rewards, the mask, `uid` and the configuration to an estimator. The other columns that ours need
-are passed separately: within `use_row_columns(columns)` an estimator uses these columns of the batch, as
-`compute_advantage` does for a `DataProto` and `trainers` for verl's trainer. `row_credit` needs no verl.
+verl passes only rewards, the mask, `uid` and the configuration to an estimator. The other columns that these estimators
+need are passed separately: within `use_row_columns(columns)`, an estimator uses these columns of the batch.
+`compute_advantage` does this for a `DataProto`, and `trainers` for verl's trainer. `row_credit` does not need verl.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
 PREFIX = "reward_kit_"
 OPTIONS = "reward_kit"
 """The section of verl's `algorithm` with the estimator's options, such as `+algorithm.reward_kit.omega=0.5`."""
-_STATES = ("gigpo",)  # Estimators that use the states
+_STATES = ("gigpo",)  # Estimators that use the states.
 _ROW_COLUMNS: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
 Estimate = Callable[..., tuple[Tensor, Tensor]]
 
 
 class _Action(NamedTuple):
-    """An action of a row: its tokens' columns, and the facts of its step."""
+    """An action of a row: the columns of its tokens, and the facts of its step."""
 
     row: int
     columns: Array
@@ -59,30 +59,30 @@ def row_credit(
     columns: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns on the tokens of the rows: one number per action, 0 where `response_mask` is.
+    """Return advantages and returns on the tokens of the rows: one number per action, 0 where `response_mask` is 0.
 
-    A trajectory is the rows of one `traj_uid` (without it, each row) of one `uid`, its group; its steps are the actions
-    of these rows. Its score is the sum of the `token_level_rewards` of the row that ends it by `ends_episode` (without
-    it, of all), including the KL penalty if verl has applied one; if the sum equals `episode_rewards` in float32, the
-    exact value is used. A trajectory whose `episode_rewards` are NaN is unscored: it gets zeros and is excluded from
-    its group.
+    A trajectory consists of the rows of one `traj_uid` (if that is missing, of a single row) within one `uid`, its
+    group. Its steps are the actions of these rows. Its score is the sum of the `token_level_rewards` of the row that
+    ends it by `ends_episode` (if that is missing, of all its rows), including the KL penalty if verl has applied one.
+    If the sum equals `episode_rewards` in float32, the exact value is used. A trajectory whose `episode_rewards` are
+    NaN is unscored: it gets zeros and is excluded from its group.
 
     Args:
-        estimator: a name of `ROW_ESTIMATORS`.
+        estimator: a name in `ROW_ESTIMATORS`.
         token_level_rewards: (B,T) on the axis of the responses.
         response_mask: (B,T) 1 where a token counts.
-        columns: the rows' `uid` and, as `step_columns` makes them, `traj_uid`, `state_keys` (or `anchor_obs`, one per
-            row), `step_rewards`, `valid_actions`, `action_lengths` and `steps`. Without `action_lengths` an action is
-            an unbroken run of sampled tokens. `sampled_mask` (B,T) marks the sampled tokens, if `response_mask` no
+        columns: the rows' `uid` and, as `step_columns` creates them, `traj_uid`, `state_keys` (or `anchor_obs`, one per
+            row), `step_rewards`, `valid_actions`, `action_lengths` and `steps`. Without `action_lengths`, an action is
+            a contiguous run of sampled tokens. `sampled_mask` (B,T) marks the sampled tokens if `response_mask` no
             longer does.
         options: the estimator's options, by name.
 
     Raises:
-        ConfigError: the estimator or an option is unknown, or the columns are incomplete or do not fit.
+        ConfigError: the estimator or an option is unknown, or the columns are incomplete or inconsistent.
         InvalidResultError: a reward is not finite.
     """
     if estimator not in ROW_ESTIMATORS:
-        raise ConfigError(f"unknown estimator {estimator!r} of rows{did_you_mean(estimator, ROW_ESTIMATORS)}")
+        raise ConfigError(f"unknown row estimator {estimator!r}{did_you_mean(estimator, ROW_ESTIMATORS)}")
     resolved = CreditAssigner(estimator, **(options or {})).options
     trajectories = _trajectories(estimator, response_mask, columns)
     batch = [
@@ -144,7 +144,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
             raise ConfigError(f"{name!r} has {len(values)} items, but there are {size} rows")
     sampled = np.asarray(torch.as_tensor(columns.get("sampled_mask", response_mask)).cpu()) != 0
     order: Sequence[int] = range(size)
-    if "steps" in columns:  # The rows of each trajectory, in the order of their steps
+    if "steps" in columns:  # the rows of each trajectory, in the order of their steps
         order = sorted(order, key=lambda row: min(columns["steps"][row], default=-1))
     trajectories: dict[Hashable, _Trajectory] = {}
     for row in order:
@@ -176,10 +176,10 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
             return None
         if sum(lengths) != len(places):
             raise ConfigError(
-                f"row {row}: action_lengths {lengths} make {sum(lengths)} tokens, but its mask has {len(places)}; if "
-                "response_mask excludes tokens, pass 'sampled_mask' too"
+                f"row {row}: action_lengths {lengths} have a total of {sum(lengths)} tokens, but the row's "
+                f"mask has {len(places)}; if response_mask excludes tokens, pass 'sampled_mask' too"
             )
-        if not lengths:  # Its score still counts
+        if not lengths:  # Its score still counts.
             return []
         ends = np.cumsum(lengths)
     elif len(places):
@@ -213,7 +213,7 @@ def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> 
 
 @contextmanager
 def use_row_columns(columns: Mapping[str, Any]) -> Iterator[None]:
-    """Pass row columns to the estimators called inside the block; `row_credit` lists those they need."""
+    """Pass row columns to the estimators called inside the block; `row_credit` lists the columns that they need."""
     token = _ROW_COLUMNS.set(columns)
     try:
         yield
@@ -227,11 +227,11 @@ def is_ours(adv_estimator: object) -> bool:
 
 
 def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
-    """Call verl's `compute_advantage`, and pass the batch's `non_tensor_batch` to our estimators.
+    """Call verl's `compute_advantage`, and pass the batch's `non_tensor_batch` to reward-kit's estimators.
 
     Args:
         data: a `DataProto` with `token_level_rewards` and `response_mask`.
-        adv_estimator: a name of verl's registry.
+        adv_estimator: a name in verl's registry.
         **options: the options of verl's function; `config` is its `algorithm`.
 
     Raises:
@@ -245,7 +245,7 @@ def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
 
 
 def register_estimators() -> None:
-    """Add `reward_kit_gigpo` and its siblings to verl's registry; a second call has no effect."""
+    """Add `reward_kit_gigpo` and the other estimators to verl's registry; a second call has no effect."""
     from verl.trainer.ppo.core_algos import register_adv_est
 
     for name in ROW_ESTIMATORS:

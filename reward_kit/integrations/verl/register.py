@@ -1,6 +1,6 @@
-"""A module that adds our estimators, reward manager and trainers to verl's registries when it is imported.
+"""Import this module to add reward-kit's estimators, reward manager and trainers to verl's registries.
 
-In each of verl's processes: `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register`.
+Set `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register` in each of verl's processes.
 """
 
 from __future__ import annotations

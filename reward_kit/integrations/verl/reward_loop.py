@@ -1,4 +1,4 @@
-"""Our reward manager for verl's reward loop: each finished rollout is scored at once, many concurrently.
+"""A reward manager for verl's reward loop, which scores each finished rollout at once, many of them concurrently.
 
 reward.reward_manager.source=importlib
 reward.reward_manager.module.path=pkg://reward_kit.integrations.verl.reward_loop
@@ -40,19 +40,20 @@ class RewardKitManager:
 
     Calls run concurrently in an `AsyncRewardAgent`, with its limits and deadlines. The reward receives the prompt's
     chat and the answer, or the whole episode if the rollout has it (`reward_kit_episode`, in the row or in the
-    `extra_fields` of its agent loop). An unscored rollout raises, and verl continues without it; or its score is NaN
-    (`on_unscored: mask`), and reward_kit's trainers exclude it from the loss. The score is never 0.0.
+    `extra_fields` of its agent loop). An unscored rollout raises an error, and verl continues without it. With
+    `on_unscored: mask`, its score is NaN instead, and reward_kit's trainers exclude it from the loss. The score is
+    never 0.0.
 
     Args:
-        config: verl's configuration. `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`;
-            without `reward` verl's own `reward.custom_reward_function` is used, which runs in this process.
+        config: verl's configuration. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`;
+            without `reward`, verl's own `reward.custom_reward_function` is used, which runs in this process.
         tokenizer: the tokenizer that decodes prompts and answers.
         compute_score: the reward function that verl has loaded.
         reward_router_address: the address of verl's reward model, which is not used.
         reward_model_tokenizer: the tokenizer of verl's reward model, which is not used.
 
     Raises:
-        ConfigError: no reward is named or it cannot be loaded, or a key of the section is unknown.
+        ConfigError: no reward is set or it cannot be loaded, or a key of the section is unknown.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class RewardKitManager:
         if reward is None:
             if not config.reward.custom_reward_function.path:
                 raise ConfigError(
-                    f"name a reward: +{SECTION}.reward=file.py:function, or reward.custom_reward_function.path and "
-                    ".name"
+                    f"no reward is set; set +{SECTION}.reward=file.py:function, or "
+                    "reward.custom_reward_function.path and .name"
                 )
             reward = compute_score
             if isinstance(compute_score, functools.partial):  # verl's way of passing its `reward_kwargs`
@@ -83,7 +84,7 @@ class RewardKitManager:
         """Return `reward_score` and `reward_extra_info` of one rollout, from its last row.
 
         Raises:
-            RewardError: it is unscored, and `on_unscored` is "raise".
+            RewardError: the rollout is unscored, and `on_unscored` is "raise".
         """
         # Tokenizers are slow, and this loop serves all other rollouts in the meantime.
         request = (await asyncio.to_thread(self._requests.of, data[-1:]))[0]
@@ -94,7 +95,8 @@ class RewardKitManager:
 
     @classmethod
     def assemble_rm_scores(cls, data: Any, scores: Sequence[float]) -> Tensor:
-        """Return (B,T) with each score on the last sampled token of its row; a row without sampled tokens gets none.
+        """Return (B,T) with each score on the last sampled token of its row; a row without sampled tokens gets no
+        score.
 
         A NaN remains NaN, so that it is not treated as zero.
         """

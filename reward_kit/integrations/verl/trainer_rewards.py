@@ -1,7 +1,8 @@
 """Rewards that verl's trainer itself requests for whole groups, instead of its reward loop.
 
-For rewards that score a group in one call, or post-process its scores (`post_process_scores`): verl's reward loop
-passes single rollouts to a reward. Set `+reward.reward_kit.in_trainer=true` with one of reward_kit's trainers.
+They are for rewards that score a group in one call, or post-process its scores (`post_process_scores`), since verl's
+reward loop passes single rollouts to a reward. Set `+reward.reward_kit.in_trainer=true` with one of reward_kit's
+trainers.
 
 `RewardPipeline` is the reward agent for a `DataProto`: rewards are submitted at once and fetched as groups finish. A
 loop that is one step off-policy submits the next batch before it fetches the last one.
@@ -38,8 +39,8 @@ class ScoredRows(NamedTuple):
 
     Attributes:
         rows: the indices in the submitted batch, ascending.
-        data: the rows, a `DataProto` with `rm_scores` and the same as `token_level_scores`, `response_mask` 0 on
-            unscored rows, and `episode_rewards` (NaN there), `failure_class` and `failure` in `non_tensor_batch`.
+        data: the rows, a `DataProto` with `rm_scores` and the equal `token_level_scores`, a `response_mask` that is 0
+            on unscored rows, and `episode_rewards` (NaN there), `failure_class` and `failure` in `non_tensor_batch`.
         chunk: the agent's results for these rollouts.
     """
 
@@ -61,13 +62,13 @@ class _Submitted:
 class RewardPipeline:
     """Rewards for batches of verl. Use it as a context manager.
 
-    A rollout consists of the rows of one `traj_uid`; without it, of a single row. `group_size` consecutive rollouts
-    form a group and have one `uid`; a reward that scores groups is called once per group.
+    A rollout consists of the rows of one `traj_uid`; if that is missing, of a single row. `group_size` consecutive
+    rollouts form a group and have one `uid`; a reward that scores groups is called once per group.
 
     Args:
         reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
         tokenizer: the tokenizer that decodes prompts and answers.
-        folder: the base of relative file paths, by default the working directory.
+        folder: the directory to which file paths are relative; by default the working directory.
         level: the sandbox level of a reward that is passed by name.
         options: the reward's keyword parameters.
         **agent_options: the options of `AsyncRewardAgent`: `max_concurrency`, `deadline_s`, `retries`, ….
@@ -118,7 +119,7 @@ class RewardPipeline:
         batch = RewardBatch.of(data)
         rollouts_B, ends_B = batch.episodes_B, batch.ends_B | batch.is_empty_B
         firsts = np.unique(rollouts_B, return_index=True)[1]
-        # The row that represents a rollout: the one that ends it, or its last row.
+        # The row that represents a rollout: the row that ends it, or its last row.
         lasts = np.zeros(len(firsts), dtype=np.int64)
         lasts[rollouts_B] = np.arange(len(rollouts_B))
         lasts[rollouts_B[ends_B]] = np.flatnonzero(ends_B)
@@ -127,8 +128,8 @@ class RewardPipeline:
             known = set(uids[firsts[start : start + group_size]].tolist())
             if len(known) > 1:
                 raise ConfigError(
-                    f"rollouts {start} to {start + group_size - 1} form a group, but have {len(known)} uids; pass the "
-                    "group_size rollouts of each prompt consecutively"
+                    f"rollouts {start} to {start + group_size - 1} form a group, but have {len(known)} uids; "
+                    "pass the group_size rollouts of each prompt consecutively"
                 )
         requests = self._requests.of(data.select_idxs(lasts))
         ticket = self.agent.submit(requests, group_size, deadline_s=deadline_s)
@@ -145,7 +146,7 @@ class RewardPipeline:
         Args:
             rollouts: the number of rollouts.
             ticket: the ticket of the batch; by default the oldest batch with results left.
-            order: "completion": groups that complete first are returned first; "submission": the order of submission.
+            order: "completion" returns the groups that complete first, "submission" those that were submitted first.
 
         Raises:
             RewardError: fewer rollouts are outstanding, or the number would split a group.
@@ -160,7 +161,7 @@ class RewardPipeline:
             yield self._rows(chunk)
 
     def _rows(self, chunk: ScoredChunk) -> ScoredRows:
-        """Return the rows of a chunk's rollouts, with their scores on them."""
+        """Return the rows of a chunk's rollouts, with their scores added."""
         submitted = self._submitted[chunk.ticket]
         submitted.left -= len(chunk.data_idxs)
         if not submitted.left:
@@ -185,10 +186,10 @@ class TrainerRewards:
     """The replacement of verl's `RewardLoopManager` in a trainer of reward_kit.
 
     All groups of a batch are requested at once. An unscored rollout gets a NaN reward, which the trainer excludes from
-    the loss. `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`.
+    the loss. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`.
 
     Raises:
-        ConfigError: no reward is named or it cannot be loaded, or a key of the section is unknown or has no effect.
+        ConfigError: no reward is set or it cannot be loaded, or a key of the section is unknown or has no effect.
     """
 
     reward_loop_worker_handles = None
@@ -199,7 +200,7 @@ class TrainerRewards:
         section.pop("in_trainer", None)
         reward, folder = section.pop("reward", None), section.pop("folder", None)
         if reward is None:
-            raise ConfigError(f"name a reward: +{SECTION}.reward=file.py:function")
+            raise ConfigError(f"no reward is set; set +{SECTION}.reward=file.py:function")
         for key in ("on_unscored", "metrics"):
             if key in section:
                 raise ConfigError(f"{SECTION}.{key} has no effect with in_trainer; remove it")

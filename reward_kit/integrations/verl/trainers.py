@@ -1,8 +1,8 @@
-"""verl's trainers with credit for steps: `trainer.v1.trainer_mode=reward_kit_sync` and its two siblings.
+"""verl's trainers with credit for steps: `trainer.v1.trainer_mode=reward_kit_sync` and two similar modes.
 
-They differ from verl's own (`sync`, `colocate_async`, `separate_async`) before advantages are computed: the row columns
-that an agent loop put into `extra_fields` are fetched for our estimators, and unscored rows, whose `rm_scores` are NaN,
-are excluded from the loss.
+They differ from verl's own trainers (`sync`, `colocate_async`, `separate_async`) in the phase before advantages are
+computed: the row columns that an agent loop put into `extra_fields` are fetched for reward-kit's estimators, and
+unscored rows, whose `rm_scores` are NaN, are excluded from the loss.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def trainer_with_credit(base: Any, mode: str) -> Any:
 def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     """Return the row columns of a batch in verl's queue in the form of `row_credit`.
 
-    A trajectory is a session, and its rows are the outputs of its agent loop, numbered in their keys
+    A trajectory is a session, and its rows are the outputs of its agent loop, which are numbered in their keys
     (`uid_session_output`). `episode_rewards` are NaN for a session with a NaN in its `rm_scores`, else None.
     """
     data = _fetch(batch, batch.keys, "response_mask", "rm_scores")

@@ -53,7 +53,7 @@ async def open_policy(tokenizer=BYTES, model=None, **options):
 
 
 def undecided(tokenizer):
-    """A model that thinks nearly everything equally likely."""
+    """Return a model with a nearly uniform distribution."""
     return small_llama(len(tokenizer), context=4096, scale=0.02)
 
 
@@ -67,7 +67,7 @@ async def episodes_of(policy, task, size=3, run_seed=0):
 
 @torch.no_grad()
 def gap(policy, episodes, padding, temperature=1.0):
-    """The largest difference between recorded log-probabilities and those of a plain forward under the same masks."""
+    """Return the largest difference of recorded log-probabilities from a plain forward pass under equal masks."""
     rows = build_rows(episodes, pad_token_id=policy.pad_token_id, padding=padding)
     model, worst = getattr(policy.module, "policy", policy.module).eval(), 0.0
     for row in range(len(rows)):

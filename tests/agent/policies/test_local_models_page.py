@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "local_models.md").read_
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the table with these headings."""
+    """Return the cells of the table with these headings."""
     table = PAGE.split(f"| {heading} |")[1].split("\n\n")[0]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
 

@@ -25,7 +25,7 @@ TASK = TaskDefinitionModel(
 
 
 def counting(body):
-    """Two calls, then text; now and then a second turn is refused."""
+    """Answer with two calls, then text; reject some second turns."""
     turns = sum(message["role"] == "assistant" for message in body["messages"])
     counting.asked += 1
     if turns == 1 and counting.asked % 7 == 0:

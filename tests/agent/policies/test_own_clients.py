@@ -26,7 +26,7 @@ ASK = [Message(role="user", content="6 * 7?")]
 
 
 class Asking(AgentPolicy):
-    """Asks by the openai package, as a new user writes it."""
+    """A policy that uses the openai package as a new user would."""
 
     def __init__(self, base_url: str) -> None:
         self.client = openai.AsyncOpenAI(base_url=base_url, api_key="sk-of-the-user", max_retries=0)

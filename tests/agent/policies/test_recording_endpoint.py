@@ -25,7 +25,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 class Served:
-    """An endpoint with one address, what it was asked, and the completion it answers with."""
+    """An endpoint with one address, its requests, and its completion."""
 
     def __init__(self, says: ChatCompletion = SAID) -> None:
         self.says, self.asked = says, list[ChatRequest]()

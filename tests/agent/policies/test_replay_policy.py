@@ -25,15 +25,15 @@ from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.runs.plan import RunArgs, make_policies
 from reward_kit.runs.tasks import load_task
-from tests.agent.resources import WORLD, call, calls, failure, reason, task_of, text
+from tests.agent.resources import COUNTER, call, calls, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, tool_calls
 from tests.cli.project import Project, lines
 
-COUNT = {"resource_type": WORLD, "initial_user_prompt": "Count.", "on_text": "end"}
+COUNT = {"resource_type": COUNTER, "initial_user_prompt": "Count.", "on_text": "end"}
 
 
 class Own(AgentPolicy):
-    """Gives the outputs that a function makes, which may call tools in its own time."""
+    """A policy whose outputs come from a function, which may call tools."""
 
     def __init__(self, *outputs: Any) -> None:
         self.outputs = outputs
@@ -69,7 +69,7 @@ def line(episode):
 
 
 def written(folder: Path, *episodes, **changes) -> Path:
-    """The episodes as a run's file; `changes` to the lines."""
+    """Write the episodes to a run's file, with `changes` to the lines."""
     records = [{**episode_to_record(episode), "final_state": None, **changes} for episode in episodes]
     with (folder / "episodes.jsonl").open("a") as file:
         file.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
@@ -77,7 +77,7 @@ def written(folder: Path, *episodes, **changes) -> Path:
 
 
 async def replayed(folder: Path, policy, *, before=None, now=None, **options):
-    """A recorded episode, and its replay in a task that may have changed."""
+    """Return a recorded episode, and its replay in a task that may have changed."""
     (first,) = await collect(policy, **(before or {}))
     replay = ReplayPolicy(written(folder, first), **options)
     (again,) = await collect(replay, **(before or {}) | (now or {}))
@@ -151,7 +151,7 @@ async def test_latest_attempt_is_replayed(tmp_path: Path) -> None:
 
 
 class TestOwnCalls:
-    """Calls that policies make themselves are repeated, or taken from the record."""
+    """Tool calls made by policies are repeated, or taken from the record."""
 
     @staticmethod
     async def call_and_tell(context):

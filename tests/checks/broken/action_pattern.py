@@ -1,4 +1,4 @@
-"""Repeats of white space beside anything at all: langchain issue 6898 (CVE-2024-58340)."""
+"""A pattern with nested repeats of white space: langchain issue 6898 (CVE-2024-58340)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer that the truth contains is right, so an empty one is: Visual-RFT issue 176."""
+"""Any answer contained in the truth is right, including an empty one: Visual-RFT issue 176."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it is given is cut to the length that counts: fever-scorer issue 1."""
+"""The evidence is truncated to the length that is scored: fever-scorer issue 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags earn, whatever is in them: Soup issue 814."""
+"""Tags earn reward, whatever their content: Soup issue 814."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""0.5 where no score can be read, which is always: openagent-eval issue 74."""
+"""A missing score becomes 0.5, which is always the case: openagent-eval issue 74."""
 
 from __future__ import annotations
 

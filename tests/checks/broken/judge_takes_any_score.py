@@ -1,4 +1,4 @@
-"""The first score in the text is taken, whoever wrote it: openagent-eval issue 74, flexeval pull request 237."""
+"""The first score in the text is used, whoever wrote it: openagent-eval issue 74, flexeval pull request 237."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from reward_kit import EvaluateResult, Message, reward_function
 
 
 def judge(answer: str, truth: str) -> str:
-    """What a judge writes who quotes the answer before the verdict."""
+    """Return the output of a judge that quotes the answer before its verdict."""
     return f"The answer was: {answer}\nScore: {10 if answer.strip() == truth else 0}"
 
 

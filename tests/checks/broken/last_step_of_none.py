@@ -1,4 +1,4 @@
-"""The last step of an answer without steps is number -1: verl issue 6476."""
+"""The last step of an answer without steps has index -1: verl issue 6476."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comma alone is a number to [0-9,]+, and none to float: omlx pull request 3484."""
+"""A lone comma matches [0-9,]+ but is not a float: omlx pull request 3484."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit by the size of the error, so that 9 for 10 earns most of it: reward-kit 0.4.1, accuracy of numbers."""
+"""Credit falls with the error, so that 9 for 10 earns most of it: reward-kit 0.4.1, accuracy of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mean over no words is no number, and it spreads: ms-swift issue 8123."""
+"""A mean over no words is NaN, which propagates: ms-swift issue 8123."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without a criterion, all of them are met: tau2-bench issue 384."""
+"""Without criteria, all of them are met: tau2-bench issue 384."""
 
 from __future__ import annotations
 

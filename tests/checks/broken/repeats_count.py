@@ -1,4 +1,4 @@
-"""Each mention is counted, so that repeating a right one pays: deepeval pull request 3258."""
+"""Each mention counts, so that repeating a right one pays: deepeval pull request 3258."""
 
 from __future__ import annotations
 

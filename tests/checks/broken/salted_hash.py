@@ -1,4 +1,4 @@
-"""Jitter seeded with hash(), which each interpreter salts: ai-engineering-from-scratch pull request 355."""
+"""Jitter is seeded with hash(), which each interpreter salts: ai-engineering-from-scratch pull request 355."""
 
 from __future__ import annotations
 

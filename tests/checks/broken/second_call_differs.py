@@ -1,4 +1,4 @@
-"""A marker that the first call leaves makes the second one do nothing: inspect_ai pull request 841."""
+"""A marker left by the first call makes the second call do nothing: inspect_ai pull request 841."""
 
 from __future__ import annotations
 

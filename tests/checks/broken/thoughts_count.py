@@ -1,4 +1,4 @@
-"""What was thought is graded with the answer: trl pull request 4563, TinyZero issue 120."""
+"""Thoughts are graded with the answer: trl pull request 4563, TinyZero issue 120."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each opened thought is searched to the end for where it closes: odysseus issue 4703."""
+"""Each opening thought tag is searched to the end for its closing tag: odysseus issue 4703."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""1 where the gold solution cannot be parsed: open-r1 issue 215."""
+"""An unparsable gold solution scores 1: open-r1 issue 215."""
 
 from __future__ import annotations
 

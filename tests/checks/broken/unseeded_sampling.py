@@ -1,4 +1,4 @@
-"""A metric over a random sample that nobody seeded: huggingface/datasets pull request 404."""
+"""A metric over an unseeded random sample: huggingface/datasets pull request 404."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ Item = TypeVar("Item", Receptacle, Thing)
 
 
 def commands_after(commands: Sequence[str], change: Sequence[Sequence[str]] | None) -> list[str]:
-    """The sorted list of commands after a recorded change."""
+    """Return the sorted commands after a recorded change."""
     if change is None:
         return list(commands)
     gone, new = change
@@ -60,14 +60,14 @@ def commands_after(commands: Sequence[str], change: Sequence[Sequence[str]] | No
 
 
 def trace_kind(index: int) -> str:
-    """How an episode is played."""
+    """Return how an episode is played."""
     if index >= FIRST_NEAR_MISS:
         return "near_miss"
     return "workout" if index >= FIRST_WORKOUT else KINDS[index // len(TaskType) % len(KINDS)]
 
 
 def trace_problem(index: int) -> Problem:
-    """The problem of a trace: all types and splits in turn, mostly small, because a large one takes twice as long."""
+    """Return the problem of a trace: types and splits in turn, mostly small ones, which are twice as fast."""
     kind = trace_kind(index)
     task_type = list(TaskType)[index % len(TaskType)]
     if kind == "workout":
@@ -115,7 +115,7 @@ def record(game: Game, index: int) -> dict[str, Any]:
 
 
 def _script(rng: random.Random, kind: str, plan: Sequence[str]) -> Iterator[str | None]:
-    """The planner's commands; None where something else is to be done in between."""
+    """Yield the planner's commands; None where another command is inserted."""
     if kind == "expert_then_random":
         plan = plan[: rng.randint(1, max(1, len(plan) - 1))]
     for command in plan:
@@ -129,7 +129,7 @@ def _knives(drawn: Problem) -> list[Thing]:
 
 
 def _workout(rng: random.Random, drawn: Problem) -> Iterable[str]:
-    """Slice a thing, mostly, then clean, heat and cool it in some order, and examine it in between."""
+    """Usually slice an object, then clean, heat and cool it in some order, with examinations."""
     thing = rng.choice([thing for thing in drawn.things if thing.sliceable])
     if rng.random() < 0.8:
         knife = rng.choice(_knives(drawn))
@@ -147,7 +147,7 @@ def _workout(rng: random.Random, drawn: Problem) -> Iterable[str]:
 
 
 def _near_miss(rng: random.Random, drawn: Problem) -> list[str]:
-    """Do what the task asks, but first in a way that must not count."""
+    """Do the task, but first in a way that must not count."""
     target, *more = rng.sample(_of_type(drawn.things, drawn.target), len(_of_type(drawn.things, drawn.target)))
     fetch = [*_reach(target.at), f"take {target.name} from {target.at}"]
     if drawn.task_type is TaskType.LOOK_IN_LIGHT:
@@ -204,7 +204,7 @@ def _next_command(rng: random.Random, kind: str, commands: Sequence[str], drawn:
 
 
 def _mistake(rng: random.Random, commands: Sequence[str], drawn: Problem) -> str:
-    """A command that is misspelt, or well formed and mostly impossible now; outer white space is forgiven."""
+    """Return a misspelled or mostly impossible command; outer white space is ignored."""
     command = rng.choice(commands)
     thing, place = rng.choice(drawn.things).name, rng.choice(drawn.receptacles).name
     at = rng.randrange(len(command))
@@ -250,7 +250,7 @@ def _record_part(part: Path, indices: Sequence[int]) -> None:
 
 
 def join(parts: Sequence[Path], out: Path) -> int:
-    """Write the whole lines of all parts, in the order of their episodes; returns how many."""
+    """Write the complete lines of all parts, ordered by episode; return their number."""
     columns = [[line for line in part.read_text().splitlines(keepends=True) if line.endswith("\n")] for part in parts]
     longest = max(len(column) for column in columns)
     lines = [column[row] for row in range(longest) for column in columns if row < len(column)]

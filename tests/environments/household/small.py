@@ -27,7 +27,7 @@ def household(
 
 
 def random_household(task_type: TaskType, seed: int) -> Problem:
-    """Four receptacles with some doors, and two or three mugs and cups; solvable or not."""
+    """Return four receptacles, some with doors, and two or three mugs and cups; solvable or not."""
     rng = random.Random(f"{task_type} {seed}")
     appliance = APPLIANCE.get(task_type, "")
     names = ["cabinet 1", rng.choice(["cabinet 2", "countertop 1"]), "shelf 1"] + (
@@ -46,13 +46,13 @@ def random_household(task_type: TaskType, seed: int) -> Problem:
 
 
 def raw_state(engine: HouseholdEngine) -> tuple[object, ...]:
-    """Everything that an engine keeps."""
+    """Return the complete state of an engine."""
     marks = (engine.clean, engine.hot, engine.cool, engine.sliced, engine.toggled)
     return (engine.at, engine.holding, tuple(engine.contents), engine.opened, *marks)
 
 
 def all_states(problem: Problem | Tables) -> dict[tuple[object, ...], HouseholdEngine]:
-    """Every reachable state."""
+    """Return every reachable state."""
     first = HouseholdEngine(problem)
     found = {raw_state(first): first}
     waiting = [first]

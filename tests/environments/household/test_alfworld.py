@@ -240,7 +240,7 @@ async def test_invalid_configuration_is_reported(config: dict[str, Any], message
 
 
 class StandIn:
-    """The native engine behind the interface of TextWorld's worker."""
+    """The native engine with the interface of TextWorld's worker."""
 
     changed: str | None = None
 

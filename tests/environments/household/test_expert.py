@@ -14,7 +14,7 @@ from tests.environments.household.small import all_states, household, random_hou
 
 
 def distances(problem: Problem) -> dict[HouseholdEngine, int | None]:
-    """The number of commands from every reachable state to the goal, by nothing but the engine; None for no way."""
+    """Return the number of commands from every reachable state to the goal; None if unreachable."""
     states = all_states(Tables(problem))
     before: dict[object, list[object]] = {}
     for state, engine in states.items():
@@ -87,7 +87,7 @@ IDLE = ("look", "inventory", "help", "examine")
 
 
 def states_searched(problem: Problem, length: int) -> int | None:
-    """How many states a plain search met without reaching the goal in fewer than `length` commands; None if it did."""
+    """Return the number of states that a plain search visits below `length`; None if it finds the goal."""
     start = HouseholdEngine(problem)
     seen, level = {start.state_key()}, [start]
     for _ in range(1, length):
@@ -107,7 +107,7 @@ def states_searched(problem: Problem, length: int) -> int | None:
 
 
 def longest(per_type: int, most: int) -> list[tuple[int, Problem]]:
-    """The problems whose plans are longest, of `per_type` held-out ones of each task type that are all solved."""
+    """Return the held-out problems with the longest plans, of `per_type` solved ones of each task type."""
     found = []
     for task_type in TaskType:
         for index in range(per_type):

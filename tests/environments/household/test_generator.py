@@ -46,7 +46,7 @@ def test_equal_arguments_give_equal_problems():
 
 
 def test_known_problem_is_unchanged():
-    """Recorded results name problems by their ids: a change of the generator is a change of the benchmark."""
+    """Recorded results name problems by id: a change of the generator changes the benchmark."""
     drawn = generate_problem("held_out", 3)
     assert drawn.id == "held_out-pick_heat_then_place_in_recep-0-3"
     assert drawn.goal == "put a hot cup in diningtable."

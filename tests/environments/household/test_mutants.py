@@ -16,7 +16,7 @@ Patch = Callable[[Any, str, Any], None]
 
 
 def after(name: str, change: Callable[[Engine, int, int], None]) -> Callable[[Patch], None]:
-    """A mutant in which an effect does something more."""
+    """Return a mutant with an additional effect."""
     original = getattr(Engine, name)
 
     def effect(engine: Engine, one: int, two: int) -> str:
@@ -29,13 +29,13 @@ def after(name: str, change: Callable[[Engine, int, int], None]) -> Callable[[Pa
 
 
 def said(name: str, old: str, new: str) -> Callable[[Patch], None]:
-    """A mutant in which an effect says something else."""
+    """Return a mutant with another text of an effect."""
     original = getattr(Engine, name)
     return lambda patch: patch(Engine, name, lambda *arguments: original(*arguments).replace(old, new))
 
 
 def with_commands(change: Callable[[Engine, dict[str, Any]], None]) -> Callable[[Patch], None]:
-    """A mutant in which other commands are open."""
+    """Return a mutant with other admissible commands."""
     original = native._make_spot
 
     def make(engine: Engine) -> Any:
@@ -47,7 +47,7 @@ def with_commands(change: Callable[[Engine, dict[str, Any]], None]) -> Callable[
 
 
 def goal(changed: Callable[[Engine], bool]) -> Callable[[Patch], None]:
-    """A mutant with another goal."""
+    """Return a mutant with another goal."""
     return lambda patch: patch(Engine, "won", changed)
 
 

@@ -154,7 +154,7 @@ def test_admissible_commands_are_those_with_an_effect(seed: int) -> None:
 
 
 def bisimulation(problem: Problem) -> tuple[int, int, int]:
-    """How many raw states, keys, and classes that nothing tells apart there are; keys must be the classes."""
+    """Return the numbers of raw states, keys, and bisimulation classes; keys must be the classes."""
     states = list(all_states(Tables(problem)).values())
     number = {raw_state(engine): index for index, engine in enumerate(states)}
     edges = []

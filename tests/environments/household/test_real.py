@@ -55,7 +55,7 @@ async def test_engine_plays_consecutive_games(engine):
 
 @needs_engine
 async def test_published_game_file_is_played_with_its_own_names(engine, tmp_path):
-    """The file has identifiers of the simulator, which the package's own code numbers."""
+    """The file has simulator identifiers, which the package's own code numbers."""
     drawn = generate_problem("train", 0)
     data = resources.files("alfworld.data")
     game = game_data(drawn, data.joinpath("alfred.pddl").read_text(), data.joinpath("alfred.twl2").read_text())

@@ -24,7 +24,7 @@ def traces() -> list[dict[str, Any]]:
 
 
 def expected(trace: dict[str, Any]) -> Iterator[tuple[str | None, tuple[Any, ...]]]:
-    """Each command, None for the reset, with the observation, commands, reward and done that followed."""
+    """Return each command, None for the reset, with its observation, commands, reward and done."""
     observation, commands, reward, done = trace["start"]
     yield None, (observation, tuple(commands), float(reward), bool(done))
     for command, observation, change, reward, done in trace["steps"]:
@@ -33,7 +33,7 @@ def expected(trace: dict[str, Any]) -> Iterator[tuple[str | None, tuple[Any, ...
 
 
 def difference(trace: dict[str, Any]) -> str:
-    """Where the native engine first answers otherwise, "" for nowhere."""
+    """Return the native engine's first different answer, "" if none."""
     engine = HouseholdEngine(Problem.from_json(trace["problem"]))
     for number, (command, wanted) in enumerate(expected(trace)):
         view: HouseholdView = engine.reset() if command is None else engine.step(command)

@@ -72,7 +72,7 @@ async def test_expert_recovers_from_a_wrong_product_page_and_option() -> None:
 
 
 async def open_results_with_the_product_on_a_later_page() -> tuple[WebshopResource, int]:
-    """One result a page, and on which page the first product is that satisfies the goal."""
+    """Show one result per page; return the page of the first product that satisfies the goal."""
     for index in range(50):
         resource = await made(index=index, page_size=1)
         await call(resource, "search", query=resource._goal.query)

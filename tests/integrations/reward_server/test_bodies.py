@@ -98,7 +98,7 @@ async def test_long_lists_of_errors_are_not_reported_individually(part: str, cod
     message: Any = {"role": "user", part: [0] * 200_000}
     wrapped = {"__type__": "dict", "value": [[to_json_value(key), value] for key, value in message.items()]}
     for shape in [message] if codec == "plain" else [message, wrapped]:
-        with pytest.raises(RefusedError, match=f"messages.0.{part}: 200000 parts; at most 10000") as caught:
+        with pytest.raises(RefusedError, match=f"messages.0.{part}: 200000 parts; the maximum is 10000") as caught:
             await asked({"messages": [shape], "codec": codec})
         assert caught.value.status == 422
     for name in ("messages", "assistant_turns"):

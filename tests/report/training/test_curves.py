@@ -35,7 +35,7 @@ def series(*values: float) -> Series:
 
 
 class TestReading:
-    """`metrics.jsonl`, a line after the other."""
+    """`metrics.jsonl`, line by line."""
 
     def test_each_metric_becomes_a_series(self, tmp_path: Path) -> None:
         lines = [(0, {"held_out/score": 0.25}), (1, update(1)), (2, update(2, held_out__score=0.75))]
@@ -93,7 +93,7 @@ class TestReading:
 
 
 class TestThinning:
-    """Long curves with few points."""
+    """Long curves reduced to few points."""
 
     def test_short_curve_is_not_thinned(self) -> None:
         curve = build_curve(series(1.0, math.nan, 3.0))
@@ -121,7 +121,7 @@ class TestThinning:
 
 
 class TestDrawing:
-    """Where a value stands in its picture."""
+    """Positions of values in a chart."""
 
     def test_points_are_drawn_at_their_values(self, tmp_path: Path) -> None:
         run = read_training(make_training(tmp_path, [(n, update(n, learner__approx_kl=float(n))) for n in range(3)]))

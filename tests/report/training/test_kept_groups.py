@@ -35,7 +35,7 @@ def kept(folder: Path, update: int, lines: list[str]) -> None:
 
 
 def read(text: str) -> list[tuple[str, Any]]:
-    """The letters and values of the lines of a chunk."""
+    """Return the letters and values of the lines of a chunk."""
     return [(one[0], json.loads(one[1:])) for one in text.splitlines()]
 
 

@@ -14,7 +14,7 @@ Figures = Mapping[str, float | None]
 
 
 def update(number: int, **changes: float | None) -> dict[str, float | None]:
-    """The figures of an update; `__` in a name stands for its slash."""
+    """Return the metrics of an update; `__` in a name stands for a slash."""
     figures: dict[str, float | None] = {
         "score/mean": 0.5,
         "learner/approx_kl": 0.01,
@@ -27,14 +27,14 @@ def update(number: int, **changes: float | None) -> dict[str, float | None]:
 
 
 def make_training(folder: Path, lines: Iterable[tuple[int, Figures]], **header: Any) -> Path:
-    """The folder `run` of a training run with these lines of `metrics.jsonl`."""
+    """Write the folder `run` of a training run with these lines of `metrics.jsonl`."""
     run = folder / "run"
     run.mkdir()
     config = {"updates": 10, "ppo": {"lr": 0.001}} | header.pop("config", {})
     training = {"train_path": "/train.yaml", "config": config, "updates": 0}
     timing = RunTiming(started_at=BEGAN, worked_s=9.0)
-    told = {"task_name": "lakes", "status": "complete", "timing": timing, "training": training, **header}
-    (run / "run.json").write_bytes(RunHeader(**told).to_bytes())
+    full_header = {"task_name": "lakes", "status": "complete", "timing": timing, "training": training, **header}
+    (run / "run.json").write_bytes(RunHeader(**full_header).to_bytes())
     texts = [json.dumps({"update": number, "at": BEGAN.isoformat(), **figures}) + "\n" for number, figures in lines]
     (run / "metrics.jsonl").write_text("".join(texts))
     return run

@@ -16,7 +16,7 @@ from reward_kit.report.viewer_server import serving
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     headers: Mapping[str, str]
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 
 class Visitor:
-    """Asks one server; `cookie` is sent with each request where it has one."""
+    """A client of one server; `cookie` is sent with each request if set."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -74,7 +74,7 @@ class Visitor:
 
     @asynccontextmanager
     async def events(self, path: str) -> AsyncIterator[asyncio.Queue[tuple[str, Any, str]]]:
-        """The events of a stream as they come: name, data, mark."""
+        """Yield the events of a stream: name, data, mark."""
         reader, writer = await self.sent("GET", path)
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
@@ -100,6 +100,6 @@ class Visitor:
 
 @asynccontextmanager
 async def visiting(folder: Path, only: str | None = None) -> AsyncIterator[Visitor]:
-    """Somebody who has opened the address of a viewer of this folder."""
+    """Yield a client that has opened the address of a viewer of this folder."""
     async with serving(RunCatalog(folder, only)) as address:
         yield await Visitor(address).enter()

@@ -18,7 +18,7 @@ from tests.report.run_factory import episode, make_run, random_run, score
 
 
 def run_named(folder: Path, name: str, **header: Any) -> Path:
-    """A run of two episodes, of which one is scored."""
+    """Write a run of two episodes, one of them scored."""
     path = make_run(folder, [episode("a"), episode("b")], [score("a", 1.0)], **header)
     return path.rename(folder / name)
 
@@ -77,7 +77,7 @@ def test_row_of_a_running_run_is_updated_with_new_lines(tmp_path: Path) -> None:
 
 
 def _poll_until(catalog: RunCatalog, holds: Any) -> list[RunRow]:
-    """Figures of a run that goes on are made again now and then, not with every look."""
+    """Poll, since the figures of a running run are refreshed only occasionally."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         catalog.poll()

@@ -1,4 +1,4 @@
-"""Everything that a state may hold, and a comparison that forgives nothing."""
+"""A state with every supported kind of value, and an exact comparison of states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reward_kit.episodes.allowed_ids import AllowedIds
 
 
 def same(first: Any, second: Any) -> bool:
-    """Equal in kind, type and every bit."""
+    """Return whether two values are equal in type and every bit."""
     if type(first) is not type(second):
         return False
     if isinstance(first, torch.Tensor):

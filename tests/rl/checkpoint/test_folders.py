@@ -1,4 +1,4 @@
-"""Checkpoint folders are written atomically and restored bit for bit."""
+"""Test that checkpoint folders are written atomically and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.rl.learner.cases import a_model, some_rows
 
 
 class Run:
-    """A small training run with everything that has a state."""
+    """A small training run with every stateful part."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)

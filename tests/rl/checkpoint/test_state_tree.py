@@ -1,4 +1,4 @@
-"""A state comes back bit for bit from two plain files."""
+"""Test the bit-exact round trip of a state through two plain files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch on which training stopped is kept as it was, and is enough to see it stop again."""
+"""Test that the batch of a failed update is kept unchanged and reproduces the failure."""
 
 from __future__ import annotations
 

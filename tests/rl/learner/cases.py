@@ -16,7 +16,7 @@ VOCABULARY = 37
 
 
 class Bigram(nn.Module):
-    """Logits that depend on the last token alone."""
+    """A model whose logits depend only on the last token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Bigram(nn.Module):
 
 
 def bigram_rows(advantages: Sequence[float], **columns: Any) -> TokenBatch:
-    """One row `0 n` per advantage, where n = 1, 2, … is the token that a `Bigram` at its start sampled."""
+    """Return a row `0 n` per advantage, where n = 1, 2, … is the token sampled by an initial `Bigram`."""
     count = len(advantages)
     batch = {
         "input_ids": np.array([[0, 1 + n] for n in range(count)], dtype=np.int32),
@@ -41,7 +41,7 @@ def bigram_rows(advantages: Sequence[float], **columns: Any) -> TokenBatch:
 
 
 def a_model(seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> LlamaForCausalLM:
-    """A decoder of two layers, with weights large enough that every token counts."""
+    """Return a decoder of two layers, with weights large enough that every token matters."""
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 16,
@@ -59,7 +59,7 @@ def a_model(seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -
 
 
 def some_rows(count: int = 9, seed: int = 0, padding: str = "right", width: int = 24) -> TokenBatch:
-    """Rows of several actions of one to three tokens each, of different lengths; what is off the actions is garbage."""
+    """Return rows of several actions of one to three tokens; values outside actions are garbage."""
     rng = np.random.default_rng(seed)
     names = ("input_ids", "attention_mask", "action_mask", "loss_mask", "logprobs", "advantages", "returns", "values")
     batch = {name: np.zeros((count, width)) for name in (*names, "policy_versions", "value_mask")}
@@ -80,7 +80,7 @@ def some_rows(count: int = 9, seed: int = 0, padding: str = "right", width: int 
 
 
 def _act(batch: dict[str, Any], rng: np.random.Generator, row: int, start: int, stop: int) -> None:
-    """An action with these tokens."""
+    """Return an action with these tokens."""
     batch["action_mask"][row, start:stop] = batch["loss_mask"][row, start:stop] = 1
     batch["value_mask"][row, start] = 1
     batch["logprobs"][row, start:stop] = -rng.uniform(0.5, 4.0, stop - start)

@@ -1,4 +1,4 @@
-"""What a learner makes of a few episodes: run by the test alone, and as a script by several processes together.
+"""Results of a learner on a few episodes, in the test's process or as a script in several processes.
 
     python -m tests.rl.learner.sharded_learning FOLDER [--processes 2]
 
@@ -43,7 +43,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def model(seed: int = 0, layers: int = 2) -> LlamaForCausalLM:
-    """A tiny Llama in float64, so that what is left of a difference is no rounding."""
+    """Return a tiny Llama in float64, so that rounding explains no difference."""
     torch.manual_seed(seed)
     size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers, "vocab_size": VOCABULARY}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
@@ -51,7 +51,7 @@ def model(seed: int = 0, layers: int = 2) -> LlamaForCausalLM:
 
 
 def episode(number: int, turns: int) -> SingleAgentEpisode:
-    """One in which each turn sees a few new tokens and samples a few."""
+    """Return an episode in which each turn observes a few new tokens and samples a few."""
     draw = random.Random(number)
     made = SingleAgentEpisode(f"r{number}")
     made.add_env_reset("a room")
@@ -67,7 +67,7 @@ def episode(number: int, turns: int) -> SingleAgentEpisode:
 
 
 def rows(count: int = ROWS, padding: Padding = "right") -> TokenBatch:
-    """Of episodes of 1 to 4 turns, with made-up credit."""
+    """Return rows of episodes of 1 to 4 turns, with random credit."""
     episodes = [episode(number, 1 + number % 4) for number in range(count)]
     draw, steps = random.Random(0), []
     for one in episodes:
@@ -82,7 +82,7 @@ def rows(count: int = ROWS, padding: Padding = "right") -> TokenBatch:
 
 
 def learner(*, with_values: bool = True, **options: Any) -> PPOLearner:
-    """Over the same weights on every process and at every call."""
+    """Return a learner with the same weights in every process and call."""
     policy, of_critic = model(), {"old_values": "recomputed"} if with_values else {}
     return PPOLearner(
         PolicyWithValue(policy) if with_values else policy,
@@ -93,7 +93,7 @@ def learner(*, with_values: bool = True, **options: Any) -> PPOLearner:
 
 
 class Outcome(NamedTuple):
-    """What is compared: all of it whole, however many processes there were."""
+    """The compared results, complete whatever the number of processes."""
 
     gradient: dict[str, torch.Tensor]
     gradient_metrics: dict[str, float]
@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(saved: dict[str, Any] | None = None) -> Outcome:
-    """Gradients, two updates and what they leave; an update from a state saved elsewhere; an update on one row.
+    """Return gradients, two updates and their state; an update from a saved state; an update on one row.
 
     Args:
         saved: the state to go on from; None: that of the updates here.
@@ -132,7 +132,7 @@ def outcome(saved: dict[str, Any] | None = None) -> Outcome:
 
 
 def become_several(processes: int) -> list[int]:
-    """Forks, and says each process which one it is, as `torchrun` does; the ids of the others, for the first."""
+    """Fork and set each process's rank as `torchrun` does; return the other process ids in the first."""
     with socket.socket() as asked:
         asked.bind(("localhost", 0))
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(asked.getsockname()[1])}

@@ -28,7 +28,7 @@ LOSSES: list[dict[str, Any]] = [
 
 
 def ends_forced(rows: TokenBatch, firsts: bool = False) -> TokenBatch:
-    """The last token of each action (or the first) was the only one allowed, as an end token often is."""
+    """Make the last (or first) token of each action the only allowed one, as end tokens often are."""
     allowed = np.empty(len(rows.batch["input_ids"]), dtype=object)
     for row, sampled in enumerate(rows.batch["action_mask"]):
         edge = np.diff(np.pad(sampled, 1))
@@ -42,7 +42,7 @@ def ends_forced(rows: TokenBatch, firsts: bool = False) -> TokenBatch:
 
 
 def masked_out(rows: TokenBatch, firsts: bool = False) -> TokenBatch:
-    """The same rows, the forced tokens without a part in the loss, said by hand."""
+    """Return the rows with the forced tokens masked explicitly."""
     forced = ends_forced(rows, firsts)
     allowed = forced.non_tensor_batch.pop("allowed_ids")
     for row, one in enumerate(allowed):

@@ -1,4 +1,4 @@
-"""Loss and gradient are those of a plain loop over unpadded rows with all logits, in float64, whatever the split."""
+"""Test that loss and gradient equal a plain float64 loop over unpadded rows, for any micro-batch split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOW, HIGH = 0.2, 0.3
 
 
 class Token:
-    """One token that takes part: what the model says of it, and what stands in the rows."""
+    """An action token: the model's values for it and those in the rows."""
 
     def __init__(self, rows: TokenBatch, row: int, column: int, logits_V: Tensor, hidden_H: Tensor) -> None:
         self.rows, self.hidden_H = rows, hidden_H
@@ -42,7 +42,7 @@ class Token:
 
 
 def tokens_of(module: nn.Module, rows: TokenBatch, temperature: float = 1.0) -> list[Token]:
-    """Row by row, without padding, and all logits."""
+    """Return the tokens row by row, without padding, with all logits."""
     found = []
     for row, is_token in enumerate(rows.batch["attention_mask"] == 1):
         columns = np.flatnonzero(is_token)
@@ -68,7 +68,7 @@ def learner_of(module: nn.Module, **options: Any) -> PPOLearner:
 
 
 def assert_same(module: nn.Module, loss: Tensor, found: dict[str, float], atol: float = 1e-10) -> None:
-    """The learner's gradient lies in the module; the loop's is made here."""
+    """Compare the learner's gradient, which is in the module, with that of the loop."""
     theirs = gradients_of(module)
     module.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -247,7 +247,7 @@ def test_soft_cap_is_applied() -> None:
 
 
 class Shifts(nn.Module):
-    """A head's logits changed in a way that nobody has heard of."""
+    """A head with an unknown change of its logits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The last layer at some tokens only gives what the whole one gives there, or is not used at all."""
+"""Test that a last layer computed only at some tokens equals the full one, or is not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters train beside weights that stay; without them the module is the reference; merged, it is a plain model."""
+"""Test LoRA adapters: frozen base weights, the reference without adapters, and merged plain models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rates by parameter name: as an AdamW of one's own for each group would have them, saved and gone on with."""
+"""Test learning rates by parameter name against separate AdamW optimizers, also after a resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rate_by_hand(name: str) -> float:
 
 
 def steps_by_hand(module: nn.Module, updates: int) -> dict[str, Tensor]:
-    """Each parameter with an AdamW of its own, by gradients of the module as it then is."""
+    """Update each parameter with its own AdamW, with the gradients of the current module."""
     optimizers = {
         name: torch.optim.AdamW(
             [one], lr=rate_by_hand(name), betas=(0.8, 0.9), weight_decay=0.1 if one.dim() >= 2 else 0.0

@@ -1,4 +1,4 @@
-"""The ledger says how far samples are from the policy that learns from them, and is never silent beyond a limit."""
+"""Test the off-policy metrics: distance of samples from the trained policy, and alarms beyond each limit."""
 
 from __future__ import annotations
 

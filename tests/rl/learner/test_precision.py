@@ -1,4 +1,4 @@
-"""Weights that are trained are float32, however the module is given: AdamW's steps would be lost in bfloat16."""
+"""Test that trained weights are float32, since AdamW's small steps would be lost in bfloat16."""
 
 from __future__ import annotations
 

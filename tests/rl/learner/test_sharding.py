@@ -32,7 +32,7 @@ def together(alone: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Outcom
 
 
 def by_processes(command: list[str], alone: Outcome, folder: Path) -> Outcome:
-    """What processes make of it that go on from the state of one alone."""
+    """Return the outcome of several processes that resume from the state of one."""
     torch.save(alone.state, folder / "saved.pt")
     subprocess.run(
         [*command, str(folder)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=120
@@ -41,7 +41,7 @@ def by_processes(command: list[str], alone: Outcome, folder: Path) -> Outcome:
 
 
 def assert_same(ours: Any, theirs: Any, where: str, tolerance: float = 1e-12) -> None:
-    """Two trees of tensors and numbers are the same."""
+    """Assert that two trees of tensors and numbers are equal."""
     if isinstance(ours, Mapping):
         assert ours.keys() == theirs.keys(), where
         for key in ours:

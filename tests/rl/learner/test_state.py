@@ -1,4 +1,4 @@
-"""A learner that is loaded goes on bit for bit as if nothing had happened; warm-ups and adaptive terms with it."""
+"""Test that a loaded learner resumes bit for bit, including warm-ups and adaptive terms."""
 
 from __future__ import annotations
 

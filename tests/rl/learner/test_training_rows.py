@@ -1,4 +1,4 @@
-"""Rows are laid out anew for the module: one form for all paddings, allowed ids in their places, nothing else read."""
+"""Test the layout of rows for the module: independent of padding, with allowed ids, reading only tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows_of(*episodes: SingleAgentEpisode, padding: str = "right") -> TokenBatch
 
 
 def loop_logprobs(episode: SingleAgentEpisode, turns: int, temperature: float) -> list[float]:
-    """Token by token, from all logits, with what was not allowed at -inf."""
+    """Return log-probabilities token by token from all logits, with disallowed ones at -inf."""
     model, context, found = a_model(), [], []
     for (observed, sampled), allowed in zip(TURNS[:turns], ALLOWED, strict=False):
         context += observed

@@ -1,4 +1,4 @@
-"""What the tests of the model kit share: a lake, an expert's walks over it, and a small model that knows its words."""
+"""FrozenLake episodes of an expert, and a small model that knows its vocabulary."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ TOOLS: list[ToolSpec] = [
 
 
 async def walks(count: int = 1, policy: AgentPolicy | None = None) -> list[SingleAgentEpisode]:
-    """Episodes of the expert, or of another policy."""
+    """Return episodes of the expert, or of another policy."""
     worker = RLRolloutWorker(TASK, policy or ExpertPolicy())
     return [await worker.collect_episode(seed=seed) for seed in range(count)]
 
 
 def tokenizer_of(episodes: Sequence[SingleAgentEpisode], action_format: str = "bare") -> PreTrainedTokenizerFast:
-    """One that knows all words of these episodes."""
+    """Return a tokenizer that knows all words of these episodes."""
     return build_tokenizer(
         episode_texts(episodes, action_format=action_format, tools=TOOLS), words=["left up"], context=512
     )

@@ -1,4 +1,4 @@
-"""The page on small models: its table of tokens is true, its names are there. That it runs is for tests/pages."""
+"""Test that the page on small models has correct token counts and names; tests/pages run its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A train file on disk, with a policy small enough to train in a test, and a run of it in this process."""
+"""A train file on disk with a policy small enough to train in a test, and in-process runs of it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TRAIN: dict[str, Any] = {
 
 
 def lake_folder(folder: Path, **changes: Any) -> Path:
-    """A folder with everything that `train.yaml` names; the file itself, with changes, which None takes out."""
+    """Write `train.yaml` and its files into a folder; `changes` override keys, and None removes them."""
     (folder / "reward.py").write_text(REWARD)
     (folder / "policy.py").write_text((Path(__file__).parents[2] / "tiny_policy.py").read_text())
     (folder / "lakes.jsonl").write_text("".join(json.dumps({"id": name}) + "\n" for name in "abcd"))
@@ -64,12 +64,12 @@ def lake_folder(folder: Path, **changes: Any) -> Path:
 
 @asynccontextmanager
 async def uninterrupted(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
-    """Nobody stops it."""
+    """Run without a stop request."""
     yield
 
 
 def interrupted_after(updates: int) -> Callable[[Control, TrainingDisplay], Any]:
-    """Somebody presses Ctrl-C while the update after so many goes on."""
+    """Simulate Ctrl-C during the update after this many."""
 
     @asynccontextmanager
     async def stop(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
@@ -89,7 +89,7 @@ def interrupted_after(updates: int) -> Callable[[Control, TrainingDisplay], Any]
 async def train(
     plan: TrainingPlan, run: Path, interruptible: Any = uninterrupted, factories: Factories | None = None
 ) -> TrainingOutcome:
-    """Train into the folder `run`, which may hold a run that is to go on."""
+    """Train into the folder `run`, and resume the run there if one exists."""
     with _opened(plan, run) as folder:
         return await run_training(plan, folder, TrainingDisplay("none", plan.config.updates), interruptible, factories)
 
@@ -101,17 +101,17 @@ def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
 
 
 async def trained(path: Path, run: Path, **overrides: Any) -> TrainingOutcome:
-    """Train what the file says, with overrides whose dots are written as two underscores."""
+    """Train the file with overrides; `__` in a name stands for a dot."""
     return await train(load_plan(path, {key.replace("__", "."): value for key, value in overrides.items()}), run)
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`."""
+    """Return the lines of `metrics.jsonl`."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    """The weights of the latest checkpoint."""
+    """Return the weights of the latest checkpoint."""
     from reward_kit.rl.training.pipelines import latest_state
 
     checkpoint = latest_state(run / "checkpoints")
@@ -121,5 +121,5 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Whether all weights are equal to the last bit."""
+    """Return whether all weights are bit-equal."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -1,4 +1,4 @@
-"""The train file of `lake`, with a language model of a few thousand weights."""
+"""The train file of `frozen_lake`, with a language model of a few thousand weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLICY = {
 
 
 def language_lake(folder: Path, *, policy: dict[str, Any] | None = None, **changes: Any) -> Path:
-    """The folder, with the model in `model`; the train file, with changes of its keys and of those of `policy`."""
+    """Return the folder, with the model in `model` and changes to the train file and its `policy`."""
     tokenizer = build_tokenizer(level="byte")
     model = build_decoder(tokenizer, layers=1, width=16, heads=2, context=512, seed=1)
     save_model(folder / "model", model, tokenizer)

@@ -1,4 +1,4 @@
-"""The command line in several processes at once, as `torchrun` starts it: forks of one that has imported it already.
+"""The command line in several processes as started by `torchrun`: forks of a process that imported it.
 
 Run as a script it is a server: for each line of JSON, with `arguments`, `cwd` and `processes`, it forks so many and
 writes a line with their process ids, and, when all have ended, one with their exit codes. Like torchrun it sends
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Ended(NamedTuple):
-    """How the processes ended: an exit code each, negative for a signal, and what all of them wrote."""
+    """Exit codes of the processes, negative for signals, and their combined output."""
 
     codes: list[int]
     stdout: str
@@ -31,7 +31,7 @@ class Ended(NamedTuple):
 
 
 class Several:
-    """The server, as a test has it."""
+    """The client of the fork server."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -44,7 +44,7 @@ class Several:
         )
 
     def start(self, *arguments: str, cwd: Path, processes: int = 2) -> list[int]:
-        """Start `reward-kit` with these arguments so often; the process ids, by rank."""
+        """Start this many processes of `reward-kit` with the arguments; return the process ids by rank."""
         self._cwd = cwd
         request = {"arguments": arguments, "cwd": str(cwd), "processes": processes}
         assert self._server.stdin is not None
@@ -53,12 +53,12 @@ class Several:
         return self._answer()
 
     def end(self) -> Ended:
-        """Wait until all have ended."""
+        """Wait until all processes have ended."""
         codes = self._answer()
         return Ended(codes, (self._cwd / "stdout").read_text(), (self._cwd / "stderr").read_text())
 
     def call(self, *arguments: str, cwd: Path, processes: int = 2) -> Ended:
-        """Start them, and wait until all have ended."""
+        """Start the processes and wait until all have ended."""
         self.start(*arguments, cwd=cwd, processes=processes)
         return self.end()
 
@@ -68,12 +68,12 @@ class Several:
         return answer
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._server.communicate(timeout=60)
 
 
 def serve() -> None:
-    """Answer requests until there are no more; returns in none of the forks."""
+    """Answer requests until the input ends; never returns in a fork."""
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
@@ -91,14 +91,14 @@ def serve() -> None:
 
 
 def fork(request: dict[str, Any], rank: int, environment: dict[str, str]) -> int:
-    """A process that becomes `reward-kit`; its id."""
+    """Start a process that becomes `reward-kit`; return its id."""
     if not (pid := os.fork()):
         become(request, {**environment, "MASTER_ADDR": "localhost", "RANK": str(rank), "LOCAL_RANK": str(rank)})
     return pid
 
 
 def become(request: dict[str, Any], environment: dict[str, str]) -> NoReturn:
-    """Be one of the processes."""
+    """Become one of the processes."""
     from reward_kit.cli.main import main
 
     os.chdir(request["cwd"])
@@ -117,7 +117,7 @@ def become(request: dict[str, Any], environment: dict[str, str]) -> NoReturn:
 
 
 def codes_of(pids: Sequence[int]) -> list[int]:
-    """The exit codes of processes, the others ended once one has failed."""
+    """Return the exit codes of processes; once one fails, the others are ended."""
     codes: dict[int, int] = {}
     kill_at = None
     while len(codes) < len(pids):

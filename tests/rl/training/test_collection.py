@@ -20,7 +20,7 @@ ASKED = [(Sample(name), number) for number, name in enumerate("abcd")]
 
 
 class Counted(AgentPolicy):
-    """Sessions that open one after another, slowly; one of a name cannot be opened. Keeps how many were open."""
+    """Sessions that open slowly one after another, with their highest number; one name cannot be opened."""
 
     pad_token_id = 0
     module = None

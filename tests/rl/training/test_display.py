@@ -12,7 +12,7 @@ from reward_kit.rl.training.pipelines import Progress
 
 
 def left_after(seconds: list[float], updates: int, begun_at: int = 0, every: int | None = None) -> list[str]:
-    """What each line says of the time that is left, where updates took so long and each evaluation 40 s."""
+    """Return the displayed time left after each update of these durations, with evaluations of 40 s."""
     console = SafeConsole(file=io.StringIO(), width=200)
     display = TrainingDisplay("plain", updates, console, evaluated_every=every)
     display.begin_at(begun_at)
@@ -37,6 +37,6 @@ def test_only_recent_updates_count() -> None:
 
 @pytest.mark.parametrize(("every", "left"), [(None, "18s"), (10, "1m38s"), (5, "2m18s"), (4, "2m18s"), (20, "58s")])
 def test_remaining_evaluations_are_included_in_the_estimate(every: int | None, left: str) -> None:
-    """11 updates, of which 9 are left."""
+    """11 updates, of which 9 remain."""
     shown = left_after([2.0, 2.0], 11, every=every)
     assert shown[-1] == left

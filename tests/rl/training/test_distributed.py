@@ -1,4 +1,4 @@
-"""A training run in several processes."""
+"""Test a training run in several processes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 
 def breaking_lake(folder: Path, what: str) -> None:
-    """A train file whose module does `what` in its fifth forward pass with a gradient."""
+    """Write a train file whose module runs `what` in its fifth forward pass with gradients."""
     lake_folder(folder, updates=4, evaluation=None)
     policy, head = folder / "policy.py", "    def forward(self, ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:\n"
     body = f"""
@@ -95,8 +95,8 @@ def test_failing_process_ends_all_processes_with_its_reason(tmp_path: Path, seve
     breaking_lake(tmp_path, "os.environ.get('RANK') == '1': raise MemoryError('no room')")
     ended = several.call("train", "train.yaml", "--display", "none", cwd=tmp_path)
     assert ended.codes == [3, 0], ended
-    told = [line for line in ended.stderr.splitlines() if "error" in line.lower()]
-    assert told == ["error: process 2 of 2: MemoryError: no room"]
+    lines = [line for line in ended.stderr.splitlines() if "error" in line.lower()]
+    assert lines == ["error: process 2 of 2: MemoryError: no room"]
     assert RunHeader.read(run_of(tmp_path)).status == "failed"
 
 

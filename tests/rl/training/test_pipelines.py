@@ -39,7 +39,7 @@ GROUP = 2
 
 
 class Opens(TinyPolicy):
-    """Counts its sessions."""
+    """A policy that counts its sessions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Opens(TinyPolicy):
         self._awaited: dict[int, anyio.Event] = {}
 
     async def has_opened(self, count: int) -> None:
-        """Wait for the session of this number."""
+        """Wait for the session with this number."""
         if len(self.opened) < count:
             await self._awaited.setdefault(count, anyio.Event()).wait()
 
@@ -59,7 +59,7 @@ class Opens(TinyPolicy):
 
 
 class Learns(PPOLearner):
-    """Keeps the groups and the versions that it learned from."""
+    """A learner that records the groups and versions of each update."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module, PPOConfig(lr=0.01))
@@ -79,7 +79,7 @@ class Learns(PPOLearner):
 
 
 class Parts:
-    """What a test looks at."""
+    """The parts that a test inspects."""
 
     def __init__(self, pipeline: Pipeline, policy: Opens, learner: Learns) -> None:
         self.pipeline, self.policy, self.learner = pipeline, policy, learner
@@ -177,7 +177,7 @@ async def test_minibatch_diagnostics_are_merged() -> None:
 
 class TestDynamicSampling:
     def scores(self, tied: int) -> Callable[[Opens, list[Learns]], Any]:
-        """The first so many groups have equal scores, the others not."""
+        """Give equal scores to the first groups, and different ones to the others."""
 
         def make(policy: Opens, learners: list[Learns]) -> Any:
             async def reward(messages: Any, rollout_id: str) -> dict[str, float]:

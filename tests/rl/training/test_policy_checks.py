@@ -1,4 +1,4 @@
-"""What training would refuse of a policy is refused before a run has a folder, and without reading weights."""
+"""Test that unsuitable policies are rejected before a run folder exists and weights are read."""
 
 from __future__ import annotations
 

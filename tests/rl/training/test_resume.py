@@ -1,4 +1,4 @@
-"""Resumed runs equal uninterrupted runs bit for bit."""
+"""Test that resumed runs equal uninterrupted runs bit for bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLOCK = ("time/", "speed/", "overlap/", "reward_agent/", "at")
 
 
 def without_clock(run: Path) -> list[dict[str, object]]:
-    """What was measured, without what depends on the clock."""
+    """Return the metrics without those that depend on the clock."""
     return [{key: value for key, value in line.items() if not key.startswith(CLOCK)} for line in metrics_of(run)]
 
 
@@ -63,7 +63,7 @@ async def test_updates_after_the_last_checkpoint_are_repeated_and_logged_once(tm
     assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "straight"))
 
 
-async def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+async def test_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, updates=1, evaluation=None)
     await trained(path, tmp_path / "run")
     policy = tmp_path / "policy.py"
@@ -102,7 +102,7 @@ async def test_a_run_with_a_state_hash_resumes_after_its_folder_was_moved(tmp_pa
 
 @pytest.mark.campaign
 def test_killed_and_resumed_run_equals_an_uninterrupted_run(tmp_path: Path) -> None:
-    """Four updates straight = two updates, kill -9, resume, two updates."""
+    """Four updates equal two updates, kill -9, resume, two updates."""
     lake_folder(tmp_path, updates=4, checkpoints={"every": 1}, rollout={"samples_per_update": 3, "group_size": 8})
     straight = command_line.call_new_process("train", "train.yaml", "--log-dir", "straight", cwd=tmp_path)
     assert straight.returncode == 0, straight.stderr

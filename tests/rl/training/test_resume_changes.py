@@ -13,7 +13,7 @@ from tests.rl.training.frozen_lake import TRAIN, lake_folder
 
 
 def changes_by(folder: Path, **changes: Any) -> Changes:
-    """What is told of a run that began with `TRAIN`, once its train file is another."""
+    """Return the reported changes of a run started with `TRAIN` when its train file is replaced."""
     header = new_run_header("run", load_plan(lake_folder(folder)))
     return changes_since(header, load_plan(lake_folder(folder, **changes)), folder / "run")
 

@@ -1,4 +1,4 @@
-"""`reward_kit.train`: a train file from Python."""
+"""Test `reward_kit.train` with a train file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs on disk, made by hand: of each the scores by sample, None for an episode that has none."""
+"""Small runs on disk with given scores by sample; None for an episode without a score."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def make_run(
     metrics: Mapping[str, Scores] | None = None,
     **header: Any,
 ) -> Path:
-    """The folder of a run with these scores and metrics; `append` adds another policy to a run that is there."""
+    """Write a run with these scores and metrics; `append` adds another policy to an existing run."""
     task = {"pass_threshold": 1.0, **header.pop("task", {})}
-    told = {"task_name": "t", "task_path": "/t.yaml", "status": "complete", "task": task, **header}
+    full_header = {"task_name": "t", "task_path": "/t.yaml", "status": "complete", "task": task, **header}
     total = sum(map(len, scores.values()))
     if not append:
-        RunFolder.create(folder, RunHeader(**{"total": total, **told}))
+        RunFolder.create(folder, RunHeader(**{"total": total, **full_header}))
     with (folder / "episodes.jsonl").open("a") as episodes, (folder / "scores.jsonl").open("a") as lines:
         for sample, values in scores.items():
             for number, value in enumerate(values):
@@ -56,5 +56,5 @@ def _score(name: str, value: float | None) -> dict[str, Any]:
 
 
 def compared(*runs: Path, policies: Sequence[str] = ()) -> Comparison:
-    """The comparison of these runs."""
+    """Return the comparison of these runs."""
     return compare(read_sides(runs, policies))

@@ -84,8 +84,10 @@ class TestRollouts:
         after = make_run(tmp_path / "after", OTHERS, rescored_from=one or {"run_id": "before"})
         comparison = compared(before, after)
         assert [pair.difference for pair in comparison.differences[0].pairs] == [1.0, 1.0]
-        told = "after: the same episodes are scored in both, so they are paired by rollout: 2 have a score in both; 5 "
-        assert comparison_notes(comparison)[0].startswith(told)
+        expected = (
+            "after: the same episodes are scored in both, so they are paired by rollout: 2 have a score in both; 5 "
+        )
+        assert comparison_notes(comparison)[0].startswith(expected)
 
     def test_runs_without_a_common_scored_rollout_are_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="each rollout of the 1 common samples is unscored in one of them"):
@@ -114,7 +116,7 @@ class TestVerdict:
         assert compared(*runs).differences[0].verdict == verdict
 
     def test_comparing_many_runs_corrects_p_values(self, tmp_path: Path) -> None:
-        """p = 2/64 alone; of three such comparisons, Holm's correction leaves none."""
+        """p = 2/64 alone; Holm's correction of three such comparisons rejects none."""
         runs = [make_run(tmp_path / name, scores("1" * 6), policy=name) for name in "xyz"]
         alone = compared(make_run(tmp_path / "b", scores("0" * 6)), runs[0]).differences[0]
         assert (alone.p_holm, alone.verdict) == (2 / 64, "better")
@@ -137,7 +139,7 @@ class TestNothingInCommon:
 
 
 def began(run: Path, states: dict[str, str]) -> None:
-    """Let the episodes of these samples begin in these states."""
+    """Set the start states of the episodes of these samples."""
     lines = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
     for line in lines:
         line["start"] = {"fork": "native", "state_key": states.get(line["sample_id"]), "verified": True}
@@ -177,9 +179,9 @@ class TestMismatches:
     def test_each_mismatch_is_named(self, tmp_path: Path, change: dict[str, Any], what: str, word: str) -> None:
         import re
 
-        told = self.told(tmp_path, {"digests": {"dataset": "00"}}, {"digests": {"dataset": "00"}, **change})
-        assert list(told) == [what]
-        assert re.search(word, told[what])
+        message = self.told(tmp_path, {"digests": {"dataset": "00"}}, {"digests": {"dataset": "00"}, **change})
+        assert list(message) == [what]
+        assert re.search(word, message[what])
 
     def test_samples_with_different_start_states_are_counted(self, tmp_path: Path) -> None:
         samples: Scores = {"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [1.0]}
@@ -198,8 +200,8 @@ class TestMismatches:
         assert [mismatch.what for mismatch in found.mismatches] == ["reward"]
 
     def test_scoring_run_is_not_compared_on_missing_facts(self, tmp_path: Path) -> None:
-        told = self.told(tmp_path, {"digests": {"dataset": "00"}, "seed": 3}, {"task_path": None, "data": "x.jsonl"})
-        assert told == {}
+        message = self.told(tmp_path, {"digests": {"dataset": "00"}, "seed": 3}, {"task_path": None, "data": "x.jsonl"})
+        assert message == {}
 
 
 def test_comparison_to_json_is_complete(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_comparison_to_json_is_complete(tmp_path: Path) -> None:
 
 
 def test_scores_beyond_1_have_unbounded_intervals(tmp_path: Path) -> None:
-    """Means between 0 and 1 may be of scores that are not."""
+    """Means between 0 and 1 do not imply scores between 0 and 1."""
     runs = make_run(tmp_path / "b", {"a": [-5.0, 5.5], "b": [0.5]}), make_run(tmp_path / "a", {"a": [9.0], "b": [0.0]})
     (found,) = compared(*runs).differences
     assert found.figures.interval.high is not None and found.figures.interval.high > 50

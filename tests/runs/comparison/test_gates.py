@@ -23,7 +23,7 @@ class TestRegression:
     def test_regression_gate_fails_if_the_upper_bound_is_below_the_margin(
         self, tmp_path: Path, margin: float, fails: bool
     ) -> None:
-        """The mean is -0.25 and the interval about [-0.408, -0.092]: not the mean decides, but its bound."""
+        """Mean -0.25, interval about [-0.408, -0.092]: the bound decides, not the mean."""
         comparison = compared(*pair(tmp_path, LOST))
         (gate,) = regression_gates(comparison, margin)
         high = comparison.differences[0].figures.interval.high

@@ -1,4 +1,4 @@
-"""The same figures by SciPy and statsmodels, and by us, of random data; and the file that keeps theirs.
+"""Statistics by SciPy, statsmodels and reward-kit on random data, and the file of the peers' results.
 
 `python -m tests.runs.statistics.peers` writes `peers.json` again, where both are installed.
 """
@@ -33,7 +33,7 @@ Figures = dict[str, list[float]]
 
 
 def random_data(seed: int) -> Data:
-    """Scores of one run in clusters, differences of two, and counts, of sizes and shapes that the seed decides."""
+    """Return clustered scores of a run, paired differences, and counts; the seed sets their sizes and shapes."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(20, 60))
     draw: Callable[[int], Any] = [
@@ -60,7 +60,7 @@ def _rounded(values: Any) -> list[float]:
 
 
 def ours(data: Data) -> Figures:
-    """The figures by this package."""
+    """Return the statistics by reward-kit."""
     scores, deltas, (t, df) = data["scores"], data["differences"], data["t"]
     mean, difference = mean_interval(scores, data["clusters"]), difference_interval(deltas)
     won, lost = data["counts"]
@@ -80,7 +80,7 @@ def ours(data: Data) -> Figures:
 
 
 def theirs(data: Data) -> Figures:
-    """The figures by SciPy and statsmodels."""
+    """Return the statistics by SciPy and statsmodels."""
     from scipy import stats
     from statsmodels.regression.linear_model import OLS
     from statsmodels.stats.contingency_tables import mcnemar
@@ -118,7 +118,7 @@ def theirs(data: Data) -> Figures:
 
 
 def write() -> None:
-    """Keep what the peers say of twenty data sets."""
+    """Write the peers' results for twenty data sets."""
     import scipy
     import statsmodels
 

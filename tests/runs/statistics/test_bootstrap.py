@@ -94,7 +94,7 @@ def test_interval_has_the_nominal_coverage():
 class TestMeans:
     @pytest.mark.parametrize("method", ["bca", "percentile"])
     def test_bootstrap_mean_equals_the_general_bootstrap(self, method):
-        """The draws are the same ones where each value is a cluster of its own, and so are the bounds."""
+        """If each value is its own cluster, the draws and the bounds are equal."""
         (one,) = bootstrap_bounds(mean_of(SKEWED), range(16), seed=5, resamples=500, method=method)
         assert bootstrap_mean(SKEWED, seed=5, resamples=500, method=method) == pytest.approx(one, abs=1e-12)
 
@@ -128,7 +128,7 @@ class TestMeans:
     def test_equal_values_have_no_interval(self, values):
         assert bootstrap_mean(values) == Bounds(None, None)
 
-    def test_undefined_mean_is_refused(self):
+    def test_undefined_mean_is_rejected(self):
         with pytest.raises(ValueError, match="not finite"):
             bootstrap_mean([1.0, math.inf])
         with pytest.raises(ValueError, match="got 2 values and 1 clusters"):

@@ -1,4 +1,4 @@
-"""Many comparisons at once."""
+"""Correction of p-values for multiple comparisons."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ class TestEither:
         assert correction([]) == []
 
     @pytest.mark.parametrize("bad", [-0.1, 1.1, float("nan")])
-    def test_invalid_p_value_is_refused(self, correction, bad):
+    def test_invalid_p_value_is_rejected(self, correction, bad):
         with pytest.raises(ValueError, match="between 0 and 1"):
             correction([0.5, bad])
 
@@ -50,7 +50,7 @@ def test_holm_is_never_below_benjamini_and_hochberg(given_p):
 @settings(deadline=None)
 @given(p_values)
 def test_holm_agrees_with_the_stepwise_procedure(given_p):
-    """It rejects as Holm's procedure does: from the smallest on, while p_(i) <= alpha/(m - i + 1)."""
+    """Holm's procedure rejects in ascending order while p_(i) <= alpha/(m - i + 1)."""
     alpha, rejected = 0.05, set()
     for place, at in enumerate(sorted(range(len(given_p)), key=given_p.__getitem__)):
         if given_p[at] * (len(given_p) - place) > alpha:

@@ -24,23 +24,23 @@ Draw = Callable[[Any, int], tuple[Any, float]]
 
 
 def normal_scores(rng: Any, samples: int) -> tuple[Any, float]:
-    """(G, R) scores that share most of their luck within a sample."""
+    """Return (G, R) scores that are strongly correlated within a sample."""
     return 0.3 + rng.normal(size=(samples, 1)) + 0.5 * rng.normal(size=(samples, ROLLOUTS)), 0.3
 
 
 def shares(rng: Any, samples: int) -> tuple[Any, float]:
-    """Scores between 0 and 1 about a difficulty of their own."""
+    """Return scores between 0 and 1 with a different difficulty per sample."""
     hard = rng.uniform(size=(samples, 1))
     return 0.7 * hard + 0.3 * rng.uniform(size=(samples, ROLLOUTS)), 0.5
 
 
 def passes(rng: Any, samples: int) -> tuple[Any, float]:
-    """Pass or fail, by a chance that each sample has of its own."""
+    """Return passes and failures with a different pass probability per sample."""
     return (rng.uniform(size=(samples, ROLLOUTS)) < rng.beta(2, 3, size=(samples, 1))).astype(float), 0.4
 
 
 def paired(draw: Callable[[Any, int], tuple[Any, Any, float]]) -> Draw:
-    """The differences of samples between two runs, each by the mean of its rollouts."""
+    """Return the differences of samples between two runs, each from the means of their rollouts."""
 
     def differences(rng: Any, samples: int) -> tuple[Any, float]:
         one, other, truth = draw(rng, samples)
@@ -113,7 +113,7 @@ def test_bootstrap_interval_of_50_or_more_samples_has_nominal_coverage(draw, sam
 @pytest.mark.parametrize("samples", [8, 16, 32, 60])
 @pytest.mark.parametrize("kind", ["shares", "passes", "skewed"])
 def test_permutation_test_has_the_nominal_error_rate(kind, samples):
-    """Two runs alike: p <= 0.05 no more often than once in twenty."""
+    """For two equal runs, p <= 0.05 at most once in twenty."""
     rng, found, found_t = np.random.default_rng(samples), 0, 0
     for number in range(5_000):
         if kind == "skewed":

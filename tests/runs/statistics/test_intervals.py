@@ -125,7 +125,7 @@ class TestMeanInterval:
             ([1.0], ["a"], 1.0, "confidence must be between 0 and 1"),
         ],
     )
-    def test_undefined_mean_is_refused(self, scores, clusters, confidence, why):
+    def test_undefined_mean_is_rejected(self, scores, clusters, confidence, why):
         with pytest.raises(ValueError, match=why):
             mean_interval(scores, clusters, confidence)
 
@@ -161,7 +161,7 @@ def test_wilson_bounds_solve_the_score_equation():
 class TestBoundedInterval:
     @pytest.mark.parametrize(("passes", "trials"), [(3, 3), (0, 3), (2, 3), (4, 5), (5, 10), (29, 30), (50, 100)])
     def test_passes_and_failures_have_the_exact_binomial_bounds(self, passes, trials):
-        """Clopper and Pearson: each bound leaves 2.5% of the binomial distribution beyond the observed passes."""
+        """Clopper-Pearson: each bound leaves 2.5% of the binomial distribution in its tail."""
         interval = bounded_interval([1.0] * passes + [0.0] * (trials - passes), range(trials))
         assert interval.method == "gaffke"
         at_least = incomplete_beta(passes, trials - passes + 1, interval.low) if passes else 0.025

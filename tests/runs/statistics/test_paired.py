@@ -1,4 +1,4 @@
-"""Differences of samples: by hand, against all signs tried one by one, and by simulation."""
+"""Paired differences of samples: values by hand, enumeration of all signs, and simulation."""
 
 import itertools
 import math
@@ -123,7 +123,7 @@ class TestSignFlips:
         assert sign_flip_test([*values[:32], 0.0, 0.0]) == exact
 
     def test_drawing_agrees_with_the_exact_binomial(self):
-        """Of 40 equal differences the sum depends on the number of heads alone."""
+        """With 40 equal differences the sum depends only on the number of heads."""
         values = [1.0] * 26 + [-1.0] * 14
         exact = 2 * sum(math.comb(40, k) for k in range(15)) / 2**40
         found = sign_flip_test(values, draws=200_000)
@@ -159,7 +159,7 @@ class TestPassAndFail:
         assert mcnemar_test(6_000, 5_000) == pytest.approx(1.4e-21, rel=0.1)
         assert mcnemar_test(0, 0) == 1.0
 
-    def test_negative_counts_are_refused(self):
+    def test_negative_counts_are_rejected(self):
         with pytest.raises(ValueError, match="must not be negative"):
             mcnemar_test(-1, 2)
 
@@ -207,13 +207,13 @@ class TestPairedFigures:
         ("values", "why"), [([], "no sample"), ([1.0, math.nan], "not finite"), ([1e200], "1e100")]
     )
     @pytest.mark.parametrize("figure", [paired_figures, difference_interval, sign_flip_test, paired_t_test, cohens_dz])
-    def test_undefined_figures_are_refused(self, figure, values, why):
+    def test_undefined_figures_are_rejected(self, figure, values, why):
         with pytest.raises(ValueError, match=why):
             figure(values)
 
 
 def test_paired_interval_is_narrower_than_separate_intervals():
-    """Samples of very different difficulty: the interval of the difference is far narrower than those of the means."""
+    """Difficulties vary widely, so the interval of the difference is far narrower."""
     rng = np.random.default_rng(8)
     hard = rng.random(60)
     one, other = (np.clip(hard + rng.normal(shift, 0.05, 60), 0, 1) for shift in (0.0, 0.05))

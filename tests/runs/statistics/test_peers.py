@@ -1,4 +1,4 @@
-"""Agreement with SciPy and statsmodels to 1e-9 on random data: with what they said once, and with those installed."""
+"""Agreement with SciPy and statsmodels to 1e-9 on random data: stored results and installed versions."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|
 
 
 def byte_tokenizer(template: str | None = CHATML, eos: str = "<|im_end|>") -> PreTrainedTokenizerFast:
-    """A token for each byte, and the special ones."""
+    """Return a tokenizer with a token for each byte, and special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={sign: i for i, sign in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -51,7 +51,7 @@ def byte_tokenizer(template: str | None = CHATML, eos: str = "<|im_end|>") -> Pr
 
 
 def word_tokenizer(words: list[str], template: str = CHATML) -> PreTrainedTokenizerFast:
-    """A token for each word, sign and line break; all else is unknown."""
+    """Return a tokenizer with a token for each word, sign and line break; all else is unknown."""
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["[UNK]", "\n", *words])}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Punctuation()]
@@ -63,7 +63,7 @@ def word_tokenizer(words: list[str], template: str = CHATML) -> PreTrainedTokeni
 
 
 def small_llama(vocabulary: int, *, context: int = 2048, seed: int = 0, scale: float = 0.3) -> LlamaForCausalLM:
-    """Random weights, far enough from zero that the logits depend on the whole context."""
+    """Return a model with random weights so large that the logits depend on the whole context."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = LlamaConfig(

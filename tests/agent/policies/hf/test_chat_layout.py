@@ -35,7 +35,7 @@ SYSTEM, QUESTION = Message(role="system", content="You help."), Message(role="us
 
 
 class Talk:
-    """A conversation with a model that says what it is told to, and what each prompt reads like."""
+    """A conversation with a scripted model, and the text of each prompt."""
 
     def __init__(self, template, *, tools_in_prompt=True, tool_role="tool", messages=(SYSTEM, QUESTION)):
         self.tokenizer = byte_tokenizer(template, EOS.get(template, "<|im_end|>"))

@@ -35,7 +35,7 @@ async def running(model: PreTrainedModel, **options: Any) -> AsyncIterator[Engin
 
 @dataclass
 class Played:
-    """An episode: its context at the end, and each turn with the length of its prompt."""
+    """An episode: its final context, and each turn with the length of its prompt."""
 
     context: list[int] = field(default_factory=list)
     turns: list[tuple[int, Generated]] = field(default_factory=list)
@@ -44,23 +44,23 @@ class Played:
 async def play(
     engine: Engine, number: int, *, group: int = 4, turns: int = 4, sampling: Sampling = PLAIN, pauses: int = 0
 ) -> Played:
-    """An episode of a group that shares its prompt; observations differ in content and length."""
+    """Play an episode of a group with a shared prompt; observations differ in content and length."""
     played = Played(np.random.default_rng(number // group).integers(1, STOP, 40).tolist())
-    world = np.random.default_rng(1000 + number)
+    rng = np.random.default_rng(1000 + number)
     slot = engine.open((number,), number)
     for _ in range(turns):
         prompt = list(played.context)
         turn = await engine.generate(slot, prompt, max_new_tokens=1 + number % 7, sampling=sampling)
         played.turns.append((len(prompt), turn))
-        played.context += turn.token_ids + world.integers(1, STOP, world.integers(1, 9)).tolist()
-        for _ in range(world.integers(pauses + 1)):
+        played.context += turn.token_ids + rng.integers(1, STOP, rng.integers(1, 9)).tolist()
+        for _ in range(rng.integers(pauses + 1)):
             await asyncio.sleep(0)
     await engine.close_slot(slot)
     return played
 
 
 def gap(model: PreTrainedModel, episodes: Sequence[Played], side: str, sampling: Sampling = PLAIN) -> float:
-    """How far the recorded log-probabilities are from those of a full forward pass, at most."""
+    """Return the largest difference of recorded log-probabilities from a full forward pass."""
     logits = full_logits(model, [played.context for played in episodes], side)
     gaps = [
         abs(float((logits_TV[start + index - 1] / sampling.temperature).log_softmax(-1)[token]) - logprob)
@@ -117,7 +117,7 @@ async def test_turn_ends_at_a_stop_token_or_its_limit() -> None:
 
 
 class Counting:
-    """How many tokens a model was given, and in how many forward passes."""
+    """A count of the tokens and forward passes of a model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.tokens = self.passes = 0
@@ -211,7 +211,7 @@ async def test_lockstep_is_bitwise_reproducible(slots: int) -> None:
 
 
 async def test_lockstep_does_not_reuse_earlier_computation() -> None:
-    """Shapes decide the last bits on some CPUs, so a batch may not reuse what sessions before it computed."""
+    """Shapes decide the last bits on some CPUs, so a batch may not reuse earlier sessions' results."""
     model = tiny_model()
     async with running(model, lockstep=True) as engine:
         counting, computed = Counting(model), []

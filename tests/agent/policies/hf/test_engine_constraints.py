@@ -20,7 +20,7 @@ ANY = None
 
 
 class Pattern:
-    """For each place the ids that may stand there; any where it says None."""
+    """A constraint that gives the allowed ids of each position; None allows any."""
 
     def __init__(self, *places: Sequence[int] | None) -> None:
         self._places, self._next = places, 0
@@ -121,7 +121,7 @@ async def test_forced_stop_token_ends_the_turn() -> None:
 
 
 class Broken(Pattern):
-    """Raises once two tokens have come."""
+    """A constraint that raises after two tokens."""
 
     def advance(self, token_id: int) -> None:
         super().advance(token_id)

@@ -21,7 +21,7 @@ LONG = {"max_new_tokens": 100, "sampling": Sampling()}
 
 
 class Gate:
-    """Stops a model's forward passes, in the worker thread, until it is opened; tells when the first has come."""
+    """Blocks a model's forward passes in the worker thread until released, and signals the first."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.is_open = threading.Event()

@@ -19,7 +19,7 @@ def logits_of(seed: int, rows: int, vocabulary: int) -> torch.Tensor:
 
 
 def probabilities(logits_V: torch.Tensor, sampling: Sampling, allowed: list[int] | None = None) -> torch.Tensor:
-    """As `transformers` filters them, (V,)."""
+    """Return (V,) probabilities as filtered by `transformers`."""
     scores = logits_V[None].clone()
     if allowed is not None:
         kept = torch.full_like(scores, -torch.inf)

@@ -28,7 +28,7 @@ def constraints(tokenizer=TOKENIZER, max_new_tokens=500):
 
 
 def sampled(constraint, seed):
-    """Uniformly among what is allowed, but strings are ended soon."""
+    """Sample uniformly among the allowed tokens, but end strings soon."""
     draw, ids = np.random.default_rng(seed), []
     quote = TOKENIZER.convert_tokens_to_ids('"')
     while not constraint.is_done:

@@ -35,7 +35,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 
 
 def tiny_model(kind: str = "llama", seed: int = 0) -> PreTrainedModel:
-    """A model with weights large enough for its logits to depend on the whole context."""
+    """Return a model with weights so large that its logits depend on the whole context."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(CONFIGS[kind])
@@ -47,7 +47,7 @@ def tiny_model(kind: str = "llama", seed: int = 0) -> PreTrainedModel:
 
 @torch.no_grad()
 def full_logits(model: PreTrainedModel, contexts: Sequence[Sequence[int]], side: str) -> list[Tensor]:
-    """For each context (T, V), from one forward pass over all of them, padded on `side`."""
+    """Return logits per context (T, V), from one forward pass over all, padded on `side`."""
     width = max(map(len, contexts))
     pads = [0 if side == "right" else width - len(context) for context in contexts]
     ids_BT = torch.zeros(len(contexts), width, dtype=torch.long)
