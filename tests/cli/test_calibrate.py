@@ -175,7 +175,7 @@ def right(messages: list[Message], ground_truth: str) -> EvaluateResult:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--reward", "truthful.py:right"), "needs ground_truth, which no row has"),
+        (("--reward", "truthful.py:right"), "needs ground_truth, but no row has one"),
         (("--reward", "own.py:length", "--threshold", "5"), "5.0 is not in the range 0<=x<=1"),
         (("--reward", "own.py:length", "--pairs", "judge"), "--pairs judge compares two answers"),
     ],

@@ -225,7 +225,7 @@ def test_rows_without_a_required_ground_truth_are_reported(project: Project) -> 
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right")
     assert done.returncode == 2 and not project.runs()
-    assert "needs ground_truth, which no row has" in done.stderr
+    assert "needs ground_truth, but no row has one" in done.stderr
     assert "rename 'groundtruth' to 'ground_truth'" in done.stderr
     data.write_text("".join(json.dumps(row) + "\n" for row in [TRANSCRIPTS[0], *rows[1:]]))
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "--json")
