@@ -39,7 +39,7 @@ from reward_kit import AgentPolicy, EvaluateResult, ForkableResource, PolicyOutp
 from reward_kit.environments.base import tool_spec
 
 async def leak():
-    "Await something that somebody else cancelled."
+    "Await something that another task cancelled."
     foreign = asyncio.get_running_loop().create_future()
     foreign.cancel()
     await foreign
