@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
 from reward_kit.reward_calls import Caller, OpenReward, fix_options
@@ -20,6 +21,7 @@ from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 Reward = Callable[..., Any]
 Call = Callable[[str], Awaitable[EvaluateResult]]
 """A function that calls the part with this name on the rollout; it raises an error if the part is unscored."""
+_PART_REASON = 300  # characters of a part's reason that the reason of `weighted` quotes
 _LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolated")
 
 
@@ -59,18 +61,28 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
 
 
 def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str, float]) -> EvaluateResult:
-    """Return the weighted sum of results, with a metric for each; step outputs are summed per step."""
+    """Return the weighted sum of results, with a metric for each; step outputs are summed per step.
+
+    The reason quotes the reasons of the parts, lowest scores first and parts without weight last.
+    """
     steps: dict[str, float] = {}
     for name, result in results.items():
         for output in result.step_outputs or ():
             index = str(output.step_index)
             steps[index] = steps.get(index, 0.0) + weights[name] * output.base_reward
+    by_score = sorted(results, key=lambda name: (weights[name] == 0, results[name].score))
     return EvaluateResult(
         score=sum(weights[name] * result.score for name, result in results.items()),
-        reason="; ".join(f"{name} {result.score:g} × {weights[name]:g}" for name, result in results.items()),
+        reason="; ".join(_part_reason(name, results[name], weights[name]) for name in by_score),
         metrics={name: _metric(result) for name, result in results.items()},
         step_outputs=[StepOutput(step_index=index, base_reward=reward) for index, reward in steps.items()] or None,
     )
+
+
+def _part_reason(name: str, result: EvaluateResult, weight: float) -> str:
+    """Return a part's score, weight and reason on one line; its metric has the full reason."""
+    reason = truncate(" ".join((result.reason or "").split()), _PART_REASON)
+    return f"{name} {result.score:g} (weight {weight:g})" + (f": {reason}" if reason else "")
 
 
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:

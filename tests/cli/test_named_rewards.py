@@ -18,7 +18,9 @@ from reward_kit import EvaluateResult, MetricResult, StepOutput, reward_function
 def right(messages, ground_truth, assistant_turns):
     steps = [StepOutput(step_index=i, base_reward=0.5) for i in range(len(assistant_turns))]
     metrics = {"letters": MetricResult(score=0.25, reason="")}
-    return EvaluateResult(score=messages[-1].text == ground_truth, metrics=metrics, step_outputs=steps)
+    is_right = messages[-1].text == ground_truth
+    reason = f"wanted\\n{ground_truth}"
+    return EvaluateResult(score=is_right, reason=reason, metrics=metrics, step_outputs=steps)
 
 def cost(messages, sample):
     print("counted")
@@ -49,7 +51,7 @@ def test_score_is_the_weighted_mean_and_an_unscored_reward_leaves_the_episode_un
     assert "mean of 'cost'" not in done.stderr
     zero, one, two = lines(project.run_path() / "scores.jsonl")
     assert (zero["score"], one["score"]) == (pytest.approx(-0.75), pytest.approx(0.0))
-    assert one["result"]["reason"] == "right 1 × 0.75; cost -3 × 0.25"
+    assert one["result"]["reason"] == "cost -3 (weight 0.25); right 1 (weight 0.75): wanted done"
     metrics = {name: metric["score"] for name, metric in one["result"]["metrics"].items()}
     assert metrics == {"right": 1.0, "cost": -3.0, "right.letters": 0.25}
     assert [step["base_reward"] for step in one["result"]["step_outputs"]] == [0.375, 0.375]

@@ -70,7 +70,20 @@ async def test_weights_are_normalized_and_each_part_is_a_metric():
     scored = await score(both)
     assert scored.score == pytest.approx(0.75 + 0.25 * 0.5)
     assert {name: metric.score for name, metric in scored.result.metrics.items()} == {"exact": 1.0, "length": 0.5}
-    assert scored.result.reason == "exact 1 × 0.75; length 0.5 × 0.25"
+    assert scored.result.reason == "length 0.5 (weight 0.25): length; exact 1 (weight 0.75): exact"
+
+
+async def test_reason_quotes_the_parts_from_the_lowest_score_with_unweighted_parts_last():
+    @reward_function
+    def wordy(messages: list[Message]) -> EvaluateResult:
+        return EvaluateResult(score=0.5, reason="many\n" + "words " * 100)
+
+    scored = await score(weighted(exact=exact, wordy=wordy, count=(length, 0)), text="hi")
+    first, second, last = scored.result.reason.split("; ")
+    assert first == "exact 0 (weight 0.5): exact"
+    assert second.startswith("wordy 0.5 (weight 0.5): many words words") and second.endswith("…") and len(second) < 350
+    assert last == "count 0.2 (weight 0): length"
+    assert len(scored.result.metrics["wordy"].reason) > 600, "the metric has the full reason"
 
 
 async def test_unscored_part_leaves_the_combination_unscored():
