@@ -305,7 +305,7 @@ class Display:
         parts = [f"{self._stopped}/{self._total}"]
         # Copied, since another thread may refresh the display.
         for policy, pairs in [(policy, list(pairs)) for policy, pairs in list(self._scores.items()) if pairs]:
-            interval = bounded_interval(*zip(*pairs, strict=True))
+            interval = bounded_interval([score for score, _ in pairs], [sample for _, sample in pairs])
             is_wide = interval.n_clusters < _FEWEST_SAMPLES
             shown = figure(interval.mean) if is_wide else _with_bounds(interval, figure).replace("  ", " ")
             parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")
