@@ -9,7 +9,7 @@ from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.task_parts import RunLimitsModel
-from tests.agent.resources import WORLD, call, failure, reason, task_of, text
+from tests.agent.resources import COUNTER, call, failure, reason, task_of, text
 
 
 def test_budget_without_limits_is_never_exhausted() -> None:
@@ -38,7 +38,7 @@ async def test_finished_episode_counts_although_the_budget_is_exhausted() -> Non
     budget = RunBudget(RunLimitsModel(steps=1))
     for action, expected in ((text("done"), "answered"), (call(), "run_limit")):
         worker = RLRolloutWorker(
-            task_of(resource_type=WORLD, on_text="end"), ScriptedPolicy([action, action]), budget=budget
+            task_of(resource_type=COUNTER, on_text="end"), ScriptedPolicy([action, action]), budget=budget
         )
         episode = await worker.collect_episode()
         assert (reason(episode), len(episode)) == (expected, 1)

@@ -87,8 +87,8 @@ class Runner:
         line = ["bash", "-ec", self._placed(commands)]
         done = subprocess.run(line, cwd=self.folder, env=self.environment, capture_output=True, text=True)
         if done.returncode != 0:
-            told = f"before this page: exits with {done.returncode}\n{done.stdout}{done.stderr}"
-            raise PageError(f"{self.page.path}: {told}")
+            reason = f"before this page: exits with {done.returncode}\n{done.stdout}{done.stderr}"
+            raise PageError(f"{self.page.path}: {reason}")
 
     @property
     def _shell(self) -> Bash:

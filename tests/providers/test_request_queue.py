@@ -273,7 +273,7 @@ async def test_probe_intervals_grow_up_to_thirty_seconds():
     await scene.end()
 
 
-async def test_a_cancelled_probe_is_followed_by_another():
+async def test_cancelled_probe_is_repeated():
     scene = Scene()
     await answered_once(scene)
     tasks = [scene.request(name, *[BROKEN] * 2, seconds=0.5) for name in range(6)]

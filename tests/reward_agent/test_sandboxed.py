@@ -20,7 +20,7 @@ from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_sco
 from reward_kit.reward_agent.sandboxed import SandboxedScorer
 from reward_kit.sandbox import host
 from reward_kit.sandbox.host import Availability, ChildSession
-from tests.agent.resources import WORLD, call, calls, worker_of
+from tests.agent.resources import COUNTER, call, calls, worker_of
 from tests.profiles import examples
 
 LEVELS = ("in_process", "warm", "isolated")
@@ -136,7 +136,7 @@ class TestArguments:
                 return {"score": float(state.query("SELECT x FROM t")[0][0]), "reason": str(state.tables())}
             """,
         )
-        worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=WORLD)
+        worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=COUNTER)
         scored = await score(tmp_path, "of_steps", level, ScoringRequest.from_episode(await worker.collect_episode()))
         assert (scored.score, scored.result.reason) == (2.0, "['tool_calls', 'tool_call'] 6")
         connection = sqlite3.connect(":memory:")

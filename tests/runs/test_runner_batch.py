@@ -24,8 +24,8 @@ from tests.runs.test_runner import Told, open_store, plan_of, run_in, scored_ids
 
 @reward_function(mode="batch")
 async def share(rollouts_messages: Any, rollout_id: Any) -> Any:
-    told = " ".join(rollout_id)
-    return [{"score": 1.0 / len(rollouts_messages), "reason": told} for _ in rollouts_messages]
+    reason = " ".join(rollout_id)
+    return [{"score": 1.0 / len(rollouts_messages), "reason": reason} for _ in rollouts_messages]
 
 
 class Breaks(ScriptedPolicy):

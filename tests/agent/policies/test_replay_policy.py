@@ -25,11 +25,11 @@ from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.runs.plan import RunArgs, make_policies
 from reward_kit.runs.tasks import load_task
-from tests.agent.resources import WORLD, call, calls, failure, reason, task_of, text
+from tests.agent.resources import COUNTER, call, calls, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, tool_calls
 from tests.cli.project import Project, lines
 
-COUNT = {"resource_type": WORLD, "initial_user_prompt": "Count.", "on_text": "end"}
+COUNT = {"resource_type": COUNTER, "initial_user_prompt": "Count.", "on_text": "end"}
 
 
 class Own(AgentPolicy):

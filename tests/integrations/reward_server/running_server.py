@@ -61,10 +61,10 @@ class Asker:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection on which the head of a request was sent."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
-        told = {"Host": "x", "Connection": "close", **headers}
+        all_headers = {"Host": "x", "Connection": "close", **headers}
         if key is not None:
-            told["Authorization"] = f"Bearer {key}"
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in told.items())]
+            all_headers["Authorization"] = f"Bearer {key}"
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in all_headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         return reader, writer
 

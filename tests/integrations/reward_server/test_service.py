@@ -91,12 +91,12 @@ async def refusal(asker: Asker, body: object, name: str = "exact/score") -> tupl
 class TestScores:
     async def test_rollout_is_scored_with_every_field(self, asker: Asker) -> None:
         answer = await asker.score("exact")
-        told = answer.json()
-        assert answer.status == 200 and told.pop("duration_s") >= 0
-        assert told == {
+        payload = answer.json()
+        assert answer.status == 200 and payload.pop("duration_s") >= 0
+        assert payload == {
             "rollout_id": "0",
             "score": 1.0,
-            "result": told["result"],
+            "result": payload["result"],
             "error": None,
             "sandbox": {"level": "in_process"},
             "stdout": "",
@@ -104,12 +104,12 @@ class TestScores:
             "is_output_cut": False,
             "retry_after_s": None,
         }
-        assert told["result"]["reason"] == "compared"
+        assert payload["result"]["reason"] == "compared"
 
     async def test_unscored_rollout_has_a_null_score_and_failure_class_with_http_200(self, asker: Asker) -> None:
-        told = (await asker.score("broken")).json()
-        assert (told["score"], told["result"], told["error"]["class"]) == (None, None, "crash")
-        assert "KeyError: '42'" in told["error"]["message"]
+        payload = (await asker.score("broken")).json()
+        assert (payload["score"], payload["result"], payload["error"]["class"]) == (None, None, "crash")
+        assert "KeyError: '42'" in payload["error"]["message"]
         lacks = (await asker.score("exact", {"messages": [], "ground_truth": 7})).json()
         assert lacks["score"] is None and lacks["error"]["class"] == "crash"
 
@@ -123,11 +123,11 @@ class TestScores:
             for length in (4, 1, 2)
         ]
         batch = {"rollouts": [*rollouts, {"messages": []}]}
-        told = (await asker.post("/v1/rewards/exact/score_batch", batch)).json()["scores"]
-        assert [one["rollout_id"] for one in told] == ["r4", "r1", "r2", "3"]
-        assert [one["score"] for one in told] == [0.0, 0.0, 0.0, None]
-        told = (await asker.post("/v1/rewards/longest/score_batch", {"rollouts": rollouts})).json()["scores"]
-        assert [one["score"] for one in told] == [1.0, 0.25, 0.5]
+        payload = (await asker.post("/v1/rewards/exact/score_batch", batch)).json()["scores"]
+        assert [one["rollout_id"] for one in payload] == ["r4", "r1", "r2", "3"]
+        assert [one["score"] for one in payload] == [0.0, 0.0, 0.0, None]
+        payload = (await asker.post("/v1/rewards/longest/score_batch", {"rollouts": rollouts})).json()["scores"]
+        assert [one["score"] for one in payload] == [1.0, 0.25, 0.5]
         assert (await asker.score("longest", rollouts[0])).json()["score"] == 1.0
 
     async def test_assistant_messages_are_steps_by_default(self) -> None:
@@ -140,14 +140,14 @@ class TestScores:
         body = {"messages": messages, "sample": {"a": [1]}, "stop_reason": "x", "extra": {"goal_description": "win"}}
         async with server(turns) as asker:
             for given, expected in (({}, [1, 3]), ({"assistant_turns": [3]}, [3])):
-                told = (await asker.score("turns", {**body, **given})).json()
-                assert json.loads(told["result"]["reason"]) == [expected, {"a": [1]}, "x", "win"]
+                payload = (await asker.score("turns", {**body, **given})).json()
+                assert json.loads(payload["result"]["reason"]) == [expected, {"a": [1]}, "x", "win"]
 
-    async def test_a_call_over_its_deadline_is_unscored_as_a_timeout(self) -> None:
+    async def test_call_beyond_its_deadline_is_unscored_as_a_timeout(self) -> None:
         gate = Gate()
         async with server(gate.reward, deadline_s=0.05) as asker:
-            told = (await asker.score("gated", {"messages": []})).json()
-        assert (told["score"], told["error"]["class"]) == (None, "timeout")
+            payload = (await asker.score("gated", {"messages": []})).json()
+        assert (payload["score"], payload["error"]["class"]) == (None, "timeout")
 
     async def test_unreadable_episode_is_unscored_if_the_reward_uses_steps(self) -> None:
         @reward_function
@@ -155,9 +155,12 @@ class TestScores:
             return {"score": float(len(step_data))}
 
         async with server(steps, exact) as asker:
-            told = (await asker.score("steps", {"messages": [], "episode": {"schema_version": 99}})).json()
-            assert (told["score"], told["error"]["class"]) == (None, "refused")
-            assert "the episode cannot be read" in told["error"]["message"] or "version 99" in told["error"]["message"]
+            payload = (await asker.score("steps", {"messages": [], "episode": {"schema_version": 99}})).json()
+            assert (payload["score"], payload["error"]["class"]) == (None, "refused")
+            assert (
+                "the episode cannot be read" in payload["error"]["message"]
+                or "version 99" in payload["error"]["message"]
+            )
             assert (await asker.score("exact", {**ROLLOUT, "episode": {"schema_version": 99}})).json()["score"] == 1.0
 
     async def test_disconnecting_client_cancels_its_call(self) -> None:
@@ -404,8 +407,8 @@ class TestLimits:
         async with server(exact, max_connections=2) as asker:
             held = [await asyncio.open_connection("127.0.0.1", asker.port) for _ in range(2)]
             reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)
-            told = await reader.read()
-            assert told.startswith(b"HTTP/1.1 503") and b"Retry-After: 1" in told
+            response = await reader.read()
+            assert response.startswith(b"HTTP/1.1 503") and b"Retry-After: 1" in response
             for _, one in (*held, (None, writer)):
                 one.close()
 
@@ -485,9 +488,9 @@ class TestLimits:
             async with anyio.create_task_group() as tasks:
                 for number in range(count):
                     tasks.start_soon(one, number)
-        told = {number: answer.json() for number, answer in answers.items()}  # type: ignore[attr-defined]
-        assert len(told) == count
-        for number, found in told.items():
+        payload = {number: answer.json() for number, answer in answers.items()}  # type: ignore[attr-defined]
+        assert len(payload) == count
+        for number, found in payload.items():
             assert (found["rollout_id"], found["score"]) == (f"r{number}", number / count)
             assert found["result"]["reason"] == f"m{number}"
 
@@ -511,8 +514,8 @@ class TestShutdown:
                     while True:
                         await asker.get("/health")
                 writer.write(f"GET /v1/rewards HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode())
-                told = (await reader.readuntil(b"\r\n\r\n")).lower()
-                assert told.startswith(b"http/1.1 503") and b"retry-after: 1" in told and b"close" in told
+                response = (await reader.readuntil(b"\r\n\r\n")).lower()
+                assert response.startswith(b"http/1.1 503") and b"retry-after: 1" in response and b"close" in response
                 writer.close()
                 gate.opened.set()
 

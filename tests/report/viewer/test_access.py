@@ -198,12 +198,12 @@ async def test_symlinks_out_of_the_folder_are_not_followed(tmp_path: Path) -> No
 async def test_training_pages_do_not_follow_symlinks_out_of_the_folder(tmp_path: Path, linked: str) -> None:
     (tmp_path / "runs").mkdir()
     own, outside = make_run(tmp_path / "runs", [], [], training={"train_path": "x"}), tmp_path / "outside"
-    said = [{"role": "user", "content": "classified"}]
+    messages = [{"role": "user", "content": "classified"}]
     for folder in (own, outside):
         (folder / "episodes").mkdir(parents=True)
         (folder / "metrics.jsonl").write_text('{"update": 1}\n')
         (folder / "summary.json").write_text('{"stopped": "classified"}')
-        (folder / "episodes/update-000001.jsonl").write_text(json.dumps(episode("a", messages=said)) + "\n")
+        (folder / "episodes/update-000001.jsonl").write_text(json.dumps(episode("a", messages=messages)) + "\n")
     async with visiting(tmp_path / "runs") as visitor:
         assert "classified" in (await visitor.get("/run/")).body
         (own / linked).rename(own / "before")

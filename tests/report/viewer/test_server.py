@@ -166,14 +166,14 @@ async def test_runs_page_receives_changed_rows(tmp_path: Path, tmp_path_factory:
         async with visitor.events(f"/events?since={mark}") as events:
             shutil.copytree(tmp_path / "run", aside / "other")
             (aside / "other").rename(tmp_path / "other")  # at once, as a look in between would tell of a part
-            told = await next_of(events, "rows")
-            assert [row[0] for row in told["changed"]] == [["other", "./other/"]] and set(told["all"]) == {
+            output = await next_of(events, "rows")
+            assert [row[0] for row in output["changed"]] == [["other", "./other/"]] and set(output["all"]) == {
                 "run",
                 "other",
             }
             (tmp_path / "run").rename(aside / "run")
-            told = await next_of(events, "rows")
-            assert (told["changed"], told["all"]) == ([], ["other"])
+            output = await next_of(events, "rows")
+            assert (output["changed"], output["all"]) == ([], ["other"])
         async with visitor.events("/events?since=999") as events:
             assert await next_of(events, "reload") == {}
 
@@ -264,7 +264,7 @@ async def mark_of(visitor: Visitor) -> str:
         (b'{"rollout_id": "a", "label": "pass", "note": "' + b"x" * 70_000 + b'"}', 413, ""),
     ],
 )
-async def test_invalid_label_is_refused(tmp_path: Path, body: bytes, status: int, message: str) -> None:
+async def test_invalid_label_is_rejected(tmp_path: Path, body: bytes, status: int, message: str) -> None:
     run = make_run(tmp_path, [episode("a")], [])
     async with visiting(tmp_path) as visitor:
         answer = await visitor.post("/run/labels", body)

@@ -95,8 +95,8 @@ def test_failing_process_ends_all_processes_with_its_reason(tmp_path: Path, seve
     breaking_lake(tmp_path, "os.environ.get('RANK') == '1': raise MemoryError('no room')")
     ended = several.call("train", "train.yaml", "--display", "none", cwd=tmp_path)
     assert ended.codes == [3, 0], ended
-    told = [line for line in ended.stderr.splitlines() if "error" in line.lower()]
-    assert told == ["error: process 2 of 2: MemoryError: no room"]
+    lines = [line for line in ended.stderr.splitlines() if "error" in line.lower()]
+    assert lines == ["error: process 2 of 2: MemoryError: no room"]
     assert RunHeader.read(run_of(tmp_path)).status == "failed"
 
 
