@@ -1,9 +1,9 @@
 """Check a reward with all probes, and validate the samples of a task with reference solutions.
 
 A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0, unless doing nothing is the
-reference solution (`gold_actions` is an empty list). The reference solution is
-the first of the following that is available: `gold_actions` (a list of actions) or `gold_answer` (text) of the sample's
-row, the policy that the user specified, and the expert of the resource.
+reference solution (`gold_actions` is an empty list). The reference solution is the first of the following that is
+available: `gold_actions` (a list of actions) or `gold_answer` (text) of the sample's row, the policy that the user
+specified, and the expert of the resource.
 """
 
 from __future__ import annotations
@@ -389,7 +389,8 @@ async def check_task(
     proofs = await prove(task, samples, user, policy, seed=seed, tell=lambda proof: tell(f"sample {proof.sample.id}"))
     assert task.reward is not None  # `prove` raises without a reward
     definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
-    ends = [(one.gold.request, one.nothing.request) for one in proofs if one.gold and one.nothing and not one.problems and not one.is_idle]
+    proven = [one for one in proofs if not one.problems and not one.is_idle]
+    ends = [(one.gold.request, one.nothing.request) for one in proven if one.gold and one.nothing]
     rollouts = [end.request for one in first for end in (one.gold, one.nothing) if end and not end.request.failure]
     paths = {entry.name: entry.reward_function_path for entry in definition.rewards or ()}
     reports = {}
