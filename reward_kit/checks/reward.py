@@ -1,9 +1,9 @@
 """Check a reward with all probes, and validate the samples of a task with reference solutions.
 
-A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0, unless doing nothing is the
-reference solution (`gold_actions` is an empty list). The reference solution is the first of the following that is
-available: `gold_actions` (a list of actions) or `gold_answer` (text) of the sample's row, the policy that the user
-specified, and the expert of the resource.
+A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0, unless it is right to do
+nothing (`gold_actions` is an empty list). The reference solution is the first of the following that is available:
+`gold_actions` (a list of actions) or `gold_answer` (text) of the sample's row, the policy that the user specified, and
+the expert of the resource.
 """
 
 from __future__ import annotations
