@@ -38,7 +38,7 @@ class PageError(AssertionError):
     """A statement of a page is wrong."""
 
 
-class Runner:
+class PageRunner:
     """The folder, processes and ports of one page.
 
     Args:
@@ -259,7 +259,7 @@ def run_page(page: Page, folder: Path, programs: Path | None = None) -> None:
         PageError: something on it is not so.
     """
     with serving_model(page.answers) as port:
-        runner = Runner(page, folder, programs or Path(sys.executable).parent, port)
+        runner = PageRunner(page, folder, programs or Path(sys.executable).parent, port)
         try:
             runner.run()
         finally:
