@@ -23,7 +23,7 @@ _HELD: ContextVar[str] = ContextVar("_HELD", default="closed")
 
 @asynccontextmanager
 async def held(events: list[str]) -> AsyncIterator[None]:
-    """A loop with a task of its own, as the reward agent has."""
+    """A context that holds a task open, as the reward agent does."""
     _HELD.set("open")
     leaving = anyio.Event()
     async with anyio.create_task_group() as tasks:

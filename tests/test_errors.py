@@ -86,8 +86,8 @@ async def test_cancellation_of_the_running_task_passes_through_a_boundary():
 async def test_cancellation_leaking_from_foreign_code_is_an_error():
     inner = asyncio.create_task(asyncio.sleep(30))
     inner.cancel()
-    told = "the call: a task that it awaited was cancelled"
-    with pytest.raises(RewardError, match=told), boundary(RewardError, "the call"):
+    expected = "the call: a task that it awaited was cancelled"
+    with pytest.raises(RewardError, match=expected), boundary(RewardError, "the call"):
         await inner
 
 

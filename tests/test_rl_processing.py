@@ -114,8 +114,8 @@ def test_steps_of_an_unscored_rollout_are_copied() -> None:
 def test_alignment_errors_of_a_batch_are_reported_together() -> None:
     with pytest.raises(AlignmentError) as error:
         align_batch(result(1.0, i5=0.0), result(1.0, i6=0.0))
-    told = str(error.value).splitlines()
-    assert [line.split(";")[0] for line in told] == [
+    lines = str(error.value).splitlines()
+    assert [line.split(";")[0] for line in lines] == [
         "rollout a: unknown step_index '5'",
         "rollout b: unknown step_index '6'",
     ]
@@ -126,8 +126,8 @@ def test_first_ten_alignment_errors_are_listed_and_the_rest_counted() -> None:
     steps = [episode_steps(episode(name, [0.0])) for name in ids]
     with pytest.raises(AlignmentError) as error:
         RLDataAligner().align_batch_for_rl_processing([result(1.0, i5=0.0)] * 12, steps, ids)
-    told = str(error.value).splitlines()
-    assert len(told) == 11 and told[9].startswith("rollout r9:") and told[10] == "… and 2 more"
+    lines = str(error.value).splitlines()
+    assert len(lines) == 11 and lines[9].startswith("rollout r9:") and lines[10] == "… and 2 more"
 
 
 def test_invalid_batch_is_rejected() -> None:

@@ -303,8 +303,8 @@ class TestClasses:
 
 
 def test_wrong_signature_is_rejected_with_line_and_nearest_name():
-    told = r"test_typed_interface\.py:\d+: reward 'f': .*'messages' instead of 'mesages'"
-    with pytest.raises(ConfigError, match=told):
+    expected = r"test_typed_interface\.py:\d+: reward 'f': .*'messages' instead of 'mesages'"
+    with pytest.raises(ConfigError, match=expected):
 
         @reward_function
         def f(mesages):

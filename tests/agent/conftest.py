@@ -7,7 +7,7 @@ from tests.agent.resources import Counter
 
 @pytest.fixture(autouse=True)
 def no_resource_stays_open():
-    Counter.open_worlds.clear()
+    Counter.open_instances.clear()
     Counter.made.clear()
     yield
-    assert not Counter.open_worlds
+    assert not Counter.open_instances

@@ -9,7 +9,7 @@ from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOu
 from reward_kit.errors import ToolError
 from reward_kit.models import TaskDefinitionModel
 
-WORLD = f"{__name__}:Counter"
+COUNTER = f"{__name__}:Counter"
 
 
 def text(content):
@@ -52,17 +52,17 @@ def tool_answers(episode):
 
 
 class Counter(ForkableResource):
-    """A counter; `open_worlds` holds every instance that is not closed."""
+    """A counter; `open_instances` holds every instance that is not closed."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"greeting"})
-    open_worlds: set = set()  # noqa: RUF012 - shared on purpose
+    open_instances: set = set()  # noqa: RUF012 - shared on purpose
     made: list = []  # noqa: RUF012
 
     def __init__(self):
         self.total, self.seed, self.noise = 0, None, None
         self.config = {}
-        self.open_worlds.add(self)
+        self.open_instances.add(self)
         self.made.append(self)
 
     async def setup(self, config):
@@ -131,4 +131,4 @@ class Counter(ForkableResource):
         return StateSnapshot.from_json({"total": self.total})
 
     async def close(self):
-        self.open_worlds.remove(self)
+        self.open_instances.remove(self)

@@ -9,7 +9,7 @@ from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.task_parts import RunLimitsModel
-from tests.agent.resources import WORLD, call, failure, reason, task_of, text
+from tests.agent.resources import COUNTER, call, failure, reason, task_of, text
 
 
 def test_budget_without_limits_is_never_exhausted() -> None:
@@ -38,13 +38,13 @@ async def test_finished_episode_counts_although_the_budget_is_exhausted() -> Non
     budget = RunBudget(RunLimitsModel(steps=1))
     for action, expected in ((text("done"), "answered"), (call(), "run_limit")):
         worker = RLRolloutWorker(
-            task_of(resource_type=WORLD, on_text="end"), ScriptedPolicy([action, action]), budget=budget
+            task_of(resource_type=COUNTER, on_text="end"), ScriptedPolicy([action, action]), budget=budget
         )
         episode = await worker.collect_episode()
         assert (reason(episode), len(episode)) == (expected, 1)
 
 
-class Metered(AgentPolicy):
+class UnmeteredModel(AgentPolicy):
     """A model whose endpoint does not report its usage."""
 
     async def get_action(self, observation: object, available_tools_specs: object = None) -> PolicyOutput:
@@ -55,6 +55,9 @@ class Metered(AgentPolicy):
 async def test_unknown_cost_with_a_cost_limit_is_an_error(of_the_run: bool) -> None:
     limits = {"run_limits" if of_the_run else "limits": {"cost": 1.0}}
     task = task_of(**limits, initial_user_prompt="x")
-    episode = await RLRolloutWorker(task, Metered(), budget=RunBudget(task.run_limits)).collect_episode()
+    episode = await RLRolloutWorker(task, UnmeteredModel(), budget=RunBudget(task.run_limits)).collect_episode()
     assert reason(episode) == "error" and "cost limit cannot be enforced" in failure(episode)["message"]
-    assert reason(await RLRolloutWorker(task_of(initial_user_prompt="x"), Metered()).collect_episode()) == "answered"
+    assert (
+        reason(await RLRolloutWorker(task_of(initial_user_prompt="x"), UnmeteredModel()).collect_episode())
+        == "answered"
+    )

@@ -21,14 +21,14 @@ from reward_kit.agent.simulated_user import (
 from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from tests.agent.resources import WORLD, call, task_of, text
+from tests.agent.resources import COUNTER, call, task_of, text
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}
 ASKED = {"role": "user", "content": "Hello, I want boots."}
 TRACKS = ("observations", "infos", "actions", "rewards", "extra_model_outputs", "messages", "assistant_turns", "tokens")
 
 
-class Speaker(AgentPolicy):
+class ScriptedSpeaker(AgentPolicy):
     """A scripted policy with given texts and tokens, which records its observations."""
 
     is_free = True
@@ -82,7 +82,7 @@ async def test_each_side_observes_the_messages_of_the_other() -> None:
 async def test_agent_part_equals_the_recorded_episode() -> None:
     actions = [call(n=2), text("Which size?"), call(n=1), text("Here.")]
     user = ScriptedUser(["42", "Thanks. ###STOP###"])
-    episode = await collected(actions, user, resource_type=WORLD, max_episode_steps=9)
+    episode = await collected(actions, user, resource_type=COUNTER, max_episode_steps=9)
     assert len(episode) == 4 and episode.is_terminated
     agent = build_dialogue(episode).agent_episodes[AGENT]
     for track in TRACKS:
@@ -95,10 +95,10 @@ async def test_agent_part_equals_the_recorded_episode() -> None:
 
 async def test_user_part_holds_the_conversation_shown_to_the_user() -> None:
     thanks = "Thanks. ###STOP###"
-    voice = Speaker(*(PolicyOutput(text(said), said) for said in ("Boots!", "42", thanks)))
+    voice = ScriptedSpeaker(*(PolicyOutput(text(said), said) for said in ("Boots!", "42", thanks)))
     user = SimulatedUser(voice, instructions="You are {{ name }}.")
     actions = [call(), text(""), text("Here.")]
-    episode = await collected(actions, user, messages=[SYSTEM], resource_type=WORLD, max_episode_steps=9)
+    episode = await collected(actions, user, messages=[SYSTEM], resource_type=COUNTER, max_episode_steps=9)
     part = build_dialogue(episode).agent_episodes[USER]
     assert [(message.role, message.text) for message in part.messages] == [
         ("system", "You are Ada."),
@@ -117,8 +117,8 @@ async def test_user_part_holds_the_conversation_shown_to_the_user() -> None:
 
 
 async def test_tokens_of_both_sides_become_training_rows() -> None:
-    agent = Speaker(spoken("Which size?", [1, 2], [3]), spoken("Here.", [1, 2, 3, 4], [5, 6]))
-    voice = Speaker(spoken("42", [7, 8], [9]), spoken("Thanks. ###STOP###", [7, 8, 9, 10, 11], [12, 13]))
+    agent = ScriptedSpeaker(spoken("Which size?", [1, 2], [3]), spoken("Here.", [1, 2, 3, 4], [5, 6]))
+    voice = ScriptedSpeaker(spoken("42", [7, 8], [9]), spoken("Thanks. ###STOP###", [7, 8, 9, 10, 11], [12, 13]))
     episode = await collected(agent, SimulatedUser(voice))
     dialogue = build_dialogue(episode)
     (row,) = dialogue.agent_episodes[USER].tokens.rows()
@@ -139,7 +139,7 @@ class TestHangingActions:
 
     async def test_unanswered_user_action_hangs_after_a_step_limit(self):
         user = ScriptedUser(["42", "and now?"])
-        fields = {"resource_type": WORLD, "max_episode_steps": 2}
+        fields = {"resource_type": COUNTER, "max_episode_steps": 2}
         dialogue = build_dialogue(await collected([text("Which size?"), call()], user, **fields))
         assert dialogue.hanging_actions == {USER: text("42")}
         assert dialogue.get_truncateds() == {AGENT: True, USER: False, "__all__": True}
@@ -178,7 +178,7 @@ class TestHangingActions:
 
 async def test_silent_user_is_not_in_the_dialogue() -> None:
     dialogue = build_dialogue(
-        await collected([call(), call()], ScriptedUser(["x"]), resource_type=WORLD, max_episode_steps=2)
+        await collected([call(), call()], ScriptedUser(["x"]), resource_type=COUNTER, max_episode_steps=2)
     )
     assert dialogue.agent_ids == {AGENT} and len(dialogue) == 2
 

@@ -8,7 +8,18 @@ from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.environments.tools import ToolRegistry, tool
 from reward_kit.errors import EnvironmentFailure, ProviderError, ToolError
-from tests.agent.resources import WORLD, Counter, call, calls, collected, failure, reason, text, tool_answers, worker_of
+from tests.agent.resources import (
+    COUNTER,
+    Counter,
+    call,
+    calls,
+    collected,
+    failure,
+    reason,
+    text,
+    tool_answers,
+    worker_of,
+)
 
 
 class MethodShop(ForkableResource):
@@ -43,7 +54,7 @@ def sell(item: str) -> str:
 class TestToolCalls:
     async def test_parallel_calls_are_one_step_with_one_assistant_message(self):
         episode = await collected(
-            [calls(("add", {"by": 1}), ("add", {"by": 2}))], resource_type=WORLD, max_episode_steps=1
+            [calls(("add", {"by": 1}), ("add", {"by": 2}))], resource_type=COUNTER, max_episode_steps=1
         )
         assert len(episode) == 1
         assert [m.role for m in episode.messages] == ["user", "assistant", "tool", "tool"]
@@ -56,7 +67,7 @@ class TestToolCalls:
     async def test_missing_and_duplicate_call_ids_are_replaced(self):
         call_of = {"name": "add", "arguments": {}}
         given = [{**call_of, "id": "a"}, {**call_of, "id": "a"}, call_of, {**call_of, "id": ""}]
-        episode = await collected([{"type": "tool_calls", "calls": given}], resource_type=WORLD, max_episode_steps=1)
+        episode = await collected([{"type": "tool_calls", "calls": given}], resource_type=COUNTER, max_episode_steps=1)
         ids = ["a", "call_0_1", "call_0_2", "call_0_3"]
         assert [c.id for c in episode.messages[1].tool_calls] == ids
         assert [m.tool_call_id for m in episode.messages[2:]] == ids
@@ -74,7 +85,7 @@ class TestToolCalls:
 
     async def test_malformed_arguments_are_a_tool_error_counted_invalid(self):
         broken = {"type": "tool_call", "name": "add", "arguments_text": '{"by": '}
-        episode = await collected([broken, call()], resource_type=WORLD, max_episode_steps=2)
+        episode = await collected([broken, call()], resource_type=COUNTER, max_episode_steps=2)
         assert tool_answers(episode) == [
             "Error: the arguments of 'add' are not a JSON object: {\"by\": ",
             "the count is 1",
@@ -93,7 +104,7 @@ class TestToolCalls:
 
         episode = await collected(
             [call("calculat"), call("adds"), call()],
-            resource_type=WORLD,
+            resource_type=COUNTER,
             tools=registry,
             offered=["calculate", "add"],
             max_episode_steps=3,
@@ -263,32 +274,32 @@ class TestToolCalls:
         assert sum("the time limit of the episode was reached" in answer for answer in tool_answers(episode)) >= 4
 
     async def test_unresponsive_resource_ends_the_episode_with_a_timeout(self):
-        episode = await collected([call(), call("slow"), call()], resource_type=WORLD, limits={"tool_time_s": 0.02})
+        episode = await collected([call(), call("slow"), call()], resource_type=COUNTER, limits={"tool_time_s": 0.02})
         assert (reason(episode), failure(episode)["class"], len(episode)) == ("error", "timeout", 2)
         assert "limits.tool_time_s" in failure(episode)["message"]
 
     async def test_long_tool_output_is_cut_with_a_notice(self):
         episode = await collected(
-            [call("long")], resource_type=WORLD, limits={"tool_output_chars": 100}, max_episode_steps=1
+            [call("long")], resource_type=COUNTER, limits={"tool_output_chars": 100}, max_episode_steps=1
         )
         (answer,) = tool_answers(episode)
         assert answer == "a" * 50 + "\n[… 900 of 1,000 characters left out …]\n" + "b" * 50
         assert episode.get_infos(1)["tools"] == [{"name": "long", "cut": True}]
 
     async def test_resource_can_mark_an_action_invalid(self):
-        episode = await collected([call("invalid")], resource_type=WORLD, max_episode_steps=1)
+        episode = await collected([call("invalid")], resource_type=COUNTER, max_episode_steps=1)
         assert episode.get_infos(1)["is_action_valid"] is False
         assert episode.get_infos(1)["tools"] == [{"name": "invalid", "why": "wall", "is_valid": False}]
 
     async def test_calls_after_the_end_are_answered_but_not_executed(self):
-        episode = await collected([calls(("win", {}), ("crash", {}))], resource_type=WORLD)
+        episode = await collected([calls(("win", {}), ("crash", {}))], resource_type=COUNTER)
         assert reason(episode) == "environment_terminated"
         assert tool_answers(episode) == ["won", "Not executed: the episode is over."]
 
     async def test_duplicate_tool_names_are_rejected(self):
         registry = ToolRegistry("own")
         registry.tool(name="add")(lambda: None)
-        for fields in ({"resource_type": WORLD, "offered": ["add"]}, {"terminate_tool": "add"}):
+        for fields in ({"resource_type": COUNTER, "offered": ["add"]}, {"terminate_tool": "add"}):
             episode = await collected([call()], tools=registry, **fields)
             assert failure(episode)["message"] == "two tools are named add; rename one of them"
 
@@ -299,12 +310,12 @@ class TestToolCalls:
                     spec for spec in await super().get_tools_spec() if self.total or spec["function"]["name"] != "win"
                 ]
 
-        world = Unlocking()
-        worker = worker_of([calls(("add", {}), ("win", {}))], environment=world)
+        resource = Unlocking()
+        worker = worker_of([calls(("add", {}), ("win", {}))], environment=resource)
         assert reason(await worker.collect_episode()) == "environment_terminated"
-        early = await worker_of([calls(("win", {}))], environment=world, max_episode_steps=1).collect_episode()
+        early = await worker_of([calls(("win", {}))], environment=resource, max_episode_steps=1).collect_episode()
         assert "unknown tool 'win'" in tool_answers(early)[0]
-        await world.close()
+        await resource.close()
 
     async def test_resource_failure_inside_a_task_tool_ends_the_episode(self):
         registry = ToolRegistry("own")
@@ -314,21 +325,21 @@ class TestToolCalls:
             """Push."""
             raise EnvironmentFailure("the world broke")
 
-        episode = await collected([call("push"), call()], resource_type=WORLD, tools=registry)
+        episode = await collected([call("push"), call()], resource_type=COUNTER, tools=registry)
         assert (reason(episode), failure(episode)["where"], len(episode)) == ("error", "EnvironmentFailure", 1)
 
     async def test_structured_observation_is_shown_as_json(self):
         shown = {"position": [1, 2]}
-        episode = await collected([call("value", observation=shown)], resource_type=WORLD, max_episode_steps=1)
+        episode = await collected([call("value", observation=shown)], resource_type=COUNTER, max_episode_steps=1)
         assert tool_answers(episode) == ['{"position": [1, 2]}']
         assert episode.get_observations(1) == '{"position": [1, 2]}'
 
     async def test_arguments_that_are_not_a_mapping_are_a_tool_error(self):
         action = {"type": "tool_call", "name": "add", "arguments": [1]}
-        episode = await collected([action], resource_type=WORLD, max_episode_steps=1)
+        episode = await collected([action], resource_type=COUNTER, max_episode_steps=1)
         assert tool_answers(episode) == ["Error: the arguments of 'add' must be an object, got a list"]
 
     async def test_content_and_reasoning_beside_a_call_are_kept(self):
         action = {**call(), "content": "I add.", "reasoning_content": "hm"}
-        episode = await collected([action], resource_type=WORLD, max_episode_steps=1)
+        episode = await collected([action], resource_type=COUNTER, max_episode_steps=1)
         assert (episode.messages[1].content, episode.messages[1].reasoning_content) == ("I add.", "hm")

@@ -7,7 +7,7 @@ import pytest
 
 from reward_kit.agent.rl_rollout_worker import collect_group
 from reward_kit.agent.samples import Sample
-from tests.agent.resources import WORLD, Counter, call, failure, reason, worker_of
+from tests.agent.resources import COUNTER, Counter, call, failure, reason, worker_of
 
 END = [{"type": "terminate"}]
 HERE = sys.modules[__name__]
@@ -20,7 +20,7 @@ def register(monkeypatch, world):
 
 
 async def group_of(size, actions=END, run_seed=0, sample="s", **fields):
-    fields = {"resource_type": WORLD, **fields}
+    fields = {"resource_type": COUNTER, **fields}
     return await collect_group(worker_of(actions, **fields), Sample(sample), size, run_seed=run_seed)
 
 
@@ -143,11 +143,11 @@ class TestSiblings:
 
         running = asyncio.create_task(group_of(3, act))
         await all_act.wait()
-        assert len(Counter.open_worlds) == 4
+        assert len(Counter.open_instances) == 4
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert not Counter.open_worlds
+        assert not Counter.open_instances
 
     async def test_cancellation_during_setup_leaves_no_resources(self, monkeypatch):
         making = asyncio.Event()

@@ -11,7 +11,7 @@ import pytest
 from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policy_interface import PolicyOutput
 from reward_kit.episodes.record import episode_from_record, episode_to_record
-from tests.agent.resources import WORLD, call, collected, text
+from tests.agent.resources import COUNTER, call, collected, text
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2}
 WHOLE = {"prompt_ids": [1, 2], "token_ids": [3], "logprobs": [-0.5]}
@@ -36,7 +36,7 @@ async def test_step_has_the_log_probs_of_the_policy(said: list[dict[str, Any] | 
         step = 2 - len(actions)
         return PolicyOutput(actions.pop(0), None, said[step])
 
-    episode = await collected(act, resource_type=WORLD, on_text="end")
+    episode = await collected(act, resource_type=COUNTER, on_text="end")
     record = json.loads(json.dumps(episode_to_record(episode)))
     for one in (episode, episode_from_record(record)):
         assert [plain(step.policy_logprobs) for step in episode_steps(one)] == said

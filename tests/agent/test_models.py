@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reward_kit.agent.models import History, StepData, episode_steps
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
-from tests.agent.resources import WORLD, call, collected
+from tests.agent.resources import COUNTER, call, collected
 
 MESSAGES = [Message(role="user", content=str(n)) for n in range(6)]
 
@@ -53,7 +53,7 @@ def test_step_has_three_required_fields_and_keeps_unknown_ones():
 
 
 async def test_step_serializes_with_its_history_and_tokens():
-    episode = await collected([call(), {"type": "terminate"}], resource_type=WORLD)
+    episode = await collected([call(), {"type": "terminate"}], resource_type=COUNTER)
     step = episode_steps(episode)[0].model_copy(
         update={"policy_logprobs": {"token_ids": np.array([1, 2]), "usage": {"prompt_tokens": 1}}}
     )

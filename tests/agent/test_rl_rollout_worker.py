@@ -19,7 +19,7 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError, LimitError
 from tests.agent.resources import (
-    WORLD,
+    COUNTER,
     Counter,
     call,
     calls,
@@ -53,18 +53,18 @@ class TestEnds:
 
     CASES = {  # noqa: RUF012
         "answered": ([text("42")], {}, True),
-        "terminate_action": ([{"type": "terminate"}], {"resource_type": WORLD}, True),
+        "terminate_action": ([{"type": "terminate"}], {"resource_type": COUNTER}, True),
         "stop_phrase": ([text("a"), text("I am DONE.")], {"on_text": "continue", "stop_phrases": ["DONE"]}, True),
         "termination_regex": ([text("x=1")], {"on_text": "continue", "termination_regex": r"x=\d"}, True),
-        "environment_terminated": ([call("win")], {"resource_type": WORLD}, True),
-        "environment_truncated": ([call("cut")], {"resource_type": WORLD}, False),
-        "max_steps": ([call(), call(), call()], {"resource_type": WORLD, "max_episode_steps": 2}, False),
-        "token_limit": (with_usage(9), {"resource_type": WORLD, "limits": {"total_tokens": 15}}, False),
+        "environment_terminated": ([call("win")], {"resource_type": COUNTER}, True),
+        "environment_truncated": ([call("cut")], {"resource_type": COUNTER}, False),
+        "max_steps": ([call(), call(), call()], {"resource_type": COUNTER, "max_episode_steps": 2}, False),
+        "token_limit": (with_usage(9), {"resource_type": COUNTER, "limits": {"total_tokens": 15}}, False),
         "output_limit": (cut_answer, {}, False),
-        "context_limit": (does_not_fit, {"resource_type": WORLD}, False),
-        "cost_limit": (with_usage(9, 0.2), {"resource_type": WORLD, "limits": {"cost": 0.3}}, False),
-        "wall_time_limit": ([call("slow")], {"resource_type": WORLD, "limits": {"wall_time_s": 0.05}}, False),
-        "error": ([call("crash")], {"resource_type": WORLD}, False),
+        "context_limit": (does_not_fit, {"resource_type": COUNTER}, False),
+        "cost_limit": (with_usage(9, 0.2), {"resource_type": COUNTER, "limits": {"cost": 0.3}}, False),
+        "wall_time_limit": ([call("slow")], {"resource_type": COUNTER, "limits": {"wall_time_s": 0.05}}, False),
+        "error": ([call("crash")], {"resource_type": COUNTER}, False),
     }
 
     @pytest.mark.parametrize("expected", CASES)
@@ -84,7 +84,7 @@ class TestEnds:
             assert member.is_terminal + member.is_limit + (member is StopReason.ERROR) == 1
 
     async def test_terminate_tool_ends_before_the_remaining_calls(self):
-        episode = await collected([calls(("bye", {}), ("add", {}))], resource_type=WORLD, terminate_tool="bye")
+        episode = await collected([calls(("bye", {}), ("add", {}))], resource_type=COUNTER, terminate_tool="bye")
         assert reason(episode) == "terminate_action"
         assert tool_answers(episode) == ["The episode ends.", "Not executed: the episode is over."]
 
@@ -94,7 +94,7 @@ class TestEnds:
         assert [tool["function"]["name"] for tool in seen] == ["bye"]
 
     async def test_token_limit_counts_prompt_and_completion_of_all_steps(self):
-        episode = await collected(with_usage(9), resource_type=WORLD, limits={"total_tokens": 15})
+        episode = await collected(with_usage(9), resource_type=COUNTER, limits={"total_tokens": 15})
         assert len(episode) == 2
         assert episode.custom_data["usage"] == {"prompt_tokens": 18, "completion_tokens": 2}
 
@@ -106,7 +106,7 @@ class TestEnds:
         assert (reason(episode), len(episode), failure(episode)) == ("wall_time_limit", 0, None)
 
     async def test_resource_interrupted_in_a_call_has_no_final_state(self):
-        episode = await collected([call(), call("slow")], resource_type=WORLD, limits={"wall_time_s": 0.1})
+        episode = await collected([call(), call("slow")], resource_type=COUNTER, limits={"wall_time_s": 0.1})
         assert len(episode) == 2
         assert "limits.wall_time_s" in tool_answers(episode)[1]
         assert episode.custom_data.get("final_state") is None
@@ -115,7 +115,7 @@ class TestEnds:
         def act(*_):
             return PolicyOutput(call(), "thinking … FINISHED")
 
-        assert reason(await collected(act, resource_type=WORLD, stop_phrases=["FINISHED"])) == "stop_phrase"
+        assert reason(await collected(act, resource_type=COUNTER, stop_phrases=["FINISHED"])) == "stop_phrase"
 
     @pytest.mark.parametrize("steps", [0, -1])
     def test_step_limit_must_be_positive(self, steps):
@@ -132,7 +132,7 @@ class TestEnds:
     )
     def test_unloaded_parts_of_a_task_are_an_error(self, key, value):
         with pytest.raises(ConfigError, match=f"task 'counting': {key} is set, .*Task.from_file"):
-            RLRolloutWorker(task_of(name="counting", resource_type=WORLD, **{key: value}), ScriptedPolicy([]))
+            RLRolloutWorker(task_of(name="counting", resource_type=COUNTER, **{key: value}), ScriptedPolicy([]))
 
     @pytest.mark.parametrize(
         "config",
@@ -140,7 +140,7 @@ class TestEnds:
     )
     def test_server_in_the_resource_config_counts_as_loaded(self, config):
         server = {"start_command": "serve", "health_check_url": "http://127.0.0.1:1/health"}
-        task = task_of(resource_type=WORLD, resource_server=server, base_resource_config=config)
+        task = task_of(resource_type=COUNTER, resource_server=server, base_resource_config=config)
         assert RLRolloutWorker(task, ScriptedPolicy([])).task_definition is task
 
     def test_loaded_parts_are_accepted(self):
@@ -149,7 +149,7 @@ class TestEnds:
         assert RLRolloutWorker(task, ScriptedPolicy([]), tools=tools, user=user).tools is tools
 
     async def test_step_limit_of_the_worker_overrides_the_task(self):
-        worker = RLRolloutWorker(task_of(resource_type=WORLD), ScriptedPolicy([call()] * 9), max_episode_steps=3)
+        worker = RLRolloutWorker(task_of(resource_type=COUNTER), ScriptedPolicy([call()] * 9), max_episode_steps=3)
         assert len(await worker.collect_episode()) == 3
 
 
@@ -158,7 +158,7 @@ class TestTextActions:
         assert reason(await collected([text("a"), text("b")])) == "answered"
 
     async def test_nudge_follows_a_text_if_there_are_tools(self):
-        episode = await collected([text("hm"), {"type": "terminate"}], resource_type=WORLD, nudge="Go on.")
+        episode = await collected([text("hm"), {"type": "terminate"}], resource_type=COUNTER, nudge="Go on.")
         assert [m.text for m in episode.messages] == ["the count is 0", "hm", "Go on.", ""]
         assert episode.get_observations(1) == "Go on."
 
@@ -169,7 +169,7 @@ class TestTextActions:
         await world.close()
 
     async def test_on_text_overrides_the_default(self):
-        assert reason(await collected([text("a")], resource_type=WORLD, on_text="end")) == "answered"
+        assert reason(await collected([text("a")], resource_type=COUNTER, on_text="end")) == "answered"
         assert len(await collected([text("a"), text("b")], on_text="continue", max_episode_steps=2)) == 2
 
     async def test_no_nudge_follows_the_last_action(self):
@@ -180,7 +180,7 @@ class TestTextActions:
 class TestRecord:
     async def test_run_episode_gives_steps_messages_and_ground_truth(self):
         worker = worker_of(
-            [call(), call("win")], resource_type=WORLD, ground_truth={"total": 1}, initial_user_prompt="Play."
+            [call(), call("win")], resource_type=COUNTER, ground_truth={"total": 1}, initial_user_prompt="Play."
         )
         steps, messages, ground_truth = await worker.run_episode(seed=3)
         assert ground_truth == {"total": 1}
@@ -196,16 +196,16 @@ class TestRecord:
         assert infos[-1]["stop_reason"] == "environment_terminated"
 
     async def test_run_episode_puts_a_failure_on_the_last_step_and_into_the_log(self, caplog):
-        steps, _, _ = await worker_of([call("crash")], resource_type=WORLD).run_episode()
+        steps, _, _ = await worker_of([call("crash")], resource_type=COUNTER).run_episode()
         assert steps[-1].step_info["failure"]["class"] == "crash"
         assert "the world broke" in caplog.text
 
     async def test_missing_environment_reward_is_none(self):
-        steps, _, _ = await worker_of([call("cut")], resource_type=WORLD).run_episode()
+        steps, _, _ = await worker_of([call("cut")], resource_type=COUNTER).run_episode()
         assert steps[0].step_info["environment_reward"] is None
 
     async def test_final_state_is_taken_before_the_resource_closes(self):
-        episode = await collected([call(by=3), {"type": "terminate"}], resource_type=WORLD)
+        episode = await collected([call(by=3), {"type": "terminate"}], resource_type=COUNTER)
         assert episode.custom_data["final_state"] == {"kind": "json", "payload": b'{"total":3}'}
 
     async def test_changes_of_a_cheap_state_are_recorded(self):
@@ -219,7 +219,7 @@ class TestRecord:
         assert again.custom_data["state_changes"] == episode.custom_data["state_changes"]
 
     async def test_time_in_the_policy_is_recorded_by_step(self):
-        episode = await collected([call(by=3), {"type": "terminate"}], resource_type=WORLD)
+        episode = await collected([call(by=3), {"type": "terminate"}], resource_type=COUNTER)
         timing = episode.custom_data["timing"]
         assert len(timing["steps_policy_s"]) == 2 and sum(timing["steps_policy_s"]) <= timing["policy_s"] + 1e-5
         assert "state_changes" not in episode.custom_data, "the resource does not declare has_cheap_state"
@@ -235,7 +235,7 @@ class TestRecord:
             }
             return PolicyOutput(call(), "raw", known, 0.25)
 
-        steps, _, _ = await worker_of(act, resource_type=WORLD, max_episode_steps=2).run_episode()
+        steps, _, _ = await worker_of(act, resource_type=COUNTER, max_episode_steps=2).run_episode()
         assert steps[1].policy_logprobs["prompt_ids"].tolist() == [0, 1, 2, 3, 4]
         assert steps[1].policy_logprobs["token_ids"].tolist() == [5]
         assert steps[1].policy_logprobs["logprobs"].tolist() == [-0.5]
@@ -255,13 +255,13 @@ class TestRecord:
     async def test_arguments_may_hold_numpy_values(self):
         import numpy as np
 
-        episode = await collected([call(by=np.int64(2))], resource_type=WORLD, max_episode_steps=1)
+        episode = await collected([call(by=np.int64(2))], resource_type=COUNTER, max_episode_steps=1)
         assert episode.messages[1].tool_calls[0].function.arguments == '{"by": 2}'
         assert tool_answers(episode) == ["the count is 2"]
 
     async def test_debug_logs_each_step(self, caplog):
         with caplog.at_level(logging.DEBUG, "reward_kit.agent"):
-            episode = await collected([call(), call("win")], resource_type=WORLD)
+            episode = await collected([call(), call("win")], resource_type=COUNTER)
         lines = [record.message for record in caplog.records if record.levelno == logging.DEBUG]
         assert [line.split(":")[0] for line in lines] == [f"{episode.id_} step 0", f"{episode.id_} step 1"]
         assert "'add'" in lines[0]
@@ -272,7 +272,7 @@ class TestRecord:
             state["custom_data"].pop("timing")
             return {**state, "duration_s": 0}
 
-        worker = worker_of([call(), call("win")], resource_type=WORLD)
+        worker = worker_of([call(), call("win")], resource_type=COUNTER)
         first, again, other = [without_clock(await worker.collect_episode(seed=seed)) for seed in (1, 1, 2)]
         assert first == again
         assert first["id_"] != other["id_"]
@@ -284,7 +284,7 @@ class TestRecord:
             seen.append(observation)
             return call()
 
-        steps, messages, _ = await worker_of(act, resource_type=WORLD, max_episode_steps=3).run_episode()
+        steps, messages, _ = await worker_of(act, resource_type=COUNTER, max_episode_steps=3).run_episode()
         assert [len(history) for history in seen] == [1, 3, 5]
         assert seen[0][0] is seen[2][0] is steps[0].resulting_messages_history[0] is messages[0]
 
@@ -294,11 +294,11 @@ class TestRecord:
                 self.count = getattr(self, "count", 0) + 1
                 return StepOutcome(f"{self.count:1000}")
 
-        world = Wide()
-        await world.setup({})
+        resource = Wide()
+        await resource.setup({})
 
         async def bytes_of(steps):
-            worker = RLRolloutWorker(task_of(), ScriptedPolicy([call("get_state")] * steps), steps, world)
+            worker = RLRolloutWorker(task_of(), ScriptedPolicy([call("get_state")] * steps), steps, resource)
             gc.collect()
             tracemalloc.start()
             episode = await worker.collect_episode()
@@ -312,7 +312,7 @@ class TestRecord:
         half, whole = await bytes_of(100), await bytes_of(200)
         assert whole < 1_000_000
         assert whole < 2.2 * half
-        await world.close()
+        await resource.close()
 
 
 def test_worker_created_outside_a_loop_serves_several_loops():
@@ -323,13 +323,13 @@ def test_worker_created_outside_a_loop_serves_several_loops():
 class TestFirstMessages:
     async def test_initial_observation_is_appended_as_a_user_message(self):
         episode = await collected(
-            [{"type": "terminate"}], resource_type=WORLD, messages=[{"role": "system", "content": "s"}]
+            [{"type": "terminate"}], resource_type=COUNTER, messages=[{"role": "system", "content": "s"}]
         )
         assert [(m.role, m.text) for m in episode.messages[:2]] == [("system", "s"), ("user", "the count is 0")]
 
     async def test_initial_observation_is_not_appended_if_a_template_uses_it(self):
         episode = await collected(
-            [{"type": "terminate"}], resource_type=WORLD, initial_user_prompt="Now {{ observation }}."
+            [{"type": "terminate"}], resource_type=COUNTER, initial_user_prompt="Now {{ observation }}."
         )
         assert [m.text for m in episode.messages[:-1]] == ["Now the count is 0."]
 
@@ -342,7 +342,7 @@ class TestFirstMessages:
 
     async def test_row_configuration_overrides_the_task(self):
         worker = worker_of(
-            [{"type": "terminate"}], resource_type=WORLD, base_resource_config={"greeting": "a", "size": 1}
+            [{"type": "terminate"}], resource_type=COUNTER, base_resource_config={"greeting": "a", "size": 1}
         )
         async with worker.group(Sample("s", resource_config={"greeting": "b"}, ground_truth=7)) as group:
             episode = await worker.collect_episode(group)

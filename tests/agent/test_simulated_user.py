@@ -22,7 +22,7 @@ from reward_kit.runs.plan import NamedPolicy, RunPlan, make_user
 from reward_kit.runs.run_folder import RunFolder, RunHeader, read_episodes
 from reward_kit.runs.runner import Run
 from reward_kit.runs.tasks import load_task
-from tests.agent.resources import WORLD, call, failure, reason, task_of, text
+from tests.agent.resources import COUNTER, call, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, status
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}
@@ -83,7 +83,7 @@ async def test_user_sees_only_the_dialogue_with_swapped_roles() -> None:
     user = Recorder("and now?", "bye ###STOP###")
     silent = {"type": "tool_calls", "calls": [{"name": "add", "arguments": {}}], "content": "thinking aloud"}
     actions = [call(), silent, text(""), text("Done.")]
-    await dialogue(actions, user, resource_type=WORLD, max_episode_steps=9)
+    await dialogue(actions, user, resource_type=COUNTER, max_episode_steps=9)
     before = [("assistant", "Hello, I want boots."), ("user", NO_ANSWER)]
     assert user.seen == [before, [*before, ("assistant", "and now?"), ("user", "Done.")]]
     assert user.tools is None and user.contexts[0].resource is None
@@ -99,7 +99,7 @@ async def test_user_messages_keep_their_identity_between_turns() -> None:
 
 async def test_observation_of_the_environment_is_not_a_user_message() -> None:
     user = Recorder("I need help.", "###STOP###")
-    fields = {"messages": [SYSTEM], "resource_type": WORLD, "max_episode_steps": 3}
+    fields = {"messages": [SYSTEM], "resource_type": COUNTER, "max_episode_steps": 3}
     episode = await dialogue([text("Yes?")], user, **fields)
     assert said(episode)[1:3] == [("user", "the count is 0"), ("user", "I need help.")]
     assert user.seen[1] == [("user", GREETING), ("assistant", "I need help."), ("user", "Yes?")]

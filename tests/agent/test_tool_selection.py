@@ -17,7 +17,7 @@ from reward_kit.environments.sqlite import SqliteResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, PolicyError
 from tests.agent.resources import (
-    WORLD,
+    COUNTER,
     Counter,
     call,
     collected,
@@ -52,7 +52,7 @@ def close_ticket() -> str:
     return "closed"
 
 
-class Sees(AgentPolicy):
+class RecordingPolicy(AgentPolicy):
     """A policy that records its input and plays a list of actions."""
 
     def __init__(self, *actions: dict[str, Any]) -> None:
@@ -71,9 +71,9 @@ class Sees(AgentPolicy):
         return [message.text for message in self.seen[0][0]]
 
 
-async def seen_in(*actions: dict[str, Any], registry: ToolRegistry | None = None, **task: Any) -> Sees:
+async def seen_in(*actions: dict[str, Any], registry: ToolRegistry | None = None, **task: Any) -> RecordingPolicy:
     """Run one episode and compare the policy's first request with `first_request`."""
-    policy = Sees(*actions)
+    policy = RecordingPolicy(*actions)
     task.setdefault("on_text", "end")
     worker = RLRolloutWorker(task_of(**task), policy, tools=registry)
     request = await worker.first_request()
@@ -132,13 +132,13 @@ class TestTools:
     async def test_two_tools_of_one_name_conflict_only_if_both_are_offered(self):
         registry = ToolRegistry("own")
         registry.tool(name="add")(lambda: "mine")
-        episode = await collected([call("add"), text("ok")], tools=registry, resource_type=WORLD, on_text="end")
+        episode = await collected([call("add"), text("ok")], tools=registry, resource_type=COUNTER, on_text="end")
         assert tool_answers(episode) == ["mine"]
-        episode = await collected([call("add")], tools=registry, resource_type=WORLD, offered=["add"])
+        episode = await collected([call("add")], tools=registry, resource_type=COUNTER, offered=["add"])
         assert failure(episode)["message"] == "two tools are named add; rename one of them"
 
     async def test_unknown_name_is_logged_once_per_worker(self, caplog):
-        worker = worker_of([text("ok")], offered=["wim"], resource_type=WORLD, on_text="end")
+        worker = worker_of([text("ok")], offered=["wim"], resource_type=COUNTER, on_text="end")
         for _ in range(2):
             await worker.collect_episode()
         (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -154,7 +154,7 @@ class TestTools:
         assert tool_answers(policy.episode)[1] == "enter" and "unknown tool" in tool_answers(policy.episode)[2]
 
     async def test_own_agent_cannot_call_a_hidden_tool(self):
-        class Calls(Sees):
+        class Calls(RecordingPolicy):
             async def open(self, context):
                 self.call_tool = context.call_tool
                 return self
@@ -204,18 +204,18 @@ class TestBaselines:
             async def admissible_actions(self):
                 return [{"name": "add", "arguments": {"by": 1}}, {"name": "win", "arguments": {}}]
 
-        world = Listing()
-        worker = worker_of(RandomPolicy(), environment=world, offered=["add", "long"], max_episode_steps=30)
+        resource = Listing()
+        worker = worker_of(RandomPolicy(), environment=resource, offered=["add", "long"], max_episode_steps=30)
         names = {step["name"] for step in (await worker.collect_episode()).get_actions()}
         assert names == {"add"}
-        worker = worker_of(RandomPolicy(), environment=world, offered=["long"], max_episode_steps=3)
+        worker = worker_of(RandomPolicy(), environment=resource, offered=["long"], max_episode_steps=3)
         assert {step["name"] for step in (await worker.collect_episode()).get_actions()} == {"long"}
-        worker = worker_of(RandomPolicy(), environment=world, offered=[], on_text="end")
+        worker = worker_of(RandomPolicy(), environment=resource, offered=[], on_text="end")
         assert (await worker.collect_episode()).get_actions()[0]["type"] == "text"
-        await world.close()
+        await resource.close()
 
     async def test_expert_that_calls_a_hidden_tool_is_an_error(self):
-        worker = worker_of(ExpertPolicy(), resource_type=WORLD, offered=["win"])
+        worker = worker_of(ExpertPolicy(), resource_type=COUNTER, offered=["win"])
         with pytest.raises(PolicyError, match=r"the expert of Counter calls 'add', .*: add it to the task's tools"):
             await worker.run_episode()
 
@@ -231,29 +231,29 @@ class TestObservation:
 
     async def test_hidden_observation_cannot_be_used_by_a_template(self):
         task = {"observation": False, "initial_user_prompt": "See {{ observation }}"}
-        worker = worker_of([text("ok")], resource_type=WORLD, **task)
+        worker = worker_of([text("ok")], resource_type=COUNTER, **task)
         with pytest.raises(ConfigError, match="'observation' is undefined, because the task sets observation: false"):
             await worker.first_request()
 
 
 class TestFirstRequest:
     async def test_environment_is_left_as_it_was(self):
-        world = Door()
-        worker = RLRolloutWorker(task_of(on_text="end"), Sees(), environment=world)
+        resource = Door()
+        worker = RLRolloutWorker(task_of(on_text="end"), RecordingPolicy(), environment=resource)
         await worker.first_request()
-        world.is_open = True  # a later reset would close it
+        resource.is_open = True  # a later reset would close it
         assert len((await worker.first_request()).tools) == 3
         await worker.collect_episode()
         assert worker.agent_policy.tools == ["open", "enter", "leave"]
 
     async def test_resource_is_closed(self):
-        before = len(Counter.open_worlds)
-        await worker_of([], resource_type=WORLD).first_request()
-        assert len(Counter.open_worlds) == before
+        before = len(Counter.open_instances)
+        await worker_of([], resource_type=COUNTER).first_request()
+        assert len(Counter.open_instances) == before
 
     async def test_user_is_not_asked(self):
         user = ScriptedUser(lambda conversation, row: pytest.fail("the user was asked"))
-        request = await RLRolloutWorker(task_of(), Sees(), user=user).first_request()
+        request = await RLRolloutWorker(task_of(), RecordingPolicy(), user=user).first_request()
         assert (request.messages, request.tools, request.user_opens) == ([], [], True)
-        request = await RLRolloutWorker(task_of(initial_user_prompt="Hi"), Sees(), user=user).first_request()
+        request = await RLRolloutWorker(task_of(initial_user_prompt="Hi"), RecordingPolicy(), user=user).first_request()
         assert not request.user_opens

@@ -12,7 +12,7 @@ from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.errors import ProviderError
 from tests.agent.resources import (
-    WORLD,
+    COUNTER,
     Counter,
     call,
     collected,
@@ -26,7 +26,7 @@ from tests.agent.resources import (
 
 class TestFailures:
     async def test_resource_failure_is_recorded_and_the_action_kept(self):
-        episode = await collected([call(), call("crash")], resource_type=WORLD)
+        episode = await collected([call(), call("crash")], resource_type=COUNTER)
         assert failure(episode)["where"] == "EnvironmentFailure"
         assert failure(episode)["message"] == "Counter in 'crash': ZeroDivisionError: the world broke"
         assert failure(episode)["traceback"].splitlines()[1].startswith(f"  {inspect.getfile(Counter)}")
@@ -38,12 +38,12 @@ class TestFailures:
         ("observation", "reward"), [("x", float("nan")), ("x", float("inf")), ("x", "much"), ("odd keys", 1.0)]
     )
     async def test_invalid_step_outcome_is_recorded_and_the_action_kept(self, observation, reward):
-        episode = await collected([call("value", observation=observation, reward=reward)], resource_type=WORLD)
+        episode = await collected([call("value", observation=observation, reward=reward)], resource_type=COUNTER)
         assert (failure(episode)["where"], len(episode)) == ("EnvironmentFailure", 1)
         assert episode.get_return() == 0.0
 
     async def test_outcome_of_another_type_is_named(self):
-        episode = await collected([call("bad")], resource_type=WORLD)
+        episode = await collected([call("bad")], resource_type=COUNTER)
         assert failure(episode)["message"] == "step('bad') returned dict, not a StepOutcome"
 
     @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ class TestFailures:
         ],
     )
     async def test_invalid_policy_output_is_recorded_before_any_step(self, garbage):
-        episode = await collected(lambda *_: garbage, resource_type=WORLD)
+        episode = await collected(lambda *_: garbage, resource_type=COUNTER)
         assert (reason(episode), failure(episode)["where"], len(episode)) == ("error", "PolicyError", 0)
 
     async def test_exception_in_a_policy_is_recorded_with_its_frame(self):
@@ -149,7 +149,7 @@ class TestFailures:
 
 
 class Session(AgentPolicy):
-    """A resource that counts its sessions; `broken` names the method that raises."""
+    """A policy that counts its sessions; `broken` names the method that raises."""
 
     def __init__(self, act=None, broken=None):
         self.act, self.broken = act, broken
@@ -176,7 +176,7 @@ class Session(AgentPolicy):
 class TestSessions:
     async def test_each_episode_opens_and_closes_one_session(self):
         policy = Session()
-        worker = RLRolloutWorker(task_of(resource_type=WORLD, on_text="end"), policy)
+        worker = RLRolloutWorker(task_of(resource_type=COUNTER, on_text="end"), policy)
         episode = await worker.collect_episode()
         (context,) = policy.opened
         assert context.rollout_id == episode.id_
@@ -185,11 +185,11 @@ class TestSessions:
         assert len(policy.closed) == 1
 
     async def test_session_that_fails_to_open_is_recorded(self):
-        episode = await RLRolloutWorker(task_of(resource_type=WORLD), Session(broken="open")).collect_episode()
+        episode = await RLRolloutWorker(task_of(resource_type=COUNTER), Session(broken="open")).collect_episode()
         assert failure(episode)["message"] == "open of Session: RuntimeError: open broke"
 
     async def test_session_that_fails_to_close_is_only_logged(self, caplog):
-        task = task_of(resource_type=WORLD, on_text="end")
+        task = task_of(resource_type=COUNTER, on_text="end")
         episode = await RLRolloutWorker(task, Session(broken="close")).collect_episode()
         assert (reason(episode), failure(episode)) == ("answered", None)
         assert episode.custom_data["final_state"]["payload"] == b'{"total":0}'
@@ -204,15 +204,15 @@ class TestSessions:
             await asyncio.sleep(30)
 
         policy = Session(act, broken)
-        running = asyncio.create_task(RLRolloutWorker(task_of(resource_type=WORLD), policy).collect_episode())
+        running = asyncio.create_task(RLRolloutWorker(task_of(resource_type=COUNTER), policy).collect_episode())
         await waiting.wait()
-        assert len(Counter.open_worlds) == 2
+        assert len(Counter.open_instances) == 2
         before = asyncio.all_tasks()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert len(policy.closed) == 1
-        assert not Counter.open_worlds
+        assert not Counter.open_instances
         assert asyncio.all_tasks() <= before
 
     async def test_cancelled_scope_waits_for_slow_closing(self, monkeypatch):
@@ -234,18 +234,18 @@ class TestSessions:
             await waiting.wait()
             tasks.cancel_scope.cancel()
         assert len(policy.closed) == 1
-        assert not Counter.open_worlds
+        assert not Counter.open_instances
 
 
 class TestGivenEnvironment:
     async def test_given_environment_is_forked_and_not_closed(self):
-        world = Counter()
-        worker = worker_of([call(by=2), {"type": "terminate"}], environment=world)
+        resource = Counter()
+        worker = worker_of([call(by=2), {"type": "terminate"}], environment=resource)
         episode = await worker.collect_episode()
         assert episode.custom_data["start"]["verified"] is True
-        assert world.total == 0
-        assert Counter.open_worlds == {world}
-        await world.close()
+        assert resource.total == 0
+        assert Counter.open_instances == {resource}
+        await resource.close()
 
 
 @pytest.mark.parametrize(
@@ -256,11 +256,11 @@ async def test_unresponsive_resource_method_is_a_timeout(method, monkeypatch):
         await anyio.sleep_forever()
 
     monkeypatch.setattr(Counter, method, hang)
-    episode = await collected([text("done")], resource_type=WORLD, on_text="end", limits={"environment_time_s": 0.02})
+    episode = await collected([text("done")], resource_type=COUNTER, on_text="end", limits={"environment_time_s": 0.02})
     assert reason(episode) == "error"
     assert failure(episode)["class"] == "timeout"
     assert "limits.environment_time_s" in failure(episode)["message"]
-    assert not Counter.open_worlds
+    assert not Counter.open_instances
 
 
 async def test_resource_that_never_waits_has_no_time_limit(monkeypatch):
@@ -269,7 +269,7 @@ async def test_resource_that_never_waits_has_no_time_limit(monkeypatch):
         return {}
 
     monkeypatch.setattr(Counter, "get_observation", linger)
-    asked = {"resource_type": WORLD, "on_text": "end", "limits": {"environment_time_s": 0.02}}
+    asked = {"resource_type": COUNTER, "on_text": "end", "limits": {"environment_time_s": 0.02}}
     assert failure(await collected([text("done")], **asked))["class"] == "timeout"
     monkeypatch.setattr(Counter, "never_waits", True)
     assert failure(await collected([text("done")], **asked)) is None

@@ -153,9 +153,9 @@ class TestValues:
     def test_text_summary_lists_the_branch_points(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked)
         shown.page.click(".tree-words summary")
-        told = shown.texts(".tree-words li")
-        assert len(told) == 2
-        assert "right 3×, mean return +0.833; left 1×, mean return 0.000" in told[0]
+        words = shown.texts(".tree-words li")
+        assert len(words) == 2
+        assert "right 3×, mean return +0.833; left 1×, mean return 0.000" in words[0]
         assert "#4: 3 steps, score 0.5" in shown.page.inner_text(".tree-words")
 
 

@@ -125,14 +125,14 @@ def test_messages_are_assigned_to_steps(window: Opened, tmp_path: Path) -> None:
 def hostile(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return two episodes in which every untrusted text is this one."""
     call = {"id": "c", "type": "function", "function": {"name": text[:80], "arguments": json.dumps({text[:80]: text})}}
-    said = [
+    messages = [
         {"role": "user", "content": [{"type": "text", "text": text}]},
         {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": text},
     ]
     step = {"state_key": text[:500], "assistant_turn": 1, "action": {"type": "text", "content": text}, "reward": 0.0}
     broke = {"info": {"tools": [{"name": "f", "error": text}], "is_action_valid": False}}
-    facts = {"ground_truth": text, "messages": said, "steps": [step], "final": broke}
+    facts = {"ground_truth": text, "messages": messages, "steps": [step], "final": broke}
     episodes = [
         run_factory.episode(
             name, sample=text[:500], policy=text[:500], group_id=f"g{text[:500]}", rollout_index=i, **facts

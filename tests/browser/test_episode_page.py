@@ -107,9 +107,9 @@ def test_traceback_of_an_error_is_readable(window: Opened, tmp_path: Path) -> No
     failure = {"class": "crash", "where": "EnvironmentFailure", "message": "tool pay: boom", "traceback": traceback}
     rewrite(run, {"failure": failure, "stop_reason": "error"})
     shown = opened(window, run)
-    told = shown.page.locator(".failure")
-    assert told.inner_text().split("\n")[:2] == ["crash in EnvironmentFailure", "tool pay: boom"]
-    assert traceback in told.inner_text() and told.locator("b").count() == 0
+    element = shown.page.locator(".failure")
+    assert element.inner_text().split("\n")[:2] == ["crash in EnvironmentFailure", "tool pay: boom"]
+    assert traceback in element.inner_text() and element.locator("b").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -158,8 +158,8 @@ def test_page_reports_a_stopped_server_and_reconnects(window: Opened, project: P
         opened = window().open(address.replace("/?", "/first/?"))
         opened.page.wait_for_timeout(500)
         process.terminate()
-        told = opened.page.locator("nav.live")
-        until(lambda: "No connection" in told.inner_text(), "that the connection is lost")
+        element = opened.page.locator("nav.live")
+        until(lambda: "No connection" in element.inner_text(), "that the connection is lost")
     assert opened.page.locator("#scores").is_visible(), "what was shown stays"
     assert all("ERR_CONNECTION_REFUSED" in one or "ERR_INCOMPLETE" in one for one in opened.wrong), opened.wrong
     opened.wrong.clear()

@@ -76,10 +76,12 @@ def test_json_is_equal_in_every_run(folder: Path) -> None:
     one, again = Project(folder).call("calibrate", *arguments), call(*arguments)
     assert (one.returncode, again.exit_code) == (0, 0), one.stderr
     assert one.stdout == again.stdout
-    told = json.loads(one.stdout)
-    assert (told["rows"], told["scored"], told["unscored"], told["levels"]) == (6, 6, {}, [1, 2, 4, 5])
+    output = json.loads(one.stdout)
+    assert (output["rows"], output["scored"], output["unscored"], output["levels"]) == (6, 6, {}, [1, 2, 4, 5])
     assert (
-        told["figures"]["accuracy"]["low"] < told["figures"]["accuracy"]["value"] < told["figures"]["accuracy"]["high"]
+        output["figures"]["accuracy"]["low"]
+        < output["figures"]["accuracy"]["value"]
+        < output["figures"]["accuracy"]["high"]
     )
 
 
@@ -121,8 +123,8 @@ async def test_llm_judge_is_calibrated(folder: Path) -> None:
         done = await asyncio.to_thread(call, *arguments, "-O", "cache=judge.jsonl")
         assert done.exit_code == 0, done.stderr
         assert len(server.requests) == 6
-        told = json.loads(done.stdout)
-        assert told["figures"]["accuracy"]["value"] == pytest.approx(3 / 6)
+        output = json.loads(done.stdout)
+        assert output["figures"]["accuracy"]["value"] == pytest.approx(3 / 6)
         again = await asyncio.to_thread(call, *arguments, "-O", "cache=judge.jsonl")
         assert again.stdout == done.stdout and len(server.requests) == 6
 
@@ -131,16 +133,16 @@ async def test_pairwise_judge_is_calibrated_with_its_position_bias(folder: Path)
     async with ChatServer(fair(knows)) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}", "--json", "--pairs", "judge"]
         arguments = ["pairs.csv", "--reward", "reward_kit.rewards:pairwise_judge", *endpoint]
-        told = json.loads((await asyncio.to_thread(call, *arguments)).stdout)
-        assert told["figures"]["accuracy"]["value"] == 1.0
-        assert told["figures"]["first_place_wins"]["value"] == 0.5
+        output = json.loads((await asyncio.to_thread(call, *arguments)).stdout)
+        assert output["figures"]["accuracy"]["value"] == 1.0
+        assert output["figures"]["first_place_wins"]["value"] == 0.5
         assert len(server.requests) == 4  # both ways ask the same two questions
     async with ChatServer(fair(lambda data, properties: {"winner": "first"})) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}", "--json", "--pairs", "judge"]
         arguments = ["pairs.csv", "--reward", "reward_kit.rewards:pairwise_judge", *endpoint]
-        told = json.loads((await asyncio.to_thread(call, *arguments)).stdout)
-        assert told["figures"]["first_place_wins"]["value"] == 1.0
-        assert told["figures"]["accuracy"]["value"] == 0.0
+        output = json.loads((await asyncio.to_thread(call, *arguments)).stdout)
+        assert output["figures"]["first_place_wins"]["value"] == 1.0
+        assert output["figures"]["accuracy"]["value"] == 0.0
 
 
 async def test_rows_without_a_verdict_are_counted_separately(folder: Path) -> None:

@@ -47,8 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def offered(folder: Path, line: str, **more: str) -> list[str]:
     """Return bash's completions at the end of a line, prefixed by their kind: "plain,run"."""
-    told = {"_REWARD_KIT_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), **more}
-    done = command_line.call(cwd=folder, env={**os.environ, **told})
+    environment = {
+        "_REWARD_KIT_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+        **more,
+    }
+    done = command_line.call(cwd=folder, env={**os.environ, **environment})
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout.split()  # no value here has a space, and nothing is an empty line
 
@@ -89,9 +94,9 @@ def test_every_command_is_offered_on_an_empty_line(folder: Path) -> None:
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_zsh_and_fish_show_the_summary_of_each_command(folder: Path, shell: str) -> None:
     words = {"COMP_WORDS": "reward-kit exp", "COMP_CWORD": "1" if shell == "zsh" else "exp"}
-    told = {**os.environ, "_REWARD_KIT_COMPLETE": f"{shell}_complete", **words}
-    said = command_line.call(cwd=folder, env=told).stdout
-    assert "export" in said and VERBS["export"].split(":")[0] in said
+    environment = {**os.environ, "_REWARD_KIT_COMPLETE": f"{shell}_complete", **words}
+    output = command_line.call(cwd=folder, env=environment).stdout
+    assert "export" in output and VERBS["export"].split(":")[0] in output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -149,12 +154,12 @@ def test_completion_imports_no_heavy_modules(line: str, unloaded: set[str]) -> N
         "atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"
         "from reward_kit.cli.main import main; sys.argv = ['reward-kit']; main()"
     )
-    told = {
+    environment = {
         **os.environ,
         "_REWARD_KIT_COMPLETE": "bash_complete",
         "COMP_WORDS": line,
         "COMP_CWORD": str(line.count(" ")),
     }
-    done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("plain,")
     assert not set(done.stderr.split()) & unloaded

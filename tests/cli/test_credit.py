@@ -67,11 +67,11 @@ def test_credit_covers_every_step_and_shows_the_extremes(tmp_path: Path) -> None
 
 def test_json_is_one_object_with_the_actions_of_the_extremes(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
-    told = json.loads(call(str(run), "--json", "--top", "1").stdout)
-    assert (told["run"], told["steps"], told["unscored"]) == (str(run), 5, 1)
-    ((best,), (worst,)) = told["best"], told["worst"]
+    output = json.loads(call(str(run), "--json", "--top", "1").stdout)
+    assert (output["run"], output["steps"], output["unscored"]) == (str(run), 5, 1)
+    ((best,), (worst,)) = output["best"], output["worst"]
     assert (best["action"]["content"], worst["action"]["content"]) == ("a.0", "b.0")
-    assert {key: told[key] for key in read_json(run / "summary.json")["credit"]} == read_json(run / "summary.json")[
+    assert {key: output[key] for key in read_json(run / "summary.json")["credit"]} == read_json(run / "summary.json")[
         "credit"
     ]
 
@@ -237,9 +237,9 @@ def test_task_with_a_credit_block_gets_credit_after_its_run(tmp_path: Path) -> N
     done = project.call("run", "task.yaml", "--json", "--display", "none")
     assert done.returncode == 0, done.stderr
     run = project.run_path()
-    told = json.loads(done.stdout)["credit"]
-    assert told == read_json(run / "summary.json")["credit"]
-    assert (told["options"]["omega"], told["options"]["state_hash"]) == (0.25, "observation_text")
+    output = json.loads(done.stdout)["credit"]
+    assert output == read_json(run / "summary.json")["credit"]
+    assert (output["options"]["omega"], output["options"]["state_hash"]) == (0.25, "observation_text")
     assert (
         "Credit by gigpo (omega 0.25, gamma 0.5): 8 steps of 4 episodes, 100.0% of the scored ones share" in done.stderr
     )

@@ -23,7 +23,7 @@ from reward_kit.runs.plan import NamedPolicy, RunPlan
 from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, read_episodes, read_scores
 from reward_kit.runs.runner import Run
 from reward_kit.typed_interface import reward_spec
-from tests.agent.resources import WORLD, Counter, call, task_of, text
+from tests.agent.resources import COUNTER, Counter, call, task_of, text
 from tests.chat_server import Behavior, ChatServer, answer, status
 from tests.cli.project import Project, lines
 from tests.cli.test_run import slow_project, wait_for_lines
@@ -143,7 +143,7 @@ async def one(messages: Any) -> Any:
 
 
 async def run_in(folder: Path, actions: Any, *, rollouts: int = 4, **fields: Any) -> Run:
-    definition = task_of(**{"initial_user_prompt": "go", "resource_type": WORLD, "on_text": "end", **fields})
+    definition = task_of(**{"initial_user_prompt": "go", "resource_type": COUNTER, "on_text": "end", **fields})
     policies = [NamedPolicy("p", ScriptedPolicy(actions))]
     plan = RunPlan(definition, policies, [Sample("s")], rollouts, reward=reward_spec(one))
     with RunFolder.create(folder / "run", RunHeader(task_name="t")) as store, anyio.fail_after(60):
@@ -168,7 +168,7 @@ def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-class Echo(Counter):
+class EchoPolicy(Counter):
     """A policy that repeats its input."""
 
     async def get_tools_spec(self) -> list[ToolSpec]:
@@ -182,7 +182,9 @@ STRANGE = "lone \ud800 surrogate, NUL \x00, \u202eright to left\u202c, 👩‍�
 
 
 async def test_unusual_text_survives_the_files_in_one_line(tmp_path: Path) -> None:
-    await run_in(tmp_path, [call("say", text=STRANGE), text(STRANGE)], rollouts=1, resource_type=f"{__name__}:Echo")
+    await run_in(
+        tmp_path, [call("say", text=STRANGE), text(STRANGE)], rollouts=1, resource_type=f"{__name__}:EchoPolicy"
+    )
     (raw,) = (tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines()
     episode = load_episode(tmp_path / "run", json.loads(raw))
     assert episode.messages[-1].text == STRANGE

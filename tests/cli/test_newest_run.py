@@ -69,8 +69,8 @@ def test_missing_runs_are_reported(project: Project, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_help_mentions_the_default_run(project: Project, verb: str) -> None:
-    told = " ".join(project.call(verb, "--help").stdout.split())
-    assert "RUN]" in told and "Without RUN, the newest run is used." in told and "--log-dir" in told
+    output = " ".join(project.call(verb, "--help").stdout.split())
+    assert "RUN]" in output and "Without RUN, the newest run is used." in output and "--log-dir" in output
 
 
 def test_output_run_is_not_taken_as_its_own_source(project: Project) -> None:

@@ -74,9 +74,11 @@ class TestLines:
     """One record per line."""
 
     def test_json_record_has_its_extra_fields(self) -> None:
-        told = json.loads(format_record("json", record("episode %s", "stopped", rollout_id="r1", error=None, steps=3)))
-        assert told.pop("at").endswith("Z") and told.pop("pid")
-        assert told == {
+        output = json.loads(
+            format_record("json", record("episode %s", "stopped", rollout_id="r1", error=None, steps=3))
+        )
+        assert output.pop("at").endswith("Z") and output.pop("pid")
+        assert output == {
             "level": "info",
             "logger": "reward_kit.runs",
             "message": "episode stopped",
@@ -98,23 +100,23 @@ class TestLines:
     @pytest.mark.parametrize("form", ["text", "json"])
     @pytest.mark.parametrize("secret", [SECRET, 'pass"word\\\u00e9-0123'])
     def test_secrets_are_hidden(self, form: str, secret: str) -> None:
-        told = record("asked with %s", secret, key=secret)
-        told.exc_info = (ValueError, ValueError(secret), None)
-        line = format_record(form, told, secret)
+        log_record = record("asked with %s", secret, key=secret)
+        log_record.exc_info = (ValueError, ValueError(secret), None)
+        line = format_record(form, log_record, secret)
         assert line.count("(hidden)") == 3 and secret not in line
         if form == "json":
             json.loads(line)
 
     def test_traceback_is_indented(self) -> None:
-        told = record("it broke")
+        log_record = record("it broke")
         try:
             raise ValueError("why")
         except ValueError as error:
-            told.exc_info = (type(error), error, error.__traceback__)
-        first, *rest = format_record("text", told).splitlines()
+            log_record.exc_info = (type(error), error, error.__traceback__)
+        first, *rest = format_record("text", log_record).splitlines()
         assert first.endswith("it broke") and rest[-1] == "    ValueError: why"
         assert all(line.startswith("    ") for line in rest)
-        assert json.loads(format_record("json", told))["traceback"].endswith("ValueError: why")
+        assert json.loads(format_record("json", log_record))["traceback"].endswith("ValueError: why")
 
 
 def test_nothing_is_logged_by_default(project: Project) -> None:
@@ -128,15 +130,15 @@ def test_verbose_logs_events_and_keeps_standard_output_clean(project: Project, a
     done = project.call(*asked, "--json", REWARD_KIT_LOG_FORMAT="json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "complete"
-    told = events_of(done.stderr)
-    assert [one["message"] for one in told if one["message"].startswith("run ")] == ["run started", "run ended"]
-    assert [one["message"] for one in told].count("episode stopped") == 6
-    scored = [one for one in told if one["message"] == "episode scored"]
+    events = events_of(done.stderr)
+    assert [one["message"] for one in events if one["message"].startswith("run ")] == ["run started", "run ended"]
+    assert [one["message"] for one in events].count("episode stopped") == 6
+    scored = [one for one in events if one["message"] == "episode scored"]
     assert (
         sorted(one["score"] for one in scored) == [0.0] * 4 + [1.0] * 2
         and len({one["rollout_id"] for one in scored}) == 6
     )
-    assert told[-1]["status"] == "complete" and not (project.run_path() / "run.log").exists()
+    assert events[-1]["status"] == "complete" and not (project.run_path() / "run.log").exists()
 
 
 def test_resume_logs_only_new_events(project: Project) -> None:
@@ -147,9 +149,9 @@ def test_resume_logs_only_new_events(project: Project) -> None:
 
 def test_level_can_be_set_for_one_part_of_the_package(project: Project) -> None:
     done = project.call("run", "task.yaml", REWARD_KIT_LOG="off:agent=debug", REWARD_KIT_LOG_FORMAT="json")
-    told = events_of(done.stderr)
-    assert {(one["logger"], one["level"]) for one in told} == {("reward_kit.agent", "debug")}
-    assert sum("step 0" in one["message"] for one in told) == 6
+    events = events_of(done.stderr)
+    assert {(one["logger"], one["level"]) for one in events} == {("reward_kit.agent", "debug")}
+    assert sum("step 0" in one["message"] for one in events) == 6
 
 
 def test_run_log_keeps_tracebacks_at_any_level(project: Project) -> None:

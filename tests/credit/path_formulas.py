@@ -132,7 +132,7 @@ def centred_by_turn_of_others(group: Sequence[Path]) -> list[list[float]]:
 
 
 def returns_less_mean_of_reached_turns(group: Sequence[Path]) -> list[list[float]]:
-    """Return G_k minus its mean over episodes that reached turn k, weighted by their number."""
+    """Return G_k minus its mean over episodes that reached turn k; rarely reached turns count less."""
     means = [mean_of([path.returns[k] for path in group if k < len(path.turns)]) for k in range(last_turn(group))]
     return [[value - mean for value, mean in zip(path.returns, means, strict=False)] for path in group]
 

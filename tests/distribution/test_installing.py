@@ -52,8 +52,8 @@ def test_installed_package_runs_the_quick_start(core: dict[str, object], tmp_pat
     run(python, "-c", "import reward_kit; [getattr(reward_kit, name) for name in reward_kit.__all__]", cwd=tmp_path)
     assert "\nEvaluate:\n" in run(program, "--help", cwd=tmp_path)
     run(program, "init", "mine", cwd=tmp_path)
-    told = json.loads(run(program, "run", "task.yaml", "--json", cwd=tmp_path / "mine"))
-    assert told["policies"][0]["score"]["mean"] == 1.0
+    output = json.loads(run(program, "run", "task.yaml", "--json", cwd=tmp_path / "mine"))
+    assert output["policies"][0]["score"]["mean"] == 1.0
     (path,) = (tmp_path / "mine/runs").iterdir()
     assert (path / "report.html").stat().st_size > 10_000
     run(program, "credit", path, cwd=tmp_path / "mine")

@@ -45,8 +45,8 @@ TAGGED_WRONGLY = "textworld 1.7.0 is not supported on this platform"
 def contradictions(places: Path) -> list[str]:
     """Return the output of `pip check` without known problems."""
     line = [places / "python", "-m", "pip", "check"]
-    said = subprocess.run(line, capture_output=True, text=True, check=False).stdout.splitlines()
-    return [line for line in said if line not in (TAGGED_WRONGLY, "No broken requirements found.")]
+    lines = subprocess.run(line, capture_output=True, text=True, check=False).stdout.splitlines()
+    return [line for line in lines if line not in (TAGGED_WRONGLY, "No broken requirements found.")]
 
 
 def test_every_extra_is_tested() -> None:
@@ -61,8 +61,8 @@ def test_resolved_versions_are_consistent_and_work(built: Built, resolution: str
     pinned = ["--constraint", ROOT / "constraints.txt"] if resolution == "highest" else []
     places = resolved(tmp_path / "there", wanted, resolution=resolution, more=pinned)
     assert contradictions(places) == []
-    told = json.loads(run(places / "reward-kit", "doctor", "--json", cwd=tmp_path))
-    assert told["extras"].get(extra, []) == [], "an extra that pip installed whole is whole to doctor"
+    output = json.loads(run(places / "reward-kit", "doctor", "--json", cwd=tmp_path))
+    assert output["extras"].get(extra, []) == [], "an extra that pip installed whole is whole to doctor"
     run(places / "python", "-W", "ignore", "-c", USES[extra], cwd=tmp_path)
     print(run(places / "python", "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"))
 

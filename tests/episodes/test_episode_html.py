@@ -39,9 +39,9 @@ def test_hostile_text_is_escaped_and_failures_shown() -> None:
 
 
 def test_long_episode_shows_its_beginning_and_end() -> None:
-    told = talked(2_000, "<&" * 5_000)._repr_html_()
-    seen = harmless(told)
-    assert len(told) < 900_000 and "3,982 messages omitted" in seen.text and "step 1999" in seen.text
+    html = talked(2_000, "<&" * 5_000)._repr_html_()
+    seen = harmless(html)
+    assert len(html) < 900_000 and "3,982 messages omitted" in seen.text and "step 1999" in seen.text
 
 
 def test_episode_without_a_conversation_shows_its_steps() -> None:

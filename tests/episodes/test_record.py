@@ -18,7 +18,7 @@ from reward_kit.episodes.record import (
 )
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.runs.scoring import read_transcripts
-from tests.agent.resources import WORLD, call, collected
+from tests.agent.resources import COUNTER, call, collected
 
 IDENTITY = ["sample_id", "group_id", "rollout_index", "attempt", "policy", "stop_reason", "failure"]
 
@@ -30,7 +30,7 @@ def read(folder: Path) -> SingleAgentEpisode:
 
 
 async def test_worker_and_transcript_record_the_same_fields(tmp_path: Path) -> None:
-    worked, given = await collected([call(), {"type": "terminate"}], resource_type=WORLD), read(tmp_path)
+    worked, given = await collected([call(), {"type": "terminate"}], resource_type=COUNTER), read(tmp_path)
     always = Identity.__annotations__.keys() | SampleFacts.__annotations__.keys()
     assert get_facts(given).keys() == always
     assert get_facts(worked).keys() == always | StartAndEnd.__annotations__.keys() | {"timing"}
@@ -40,8 +40,8 @@ async def test_worker_and_transcript_record_the_same_fields(tmp_path: Path) -> N
 
 async def test_environment_return_is_none_without_rewards(tmp_path: Path) -> None:
     assert environment_return(read(tmp_path)) is None
-    assert environment_return(await collected([call("cut")], resource_type=WORLD)) is None
-    assert environment_return(await collected([call(by=0), call("cut")], resource_type=WORLD)) == 0.0
+    assert environment_return(await collected([call("cut")], resource_type=COUNTER)) is None
+    assert environment_return(await collected([call(by=0), call("cut")], resource_type=COUNTER)) == 0.0
 
 
 def test_non_finite_return_is_rejected() -> None:

@@ -97,7 +97,7 @@ class TestKinds:
             assert written(read_list(compact(items))) == written(items)
             assert isinstance(compact(items), MixedRecords)
 
-    def test_shapes_that_only_seem_to_repeat_are_detected(self):
+    def test_apparently_repeating_shapes_are_detected(self):
         items = [{"a": 1, "b": 2}, {"a": 3}, {"b": 4, "a": 5}, {"b": 6}] * 2
         assert written(read_list(compact(items))) == written(items)
 

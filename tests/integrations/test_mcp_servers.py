@@ -92,11 +92,11 @@ async def test_server_filesystem(tmp_path) -> None:
     assert read == "milk" and "/working_copy/new.txt" in written
     assert listed.splitlines() == ["[FILE] new.txt", "[FILE] note.txt"]
     assert "outside allowed directories: /etc/passwd not in /working_copy" in refused
-    world = McpResource()
-    await world.setup(config)
-    await world.step("write_file", {"path": "b", "content": "tea"})
-    assert dict(open_snapshot(await world.final_state())) == {"b": "tea", "note.txt": "milk"}
-    await world.close()
+    resource = McpResource()
+    await resource.setup(config)
+    await resource.step("write_file", {"path": "b", "content": "tea"})
+    assert dict(open_snapshot(await resource.final_state())) == {"b": "tea", "note.txt": "milk"}
+    await resource.close()
 
 
 async def test_server_filesystem_keeps_its_declarations(tmp_path) -> None:

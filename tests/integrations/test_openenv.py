@@ -48,32 +48,32 @@ async def pool() -> AsyncIterator[ServerPool]:
 
 
 async def made(seed: int, given: dict[str, Any]) -> OpenEnvResource:
-    world = OpenEnvResource()
-    await world.setup(given)
-    await world.reset(seed)
-    return world
+    resource = OpenEnvResource()
+    await resource.setup(given)
+    await resource.reset(seed)
+    return resource
 
 
 MOVES = [{"kind": "add", "amount": 2}, {"kind": "clear"}, {"kind": "add", "amount": 3}, {"kind": "add"}]
 
 
 async def test_resource_matches_the_openenv_client(pool: ServerPool) -> None:
-    world = await made(11, config("counter"))
+    resource = await made(11, config("counter"))
     server = await pool.lease(ResourceServerConfig(**serving("counter")), FOLDER)
     call = (PYTHON, FOLDER / "client.py", server.address.replace("http", "ws"), "11", json.dumps(MOVES))
     process = await asyncio.create_subprocess_exec(*call, stdout=asyncio.subprocess.PIPE)
     theirs = json.loads((await process.communicate())[0])
-    seen = [(await world.get_observation(), None, False, {"success": False, "steps": 0})]
+    seen = [(await resource.get_observation(), None, False, {"success": False, "steps": 0})]
     for move in MOVES:
-        outcome = await world.step("act", move)
+        outcome = await resource.step("act", move)
         seen.append((outcome.observation, outcome.reward, outcome.terminated, dict(outcome.info)))
-    final = await world.final_state()
+    final = await resource.final_state()
     assert final is not None
     for ours, (observation, reward, done, metadata) in zip(seen, theirs["answers"], strict=True):
         assert ours == ({k: v for k, v in observation.items() if k != "metadata"}, reward, done, metadata)
     theirs["state"] = {k: v for k, v in theirs["state"].items() if k not in ("episode_id", "step_count")}
     assert json.loads(final.payload)["state"] == theirs["state"]
-    await world.close()
+    await resource.close()
 
 
 @pytest.mark.parametrize(
@@ -97,50 +97,50 @@ async def test_resource_checker_detects_undeclared_nondeterminism() -> None:
 
 
 async def test_mcp_tools_of_the_environment_are_listed(pool: ServerPool) -> None:
-    world = await made(3, config("workshop"))
-    assert await world.get_observation() == {"task": "Put the gear on the bench."}
-    assert [tool["function"]["name"] for tool in await world.get_tools_spec()] == ["look", "take"]
+    resource = await made(3, config("workshop"))
+    assert await resource.get_observation() == {"task": "Put the gear on the bench."}
+    assert [tool["function"]["name"] for tool in await resource.get_tools_spec()] == ["look", "take"]
     shelf = {"shelf": ["bolt", "gear", "nut", "spring"], "bench": []}
-    assert (await world.step("look", {})).observation == shelf
-    failed = await world.step("take", {"part": "lamp"})
+    assert (await resource.step("look", {})).observation == shelf
+    failed = await resource.step("take", {"part": "lamp"})
     assert "there is no lamp on the shelf" in failed.observation
     assert failed.info["is_action_valid"] is False
     with pytest.raises(ToolError, match="part: missing"):
-        await world.step("take", {})
-    won = await world.step("take", {"part": "gear"})
+        await resource.step("take", {})
+    won = await resource.step("take", {"part": "gear"})
     assert (won.observation, won.reward, won.terminated) == ("gear is on the bench", 1.0, True)
-    await world.close()
+    await resource.close()
 
 
 async def test_environment_exception_is_a_failure_and_not_an_answer(pool: ServerPool) -> None:
-    world = await made(0, config("moody"))
+    resource = await made(0, config("moody"))
     with pytest.raises(EnvironmentFailure, match="EXECUTION_ERROR: the counter is jammed"):
-        await world.step("act", {"kind": "add", "amount": 3})
+        await resource.step("act", {"kind": "add", "amount": 3})
     with pytest.raises(ToolError, match="act: amount: Input should be less than or equal to 3"):
-        await world.step("act", {"kind": "add", "amount": 4})
+        await resource.step("act", {"kind": "add", "amount": 4})
     for _ in range(4):
-        outcome = await world.step("act", {"kind": "clear"})
+        outcome = await resource.step("act", {"kind": "clear"})
     assert outcome.truncated is False, "it says truncated, and not done"
-    await world.close()
+    await resource.close()
 
 
 async def test_dead_server_fails_its_episode_with_the_reason(pool: ServerPool) -> None:
-    world = await made(0, config("counter"))
+    resource = await made(0, config("counter"))
     server = await pool.lease(ResourceServerConfig(**serving("counter")), FOLDER)
     os.kill(server.process.pid, 9)
     with pytest.raises(EnvironmentFailure, match=r"step at ws://.*the server ended with exit code -9"):
-        await world.step("act", {"kind": "clear"})
-    await world.close()
+        await resource.step("act", {"kind": "clear"})
+    await resource.close()
 
 
 async def test_single_session_server_serves_episodes_in_sequence(pool: ServerPool) -> None:
     given = {**config("counter", connect_timeout=1.0), "resource_server": serving("counter", sessions=1)}
     for seed in range(3):
-        world = await made(seed, given)
+        resource = await made(seed, given)
         if seed == 2:
             with pytest.raises(DeadlineError, match=r"no session within 1 s: Server at capacity: 1/1 sessions active"):
                 await made(seed, given)
-        await world.close()
+        await resource.close()
 
 
 async def test_episodes_of_a_group_start_from_the_same_state(pool: ServerPool) -> None:

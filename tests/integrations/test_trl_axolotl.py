@@ -83,6 +83,6 @@ def test_ineffective_configuration_key_is_rejected(tmp_path: Path) -> None:
     configs = [GOOD, reward, *wrong.values()]
     done = run(tmp_path, str(RUNS / "refusals.py"), text=json.dumps(configs))
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told[:2] == [None, None]
-    assert [expected in found for expected, found in zip(wrong, told[2:], strict=True)] == [True] * len(wrong), told
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert output[:2] == [None, None]
+    assert [expected in found for expected, found in zip(wrong, output[2:], strict=True)] == [True] * len(wrong), output

@@ -133,9 +133,11 @@ def gradients_of(module: nn.Module) -> dict[str, Tensor]:
 
 def held(deviations: Deviations, name: str, one: PPOLearner, batch: TokenBatch, found: dict[str, Any]) -> None:
     """Compare loss, norm and gradient, and then the weights after a step on the same rows."""
-    told = one.gradients(batch)
-    deviations.hold(f"TRL step, {name}: loss", torch.tensor(told["loss"]), torch.tensor(found["loss"]), 1e-5)
-    deviations.hold(f"TRL step, {name}: norm", torch.tensor(told["grad_norm"]), torch.tensor(found["norm"]), 1e-5)
+    step_metrics = one.gradients(batch)
+    deviations.hold(f"TRL step, {name}: loss", torch.tensor(step_metrics["loss"]), torch.tensor(found["loss"]), 1e-5)
+    deviations.hold(
+        f"TRL step, {name}: norm", torch.tensor(step_metrics["grad_norm"]), torch.tensor(found["norm"]), 1e-5
+    )
     gradient = gradients_of(one.module)
     assert gradient.keys() == found["gradient"].keys()
     assert found["norm"] > 0.01

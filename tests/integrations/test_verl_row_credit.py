@@ -112,28 +112,28 @@ def test_actions_are_contiguous_runs_without_action_lengths() -> None:
 
 
 def test_anchor_observations_group_single_action_rows() -> None:
-    told = columns(state_keys=None, anchor_obs=["a", "a", "a"], step_rewards=None)
+    row_columns = columns(state_keys=None, anchor_obs=["a", "a", "a"], step_rewards=None)
     one = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
-    advantages = row_credit("gigpo", REWARDS[:, [3, 0, 1, 2]], one, told, {"omega": 0.5, "epsilon": 0.0})[0]
+    advantages = row_credit("gigpo", REWARDS[:, [3, 0, 1, 2]], one, row_columns, {"omega": 0.5, "epsilon": 0.0})[0]
     assert torch.allclose(advantages, one * torch.tensor([[0.5**0.5], [-(0.5**0.5)], [0.0]]))
     with pytest.raises(ConfigError, match="row 0 has 2 actions, but anchor_obs has only one state; pass 'state_keys'"):
-        row_credit("gigpo", REWARDS, MASK, told)
+        row_credit("gigpo", REWARDS, MASK, row_columns)
 
 
 def test_rejected_tokens_get_no_credit_but_count_in_baselines() -> None:
     rejected = MASK.clone()
     rejected[0] = 0
-    told = columns(sampled_mask=MASK)
-    whole, part = (row_credit("gigpo", REWARDS, mask, told)[0] for mask in (MASK, rejected))
+    row_columns = columns(sampled_mask=MASK)
+    whole, part = (row_credit("gigpo", REWARDS, mask, row_columns)[0] for mask in (MASK, rejected))
     assert not part[0].any() and part[1, 0] == whole[1, 0] != 0
 
 
 @pytest.mark.parametrize("name", ROW_ESTIMATORS)
 def test_row_without_actions_counts_in_its_group_but_gets_no_credit(name: str) -> None:
-    told = columns(uid=["u"] * 3, traj_uid=["x", "y", "z"], step_rewards=None, action_lengths=[[3], [1], []])
-    told["state_keys"] = [["a"], ["a"], []]
+    row_columns = columns(uid=["u"] * 3, traj_uid=["x", "y", "z"], step_rewards=None, action_lengths=[[3], [1], []])
+    row_columns["state_keys"] = [["a"], ["a"], []]
     scores = REWARDS + torch.tensor([[0.0], [0.0], [0.125]])
-    advantages, returns = row_credit(name, scores, MASK, told)
+    advantages, returns = row_credit(name, scores, MASK, row_columns)
     assert not advantages[2].any() and not returns[2].any()
     steps = [
         StepData(
@@ -192,24 +192,24 @@ def test_inconsistent_rows_are_rejected(changes: dict[str, Any], message: str) -
 def test_estimator_reads_rows_and_options_from_verl() -> None:
     estimate = estimator_for_verl("gigpo")
     config = {"gamma": 0.5, "reward_kit": {"omega": 0.0, "normalization": "mean"}}
-    told = columns(step_rewards=[[0.0, 1.0], [1.5], [0.0, 1.0]])
-    given = {"token_level_rewards": REWARDS, "response_mask": MASK, "index": told.pop("uid"), "config": config}
+    row_columns = columns(step_rewards=[[0.0, 1.0], [1.5], [0.0, 1.0]])
+    given = {"token_level_rewards": REWARDS, "response_mask": MASK, "index": row_columns.pop("uid"), "config": config}
     with pytest.raises(ConfigError, match="use reward_kit's trainers, or compute_advantage of"):
         estimate(**given)
-    with use_row_columns(told):
+    with use_row_columns(row_columns):
         found = estimate(**given)
     assert found[0].tolist() == [[-0.5, -0.5, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]]
-    assert torch.equal(estimate(**given, non_tensor_batch=told)[0], found[0])
+    assert torch.equal(estimate(**given, non_tensor_batch=row_columns)[0], found[0])
     assert estimator_options("gigpo", config) == {"gamma": 0.5, "omega": 0.0, "normalization": "mean"}
     assert estimator_options("grpo", {"gamma": 1.0}) == (
         {"gamma": 1.0} if "gamma" in CreditAssigner("grpo").options else {}
     )
-    with pytest.raises(ConfigError, match="omega"), use_row_columns(told):
+    with pytest.raises(ConfigError, match="omega"), use_row_columns(row_columns):
         estimate(**{**given, "config": {"reward_kit": {"omeg": 0.5}}})
 
 
 def test_equal_trajectory_ids_of_different_prompts_are_not_mixed() -> None:
     """Both rows are rollout 0 of their prompt: two groups of one, which get zeros."""
-    told = columns(uid=["u", "v", "pad"], traj_uid=["0", "0", "0"])
-    advantages, returns = row_credit("gigpo", REWARDS, MASK, told, {"gamma": 0.5})
+    row_columns = columns(uid=["u", "v", "pad"], traj_uid=["0", "0", "0"])
+    advantages, returns = row_credit("gigpo", REWARDS, MASK, row_columns, {"gamma": 0.5})
     assert not advantages.any() and returns.tolist() == [[0.5, 0.5, 0, 1], [0.5, 0, 0, 0], [0, 0, 0, 0]]

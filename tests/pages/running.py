@@ -38,7 +38,7 @@ class PageError(AssertionError):
     """A statement of a page is wrong."""
 
 
-class Runner:
+class PageRunner:
     """The folder, processes and ports of one page.
 
     Args:
@@ -87,8 +87,8 @@ class Runner:
         line = ["bash", "-ec", self._placed(commands)]
         done = subprocess.run(line, cwd=self.folder, env=self.environment, capture_output=True, text=True)
         if done.returncode != 0:
-            told = f"before this page: exits with {done.returncode}\n{done.stdout}{done.stderr}"
-            raise PageError(f"{self.page.path}: {told}")
+            reason = f"before this page: exits with {done.returncode}\n{done.stdout}{done.stderr}"
+            raise PageError(f"{self.page.path}: {reason}")
 
     @property
     def _shell(self) -> Bash:
@@ -259,7 +259,7 @@ def run_page(page: Page, folder: Path, programs: Path | None = None) -> None:
         PageError: something on it is not so.
     """
     with serving_model(page.answers) as port:
-        runner = Runner(page, folder, programs or Path(sys.executable).parent, port)
+        runner = PageRunner(page, folder, programs or Path(sys.executable).parent, port)
         try:
             runner.run()
         finally:

@@ -110,7 +110,7 @@ PERMANENT = {
 
 
 @pytest.mark.parametrize("behaviour, said", PERMANENT.values(), ids=PERMANENT)
-async def test_a_permanent_fault_fails_at_once_with_the_providers_text(behaviour, said):
+async def test_permanent_fault_fails_immediately_with_the_provider_message(behaviour, said):
     async with ChatServer([behaviour]) as server, endpoint(server) as chat:
         with pytest.raises(ProviderError) as caught:
             await chat.complete(REQUEST)
@@ -249,7 +249,7 @@ async def test_cancellation_propagates_and_leaves_the_endpoint_usable():
         assert (await chat.complete(REQUEST)).message.content == "next"
 
 
-async def test_a_stream_that_stays_open_after_its_end_marker_is_not_waited_for():
+async def test_stream_ends_at_its_end_marker_even_if_left_open():
     async def stays_open(request, body):
         response = await answer("done")(request, body)
         await asyncio.sleep(3600)

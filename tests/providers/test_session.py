@@ -31,15 +31,15 @@ def traffic(**options) -> tuple[ProviderSession, list[str], list[str]]:
 
 async def test_outage_pauses_all_requests_until_the_endpoint_answers():
     shared, lines, reasons = traffic()
-    told = asyncio.Event()
-    shared.notice = lambda line: (lines.append(line), told.set())
+    notified = asyncio.Event()
+    shared.notice = lambda line: (lines.append(line), notified.set())
     async with ChatServer(lambda _: answer() if len(server.requests) == 1 else silent()) as server:
         chat = ChatEndpoint(server.base_url, retry=FAST, traffic=shared)
         await chat.complete(REQUEST)
         waiting = asyncio.gather(*(chat.complete(REQUEST) for _ in range(30)))
         await asyncio.sleep(0.02)
     assert not waiting.done()
-    await asyncio.wait_for(told.wait(), 5)
+    await asyncio.wait_for(notified.wait(), 5)
     async with ChatServer(lambda _: answer("back"), port=server.port):
         assert {completion.message.text for completion in await waiting} == {"back"}
     await chat.aclose()
@@ -70,7 +70,7 @@ async def test_cancelling_the_run_on_an_outage_cancels_requests_instead_of_faili
     await chat.aclose()
 
 
-async def test_a_refused_key_stops_the_run_before_the_request_fails():
+async def test_rejected_key_stops_the_run_before_the_request_fails():
     for stops in (False, True):
         shared, _, reasons = traffic()
         async with ChatServer(lambda _: status(401, text="wrong key")) as server:

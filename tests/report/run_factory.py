@@ -41,8 +41,8 @@ def score(name: str, value: float | None, *spans: tuple[float, float], asked_s: 
 def make_run(folder: Path, episodes: list[dict], scores: list[dict], **header: Any) -> Path:
     """Write the folder `run` with these lines."""
     timing = RunTiming(started_at=BEGAN, worked_s=9.0)
-    told = {"task_name": "t", "total": len(episodes), "status": "complete", "timing": timing, **header}
-    path = RunFolder.create(folder / "run", RunHeader(**told)).path
+    full_header = {"task_name": "t", "total": len(episodes), "status": "complete", "timing": timing, **header}
+    path = RunFolder.create(folder / "run", RunHeader(**full_header)).path
     for name, lines in (("episodes", episodes), ("scores", scores)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -148,7 +148,7 @@ def test_page_of_a_run_without_score_times_reports_missing_times(tmp_path: Path)
     assert page.figures["p"]["mean"] == 0.5
 
 
-def test_page_without_any_times_has_no_timeline_and_says_why(tmp_path: Path) -> None:
+def test_page_without_times_explains_the_missing_timeline(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path, [episode("r", timing=None)], [score("r", 1.0, timing=None)]))
     assert "have no times, so there is no timeline" in page.text
     assert "timeline" not in [given.get("class") for _, given in page.tags]

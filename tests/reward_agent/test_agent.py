@@ -153,8 +153,8 @@ class TestRefusals:
     async def test_get_of_more_than_outstanding_results_is_rejected(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1))
-            told = "get(3) cannot return: 2 results of batch 1 (2 requests) are outstanding"
-            with pytest.raises(ConfigError, match=re.escape(told)):
+            expected = "get(3) cannot return: 2 results of batch 1 (2 requests) are outstanding"
+            with pytest.raises(ConfigError, match=re.escape(expected)):
                 await scorer.get(3)
             await scorer.get(2)
             with pytest.raises(ConfigError, match="no results are outstanding"):

@@ -50,8 +50,8 @@ def told(*values: Any) -> str:
 async def sees(messages: list[Message], ground_truth=None, assistant_turns=None, sample=None, **others):
     """Score with a reason that contains all arguments."""
     others.pop("step_data", None), others.pop("state", None)
-    said = [message.to_chat() for message in messages]
-    seen = told(said, ground_truth, assistant_turns, sample, sorted(others.items()))
+    chat = [message.to_chat() for message in messages]
+    seen = told(chat, ground_truth, assistant_turns, sample, sorted(others.items()))
     return {"score": len(messages) / 100, "reason": seen}
 
 
@@ -351,8 +351,8 @@ class TestKeyForTaskFileAddress:
         url = f"http://127.0.0.1:{port}/v1/rewards/x"  # this machine is no exception: a key is a key
         (tmp_path / "task.yaml").write_text(f"name: t\nreward_function_path: {url}\nresource_type: python_state\n")
         origin = f"http://127.0.0.1:{port}"
-        told = f"task.yaml:2: reward_function_path: {KEY_VARIABLE} is not configured for {origin}, and a file"
-        with pytest.raises(ConfigError, match=told) as caught:
+        expected = f"task.yaml:2: reward_function_path: {KEY_VARIABLE} is not configured for {origin}, and a file"
+        with pytest.raises(ConfigError, match=expected) as caught:
             load_task(tmp_path / "task.yaml")
         elsewhere.close()
         assert f'export {ORIGINS_VARIABLE}="{KEY_VARIABLE}={origin}"' in str(caught.value)
@@ -407,9 +407,9 @@ class TestKeyForTaskFileAddress:
 
 def test_oversized_step_index_leaves_its_rollout_unscored() -> None:
     steps = [StepOutput(step_index=10**5000, base_reward=0.0)]
-    told = json.loads(json.dumps(make_answer(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
-    assert told["score"] is None and told["error"]["class"] == "invalid_result"
-    assert told["error"]["message"] == "step_outputs: a step_index has more than 64 bits"
+    output = json.loads(json.dumps(make_answer(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
+    assert output["score"] is None and output["error"]["class"] == "invalid_result"
+    assert output["error"]["message"] == "step_outputs: a step_index has more than 64 bits"
 
 
 async def test_command_line_scores_transcripts_with_a_remote_reward(tmp_path: Path) -> None:

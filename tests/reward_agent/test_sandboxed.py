@@ -20,7 +20,7 @@ from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_sco
 from reward_kit.reward_agent.sandboxed import SandboxedScorer
 from reward_kit.sandbox import host
 from reward_kit.sandbox.host import Availability, ChildSession
-from tests.agent.resources import WORLD, call, calls, worker_of
+from tests.agent.resources import COUNTER, call, calls, worker_of
 from tests.profiles import examples
 
 LEVELS = ("in_process", "warm", "isolated")
@@ -67,6 +67,19 @@ async def score(folder: Path, name: str = "reward", level: str = "warm", request
     loaded = await asyncio.to_thread(load, folder, name, level, **choice)
     (scored,) = await score_all(loaded.reward, request or ScoringRequest("r1", CHAT, "4", [1]))
     return scored
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_message_that_is_used_as_a_dict_gets_a_hint(tmp_path, level):
+    text = ""
+    for name, access in (("item", "['content']"), ("get", ".get('content')")):
+        for suffix, annotation in (("", ""), ("_dict", ": list[dict]")):
+            text += f"def {name}{suffix}(messages{annotation}):\n    return messages[-1]{access} == '4'\n"
+    write(tmp_path, text)
+    for name in ("item", "get"):
+        message = (await score(tmp_path, name, level=level)).failure.message
+        assert "'Message' object" in message and "annotate the parameter as messages: list[dict]" in message
+        assert (await score(tmp_path, f"{name}_dict", level=level)).score == 1.0
 
 
 class TestLevels:
@@ -123,7 +136,7 @@ class TestArguments:
                 return {"score": float(state.query("SELECT x FROM t")[0][0]), "reason": str(state.tables())}
             """,
         )
-        worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=WORLD)
+        worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=COUNTER)
         scored = await score(tmp_path, "of_steps", level, ScoringRequest.from_episode(await worker.collect_episode()))
         assert (scored.score, scored.result.reason) == (2.0, "['tool_calls', 'tool_call'] 6")
         connection = sqlite3.connect(":memory:")

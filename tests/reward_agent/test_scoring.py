@@ -12,7 +12,7 @@ from reward_kit.models import Message
 from reward_kit.providers.faults import TransientError
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, score_one
 from reward_kit.typed_interface import reward_function, reward_spec
-from tests.agent.resources import WORLD, call, calls, task_of, worker_of
+from tests.agent.resources import COUNTER, call, calls, task_of, worker_of
 from tests.reward_agent.held_scorer import HeldScorer, requests
 
 MESSAGES = [
@@ -31,7 +31,7 @@ async def score(function, deadline_s=None, **fields):
 
 
 async def episode_of(*actions, **fields):
-    return await worker_of(list(actions), resource_type=WORLD, **fields).collect_episode()
+    return await worker_of(list(actions), resource_type=COUNTER, **fields).collect_episode()
 
 
 class TestCalls:
@@ -236,8 +236,8 @@ class TestIsolationFromTheEpisode:
 class TestRequestOfAnEpisode:
     async def test_request_contains_the_facts_of_the_episode(self):
         criteria = {"final_state_query": "q"}
-        task = task_of(resource_type=WORLD, goal_description="win", evaluation_criteria=criteria, ground_truth=6)
-        worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=WORLD, ground_truth=6)
+        task = task_of(resource_type=COUNTER, goal_description="win", evaluation_criteria=criteria, ground_truth=6)
+        worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=COUNTER, ground_truth=6)
         episode = await worker.collect_episode()
 
         def reward(

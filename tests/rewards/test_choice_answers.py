@@ -102,7 +102,7 @@ def test_letter_i_is_a_choice_only_if_it_stands_alone() -> None:
     assert ask(choice_answer, "The answer is I.", "I").score == 1.0
 
 
-def test_an_option_whose_text_begins_with_an_article_is_found_by_its_text() -> None:
+def test_option_text_beginning_with_an_article_is_matched() -> None:
     assert ask(choice_answer, "The answer is a dog.", "C", sample=SAMPLE).score == 1.0
     assert ask(choice_answer, "A dog", "A", sample=SAMPLE).score == 0.0
 

@@ -137,7 +137,7 @@ async def test_judge_usage_reports_tokens_and_cost(tmp_path):
     (tmp_path / "prices.yaml").write_text("judge: {input: 1000000, output: 0}\n")
     client = {**QUICK, "price_file": str(tmp_path / "prices.yaml")}
     result, _ = await judged(llm_judge, fair(grades(5)), talk("Paris"), client=client)
-    told = "calls=1 cached=0 prompt_tokens=11 completion_tokens=7 cost_usd=11.000000"
-    assert result.metrics["judge_usage"].reason == told
+    expected = "calls=1 cached=0 prompt_tokens=11 completion_tokens=7 cost_usd=11.000000"
+    assert result.metrics["judge_usage"].reason == expected
     result, _ = await judged(llm_judge, fair(grades(5)), talk("Paris"))
     assert result.metrics["judge_usage"].reason.endswith("cost_usd=unknown")

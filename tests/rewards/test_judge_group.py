@@ -98,7 +98,7 @@ async def test_position_bias_of_the_judge_cancels_out():
     assert results[0].metrics["order_agreement"].score == 1.0
 
 
-async def test_a_batch_is_cut_into_groups_by_request_and_ground_truth():
+async def test_batch_is_split_into_groups_by_request_and_ground_truth():
     batch = [*group("Paris", prompt="France?"), *group("Rome", prompt="Italy?"), *group("Lyon", prompt="France?")]
     results, server = await judged(
         group_judge, worth(paris=10, lyon=0, rome=6), batch, ground_truths=["Paris", "Rome", "Paris"]

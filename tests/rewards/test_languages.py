@@ -162,7 +162,7 @@ def test_a_prompt_without_words_leaves_the_rollout_unscored(prompt):
         same_language(said(EN, prompt=prompt))
 
 
-def test_the_prompt_is_the_last_one_before_the_reply():
+def test_prompt_is_the_last_message_before_the_reply():
     assert same_language([*said(EN, prompt=EN), *said(DE, prompt=DE)]).score == 1.0
     assert same_language([*said(EN, prompt=EN), *said(EN, prompt=DE)]).score == 0.0
     later = Message(role="user", content=ZH)

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[str | None, dict, float]] = {
 
 
 @pytest.mark.parametrize(("reply", "options", "score"), CASES.values(), ids=CASES)
-def test_the_score_falls_in_a_straight_line_outside_of_the_bounds(reply, options, score):
+def test_score_falls_linearly_outside_the_bounds(reply, options, score):
     assert ask(length_within, reply, **options).score == pytest.approx(score)
 
 

@@ -187,7 +187,7 @@ def test_work_of_math_verify_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
     assert not thread.is_alive()
 
 
-def test_a_plain_number_loads_no_mathematics() -> None:
+def test_plain_number_does_not_import_math_packages() -> None:
     code = (
         "import sys\nfrom reward_kit.rewards import math_answer, number_answer\nfrom reward_kit.models import Message\n"
         "reply = [Message(role='assistant', content=r'\\boxed{1,000}')]\n"

@@ -200,7 +200,7 @@ def snapshot(script: str = SEED) -> StateSnapshot:
     return StateSnapshot("sqlite", data)
 
 
-def test_the_database_is_the_episodes_final_state() -> None:
+def test_database_is_the_final_state_of_the_episode() -> None:
     with SqliteState(snapshot().payload) as state:
         assert judged("SELECT 151", SUM, state=state).score == 1.0
         assert judged("SELECT 151", [NAMES, SUM], state=state).score == 1.0

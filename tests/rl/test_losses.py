@@ -237,7 +237,7 @@ def test_counts_may_be_numbers_of_numpy() -> None:
     assert ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(*counts)).loss.item() == -1.0
 
 
-def test_logprobs_and_entropies_come_from_the_logits_before() -> None:
+def test_logprobs_and_entropies_use_the_preceding_logits() -> None:
     logits = torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[1, 2, 3, 4], [6, 5, 0, 1]])
     logprobs, entropies = token_logprobs(logits, ids), token_entropies(logits)

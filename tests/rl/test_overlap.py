@@ -322,7 +322,7 @@ def test_invalid_settings_are_rejected(changes: dict[str, Any], told: str) -> No
     assert told in str(refused.value)
 
 
-def test_latencies_of_another_shape_or_none_at_all_are_refused() -> None:
+def test_latencies_of_wrong_shape_or_nan_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"must have the shape \(4, 16\)"):
         simulate_overlap(BASE, np.ones((4, 15)))
     with pytest.raises(ConfigError, match="finite number of seconds"):

@@ -23,14 +23,14 @@ from reward_kit.rl.overlap import parse_latency
         ("lognormal:0:1", 0, 0, 0),
     ],
 )
-def test_a_distribution_has_the_mean_it_was_given(text: str, mean: float, low: float, high: float) -> None:
+def test_distribution_has_the_configured_mean(text: str, mean: float, low: float, high: float) -> None:
     drawn = parse_latency(text).draw(np.random.default_rng(0), (200, 500))
     assert drawn.shape == (200, 500) and drawn.min() >= low and drawn.max() <= high
     assert drawn.mean() == pytest.approx(mean, rel=0.02)
     assert str(parse_latency(text)) == text
 
 
-def test_the_spread_of_a_lognormal_latency_is_that_of_its_logarithm() -> None:
+def test_spread_of_a_lognormal_latency_is_on_the_log_scale() -> None:
     drawn = parse_latency("lognormal:8:0.5").draw(np.random.default_rng(0), (100_000,))
     assert np.log(drawn).std() == pytest.approx(0.5, rel=0.02)
 
@@ -49,7 +49,7 @@ def test_the_spread_of_a_lognormal_latency_is_that_of_its_logarithm() -> None:
         ("constant:nan", "nan is not a finite number of at least 0"),
     ],
 )
-def test_an_impossible_latency_is_refused(text: str, message: str) -> None:
+def test_impossible_latency_is_rejected(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_latency(text)
     assert message in str(refused.value)
@@ -80,7 +80,7 @@ def test_latencies_are_drawn_from_the_calls_of_a_run(tmp_path: Path) -> None:
         (score_line(math.nan), "timing.duration_s is nan, which is not a valid duration"),
     ],
 )
-def test_a_file_that_holds_no_durations_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+def test_file_without_durations_is_rejected(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "scores.jsonl"
     if text is not None:
         path.write_text(text)

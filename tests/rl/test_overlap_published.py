@@ -51,7 +51,7 @@ def step_s(overlap: Overlap, schedule: Schedule) -> float:
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
-def test_the_stated_cuts_follow_from_the_stated_hours_but_for_one() -> None:
+def test_published_savings_follow_from_published_hours_except_one() -> None:
     for schedule, stated in STATED.items():
         assert round(100 * (1 - minutes(HOURS[schedule]) / minutes(HOURS[SYNC])), 2) == stated
     others = {(18, 24): ((13, 10), 28.44), (17, 7): ((13, 10), 23.08), (17, 53): ((12, 21), 30.94)}
@@ -88,7 +88,7 @@ def test_one_step_off_and_both_are_equal_without_handling_time() -> None:
         assert step_s(overlap, ONE_STEP_OFF) == pytest.approx(step_s(overlap, BOTH), rel=0.005)
 
 
-def test_an_agent_that_fills_every_slot_cuts_a_third() -> None:
+def test_agent_filling_every_slot_saves_a_third() -> None:
     overlap = simulated(dataclasses.replace(FITTED, one_batch_at_a_time=False))
     assert step_s(overlap, BOTH) == pytest.approx(5120 * 20.5 / 256, rel=0.02)
     assert 1 - step_s(overlap, BOTH) / step_s(overlap, SYNC) == pytest.approx(0.335, abs=0.01)

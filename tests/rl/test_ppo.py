@@ -146,7 +146,7 @@ def test_non_finite_values_stop_before_the_weights_change(key: str, value: float
         assert kept[0][1]["parameters"] == ([] if value == 1e38 else ["table"])
 
 
-def test_the_error_says_where_the_batch_is_kept(tmp_path: Path) -> None:
+def test_error_names_the_path_of_the_kept_batch(tmp_path: Path) -> None:
     rows = bigram_rows([np.nan])
     learner = PPOLearner(Bigram(), PPOConfig(), on_failure=partial(save_batch_for_study, tmp_path))
     with pytest.raises(TrainingError, match=f"the batch is saved in {tmp_path}"):
@@ -163,7 +163,7 @@ def test_error_while_keeping_the_batch_does_not_hide_the_cause(tmp_path: Path) -
         learner.update(bigram_rows([np.nan]), version=0)
 
 
-def test_an_update_that_fails_does_not_count() -> None:
+def test_failed_update_is_not_counted() -> None:
     learner = PPOLearner(a_model(), PPOConfig(lr=0.1, warmup=2, minibatches=3))
     bad = some_rows()
     bad.batch["logprobs"][0] = np.nan

@@ -117,7 +117,7 @@ def test_numpy_arrays_and_tensors_give_equal_rewards() -> None:
     assert rewards.tolist() == manager()(data).tolist() == [[0.0, 1.0], [2.0, 0.0]]
 
 
-def test_a_batch_of_no_rows_has_no_rewards() -> None:
+def test_empty_batch_has_no_rewards() -> None:
     assert manager()(answers([], episode_rewards=[])).shape == (0, 0)
 
 

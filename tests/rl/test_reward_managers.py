@@ -86,15 +86,15 @@ def test_reward_receives_the_prompt_as_chat_if_available() -> None:
 
 
 @pytest.mark.parametrize("number", [torch.tensor(0.5), torch.tensor([0.5]), np.float32(0.5), np.array([0.5])])
-def test_a_tensor_or_an_array_of_one_number_is_that_number(number: Any) -> None:
+def test_single_item_tensor_or_array_is_a_number(number: Any) -> None:
     assert naive(lambda solution_str: number)(answers([[4]])).tolist() == [[0.5]]
 
 
-def test_a_score_with_its_query_and_response_is_that_score() -> None:
+def test_score_is_used_if_query_and_response_are_returned() -> None:
     assert naive(lambda solution_str: (0.5, "how good?", "half"))(answers([[4]])).tolist() == [[0.5]]
 
 
-def test_extra_info_that_is_no_mapping_reaches_a_function_of_verls_form() -> None:
+def test_extra_info_of_any_type_is_passed_to_a_verl_style_function() -> None:
     assert naive(lambda solution_str, extra_info: float(extra_info))(answers([[4]], extra_info=["0.5"])).sum() == 0.5
 
 
@@ -172,7 +172,7 @@ facts = st.dictionaries(keys, st.integers(0, 3) | st.text(max_size=2) | st.lists
 
 
 @given(st.lists(facts, max_size=5))
-def test_facts_have_one_item_per_row_whatever_keys_each_row_has(items: list[dict[str, Any]]) -> None:
+def test_info_has_one_item_per_row_for_differing_keys(items: list[dict[str, Any]]) -> None:
     columns = stack_facts(items)
     assert set(columns) == {key for item in items for key in item}
     for key, values in columns.items():
@@ -183,7 +183,7 @@ def test_facts_have_one_item_per_row_whatever_keys_each_row_has(items: list[dict
 # Batch
 
 
-def test_a_batch_is_one_call_of_either_kind() -> None:
+def test_batch_is_scored_in_one_call_by_both_kinds() -> None:
     calls: list[list[str]] = []
 
     @reward_function(mode="batch")
@@ -240,7 +240,7 @@ def test_verl_style_class_is_scored_per_row_and_not_as_a_group() -> None:
             manager(WordTokenizer(), 0, Relative)
 
 
-def test_some_arguments_of_a_function_may_be_fixed_beforehand() -> None:
+def test_partially_applied_function_is_accepted() -> None:
     def near(solution_str: str, ground_truth: str, worth: float) -> float:
         return worth * (solution_str == ground_truth)
 
@@ -343,7 +343,7 @@ def test_every_manager_has_a_name() -> None:
         ),
     ],
 )
-def test_a_wrong_name_or_option_is_refused_with_the_right_ones(name: str, options: Any, told: str) -> None:
+def test_invalid_name_or_option_error_lists_valid_ones(name: str, options: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_reward_manager(name, WordTokenizer(), 0, **options)
 

@@ -56,14 +56,14 @@ async def test_sampled_logprobs_match_the_trainer(folder: Path, kind: str) -> No
         assert trainable(policy) is policy
         for version in (0, 1):
             session = await policy.open(EpisodeContext("r-0", seed=3))
-            said = (await session.get_action(HELLO)).log_probs
-            assert said is not None and said["policy_version"] == version
-            torch.testing.assert_close(torch.tensor(said["logprobs"]), trainers_logprobs(policy, said))
+            log_probs = (await session.get_action(HELLO)).log_probs
+            assert log_probs is not None and log_probs["policy_version"] == version
+            torch.testing.assert_close(torch.tensor(log_probs["logprobs"]), trainers_logprobs(policy, log_probs))
             with torch.no_grad():
                 for parameter in policy.module.parameters():
                     parameter.add_(torch.randn_like(parameter), alpha=0.3)
             # The trainer's weights are others now, and the server's are not until they are published.
-            assert (torch.tensor(said["logprobs"]) - trainers_logprobs(policy, said)).abs().max() > 1e-3
+            assert (torch.tensor(log_probs["logprobs"]) - trainers_logprobs(policy, log_probs)).abs().max() > 1e-3
             await policy.publish(version + 1)
         assert [path for path, _ in server.asked][: 1 if kind == "sglang" else 2] == {
             "vllm": ["/collective_rpc", "/reset_prefix_cache?reset_running_requests=true"],
@@ -75,9 +75,9 @@ async def test_weights_are_published_between_answers(folder: Path) -> None:
     versions: list[int] = []
 
     async def ask(policy: ServedPolicy) -> None:
-        said = (await policy.get_action(HELLO)).log_probs
-        assert said is not None
-        versions.append(said["policy_version"])
+        log_probs = (await policy.get_action(HELLO)).log_probs
+        assert log_probs is not None
+        versions.append(log_probs["policy_version"])
 
     async with served(folder, "sglang") as (server, policy):
         async with anyio.create_task_group() as tasks:
@@ -92,14 +92,14 @@ async def test_weights_are_published_between_answers(folder: Path) -> None:
         assert server.most_busy_while_loading == 0
 
 
-async def test_a_server_that_refuses_the_weights_is_an_error(folder: Path) -> None:
+async def test_server_rejecting_the_weights_is_an_error(folder: Path) -> None:
     async with served(folder, "sglang") as (server, policy):
         server.refuses_weights = True
         with pytest.raises(PolicyError, match=r"did not load the weights in .*: shapes differ"):
             await policy.publish(1)
         assert policy.version == 0
-        said = (await policy.get_action(HELLO)).log_probs
-        assert said is not None and said["policy_version"] == 0
+        log_probs = (await policy.get_action(HELLO)).log_probs
+        assert log_probs is not None and log_probs["policy_version"] == 0
 
 
 async def in_doubt_until_published(policy: ServedPolicy) -> None:
@@ -107,9 +107,9 @@ async def in_doubt_until_published(policy: ServedPolicy) -> None:
     with pytest.raises(PolicyError, match="publishing of version 1 did not finish"):
         await policy.get_action(HELLO)
     await policy.publish(2)
-    said = (await policy.get_action(HELLO)).log_probs
-    assert said is not None and said["policy_version"] == 2
-    torch.testing.assert_close(torch.tensor(said["logprobs"]), trainers_logprobs(policy, said))
+    log_probs = (await policy.get_action(HELLO)).log_probs
+    assert log_probs is not None and log_probs["policy_version"] == 2
+    torch.testing.assert_close(torch.tensor(log_probs["logprobs"]), trainers_logprobs(policy, log_probs))
 
 
 @pytest.mark.parametrize("path", ["/collective_rpc", "/reset_prefix_cache"])

@@ -150,7 +150,7 @@ async def test_unscored_rows_have_no_figures(tmp_path):
         await done(rows_of(tmp_path, [said(1, "x"), said(0, "y")]))
 
 
-async def test_equal_labels_are_refused(tmp_path):
+async def test_equal_labels_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match="all labels are the same"):
         await done(rows_of(tmp_path, [said(1, "1"), said(1, "0")]))
     with pytest.raises(ConfigError, match="the label 3 is not among the levels 1, 2"):

@@ -95,11 +95,11 @@ def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
         ([USER, calling(call(None)), ANSWER], "without unique ids"),
     ],
 )
-def test_unsupported_chat_is_refused_with_its_reason(messages: list[Any], told: str) -> None:
+def test_unsupported_chat_is_rejected_with_its_reason(messages: list[Any], told: str) -> None:
     with pytest.raises(Unfit, match=told):
         make_chat(messages)
 
 
-def test_call_of_undefined_tool_is_refused() -> None:
+def test_call_of_undefined_tool_is_rejected() -> None:
     with pytest.raises(Unfit, match="calls 'watch', which is not one of the tools"):
         make_chat([USER, calling(call(name="watch")), answer(), ANSWER]).line(TOOLS)

@@ -148,14 +148,14 @@ def test_extreme_steps_exclude_zero_advantages(run: Path) -> None:
     assert len(extreme_steps(run, 9)[0]) == 2
 
 
-def test_a_run_without_any_score_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_run_without_scores_is_rejected_and_nothing_is_written(tmp_path: Path) -> None:
     path = make_run(tmp_path, [episode("a", ["s0"])], [score("a", None)])
     with pytest.raises(ConfigError, match="none of the 1 episodes"):
         assign_credit(path, GIGPO)
     assert not (path / "credit.jsonl").exists()
 
 
-def test_refused_estimator_keeps_the_earlier_file(run: Path) -> None:
+def test_rejected_estimator_keeps_the_earlier_file(run: Path) -> None:
     assign_credit(run, GIGPO)
     before = (run / "credit.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"rollout a.*policy_value_estimate"):

@@ -42,7 +42,7 @@ def test_rows_read_the_same_from_every_kind_of_file(tmp_path: Path, name: str, t
         ("r.txt", "x", "unknown format '.txt'"),
     ],
 )
-def test_a_bad_row_is_named_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_invalid_row_is_reported_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         list(read_rows(write(tmp_path, text, name)))
 
@@ -57,7 +57,7 @@ def test_a_bad_row_is_named_with_its_line(tmp_path: Path, name: str, text: str, 
     ],
     ids=["list", "objects", "endless", "digits"],
 )
-def test_a_row_that_is_nested_too_deeply_is_refused_with_its_line(tmp_path: Path, value: str, problem: str) -> None:
+def test_deeply_nested_row_is_rejected_with_its_line(tmp_path: Path, value: str, problem: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"a": {"[" * 99}{"]" * 99}}}\n{{"a": {value}}}\n')
     rows = read_rows(path)

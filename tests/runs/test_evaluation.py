@@ -168,7 +168,7 @@ def test_secrets_stay_out_of_the_files_of_transcripts(
     assert len(written) >= 5 and not [path for path in written if b"very-secret" in path.read_bytes()]
 
 
-def test_a_report_that_cannot_be_written_costs_no_result(task: Path, tmp_path: Path) -> None:
+def test_unwritable_report_loses_no_result(task: Path, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(
         REWARD + "\n@reward_function\ndef blocks(messages):\n    from pathlib import Path\n"
         "    (run,) = Path("
@@ -191,7 +191,7 @@ def test_watch_context_ends_with_the_run(task: Path, tmp_path: Path) -> None:
     asyncio.run(notebook())
 
 
-def test_ctrl_c_where_a_loop_runs_stops_the_run_and_says_where_it_is(task: Path, tmp_path: Path) -> None:
+def test_ctrl_c_in_a_running_loop_stops_the_run_and_reports_its_path(task: Path, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import asyncio\nfrom reward_kit import AgentPolicy\nclass Slow(AgentPolicy):\n"
         "    async def get_action(self, observation, available_tools_specs=None):\n"

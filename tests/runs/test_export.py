@@ -70,7 +70,7 @@ def cells(run: Path, table: Table, name: str, **options: Any) -> list[Any]:
     return [row[place] for row in table_of(run, table, **options)]
 
 
-def test_an_episode_is_a_row_and_unscored_is_no_zero(run: Path) -> None:
+def test_episode_is_a_row_and_unscored_is_not_zero(run: Path) -> None:
     assert cells(run, EPISODES, "score") == [0.5, None, None]
     assert cells(run, EPISODES, "passed", pass_threshold=0.5) == [True, None, None]
     assert cells(run, EPISODES, "error_class") == [None, "crash", None]
@@ -85,7 +85,7 @@ def test_a_score_is_a_row_and_so_is_each_metric(run: Path) -> None:
     assert cells(run, SCORES, "failure_class") == [None, None, "crash"]
 
 
-def test_a_step_is_a_row_with_what_it_was_worth(run: Path) -> None:
+def test_step_row_has_its_credit(run: Path) -> None:
     assert cells(run, STEPS, "step") == [0, 1] * 3
     assert cells(run, STEPS, "observation")[2:4] == ["at a", "at b"]
     assert cells(run, STEPS, "action")[:2] == ["r0.0", "r0.1"]
@@ -127,10 +127,10 @@ def test_csv_gives_every_cell_back(run: Path, tmp_path: Path, name: str) -> None
     st.text(st.characters(codec="utf-8"), max_size=8)
     | st.sampled_from(["=1+1", "+1", "-1", "@x", "\t=1", "'=1", "＝1"])
 )
-def test_no_text_is_a_formula_and_each_can_be_had_again(text: str) -> None:
-    said = escape_formula(text)
-    assert not said.startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"))
-    assert said.removeprefix("'") == text
+def test_escaped_text_is_not_a_formula_and_is_recoverable(text: str) -> None:
+    escaped = escape_formula(text)
+    assert not escaped.startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"))
+    assert escaped.removeprefix("'") == text
 
 
 def test_raw_csv_leaves_texts_as_they_are() -> None:

@@ -17,7 +17,7 @@ def written(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_header_comes_back_and_says_nothing_of_what_it_was_not_given(tmp_path: Path) -> None:
+def test_header_round_trip_omits_unset_fields(tmp_path: Path) -> None:
     store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t", limit=None, run_limits={"cost": None}))
     assert RunHeader.read(store.path) == store.header
     assert written(store.path).keys() == {
@@ -26,7 +26,7 @@ def test_a_header_comes_back_and_says_nothing_of_what_it_was_not_given(tmp_path:
     assert written(store.path)["run_limits"] == {"cost": None}, "no limit, and said so"
 
 
-def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) -> None:
+def test_key_of_a_later_release_is_kept_on_resume(tmp_path: Path) -> None:
     store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     later = {**written(store.path), "colour": "green"}
     (store.path / "run.json").write_text(json.dumps(later))

@@ -22,7 +22,7 @@ def run_with(folder: Path, *lines: dict[str, Any]) -> Path:
     return run
 
 
-def test_the_credit_of_an_episode_is_found_by_where_its_lines_are(tmp_path: Path) -> None:
+def test_credit_of_an_episode_is_read_from_indexed_lines(tmp_path: Path) -> None:
     lines = [credit("r1", 0, 1.0), credit("r1", 1, 2.0), credit("r10", 0, 3.0)]
     run = run_with(tmp_path, *lines)
     stored, places = (run / "credit.jsonl").read_bytes(), index_credit(run)

@@ -54,7 +54,7 @@ def test_added_input_is_reported_as_new(tmp_path: Path) -> None:
     assert differences(store.path, {}, {"task file": "1"}, inputs) == [f"the task file {inputs['task file']} is new"]
 
 
-def test_a_file_that_changed_while_the_run_began_is_not_kept_as_if_it_had_been_read(tmp_path: Path) -> None:
+def test_file_changed_during_startup_is_not_recorded_as_read(tmp_path: Path) -> None:
     store, inputs = run_with(tmp_path, "x")
     digests = digests_of(inputs)
     inputs["task file"].write_text("y")
@@ -74,14 +74,14 @@ def test_copies_of_similar_names_do_not_collide(tmp_path: Path) -> None:
     assert sorted(copies) == ["0", "1", "2", "3", "4"]
 
 
-def test_a_file_too_large_to_copy_is_known_by_its_digest(tmp_path: Path) -> None:
+def test_file_too_large_to_copy_is_compared_by_digest(tmp_path: Path) -> None:
     store, inputs = run_with(tmp_path, "x" * (4 * 1024 * 1024 + 1))
     assert not list((store.path / "inputs").iterdir())
     (shown,) = differences(store.path, {"task file": "1"}, {"task file": "2"}, inputs)
     assert shown == f"the task file {inputs['task file']} changed"
 
 
-def test_a_copy_holds_no_secret(tmp_path: Path) -> None:
+def test_copied_input_contains_no_secret(tmp_path: Path) -> None:
     store, _ = run_with(tmp_path, "api_key: sk-123456789", "sk-123456789")
     assert (store.path / "inputs" / "task_file.yaml").read_text() == "api_key: (hidden)"
 
@@ -124,9 +124,7 @@ def task_file(tmp_path: Path) -> Path:
 
 
 class TestDigests:
-    def test_a_change_of_any_file_that_decides_the_results_changes_its_digest_and_no_other(
-        self, task_file: Path
-    ) -> None:
+    def test_each_changed_input_changes_only_its_digest(self, task_file: Path) -> None:
         task = load_task(task_file)
         before = task.digests
         changed = {"task.yaml": "task file", "stranger.py": None, **{name: f"file {name}" for name in FILES}, **NAMED}
@@ -141,7 +139,7 @@ class TestDigests:
             target.write_text(kept)
         assert load_task(task_file).digests == before
 
-    def test_a_file_without_a_suffix_beside_it_is_not_taken_for_the_reward(self, task_file: Path) -> None:
+    def test_adjacent_file_without_a_suffix_is_not_used_as_the_reward(self, task_file: Path) -> None:
         (task_file.parent / "reward").write_text("no code")
         assert load_task(task_file).inputs["reward"] == task_file.parent / "reward.py"
 
@@ -182,7 +180,7 @@ class TestFolders:
         (folder / "nowhere").symlink_to("no such file")
         assert hash_path(folder) == digest
 
-    def test_a_large_one_is_known_by_sizes_and_times(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_large_folder_is_compared_by_sizes_and_times(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = self.folder(tmp_path)
         monkeypatch.setattr(module, "_LARGEST_FOLDER", 3)
         digest = hash_path(folder)

@@ -144,13 +144,13 @@ BAD = {
 
 
 @pytest.mark.parametrize(("header", "row", "message"), BAD.values(), ids=BAD)
-def test_a_bad_row_is_one_error_with_line_and_column(write, header, row, message):
+def test_invalid_row_is_one_error_with_line_and_column(write, header, row, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read_labels(write(header, row))
     assert "\n" not in str(caught.value)
 
 
-def test_the_line_is_that_of_the_row(write):
+def test_error_line_is_the_line_of_the_row(write):
     with pytest.raises(ConfigError, match="csv:4: label"):
         read_labels(write(["label", "messages"], ["1", TALK], ["0", TALK], ["?", TALK]))
 

@@ -46,6 +46,6 @@ def test_inner_keys_are_laid_over_and_the_original_stays() -> None:
         ("rows.x", "'x' is not a"),
     ],
 )
-def test_a_key_that_leads_nowhere_is_named(key: str, said: str) -> None:
+def test_override_of_a_nonexistent_path_is_reported(key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"-T {key}=…: {said}"):
         apply_overrides({"name": "t", "rows": [1, 2]}, {key: 1})

@@ -89,13 +89,13 @@ def test_task_from_python_leaves_the_same_files_as_a_task_file(tmp_path: Path) -
     of_file = Task.from_file(tmp_path / "task.yaml").run(log_dir=tmp_path / "file", **asked)
     assert evaluate(tmp_path / "task.yaml", log_dir=tmp_path / "third", **asked).score == 0.5
     for name in ("episodes.jsonl", "scores.jsonl"):
-        told = [[json.loads(line) for line in (run.path / name).read_text().splitlines()] for run in (here, of_file)]
-        for one in (line for lines in told for line in lines):
+        output = [[json.loads(line) for line in (run.path / name).read_text().splitlines()] for run in (here, of_file)]
+        for one in (line for lines in output for line in lines):
             one.pop("timing"), one.pop("scorer", None)
-        assert told[0] == told[1]
+        assert output[0] == output[1]
 
 
-def test_the_run_says_what_no_file_does(tmp_path: Path) -> None:
+def test_run_records_settings_of_a_python_task(tmp_path: Path) -> None:
     tools = ToolRegistry("geo")
 
     @tools.tool
@@ -135,14 +135,14 @@ def test_offered_tools_may_be_a_list_of_names_and_the_own_ones(tmp_path: Path, i
         seen.append([spec["function"]["name"] for spec in specs])
         return {"type": "text", "content": "Rome"}
 
-    world = {"resource": "sqlite", "on_text": "end", "policy": ScriptedPolicy(act), "folder": tmp_path}
+    resource = {"resource": "sqlite", "on_text": "end", "policy": ScriptedPolicy(act), "folder": tmp_path}
     if is_in_file:
         (tmp_path / "tools.py").write_text(
             "from reward_kit import ToolRegistry\nr = ToolRegistry('geo')\n@r.tool\ndef look_up(country: str): ''\n"
         )
-        task = capitals(tools=["look_up", "execute_sql"], tools_module_path="tools.py", **world)
+        task = capitals(tools=["look_up", "execute_sql"], tools_module_path="tools.py", **resource)
     else:
-        task = capitals(tools=[tools, "execute_sql"], **world)
+        task = capitals(tools=[tools, "execute_sql"], **resource)
         assert RunHeader.read(task.run(log_dir=tmp_path).path).task["tools"] == ["look_up", "execute_sql"]
     assert "look_up" in task._repr_html_() and "execute_sql" in task._repr_html_()
     task.run(log_dir=tmp_path)
@@ -151,7 +151,7 @@ def test_offered_tools_may_be_a_list_of_names_and_the_own_ones(tmp_path: Path, i
         task.run(log_dir=tmp_path, overrides={"tools": ["excute_sql"]})
 
 
-def test_rows_are_kept_with_values_that_only_python_has(tmp_path: Path) -> None:
+def test_rows_with_python_only_values_are_kept(tmp_path: Path) -> None:
     row = {**ROWS[0], "counts": np.arange(2), "pairs": {(1, 2): "ü"}}
     run = capitals(dataset=[row]).run(log_dir=tmp_path)
     (kept,) = (run.path / "inputs" / "dataset.jsonl").read_text("utf-8").splitlines()
@@ -198,13 +198,13 @@ def test_reward_and_policy_can_be_given_by_name(tmp_path: Path) -> None:
     assert capitals(policy="openai/gpt-x").definition.policy.options() == {"model": "gpt-x"}  # type: ignore[union-attr]
 
 
-def test_a_resource_may_be_a_class(tmp_path: Path) -> None:
+def test_resource_can_be_a_class(tmp_path: Path) -> None:
     assert capitals(resource=Counter, reward=None).definition.resource_type == f"{__name__}:Counter"
     run = capitals(resource=Counter, reward=None).run(log_dir=tmp_path)
     assert len(run.rows) == 2 and run.errors == []
 
 
-def test_the_first_messages_can_be_looked_at() -> None:
+def test_first_messages_can_be_inspected() -> None:
     task = capitals()
     assert [task.messages(i)[0].text for i in range(2)] == ["The capital of France?", "The capital of Italy?"]
     assert (task.name, len(task.samples), repr(task)) == ("capitals", 2, "Task('capitals', 2 samples)")
@@ -284,7 +284,7 @@ def test_run_options_equal_those_of_evaluate() -> None:
         Task(Path("task.yaml"))  # type: ignore[arg-type]
 
 
-def test_a_changed_reward_in_memory_is_another_scorer(tmp_path: Path) -> None:
+def test_changed_reward_in_memory_has_a_different_scorer_digest(tmp_path: Path) -> None:
     hashes = []
     for body in ("return EvaluateResult(score=1.0)", "return EvaluateResult(score=0.0)"):
         cell = tmp_path / "cell"

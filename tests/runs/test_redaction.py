@@ -34,7 +34,7 @@ class TestValues:
         assert redaction.redact_text(f"a{SECRET}b") == f"a{HIDDEN}b"
         assert redaction.redact_bytes(SECRET.encode() + line) == HIDDEN.encode() + redaction.redact_line(line)
 
-    def test_a_text_that_is_stored_wrapped_is_redacted_too(self, tmp_path: Path) -> None:
+    def test_wrapped_stored_text_is_redacted(self, tmp_path: Path) -> None:
         redaction = Redaction([SECRET], hook=lambda text: text.replace("Ada", "[name]"))
         with RunFolder.create(tmp_path / "run", RunHeader(task_name="t"), redaction) as store:
             store.append_episode(make_episode(text=f"\ud800 Ada has {SECRET}"))
@@ -98,7 +98,7 @@ class TestKnownSecrets:
         assert {"pass%2Fword", "pass/word", "p@ssw0rd", "in-the-task"} <= found
         assert not found & {"8080/a:b", "me", "b"}
 
-    def test_a_value_under_a_secret_like_key_is_hidden_whatever_its_kind(self) -> None:
+    def test_value_of_any_type_under_a_secret_like_key_is_hidden(self) -> None:
         given = {"api_key": 12, "tokens": 5, "inner": [{"password": ["a"]}], "secret": None}
         hidden = {"api_key": HIDDEN, "tokens": 5, "inner": [{"password": HIDDEN}], "secret": None}
         assert without_secrets(given) == hidden

@@ -288,7 +288,7 @@ async def test_names_of_a_problem_are_plain_words(monkeypatch: pytest.MonkeyPatc
             await AlfworldResource().setup({"problem": {**good, "things": [{**thing, **changes}]}})
 
 
-async def test_a_published_game_lies_below_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_published_game_is_below_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "game.tw-pddl").write_text("{}")
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "data"))

@@ -26,7 +26,7 @@ from reward_kit.typed_interface import reward_spec
 from tests.agent.resources import Counter, call, task_of, text
 
 
-class Bases(Counter):
+class BaseCounter(Counter):
     """A resource that counts group bases, which are set up and not forked: now open, and at most."""
 
     open_bases: set = set()  # noqa: RUF012 - shared on purpose
@@ -35,7 +35,7 @@ class Bases(Counter):
     async def setup(self, config):
         await super().setup(config)
         self.open_bases.add(self)
-        Bases.setups, Bases.most = Bases.setups + 1, max(Bases.most, len(self.open_bases))
+        BaseCounter.setups, BaseCounter.most = BaseCounter.setups + 1, max(BaseCounter.most, len(self.open_bases))
 
     async def close(self):
         await super().close()
@@ -44,14 +44,14 @@ class Bases(Counter):
 
 @pytest.fixture(autouse=True)
 def no_resource_is_open():
-    Counter.open_worlds.clear()
-    Bases.open_bases.clear()
-    Bases.setups = Bases.most = 0
+    Counter.open_instances.clear()
+    BaseCounter.open_bases.clear()
+    BaseCounter.setups = BaseCounter.most = 0
     yield
-    assert not Counter.open_worlds
+    assert not Counter.open_instances
 
 
-WORLD = f"{__name__}:Bases"
+COUNTER = f"{__name__}:BaseCounter"
 
 
 async def one(messages):
@@ -62,7 +62,7 @@ async def broken(messages):
     raise ValueError("no score")
 
 
-class Closes(ScriptedPolicy):
+class CloseCountingPolicy(ScriptedPolicy):
     """A policy that counts how often it, rather than a session, is closed."""
 
     closed = 0
@@ -88,7 +88,7 @@ def plan_of(
     return RunPlan(definition, [NamedPolicy("p", acting)], chosen, rollouts, seed, max_concurrency, scored_by)
 
 
-class Told:
+class RecordingListener:
     """A listener that records its notifications in order."""
 
     def __init__(self) -> None:
@@ -125,15 +125,15 @@ def scored_ids(path: Path) -> list[str]:
 
 class TestGroups:
     async def test_group_resource_is_set_up_once_and_closed_before_the_next_group(self, tmp_path: Path) -> None:
-        run = await run_in(tmp_path / "run", plan_of([call(), text("x")], resource_type=WORLD, max_concurrency=1))
+        run = await run_in(tmp_path / "run", plan_of([call(), text("x")], resource_type=COUNTER, max_concurrency=1))
         assert len(run.rows) == 6
-        assert (Bases.setups, Bases.most) == (3, 1)
+        assert (BaseCounter.setups, BaseCounter.most) == (3, 1)
 
     @pytest.mark.parametrize("script", [[call("crash")], lambda *_: None], ids=["a broken world", "a broken policy"])
     async def test_group_resources_are_closed_if_every_episode_fails(self, tmp_path: Path, script: Any) -> None:
-        run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(script), resource_type=WORLD))
+        run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(script), resource_type=COUNTER))
         assert all(row.error_class == "crash" for row in run.rows.values())
-        assert Bases.setups == 3 and not Bases.open_bases
+        assert BaseCounter.setups == 3 and not BaseCounter.open_bases
 
     async def test_group_resources_are_closed_if_the_run_is_cancelled(self, tmp_path: Path) -> None:
         control = Control()
@@ -142,19 +142,19 @@ class TestGroups:
             control.scope.cancel()
             await anyio.sleep_forever()
 
-        policy = Closes(act)
-        run = await run_in(tmp_path / "run", plan_of(policy, resource_type=WORLD), control=control)
-        assert not run.rows and Bases.setups > 0 and not Bases.open_bases
+        policy = CloseCountingPolicy(act)
+        run = await run_in(tmp_path / "run", plan_of(policy, resource_type=COUNTER), control=control)
+        assert not run.rows and BaseCounter.setups > 0 and not BaseCounter.open_bases
         assert policy.closed == 1
         assert status(tmp_path / "run") == "interrupted"
 
     async def test_resumed_group_runs_only_its_missing_episodes(self, tmp_path: Path) -> None:
-        fields = {"samples": 2, "resource_type": WORLD, "on_text": "end", "max_concurrency": 1}
+        fields = {"samples": 2, "resource_type": COUNTER, "on_text": "end", "max_concurrency": 1}
         await run_in(tmp_path / "run", plan_of([text("x")], rollouts=1, **fields))
-        Bases.setups = Bases.most = 0
+        BaseCounter.setups = BaseCounter.most = 0
         await run_in(tmp_path / "run", plan_of([text("x")], rollouts=3, **fields))
         assert len(list(read_episodes(tmp_path / "run"))) == 6
-        assert (Bases.setups, Bases.most) == (2, 1)
+        assert (BaseCounter.setups, BaseCounter.most) == (2, 1)
 
 
 class TestOverlap:
@@ -183,15 +183,15 @@ class TestOverlap:
             await all_collected.wait()
             return {"score": 1.0}
 
-        class Watch(Told):
+        class Watch(RecordingListener):
             def episode_stopped(self, row: EpisodeRow) -> None:
                 super().episode_stopped(row)
                 if len(self.events) == 6:
                     all_collected.set()
 
-        told = Watch()
-        await run_in(tmp_path / "run", plan_of([text("x")], reward=reward, max_concurrency=1), listener=told)
-        assert [kind for kind, _ in told.events] == ["stopped"] * 6 + ["scored"] * 6
+        listener = Watch()
+        await run_in(tmp_path / "run", plan_of([text("x")], reward=reward, max_concurrency=1), listener=listener)
+        assert [kind for kind, _ in listener.events] == ["stopped"] * 6 + ["scored"] * 6
 
     async def test_scoring_progress_is_shown(self, tmp_path: Path) -> None:
         seen: list[Any] = []
@@ -208,11 +208,11 @@ class TestOverlap:
         assert run.scoring is not None and (run.scoring.done, run.scoring.pending) == (6, 0)
 
     async def test_every_episode_is_reported_once_before_its_score(self, tmp_path: Path) -> None:
-        told = Told()
-        run = await run_in(tmp_path / "run", plan_of([text("x")], max_concurrency=3), listener=told)
-        assert len(told.events) == len(set(told.events)) == 12
+        listener = RecordingListener()
+        run = await run_in(tmp_path / "run", plan_of([text("x")], max_concurrency=3), listener=listener)
+        assert len(listener.events) == len(set(listener.events)) == 12
         for rollout_id in run.rows:
-            assert told.events.index(("stopped", rollout_id)) < told.events.index(("scored", rollout_id))
+            assert listener.events.index(("stopped", rollout_id)) < listener.events.index(("scored", rollout_id))
         written = [record["rollout_id"] for record in read_episodes(tmp_path / "run")]
         assert sorted(written) == sorted(scored_ids(tmp_path / "run")) == sorted(run.rows)
 
@@ -246,7 +246,7 @@ class TestResume:
             acted.append(1)
             return text("x")
 
-        told = Told()
+        told = RecordingListener()
         again = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act)), listener=told)
         assert len(acted) == 2
         assert again.rows.keys() == whole.rows.keys()
@@ -270,7 +270,7 @@ class TestResume:
         async def total(messages: Any, state: Any) -> Any:
             return {"score": float(state["total"])}
 
-        fields = {"resource_type": WORLD, "on_text": "end"}
+        fields = {"resource_type": COUNTER, "on_text": "end"}
         await run_in(tmp_path / "run", plan_of([call(by=3), text("x")], reward=None, **fields))
         run = await run_in(tmp_path / "run", plan_of([], reward=total, **fields))
         assert {row.score for row in run.rows.values()} == {3.0}
@@ -384,7 +384,7 @@ class TestRunLimits:
     async def test_no_step_is_taken_after_the_budget_is_used_up(
         self, tmp_path: Path, limits: dict[str, float], said: str
     ) -> None:
-        fields = {"resource_type": WORLD, "max_episode_steps": 3, "reward": None, "max_concurrency": 1}
+        fields = {"resource_type": COUNTER, "max_episode_steps": 3, "reward": None, "max_concurrency": 1}
         control, path = Control(), tmp_path / "run"
         plan = plan_of(spends(10, 0.1), **fields, run_limits=limits)
         run = await run_in(path, plan, control=control)
@@ -470,14 +470,14 @@ class TestEnd:
         found = []
         for slots in (1, 7):
             path = tmp_path / f"run-{slots}"
-            plan = plan_of([call(), text("x")], max_concurrency=slots, resource_type=WORLD, on_text="end")
+            plan = plan_of([call(), text("x")], max_concurrency=slots, resource_type=COUNTER, on_text="end")
             await run_in(path, plan)
             records = [*read_episodes(path), *read_scores(path)]
             found.append(sorted(json.dumps({**record, "timing": None}) for record in records))
         assert found[0] == found[1]
 
     async def test_the_policy_is_closed_once(self, tmp_path: Path) -> None:
-        policy = Closes([text("x")])
+        policy = CloseCountingPolicy([text("x")])
         await run_in(tmp_path / "run", plan_of(policy))
         assert policy.closed == 1
 

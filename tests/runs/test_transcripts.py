@@ -140,7 +140,7 @@ class TestRefusals:
             read(tmp_path, {"messages": [USER, {"content": "x"}]})
 
 
-def test_a_csv_cell_holds_the_messages_as_json(tmp_path: Path) -> None:
+def test_csv_cell_contains_the_messages_as_json(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([["id", "messages"], ["a", json.dumps([USER, ANSWER])]])

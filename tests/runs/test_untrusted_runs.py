@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         {"sha256": "a\x1b[2J"},
     ],
 )
-def test_the_name_of_a_final_state_leads_nowhere_else(received: Path, tmp_path: Path, stored: dict[str, str]) -> None:
+def test_final_state_name_cannot_leave_the_folder(received: Path, tmp_path: Path, stored: dict[str, str]) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret.json").write_text("private")
@@ -89,7 +89,7 @@ def test_link_instead_of_a_state_is_not_followed(received: Path, tmp_path: Path)
         load_episode(received, line)
 
 
-def test_a_state_of_an_untrusted_kind_is_not_written() -> None:
+def test_path_like_state_kind_is_rejected() -> None:
     digest = hashlib.sha256(PAYLOAD).hexdigest()
     assert state_name({"kind": "json", "sha256": digest}) == f"{digest}.json"
     for kind in ("", "../x", "a/b", "a\0", "x" * 65, "."):
@@ -110,7 +110,7 @@ def replaced_by_link(run: Path, name: str, target: Path) -> None:
 
 @pytest.mark.parametrize("name", [*ENTRIES, *FOLDERS])
 @pytest.mark.parametrize("is_relative", [False, True])
-def test_nothing_is_read_or_written_through_a_link_that_leads_out(
+def test_links_out_of_the_folder_are_neither_read_nor_written(
     received: Path, tmp_path: Path, name: str, is_relative: bool
 ) -> None:
     outside = tmp_path / "outside"
@@ -142,7 +142,7 @@ def _trained(run: Path) -> RunFolder:
         ("check", "RUN"),
     ],
 )
-def test_commands_refuse_a_run_whose_episodes_are_a_link(
+def test_commands_reject_a_run_whose_episodes_are_a_link(
     received: Path, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     other = make_run(tmp_path, [episode("b", ["s0"])], [])
@@ -190,7 +190,7 @@ class TestRemoving:
         assert done.returncode == 0, done.stderr
         assert not received.exists() and (kept / "file").read_text() == "mine"
 
-    def test_a_run_that_is_a_link_itself_stays(self, received: Path, tmp_path: Path) -> None:
+    def test_symlinked_run_is_not_deleted(self, received: Path, tmp_path: Path) -> None:
         moved = received.rename(tmp_path / "moved")
         received.symlink_to(moved)
         (run,) = stored_runs(tmp_path / "runs")
@@ -199,7 +199,7 @@ class TestRemoving:
         assert (moved / "run.json").is_file() and received.is_symlink()
 
 
-def test_the_log_of_a_run_that_is_refused_is_not_begun(received: Path, tmp_path: Path) -> None:
+def test_rejected_run_has_no_log(received: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("mine\n")
     (received / "run.log").symlink_to(tmp_path / "elsewhere")
     store = RunFolder(received)
@@ -209,7 +209,7 @@ def test_the_log_of_a_run_that_is_refused_is_not_begun(received: Path, tmp_path:
 
 
 @pytest.mark.parametrize("rollout_id", ["../../etc/passwd", "/etc/passwd", "a/b\\c", "..", "%2e%2e%2f", "x\x1b[2J", ""])
-def test_an_id_that_is_a_path_is_only_a_name(tmp_path: Path, rollout_id: str) -> None:
+def test_path_like_id_is_treated_as_a_name(tmp_path: Path, rollout_id: str) -> None:
     project = Project(tmp_path)
     (tmp_path / "runs").mkdir()
     made = episode(rollout_id, ["s0", "s1"], group=rollout_id)

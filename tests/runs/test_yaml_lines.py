@@ -163,14 +163,14 @@ LIMITED = {
 
 
 @pytest.mark.parametrize(("text", "message"), LIMITED.values(), ids=LIMITED)
-def test_a_hostile_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_hostile_file_is_rejected_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         located(tmp_path, text)
     assert str(raised.value).startswith(f"{tmp_path / 'task.yaml'}{message}")
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
 
 
-def test_more_values_than_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_values_than_the_limit_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reward_kit.limited_yaml.YAML_VALUES", 100)
     with pytest.raises(ConfigError, match=r"task\.yaml:100: the file has more than 100 values"):
         located(tmp_path, "- 1\n" * 200)

@@ -71,7 +71,7 @@ async def test_questions_after_the_child_exits_fail_with_the_same_kind(sandbox):
     assert [outcome.kind for outcome in outcomes] == ["ok", "no_result", "no_result"]
 
 
-async def test_open_files_do_not_end_the_child_and_an_exit_between_questions_fails(sandbox):
+async def test_open_files_are_harmless_and_an_exit_between_requests_fails(sandbox):
     """Open files and threads are harmless; an exit between requests is a failure."""
     leaves_open = "globals().setdefault('kept', []).append(open('/dev/null'))\nreturn x"
     assert [outcome.value for outcome in await sandbox.ask(plain(leaves_open), [1, 2, 3], limits=QUICK)] == [1, 2, 3]
@@ -294,7 +294,7 @@ def solve(x):
     assert (await sandbox.call(program, 1, level="warm")).value == 1, "a new worker"
 
 
-async def test_a_cancelled_call_leaves_no_process_and_a_working_sandbox(sandbox):
+async def test_cancelled_call_leaves_no_process_and_a_working_sandbox(sandbox):
     for level in ("isolated", "warm"):
         call = asyncio.create_task(run(sandbox, "time.sleep(60)", level=level, limits=Limits(wall_s=70)))
         await asyncio.sleep(0.15)

@@ -58,7 +58,7 @@ def test_host_evidence_is_classified(known, kind, failure_class, word):
         ("result_size", "result_kb"),
     ],
 )
-def test_exceeded_limit_message_says_how_to_raise_the_limit(kind, limit):
+def test_exceeded_limit_message_explains_how_to_raise_the_limit(kind, limit):
     assert f"raise limits.{limit}" in judged_error(kind).failure.message
     assert judged_error(kind).failure.failure_class == "limit"
 

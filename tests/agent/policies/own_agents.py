@@ -64,11 +64,11 @@ async def loop(task: AgentTask, base_url: str) -> None:
     async with client_of(base_url) as client:
         while True:
             reply = await client.chat.completions.create(model=task.model, messages=messages, tools=task.tools)
-            said = reply.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls:
+            reply_message = reply.choices[0].message
+            messages.append(reply_message.model_dump(exclude_none=True))
+            if not reply_message.tool_calls:
                 return
-            for call in said.tool_calls:
+            for call in reply_message.tool_calls:
                 text = await task.call_tool(call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
 
@@ -83,14 +83,18 @@ async def streaming_loop(task: AgentTask, base_url: str) -> None:
             ) as stream:
                 final = await stream.get_final_completion()
             assert final.usage is not None and final.usage.total_tokens == 18
-            said = final.choices[0].message
+            reply_message = final.choices[0].message
             messages.append(
-                said.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
-                | ({"tool_calls": [plain(call) for call in said.tool_calls]} if said.tool_calls else {})
+                reply_message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
+                | (
+                    {"tool_calls": [plain(call) for call in reply_message.tool_calls]}
+                    if reply_message.tool_calls
+                    else {}
+                )
             )
-            if not said.tool_calls:
+            if not reply_message.tool_calls:
                 return
-            for call in said.tool_calls:
+            for call in reply_message.tool_calls:
                 text = await task.call_tool(call.function.name, json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
 
@@ -109,11 +113,11 @@ def threaded_loop(task: AgentTask, base_url: str) -> str:
     with OpenAI(base_url=base_url, api_key="any", max_retries=0) as client:
         while True:
             reply = client.chat.completions.create(model="any", messages=messages, tools=task.tools)
-            said = reply.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls:
-                return said.content or ""
-            for call in said.tool_calls:
+            reply_message = reply.choices[0].message
+            messages.append(reply_message.model_dump(exclude_none=True))
+            if not reply_message.tool_calls:
+                return reply_message.content or ""
+            for call in reply_message.tool_calls:
                 text = task.call_tool(call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
 
@@ -125,11 +129,11 @@ async def bare_loop(task: AgentTask, base_url: str) -> None:
         while True:
             body = {"messages": messages, "tools": task.tools}
             async with http.post(f"{base_url}/chat/completions", json=body) as response:
-                said = (await response.json())["choices"][0]["message"]
-            messages.append(said)
-            if not said.get("tool_calls"):
+                payload = (await response.json())["choices"][0]["message"]
+            messages.append(payload)
+            if not payload.get("tool_calls"):
                 return
-            for call in said["tool_calls"]:
+            for call in payload["tool_calls"]:
                 text = await task.call_tool(call["function"]["name"], call["function"]["arguments"])
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
 

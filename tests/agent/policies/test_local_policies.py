@@ -15,7 +15,7 @@ from reward_kit.agent.policy_interface import EpisodeContext, PolicyOutput
 from reward_kit.environments.base import tool_spec
 from reward_kit.errors import PolicyError
 from reward_kit.models import Message
-from tests.agent.resources import WORLD, Counter, call, collected, failure, reason, text
+from tests.agent.resources import COUNTER, Counter, call, collected, failure, reason, text
 
 MOVE = tool_spec(
     "move",
@@ -91,7 +91,7 @@ class TestRandom:
 
 class TestExpert:
     async def test_expert_acts_until_no_action_is_left(self):
-        episode = await collected(ExpertPolicy(), resource_type=WORLD)
+        episode = await collected(ExpertPolicy(), resource_type=COUNTER)
         assert reason(episode) == "terminate_action"
         assert episode.get_rewards() == [1.0, 1.0, 0.0]
 

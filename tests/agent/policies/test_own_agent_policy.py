@@ -24,7 +24,7 @@ from tests.agent.policies.own_agents import (
     streaming_loop,
     threaded_loop,
 )
-from tests.agent.resources import WORLD, failure, reason
+from tests.agent.resources import COUNTER, failure, reason
 from tests.chat_server import Behavior, answer, tool_calls
 
 
@@ -84,7 +84,7 @@ async def test_policy_options_override_those_of_the_agent() -> None:
 
 
 async def test_tool_calls_of_the_agent_step_the_resource() -> None:
-    episode, _ = await collect([COUNT, COUNT, answer("4")], loop, tools=None, resource_type=WORLD)
+    episode, _ = await collect([COUNT, COUNT, answer("4")], loop, tools=None, resource_type=COUNTER)
     assert list(episode.get_rewards()) == [2.0, 2.0, 0.0]
     assert episode.get_infos(2)["state_key"] == "count 4"
     assert episode.custom_data["final_state"]["payload"] == b'{"total":4}'
@@ -144,7 +144,7 @@ async def test_agent_without_model_requests_is_one_step() -> None:
     async def agent(task: AgentTask, base_url: str) -> str:
         return await task.call_tool("add", {"by": 3})
 
-    episode, server = await collect([], agent, tools=None, resource_type=WORLD)
+    episode, server = await collect([], agent, tools=None, resource_type=COUNTER)
     assert server.requests == [] and list(episode.get_rewards()) == [3.0]
     assert shown(episode)[-2:] == [("user", "the count is 3"), ("assistant", "the count is 3")]
     assert reason(episode) == "terminate_action"

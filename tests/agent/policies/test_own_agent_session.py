@@ -31,7 +31,7 @@ from tests.agent.policies.own_agents import (
     task_of,
     threaded_loop,
 )
-from tests.agent.resources import WORLD, failure, reason
+from tests.agent.resources import COUNTER, failure, reason
 from tests.chat_server import Behavior, answer, slow, status, tool_calls
 
 
@@ -49,7 +49,7 @@ async def test_end_of_the_environment_ends_the_agent() -> None:
                 await task.call_tool("add")
 
     script = [tool_calls([("win", {}), ("add", {})])]
-    episode, server = await collect(script, agent, tools=None, resource_type=WORLD)
+    episode, server = await collect(script, agent, tools=None, resource_type=COUNTER)
     assert shown(episode)[-2:] == [("tool", "won"), ("tool", "Not executed: the episode is over.")]
     assert (reason(episode), list(episode.get_rewards()), len(server.requests)) == ("environment_terminated", [5.0], 1)
     assert heard == ["won", "no running episode has this address"]
@@ -57,7 +57,7 @@ async def test_end_of_the_environment_ends_the_agent() -> None:
 
 async def test_thread_of_a_finished_episode_gets_an_error() -> None:
     heard: list[BaseException] = []
-    told = threading.Event()
+    notified = threading.Event()
 
     def agent(task: AgentTask, base_url: str) -> None:
         try:
@@ -68,10 +68,10 @@ async def test_thread_of_a_finished_episode_gets_an_error() -> None:
             task.call_tool("add", {"x": 1, "y": 1})
         except EpisodeError as error:
             heard.append(error)
-        told.set()
+        notified.set()
 
     await collect(lambda _: SUM, agent, max_episode_steps=1)
-    assert await asyncio.to_thread(told.wait, 5)
+    assert await asyncio.to_thread(notified.wait, 5)
     assert ["the episode is over" in str(error) for error in heard] == [True, True]
 
 
@@ -133,7 +133,7 @@ async def test_interrupted_call_leaves_no_final_state() -> None:
         await task.call_tool("slow")
 
     limits = {"wall_time_s": 0.5}
-    episode, _ = await collect([answer("wait")], agent, tools=None, resource_type=WORLD, limits=limits)
+    episode, _ = await collect([answer("wait")], agent, tools=None, resource_type=COUNTER, limits=limits)
     assert reason(episode) == "wall_time_limit" and episode.custom_data["final_state"] is None
 
 
@@ -160,7 +160,7 @@ async def test_concurrent_call_finishes_before_the_worker_continues() -> None:
 
 
 async def test_resource_failure_in_a_call_fails_the_episode() -> None:
-    episode, _ = await collect([tool_calls([("crash", {})])], loop, tools=None, resource_type=WORLD)
+    episode, _ = await collect([tool_calls([("crash", {})])], loop, tools=None, resource_type=COUNTER)
     assert (reason(episode), failure(episode)["where"]) == ("error", "EnvironmentFailure")
     assert "the world broke" in failure(episode)["message"] and len(episode) == 1
 

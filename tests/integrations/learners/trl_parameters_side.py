@@ -178,8 +178,8 @@ def _chat_tokenizer() -> PreTrainedTokenizerBase:
 @reward_function
 def finished(messages: list[Message], environment_return: float | None, sample: Mapping[str, Any]) -> EvaluateResult:
     """Return the environment's reward, and whether the answers of the tools are present."""
-    told = [message.text for message in messages if message.role == "tool"]
-    return EvaluateResult(score=(environment_return or 0.0) / 3, reason=" | ".join(told))
+    texts = [message.text for message in messages if message.role == "tool"]
+    return EvaluateResult(score=(environment_return or 0.0) / 3, reason=" | ".join(texts))
 
 
 def environment(script: list[str]) -> dict[str, Any]:

@@ -155,12 +155,12 @@ def step(options: dict[str, Any], ours: dict[str, Any], parts: int, reward: str)
     rows, unscored = _our_rows(rollouts, reward)
     config = PPOConfig(**{"max_grad_norm": None, "max_tokens_per_micro_batch": None, **ours})
     learner = PPOLearner(learned, config, reference=reference if config.kl_coefficient else None)
-    told = learner.gradients(rows)
+    step_metrics = learner.gradients(rows)
     gradient = {name: weight.grad for name, weight in learned.named_parameters()}
     rollouts.close()
     return {
         "theirs": found,
-        "ours": {"loss": told["loss"], "gradient": gradient, "ratio_max": told["ratio_max"]},
+        "ours": {"loss": step_metrics["loss"], "gradient": gradient, "ratio_max": step_metrics["ratio_max"]},
         "unscored": unscored,
         "tokens": int(rows.batch["loss_mask"].sum()),
     }

@@ -200,7 +200,7 @@ class TestAgent:
         with pytest.raises(ConfigError, match="a batch must contain requests or episodes, got a dict"):
             ray.get(agent.compute_reward_pipeline.remote({"prompts": []}))
 
-    def test_instant_rewards_come_back_at_once(self, started: list[Any], rewards: Path) -> None:
+    def test_instant_rewards_are_returned_immediately(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(started, rewards, "digits")
         ray.get(agent.compute_reward_pipeline.remote(requests(1)))
         ray.get(agent.get.remote(1))

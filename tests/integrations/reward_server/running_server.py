@@ -33,7 +33,7 @@ class Answer(NamedTuple):
         return str(self.json()["error"]["message"])
 
 
-class Asker:
+class RawClient:
     """A client that opens a new connection for each request."""
 
     def __init__(self, address: str) -> None:
@@ -61,10 +61,10 @@ class Asker:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection on which the head of a request was sent."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
-        told = {"Host": "x", "Connection": "close", **headers}
+        all_headers = {"Host": "x", "Connection": "close", **headers}
         if key is not None:
-            told["Authorization"] = f"Bearer {key}"
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in told.items())]
+            all_headers["Authorization"] = f"Bearer {key}"
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in all_headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         return reader, writer
 
@@ -82,9 +82,11 @@ class Asker:
 
 
 @asynccontextmanager
-async def server(*rewards: Callable[..., Any], keys: tuple[str, ...] = (KEY,), **options: Any) -> AsyncIterator[Asker]:
+async def server(
+    *rewards: Callable[..., Any], keys: tuple[str, ...] = (KEY,), **options: Any
+) -> AsyncIterator[RawClient]:
     """Serve functions in this process."""
     specs = [reward_spec(reward) for reward in rewards]
     named = [NamedReward(spec.id, spec) for spec in specs]
     async with serving(named, Keys(keys), ServerOptions(**options)) as running:
-        yield Asker(running.address)
+        yield RawClient(running.address)

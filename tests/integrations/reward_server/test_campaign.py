@@ -104,8 +104,8 @@ async def test_a_thousand_requests_in_flight_to_a_server_in_another_process(runn
 
     async def one(number: int) -> bool:
         answer = await asker.score("exact", {**ROLLOUT, "rollout_id": f"r{number}", "ground_truth": str(number % 84)})
-        told = answer.json()
-        return (told["rollout_id"], told["score"]) == (f"r{number}", float(number % 84 == 42))
+        payload = answer.json()
+        return (payload["rollout_id"], payload["score"]) == (f"r{number}", float(number % 84 == 42))
 
     assert all(await asyncio.gather(*map(one, range(count))))
     figures = (await asker.get("/metrics")).body.decode()

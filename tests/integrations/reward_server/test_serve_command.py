@@ -56,10 +56,10 @@ def test_served_rewards_are_sandboxed_and_score_as_on_the_command_line(
             assert {dict(one[3])["level"] for one in here} == {"warm"}  # type: ignore[index]
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(timeout=60) == 0
-        said = running.said.read_text()
-    assert "exact: pointwise, POST http://127.0.0.1:" in said and "group: batch, POST" in said
-    assert f'-H "Authorization: Bearer ${KEY_VARIABLE}"' in said
-    assert KEY not in said and "warning" not in said and "Traceback" not in said
+        output = running.said.read_text()
+    assert "exact: pointwise, POST http://127.0.0.1:" in output and "group: batch, POST" in output
+    assert f'-H "Authorization: Bearer ${KEY_VARIABLE}"' in output
+    assert KEY not in output and "warning" not in output and "Traceback" not in output
 
 
 def test_generated_key_and_printed_example_work(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_generated_key_and_printed_example_work(tmp_path: Path) -> None:
         assert asyncio.run(ask()) == (1.0, 401)
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(timeout=60) == 0
-        said = running.said.read_text()
-    assert len(key) >= 43 and said.count(key) == 1  # where it is shown, and in no line of the log
-    assert "POST route=score reward=exact status=200 key=1" in said
-    assert "warning: 0.0.0.0 can be reached from other machines, and HTTP is not encrypted" in said
+        output = running.said.read_text()
+    assert len(key) >= 43 and output.count(key) == 1  # where it is shown, and in no line of the log
+    assert "POST route=score reward=exact status=200 key=1" in output
+    assert "warning: 0.0.0.0 can be reached from other machines, and HTTP is not encrypted" in output
 
 
 def test_lowered_limit_lowers_dependent_limits(tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ class TestRejected:
 
     def test_invalid_keys_are_rejected(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "keys.txt").write_text("good-enough-to-be-a-key\nshort\n")
-        told = refused("rewards.py:exact", "--api-key-file", "keys.txt")
-        assert told.startswith("--api-key-file keys.txt:2: the key has 5 characters")
+        message = refused("rewards.py:exact", "--api-key-file", "keys.txt")
+        assert message.startswith("--api-key-file keys.txt:2: the key has 5 characters")
         (tmp_path / "keys.txt").write_text("# none\n")
         assert "has no key" in refused("rewards.py:exact", "--api-key-file", "keys.txt")
         assert "No such file" in refused("rewards.py:exact", "--api-key-file", "nosuch.txt")
         monkeypatch.setenv("REWARD_KIT_SERVE_API_KEY", "hunter2")
-        told = refused("rewards.py:exact")
-        assert told.startswith("REWARD_KIT_SERVE_API_KEY has 7 characters") and "hunter2" not in told
+        message = refused("rewards.py:exact")
+        assert message.startswith("REWARD_KIT_SERVE_API_KEY has 7 characters") and "hunter2" not in message
 
     def test_invalid_rewards_are_rejected(self) -> None:
         here = ("--sandbox", "in_process")
@@ -142,16 +142,18 @@ class TestRejected:
         assert refused() == "Missing parameter: rewards"
 
     def test_invalid_limits_are_rejected(self) -> None:
-        told = refused("rewards.py:exact", "--max-batch", "9999")
-        assert told == "--max-batch must be at most --max-pending, 4096; raise that too"
-        told = refused("rewards.py:exact", "--max-held-mb", "1", "--max-body-mb", "2")
-        assert told == "--max-body-mb must be at most --max-held-mb, 1; raise that too"
+        message = refused("rewards.py:exact", "--max-batch", "9999")
+        assert message == "--max-batch must be at most --max-pending, 4096; raise that too"
+        message = refused("rewards.py:exact", "--max-held-mb", "1", "--max-body-mb", "2")
+        assert message == "--max-body-mb must be at most --max-held-mb, 1; raise that too"
         assert "'nan' is not a finite number" in refused("rewards.py:exact", "--deadline", "nan")
 
     def test_option_of_no_served_reward_is_rejected(self) -> None:
         here = ("rewards.py:scaled", "again=rewards.py:scaled", "--sandbox", "in_process")
-        told = refused(*here, "-O", "factor=2")
-        assert told == "-O factor: with several rewards, prefix each option with the reward's name: scaled. or again."
+        message = refused(*here, "-O", "factor=2")
+        assert (
+            message == "-O factor: with several rewards, prefix each option with the reward's name: scaled. or again."
+        )
         assert "has no option 'factr'; did you mean 'factor'?" in refused(here[0], *here[2:], "-O", "factr=2")
 
     def test_option_applies_to_the_named_reward(self, tmp_path: Path) -> None:

@@ -107,9 +107,9 @@ async def test_rejected_call_is_reported_to_the_model(task_file: Path) -> None:
     ]
     async with ChatServer(script) as server:
         (trace,) = await rollouts(server, task_of(task_file))
-    told = [message.content for message in trace.tool_messages]
-    assert "sideways" in told[0]
-    assert told[1:] == ["8", "20"]
+    texts = [message.content for message in trace.tool_messages]
+    assert "sideways" in texts[0]
+    assert texts[1:] == ["8", "20"]
     assert (trace.ok, trace.reward) == (True, 0.0)
 
 
@@ -146,8 +146,8 @@ class Unreadable(SokobanResource):
 
 async def test_unreadable_final_state_is_an_error() -> None:
     state = ResourceState()
-    world = Unreadable()
-    await _record(state, Execution(messages=[], reward=1.0), world, 5.0)
+    resource = Unreadable()
+    await _record(state, Execution(messages=[], reward=1.0), resource, 5.0)
     assert state.failure == "crash: final_state of Unreadable: OSError: no state"
     assert state.rewards == [1.0]
 

@@ -24,9 +24,9 @@ def test_exported_batch_has_equal_loss_and_gradient_in_the_verl_engine() -> None
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["rows"] > 8 and told["logprobs"] < 1e-5
-    for verls, ours in (told["loss"], told["norm"]):
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert output["rows"] > 8 and output["logprobs"] < 1e-5
+    for verls, ours in (output["loss"], output["norm"]):
         assert verls == pytest.approx(ours, rel=1e-5) != 0.0
     # After one step of its optimizer the policy does more of what was good.
-    assert told["moved_towards_advantages"] > 0.1
+    assert output["moved_towards_advantages"] > 0.1

@@ -33,8 +33,8 @@ def make_training(folder: Path, lines: Iterable[tuple[int, Figures]], **header: 
     config = {"updates": 10, "ppo": {"lr": 0.001}} | header.pop("config", {})
     training = {"train_path": "/train.yaml", "config": config, "updates": 0}
     timing = RunTiming(started_at=BEGAN, worked_s=9.0)
-    told = {"task_name": "lakes", "status": "complete", "timing": timing, "training": training, **header}
-    (run / "run.json").write_bytes(RunHeader(**told).to_bytes())
+    full_header = {"task_name": "lakes", "status": "complete", "timing": timing, "training": training, **header}
+    (run / "run.json").write_bytes(RunHeader(**full_header).to_bytes())
     texts = [json.dumps({"update": number, "at": BEGAN.isoformat(), **figures}) + "\n" for number, figures in lines]
     (run / "metrics.jsonl").write_text("".join(texts))
     return run

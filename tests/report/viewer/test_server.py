@@ -14,7 +14,7 @@ import pytest
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import RunHeader
 from tests.report.run_factory import Parsed, episode, make_run, page_of, random_run, score
-from tests.report.viewer.served_viewer import Visitor, visiting
+from tests.report.viewer.served_viewer import ViewerClient, visiting
 
 
 def add(run: Path, kind: str, *lines: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def ids(rows: list[list[Any]]) -> set[str]:
     return {row[0] for row in rows}
 
 
-async def page_at(visitor: Visitor, path: str) -> Parsed:
+async def page_at(visitor: ViewerClient, path: str) -> Parsed:
     answer = await visitor.get(path)
     assert answer.status == 200, answer
     return Parsed(answer.body)
@@ -166,14 +166,14 @@ async def test_runs_page_receives_changed_rows(tmp_path: Path, tmp_path_factory:
         async with visitor.events(f"/events?since={mark}") as events:
             shutil.copytree(tmp_path / "run", aside / "other")
             (aside / "other").rename(tmp_path / "other")  # at once, as a look in between would tell of a part
-            told = await next_of(events, "rows")
-            assert [row[0] for row in told["changed"]] == [["other", "./other/"]] and set(told["all"]) == {
+            output = await next_of(events, "rows")
+            assert [row[0] for row in output["changed"]] == [["other", "./other/"]] and set(output["all"]) == {
                 "run",
                 "other",
             }
             (tmp_path / "run").rename(aside / "run")
-            told = await next_of(events, "rows")
-            assert (told["changed"], told["all"]) == ([], ["other"])
+            output = await next_of(events, "rows")
+            assert (output["changed"], output["all"]) == ([], ["other"])
         async with visitor.events("/events?since=999") as events:
             assert await next_of(events, "reload") == {}
 
@@ -247,7 +247,7 @@ async def test_posted_label_is_stored_shown_and_sent_to_other_pages(tmp_path: Pa
     assert static.tables["labels"]["a"] == {"episode": {"value": "pass", "note": "<b>good</b>"}}
 
 
-async def mark_of(visitor: Visitor) -> str:
+async def mark_of(visitor: ViewerClient) -> str:
     return mark_in((await visitor.get("/run/")).body)
 
 
@@ -264,7 +264,7 @@ async def mark_of(visitor: Visitor) -> str:
         (b'{"rollout_id": "a", "label": "pass", "note": "' + b"x" * 70_000 + b'"}', 413, ""),
     ],
 )
-async def test_invalid_label_is_refused(tmp_path: Path, body: bytes, status: int, message: str) -> None:
+async def test_invalid_label_is_rejected(tmp_path: Path, body: bytes, status: int, message: str) -> None:
     run = make_run(tmp_path, [episode("a")], [])
     async with visiting(tmp_path) as visitor:
         answer = await visitor.post("/run/labels", body)

@@ -138,8 +138,8 @@ def test_episode_lines_of_a_large_group_are_the_surrounding_part(tmp_path: Path)
     watch = WatchedRun(run)
     watch.poll_all()
     size, first, lines = watch.episode_lines("r100")
-    told = [json.loads(one.episode)["rollout_id"] for one in lines]
-    assert (size, first, told) == (150, 64, [f"r{n:03}" for n in range(64, 128)])
+    ids = [json.loads(one.episode)["rollout_id"] for one in lines]
+    assert (size, first, ids) == (150, 64, [f"r{n:03}" for n in range(64, 128)])
     assert watch.group_lines("x-p").first == 0
 
 

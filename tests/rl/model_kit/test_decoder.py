@@ -113,7 +113,7 @@ def test_mlps_are_eight_thirds_wide_by_default() -> None:
         ({"context": 0}, "context must be at least 1"),
     ],
 )
-def test_impossible_sizes_are_refused(wrong: dict[str, int], message: str) -> None:
+def test_impossible_sizes_are_rejected(wrong: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_decoder(TOKENIZER, **{**SIZES, **wrong})
 
@@ -153,7 +153,7 @@ def test_a_failed_save_leaves_the_old_model(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text("{}")

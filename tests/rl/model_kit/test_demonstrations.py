@@ -45,10 +45,10 @@ async def test_an_action_is_written_in_the_models_format(action_format: str, wri
 
 async def test_rows_mask_only_the_actions() -> None:
     episodes = await walks(2)
-    told = Demonstrations(BYTES, action_format="bare")(episodes, TOOLS)
-    rows = build_rows(told, pad_token_id=BYTES.pad_token_id)
+    demonstrated = Demonstrations(BYTES, action_format="bare")(episodes, TOOLS)
+    rows = build_rows(demonstrated, pad_token_id=BYTES.pad_token_id)
     assert len(rows) == 2
-    for row, episode in zip(rows, told, strict=True):
+    for row, episode in zip(rows, demonstrated, strict=True):
         assert row.batch["loss_mask"].sum() == 0  # no advantages: supervised training reads action_mask
         text = BYTES.decode(row.batch["input_ids"][row.batch["action_mask"] == 1])
         done = [episode.get_actions(step)["arguments"]["action"] for step in range(len(episode))]

@@ -226,19 +226,19 @@ def test_invalid_options_are_rejected() -> None:
         fit(a_model(), TokenBatch(batch, {}, ROWS.meta_info), SFTConfig())
 
 
-async def test_a_model_learns_to_walk_as_the_expert_does() -> None:
+async def test_model_learns_the_actions_of_the_expert() -> None:
     episodes = await walks(1)
     tokenizer = tokenizer_of(episodes)
     settings = {"action_format": "bare", "tools_in_prompt": False}
-    told = Demonstrations(tokenizer, **settings)(episodes, TOOLS)
-    rows = build_rows(told, pad_token_id=tokenizer.pad_token_id)
+    demonstrated = Demonstrations(tokenizer, **settings)(episodes, TOOLS)
+    rows = build_rows(demonstrated, pad_token_id=tokenizer.pad_token_id)
     model = build_decoder(tokenizer, layers=2, width=32, heads=2, context=512)
     fit(model, rows, SFTConfig(epochs=60, lr=1e-2))
     policy = HFAgentPolicy(model, tokenizer, temperature=0.0, max_new_tokens=4, **settings)
     (walk,) = await walks(1, policy)
     await policy.close()
     assert walk.get_return() == 1.0
-    assert list(walk.tokens.ids) == list(told[0].tokens.ids)
+    assert list(walk.tokens.ids) == list(demonstrated[0].tokens.ids)
 
 
 def test_test_rows_fit_the_vocabulary() -> None:

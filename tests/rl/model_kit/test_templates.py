@@ -109,7 +109,7 @@ def test_terse_template_output() -> None:
     assert layout.keeps([{"role": "user", "content": "a"}], [chat[3]], NO_TOOLS, reasons=False)
 
 
-def test_an_unknown_role_is_refused() -> None:
+def test_unknown_role_is_rejected() -> None:
     for tokenizer in (TOKENIZER, TERSE):
         with pytest.raises(TemplateError, match="got judge"):
             tokenizer.apply_chat_template([{"role": "judge", "content": "x"}], tokenize=False)

@@ -146,7 +146,7 @@ def test_tokenizer_is_saved_and_loaded(tokenizer: object, tmp_path: Path) -> Non
     )
 
 
-def test_the_same_texts_give_the_same_ids() -> None:
+def test_equal_texts_give_equal_ids() -> None:
     assert build_tokenizer(HOUSE, units=THINGS).get_vocab() == WORDS.get_vocab()
 
 

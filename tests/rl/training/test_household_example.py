@@ -92,10 +92,10 @@ def test_report_depends_only_on_the_results(
     start = {"arm": "warm start", "held_out": {"1.0": [0.5, 0.5], "0.5": [0.7], "0.0": [0.75]}}
     (tmp_path / "before.json").write_text(json.dumps(start))
     campaign.report(campaign.all_results(tmp_path), tmp_path / "curves.svg")
-    said = capsys.readouterr().out
-    assert "| GiGPO | 0.810 (0.800 0.810 0.820) | 0.810 | 0.810 | 0.635 | 60 |" in said
+    output = capsys.readouterr().out
+    assert "| GiGPO | 0.810 (0.800 0.810 0.820) | 0.810 | 0.810 | 0.635 | 60 |" in output
     # The halves: 4.303 · 0.01 / √3 of the seeds, and 1.960 · √(0.5 · 0.5 / 512) of the start.
-    assert "| GiGPO | after − before, T=1 | +0.310 * | +0.260 to +0.360 |" in said
-    assert "| GiGPO | after at T=1 − before at its best, T=0.0 | +0.060 * | +0.001 to +0.119 |" in said
-    assert "| GiGPO − GRPO | after, T=1 | +0.100 * | +0.100 to +0.100 |" in said
+    assert "| GiGPO | after − before, T=1 | +0.310 * | +0.260 to +0.360 |" in output
+    assert "| GiGPO | after at T=1 − before at its best, T=0.0 | +0.060 * | +0.001 to +0.119 |" in output
+    assert "| GiGPO − GRPO | after, T=1 | +0.100 * | +0.100 to +0.100 |" in output
     assert (tmp_path / "curves.svg").read_text().count("<polyline") >= 6

@@ -41,7 +41,7 @@ async def test_a_kept_episode_has_its_score_and_the_credit_of_its_steps(tmp_path
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05])
-async def test_ratios_say_how_the_update_changed_each_sampled_token(tmp_path: Path, rate: float) -> None:
+async def test_ratios_compare_sampled_tokens_before_and_after_the_update(tmp_path: Path, rate: float) -> None:
     ppo = {"lr": rate, "epochs": 2, "minibatches": 2}
     path = lake_folder(tmp_path, updates=1, evaluation=None, logs={"episodes_every": 1}, ppo=ppo)
     await trained(path, tmp_path / "run")
@@ -102,7 +102,7 @@ async def test_kept_episodes_can_be_rescored_with_their_final_states(tmp_path: P
 SECRET = "sk-a-long-secret-0123456789"
 
 
-def test_a_line_has_no_secret_not_even_in_its_final_state(tmp_path: Path) -> None:
+def test_stored_line_and_final_state_contain_no_secret(tmp_path: Path) -> None:
     episode = make_episode(text=f"the key is {SECRET}")
     payload = json.dumps({"note": SECRET}).encode()
     episode.custom_data["final_state"] = {"kind": "json", "payload": payload}

@@ -129,7 +129,7 @@ def test_task_can_be_a_separate_file_with_overrides(tmp_path: Path) -> None:
 
 
 class TestHeldOut:
-    def test_samples_that_are_held_out_are_not_trained_on_and_are_drawn_by_the_seed(self, tmp_path: Path) -> None:
+    def test_held_out_samples_are_drawn_by_the_seed_and_not_trained_on(self, tmp_path: Path) -> None:
         path = lake_folder(tmp_path, evaluation={"hold_out": 2})
         drawn = set()
         for seed in range(8):
@@ -155,7 +155,7 @@ class TestHeldOut:
         assert plan.held_out.task.definition.name == "hard" and len(plan.samples) == 4
 
 
-def test_a_change_of_any_file_or_override_shows_in_the_digests(tmp_path: Path) -> None:
+def test_every_changed_file_or_override_changes_the_digests(tmp_path: Path) -> None:
     path = lake_folder(tmp_path)
     before = load_plan(path).digests
     assert load_plan(path).digests == before

@@ -63,7 +63,7 @@ async def test_updates_after_the_last_checkpoint_are_repeated_and_logged_once(tm
     assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "straight"))
 
 
-async def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+async def test_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, updates=1, evaluation=None)
     await trained(path, tmp_path / "run")
     policy = tmp_path / "policy.py"

@@ -26,7 +26,7 @@ def lake_with_user(folder: Path, **user: Any) -> Path:
 
 
 @pytest.mark.parametrize("is_override", [True, False], ids=["by -T", "in the file"])
-def test_a_password_in_a_url_is_in_no_file(tmp_path: Path, is_override: bool) -> None:
+def test_password_in_a_url_is_written_to_no_file(tmp_path: Path, is_override: bool) -> None:
     path = lake_with_user(tmp_path, **({} if is_override else {"base_url": URL}))
     plan = load_plan(path, {"task.user.base_url": URL} if is_override else {})
     run = tmp_path / "run"
@@ -53,7 +53,7 @@ def test_secrets_of_the_evaluation_task_are_redacted(tmp_path: Path) -> None:
     assert load_plan(path).redaction.redact_text(URL) == HIDDEN_URL
 
 
-def test_a_hook_that_cannot_be_loaded_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_unloadable_hook_is_rejected_with_its_location(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, task={**TRAIN["task"], "redact": "privacy.py:blot"})
     with pytest.raises(ConfigError, match=r"train\.yaml:\d+: (task\.)?redact: .*privacy\.py"):
         load_plan(path)

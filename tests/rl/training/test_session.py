@@ -84,7 +84,7 @@ async def test_fully_unscored_batch_fails_the_run_with_the_reason(tmp_path: Path
     assert RunHeader.read(tmp_path / "run").status == "failed"
 
 
-async def test_a_reward_manager_changes_what_credit_is_made_from(tmp_path: Path) -> None:
+async def test_reward_manager_determines_the_scores_for_credit(tmp_path: Path) -> None:
     async def credit_of(kind: str) -> tuple[float, float]:
         path = lake_folder(tmp_path, updates=1, credit={"estimator": "discounted_returns", "gamma": 1.0})
         run = tmp_path / kind
@@ -118,7 +118,7 @@ async def test_tensorboard_has_the_same_metrics(tmp_path: Path) -> None:
     assert found == [(update, pytest.approx(value)) for update, value in logged]
 
 
-async def test_an_evaluation_draws_the_same_each_time_and_shows_examples(tmp_path: Path) -> None:
+async def test_evaluation_samples_are_reproducible_and_examples_are_shown(tmp_path: Path) -> None:
     changes = {"evaluation": {"hold_out": 1, "every": 1, "rollouts": 4}, "ppo": {"lr": 0.0}}
     await trained(lake_folder(tmp_path, updates=2, **changes), tmp_path / "run")
     held_out = [

@@ -24,10 +24,10 @@ def make_run(
 ) -> Path:
     """Write a run with these scores and metrics; `append` adds another policy to an existing run."""
     task = {"pass_threshold": 1.0, **header.pop("task", {})}
-    told = {"task_name": "t", "task_path": "/t.yaml", "status": "complete", "task": task, **header}
+    full_header = {"task_name": "t", "task_path": "/t.yaml", "status": "complete", "task": task, **header}
     total = sum(map(len, scores.values()))
     if not append:
-        RunFolder.create(folder, RunHeader(**{"total": total, **told}))
+        RunFolder.create(folder, RunHeader(**{"total": total, **full_header}))
     with (folder / "episodes.jsonl").open("a") as episodes, (folder / "scores.jsonl").open("a") as lines:
         for sample, values in scores.items():
             for number, value in enumerate(values):

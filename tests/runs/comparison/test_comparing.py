@@ -84,8 +84,10 @@ class TestRollouts:
         after = make_run(tmp_path / "after", OTHERS, rescored_from=one or {"run_id": "before"})
         comparison = compared(before, after)
         assert [pair.difference for pair in comparison.differences[0].pairs] == [1.0, 1.0]
-        told = "after: the same episodes are scored in both, so they are paired by rollout: 2 have a score in both; 5 "
-        assert comparison_notes(comparison)[0].startswith(told)
+        expected = (
+            "after: the same episodes are scored in both, so they are paired by rollout: 2 have a score in both; 5 "
+        )
+        assert comparison_notes(comparison)[0].startswith(expected)
 
     def test_runs_without_a_common_scored_rollout_are_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="each rollout of the 1 common samples is unscored in one of them"):
@@ -177,9 +179,9 @@ class TestMismatches:
     def test_each_mismatch_is_named(self, tmp_path: Path, change: dict[str, Any], what: str, word: str) -> None:
         import re
 
-        told = self.told(tmp_path, {"digests": {"dataset": "00"}}, {"digests": {"dataset": "00"}, **change})
-        assert list(told) == [what]
-        assert re.search(word, told[what])
+        message = self.told(tmp_path, {"digests": {"dataset": "00"}}, {"digests": {"dataset": "00"}, **change})
+        assert list(message) == [what]
+        assert re.search(word, message[what])
 
     def test_samples_with_different_start_states_are_counted(self, tmp_path: Path) -> None:
         samples: Scores = {"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [1.0]}
@@ -198,8 +200,8 @@ class TestMismatches:
         assert [mismatch.what for mismatch in found.mismatches] == ["reward"]
 
     def test_scoring_run_is_not_compared_on_missing_facts(self, tmp_path: Path) -> None:
-        told = self.told(tmp_path, {"digests": {"dataset": "00"}, "seed": 3}, {"task_path": None, "data": "x.jsonl"})
-        assert told == {}
+        message = self.told(tmp_path, {"digests": {"dataset": "00"}, "seed": 3}, {"task_path": None, "data": "x.jsonl"})
+        assert message == {}
 
 
 def test_comparison_to_json_is_complete(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def labels(*runs: Path, policies: tuple[str, ...] = ()) -> list[str]:
     return [side.label for side in read_sides(runs, policies)]
 
 
-def test_a_side_has_the_scores_of_each_sample(tmp_path: Path) -> None:
+def test_side_has_the_scores_of_each_sample(tmp_path: Path) -> None:
     side, _ = read_sides([make_run(tmp_path / "one", ONE), make_run(tmp_path / "two", ONE)])
     assert side.samples == {"a": (0.5, 2, 1), "b": (1.0, 1, 1)}
     assert side.unscored == {"c"}

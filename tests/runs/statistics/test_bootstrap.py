@@ -128,7 +128,7 @@ class TestMeans:
     def test_equal_values_have_no_interval(self, values):
         assert bootstrap_mean(values) == Bounds(None, None)
 
-    def test_undefined_mean_is_refused(self):
+    def test_undefined_mean_is_rejected(self):
         with pytest.raises(ValueError, match="not finite"):
             bootstrap_mean([1.0, math.inf])
         with pytest.raises(ValueError, match="got 2 values and 1 clusters"):

@@ -36,7 +36,7 @@ class TestEither:
         assert correction([]) == []
 
     @pytest.mark.parametrize("bad", [-0.1, 1.1, float("nan")])
-    def test_invalid_p_value_is_refused(self, correction, bad):
+    def test_invalid_p_value_is_rejected(self, correction, bad):
         with pytest.raises(ValueError, match="between 0 and 1"):
             correction([0.5, bad])
 

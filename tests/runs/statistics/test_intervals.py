@@ -125,7 +125,7 @@ class TestMeanInterval:
             ([1.0], ["a"], 1.0, "confidence must be between 0 and 1"),
         ],
     )
-    def test_undefined_mean_is_refused(self, scores, clusters, confidence, why):
+    def test_undefined_mean_is_rejected(self, scores, clusters, confidence, why):
         with pytest.raises(ValueError, match=why):
             mean_interval(scores, clusters, confidence)
 

@@ -159,7 +159,7 @@ class TestPassAndFail:
         assert mcnemar_test(6_000, 5_000) == pytest.approx(1.4e-21, rel=0.1)
         assert mcnemar_test(0, 0) == 1.0
 
-    def test_negative_counts_are_refused(self):
+    def test_negative_counts_are_rejected(self):
         with pytest.raises(ValueError, match="must not be negative"):
             mcnemar_test(-1, 2)
 
@@ -207,7 +207,7 @@ class TestPairedFigures:
         ("values", "why"), [([], "no sample"), ([1.0, math.nan], "not finite"), ([1e200], "1e100")]
     )
     @pytest.mark.parametrize("figure", [paired_figures, difference_interval, sign_flip_test, paired_t_test, cohens_dz])
-    def test_undefined_figures_are_refused(self, figure, values, why):
+    def test_undefined_figures_are_rejected(self, figure, values, why):
         with pytest.raises(ValueError, match=why):
             figure(values)
 

@@ -40,7 +40,7 @@ class TestPasses:
 
     @pytest.mark.parametrize("figure", [pass_at_k, pass_hat_k])
     @pytest.mark.parametrize(("n", "c", "k"), [(3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4), (0, 0, 1)])
-    def test_impossible_counts_are_refused(self, figure, n, c, k):
+    def test_impossible_counts_are_rejected(self, figure, n, c, k):
         with pytest.raises(ValueError, match=r"[ck] must be between"):
             figure(n, c, k)
 

@@ -52,7 +52,7 @@ class TestQuantileOfStudentsT:
         assert t_quantile(0.975, 1e12) == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-9)
 
     @pytest.mark.parametrize(("p", "df"), [(0, 3), (1, 3), (math.nan, 3), (0.9, 0), (0.9, -1), (0.9, math.nan)])
-    def test_undefined_quantile_is_refused(self, p, df):
+    def test_undefined_quantile_is_rejected(self, p, df):
         with pytest.raises(ValueError, match=r"between 0 and 1|positive"):
             t_quantile(p, df)
 

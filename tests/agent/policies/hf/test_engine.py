@@ -46,14 +46,14 @@ async def play(
 ) -> Played:
     """Play an episode of a group with a shared prompt; observations differ in content and length."""
     played = Played(np.random.default_rng(number // group).integers(1, STOP, 40).tolist())
-    world = np.random.default_rng(1000 + number)
+    rng = np.random.default_rng(1000 + number)
     slot = engine.open((number,), number)
     for _ in range(turns):
         prompt = list(played.context)
         turn = await engine.generate(slot, prompt, max_new_tokens=1 + number % 7, sampling=sampling)
         played.turns.append((len(prompt), turn))
-        played.context += turn.token_ids + world.integers(1, STOP, world.integers(1, 9)).tolist()
-        for _ in range(world.integers(pauses + 1)):
+        played.context += turn.token_ids + rng.integers(1, STOP, rng.integers(1, 9)).tolist()
+        for _ in range(rng.integers(pauses + 1)):
             await asyncio.sleep(0)
     await engine.close_slot(slot)
     return played
