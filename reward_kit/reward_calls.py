@@ -246,6 +246,14 @@ class OpenReward:
                 raise
             problems = "; ".join(describe_validation_error(error, kinds[error.title]))
             raise InvalidResultError(f"reward {self.spec.id!r} created an invalid {error.title}: {problems}") from error
+        except (AttributeError, TypeError) as error:
+            # Such as message["content"], or message.get("content").
+            if not str(error).startswith(("'Message' object", "'ToolCall' object")):
+                raise
+            raise RewardError(
+                f"reward {self.spec.id!r}: {type(error).__name__}: {error}; messages are Message objects: use "
+                "messages[-1].content, or annotate the parameter as messages: list[dict]"
+            ) from error
 
     async def close(self) -> None:
         """Close the instance and the resources, in reverse order of opening."""

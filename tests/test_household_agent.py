@@ -92,7 +92,7 @@ def test_share_of_two_object_problems_can_be_raised(script: ModuleType) -> None:
     assert 0.45 < more[TaskType.PICK_TWO] / 600 < 0.55  # 0.4 and a sixth of the rest
 
 
-class Retold(AgentPolicy):
+class DemonstrationPolicy(AgentPolicy):
     """A policy that repeats a demonstration and reports which actions were slips."""
 
     def __init__(self, acts: Sequence[Any]) -> None:
@@ -116,7 +116,9 @@ async def test_demonstration_rows_equal_rows_of_recorded_episodes(script: Module
     episodes = []
     for one, acts in played:
         task = load_task(EXAMPLE / "training.yaml", {"base_resource_config.problem": one.to_json()}).definition
-        policy = DemonstratingPolicy(Retold(acts), writes, taught=lambda output: output.raw_policy_output != "slip")
+        policy = DemonstratingPolicy(
+            DemonstrationPolicy(acts), writes, taught=lambda output: output.raw_policy_output != "slip"
+        )
         episodes.append(await RLRolloutWorker(task, policy).collect_episode(seed=0))
     expected = build_rows(episodes, pad_token_id=LOADED.tokenizer.pad_token_id)
     found = script.Scribe(LOADED.tokenizer).rows(played)

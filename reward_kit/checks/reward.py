@@ -1,8 +1,9 @@
 """Check a reward with all probes, and validate the samples of a task with reference solutions.
 
-A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0. The reference solution is
-the first of the following that is available: `gold_actions` (a list of actions) or `gold_answer` (text) of the sample's
-row, the policy that the user specified, and the expert of the resource.
+A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0, unless it is right to do
+nothing (`gold_actions` is an empty list). The reference solution is the first of the following that is available:
+`gold_actions` (a list of actions) or `gold_answer` (text) of the sample's row, the policy that the user specified, and
+the expert of the resource.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward, make_scorer
-from reward_kit.reward_agent.named_rewards import each_reward
+from reward_kit.reward_agent.named_rewards import NamedRewards, each_reward
 from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
 from reward_kit.reward_agent.sources import find_module, read_source
@@ -267,6 +268,11 @@ class SampleProof:
     nothing: End | None = None
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if doing nothing is the reference solution."""
+        return self.by == "gold_actions" and not self.sample.row["gold_actions"]
+
     def judge(self, pass_threshold: float) -> None:
         if self.gold is not None:
             score = self.gold.scored.score
@@ -274,8 +280,12 @@ class SampleProof:
                 steps = len(self.gold.request.assistant_turns)
                 end = f"; the episode ended with {self.gold.stop_reason} after {steps} steps"
                 self.problems.append(f"the reference solution ({self.by}) does not score 1: {self.gold.text}{end}")
-        if self.nothing is not None and (self.nothing.scored.score is None or self.nothing.scored.score > LITTLE):
-            self.problems.append(f"doing nothing does not score 0: {self.nothing.text}")
+        if self.nothing is None or self.is_idle:
+            return
+        score = self.nothing.scored.score
+        if score is None or score > LITTLE:
+            hint = "" if score is None else "; if it is right to do nothing, set gold_actions: [] in the row"
+            self.problems.append(f"doing nothing does not score 0: {self.nothing.text}{hint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +295,7 @@ class TaskReport:
     task: LoadedTask
     proofs: Sequence[SampleProof]
     rewards: Mapping[str, RewardReport]  # by name; a single reward has the name ""
+    skipped: Sequence[str] = ()  # names of rewards that call a model
 
     def exit_code(self, fail_on: str) -> int:
         """Return 1 if a sample has a problem or a reward has a finding at or above the level `fail_on`; otherwise 0."""
@@ -306,7 +317,8 @@ class TaskReport:
         ]
         reports = {name: report.to_json() for name, report in self.rewards.items()}
         of_rewards = {"reward": reports[""]} if "" in reports else {"rewards": reports}
-        return {"task": str(self.task.path), "samples": samples, **of_rewards}
+        skipped = {"skipped": list(self.skipped)} if self.skipped else {}
+        return {"task": str(self.task.path), "samples": samples, **of_rewards, **skipped}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report for a terminal: first the rewards, then the samples."""
@@ -315,6 +327,8 @@ class TaskReport:
         for proof in self.proofs:
             where = proof.sample.where or proof.sample.id
             yield from (f"error:   {where}: sample {proof.sample.id!r}: {quoted(one, 300)}" for one in proof.problems)
+        for name in self.skipped:
+            yield f"not checked: reward {name!r}, which calls a model and costs money; the scores are without it"
         count = len(self.proofs)
         if unknown := sum(proof.gold is None for proof in self.proofs):
             yield (
@@ -323,13 +337,16 @@ class TaskReport:
                 "--gold-policy"
             )
         wrong = sum(len(proof.problems) for proof in self.proofs)
-        right = sum(proof.gold is not None and not proof.problems for proof in self.proofs)
-        nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in self.proofs)
+        acting = [proof for proof in self.proofs if not proof.is_idle]
+        right = sum(proof.gold is not None and not proof.problems for proof in acting)
+        nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in acting)
+        idle = sum(proof.is_idle and not proof.problems for proof in self.proofs)
+        is_right = f"; doing nothing is right and scores 1 on {idle}" if len(acting) < count else ""
         by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "unknown"
         errors = f"{pluralize(wrong, 'error')}; " if wrong else ""
         yield (
             f"{self.task.path}: {errors}{pluralize(count, 'sample')}; the reference solution ({by}) scores 1 and doing "
-            f"nothing scores 0 on {right}; doing nothing scores 0 on {nothing}"
+            f"nothing scores 0 on {right}; doing nothing scores 0 on {nothing}{is_right}"
         )
 
 
@@ -337,7 +354,18 @@ def why_not_free(task: LoadedTask, user: SimulatedUser | None) -> str:
     """Return the reason why validating the task would cost money, or "" if it would not."""
     if user is not None and not user.is_free:
         return "its simulated user is a model, which costs money"
-    return "its reward calls a model, which costs money" if task.reward and asks_models(task.reward) else ""
+    is_free = task.reward is None or _without_judges(task.reward) is not None
+    return "" if is_free else "its reward calls a model, which costs money"
+
+
+def _without_judges(reward: Reward) -> Reward | None:
+    """Return the reward without the named rewards that call models; None if no reward with a weight is left."""
+    if not asks_models(reward):
+        return reward
+    if not isinstance(reward, NamedRewards):
+        return None
+    parts = {name: part for name, part in reward.parts.items() if not asks_models(part.reward)}
+    return NamedRewards(parts) if any(part.weight for part in parts.values()) else None
 
 
 async def check_task(
@@ -351,12 +379,18 @@ async def check_task(
 ) -> TaskReport:
     """Validate the samples of a task, and check its reward on their episodes.
 
-    The arguments are those of `prove`, except for `tell`, which is called with a description of each step.
+    The arguments are those of `prove`, except for `tell`, which is called with a description of each step. If the task
+    has several rewards, those that call a model are skipped.
     """
+    skipped: list[str] = []
+    if task.reward is not None and (free := _without_judges(task.reward)) is not None:
+        skipped = [name for name in each_reward(task.reward) if name not in each_reward(free)]
+        task = replace(task, reward=free)
     proofs = await prove(task, samples, user, policy, seed=seed, tell=lambda proof: tell(f"sample {proof.sample.id}"))
     assert task.reward is not None  # `prove` raises without a reward
     definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
-    ends = [(one.gold.request, one.nothing.request) for one in proofs if one.gold and one.nothing and not one.problems]
+    proven = [one for one in proofs if not one.problems and not one.is_idle]
+    ends = [(one.gold.request, one.nothing.request) for one in proven if one.gold and one.nothing]
     rollouts = [end.request for one in first for end in (one.gold, one.nothing) if end and not end.request.failure]
     paths = {entry.name: entry.reward_function_path for entry in definition.rewards or ()}
     reports = {}
@@ -370,7 +404,7 @@ async def check_task(
             seed=seed,
         )
         reports[name] = await check_reward(plan, LoadedReward(reward), None, tell)
-    return TaskReport(task, proofs, reports)
+    return TaskReport(task, proofs, reports, skipped)
 
 
 async def prove(

@@ -279,6 +279,7 @@ class TableColumn(NamedTuple):
     kind: str
     filters: str | None = None  # the column of the episode table that a click filters
     view: str | None = None  # the view that a click on a cell opens: "episode" or "group"
+    below: str | None = None  # the column that shows its values as second lines, instead of a column of its own
 
     @property
     def is_number(self) -> bool:
@@ -358,7 +359,7 @@ _EPISODE_COLUMNS = (
     TableColumn("score", "score", "score"),
     TableColumn("outcome", "outcome", "word"),
     TableColumn("stop", "stop reason", "word"),
-    TableColumn("error", "error", "word"),
+    TableColumn("error", "error", "word", below="outcome"),
     TableColumn("reason", "reason or error", "text"),
     TableColumn("steps", "steps", "count"),
     TableColumn("tokens", "tokens", "count"),
@@ -366,7 +367,7 @@ _EPISODE_COLUMNS = (
     TableColumn("took", "took", "seconds"),
     TableColumn("scoring", "scoring took", "seconds"),
 )
-_TAG_COLUMN = TableColumn("tags", "tags", "tags")
+_TAG_COLUMN = TableColumn("tags", "tags", "tags", below="sample")
 _LABEL_COLUMNS = (TableColumn("label", "label", "word"), TableColumn("note", "note", "text"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -220,6 +221,9 @@ DisplayKind = Literal["rich", "plain", "none"]
 _FEWEST_SAMPLES = 5  # for an interval in the progress line
 
 
+_PLAIN_LINE_S, _QUIET_S = 5.0, 15.0  # between the lines of the plain display, with and without stopped episodes
+
+
 class Display:
     """The progress display of a run, and a listener of its events. Use it as a context manager."""
 
@@ -231,20 +235,23 @@ class Display:
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
         self._stopped = self._errors = self._scored = self._waiting = self._resumed = self._scored_before = 0
-        self._scores: dict[str, list[float]] = defaultdict(list)
-        self._samples: dict[str, list[str]] = defaultdict(list)
-        self._next_line = self._began + 5.0
+        self._scores: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        self._last_line = self._began
+        self._has_ended = threading.Event()
 
     def __enter__(self) -> Self:
         # Episodes of an earlier process do not count towards the rate.
         self._began, self._resumed, self._scored_before = time.monotonic(), self._stopped, self._scored
         if self._live is not None:
             self._live.__enter__()
+        elif self._kind == "plain":
+            threading.Thread(target=self._print_while_quiet, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._has_ended.set()
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
         elif self._kind == "plain":
@@ -260,9 +267,8 @@ class Display:
         self._stopped += 1
         self._errors += row.is_error
         self._waiting += not row.is_error
-        if self._kind == "plain" and (now := time.monotonic()) >= self._next_line:
-            self._next_line = now + 5.0
-            self._console.print(self._line())
+        if self._kind == "plain":
+            self._print_after(_PLAIN_LINE_S)
 
     def episode_scored(self, row: EpisodeRow) -> None:
         """Count a score or a scoring error."""
@@ -270,8 +276,17 @@ class Display:
         self._waiting -= 1
         self._errors += row.score_error is not None
         if row.score is not None:
-            self._scores[row.policy].append(row.score)
-            self._samples[row.policy].append(row.sample_id)
+            self._scores[row.policy].append((row.score, row.sample_id))
+
+    def _print_while_quiet(self) -> None:
+        """Print a line regularly even if no episode stops, so that a log shows that the run is alive."""
+        while not self._has_ended.wait(_QUIET_S / 10):
+            self._print_after(_QUIET_S)
+
+    def _print_after(self, seconds: float) -> None:
+        if time.monotonic() - self._last_line >= seconds:
+            self._last_line = time.monotonic()
+            self._console.print(self._line())
 
     def __rich__(self) -> Table:
         grid = Table.grid(padding=(0, 2))
@@ -288,8 +303,9 @@ class Display:
         rest = self._waiting if only_scores else self._total - self._stopped
         rate = done / seconds
         parts = [f"{self._stopped}/{self._total}"]
-        for policy, scores in self._scores.items():
-            interval = bounded_interval(scores, self._samples[policy])
+        # Copied, since another thread may refresh the display.
+        for policy, pairs in [(policy, list(pairs)) for policy, pairs in list(self._scores.items()) if pairs]:
+            interval = bounded_interval([score for score, _ in pairs], [sample for _, sample in pairs])
             is_wide = interval.n_clusters < _FEWEST_SAMPLES
             shown = figure(interval.mean) if is_wide else _with_bounds(interval, figure).replace("  ", " ")
             parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")

@@ -193,6 +193,11 @@ def plan_run(
     is_named = bool(args.models or args.policies or (task.definition.policy and not live))
     if live and not is_named and args.base_url is not None:
         raise ConfigError("base_url is for models, but this run has none; pass models='openai/NAME'")
+    in_file = task.definition.policy
+    if not needs_policy and in_file is not None and in_file.type in _PROVIDERS and not in_file.options().get("model"):
+        # The run names the model (--model): only check the other keys.
+        make_policies(task, replace(args, models=(f"{in_file.type}/MODEL",)), traffic)
+        is_named = False
     policies = make_policies(task, args, traffic) if is_named or (needs_policy and not live) else []
     policies += [_live_policy(label, policy) for label, policy in (live or {}).items()]
     _check_labels([named.label for named in policies])

@@ -44,7 +44,7 @@ async def test_finished_episode_counts_although_the_budget_is_exhausted() -> Non
         assert (reason(episode), len(episode)) == (expected, 1)
 
 
-class Metered(AgentPolicy):
+class UnmeteredModel(AgentPolicy):
     """A model whose endpoint does not report its usage."""
 
     async def get_action(self, observation: object, available_tools_specs: object = None) -> PolicyOutput:
@@ -55,6 +55,9 @@ class Metered(AgentPolicy):
 async def test_unknown_cost_with_a_cost_limit_is_an_error(of_the_run: bool) -> None:
     limits = {"run_limits" if of_the_run else "limits": {"cost": 1.0}}
     task = task_of(**limits, initial_user_prompt="x")
-    episode = await RLRolloutWorker(task, Metered(), budget=RunBudget(task.run_limits)).collect_episode()
+    episode = await RLRolloutWorker(task, UnmeteredModel(), budget=RunBudget(task.run_limits)).collect_episode()
     assert reason(episode) == "error" and "cost limit cannot be enforced" in failure(episode)["message"]
-    assert reason(await RLRolloutWorker(task_of(initial_user_prompt="x"), Metered()).collect_episode()) == "answered"
+    assert (
+        reason(await RLRolloutWorker(task_of(initial_user_prompt="x"), UnmeteredModel()).collect_episode())
+        == "answered"
+    )

@@ -28,7 +28,7 @@ ASKED = {"role": "user", "content": "Hello, I want boots."}
 TRACKS = ("observations", "infos", "actions", "rewards", "extra_model_outputs", "messages", "assistant_turns", "tokens")
 
 
-class Speaker(AgentPolicy):
+class ScriptedSpeaker(AgentPolicy):
     """A scripted policy with given texts and tokens, which records its observations."""
 
     is_free = True
@@ -95,7 +95,7 @@ async def test_agent_part_equals_the_recorded_episode() -> None:
 
 async def test_user_part_holds_the_conversation_shown_to_the_user() -> None:
     thanks = "Thanks. ###STOP###"
-    voice = Speaker(*(PolicyOutput(text(said), said) for said in ("Boots!", "42", thanks)))
+    voice = ScriptedSpeaker(*(PolicyOutput(text(said), said) for said in ("Boots!", "42", thanks)))
     user = SimulatedUser(voice, instructions="You are {{ name }}.")
     actions = [call(), text(""), text("Here.")]
     episode = await collected(actions, user, messages=[SYSTEM], resource_type=COUNTER, max_episode_steps=9)
@@ -117,8 +117,8 @@ async def test_user_part_holds_the_conversation_shown_to_the_user() -> None:
 
 
 async def test_tokens_of_both_sides_become_training_rows() -> None:
-    agent = Speaker(spoken("Which size?", [1, 2], [3]), spoken("Here.", [1, 2, 3, 4], [5, 6]))
-    voice = Speaker(spoken("42", [7, 8], [9]), spoken("Thanks. ###STOP###", [7, 8, 9, 10, 11], [12, 13]))
+    agent = ScriptedSpeaker(spoken("Which size?", [1, 2], [3]), spoken("Here.", [1, 2, 3, 4], [5, 6]))
+    voice = ScriptedSpeaker(spoken("42", [7, 8], [9]), spoken("Thanks. ###STOP###", [7, 8, 9, 10, 11], [12, 13]))
     episode = await collected(agent, SimulatedUser(voice))
     dialogue = build_dialogue(episode)
     (row,) = dialogue.agent_episodes[USER].tokens.rows()

@@ -52,7 +52,7 @@ def close_ticket() -> str:
     return "closed"
 
 
-class Sees(AgentPolicy):
+class RecordingPolicy(AgentPolicy):
     """A policy that records its input and plays a list of actions."""
 
     def __init__(self, *actions: dict[str, Any]) -> None:
@@ -71,9 +71,9 @@ class Sees(AgentPolicy):
         return [message.text for message in self.seen[0][0]]
 
 
-async def seen_in(*actions: dict[str, Any], registry: ToolRegistry | None = None, **task: Any) -> Sees:
+async def seen_in(*actions: dict[str, Any], registry: ToolRegistry | None = None, **task: Any) -> RecordingPolicy:
     """Run one episode and compare the policy's first request with `first_request`."""
-    policy = Sees(*actions)
+    policy = RecordingPolicy(*actions)
     task.setdefault("on_text", "end")
     worker = RLRolloutWorker(task_of(**task), policy, tools=registry)
     request = await worker.first_request()
@@ -154,7 +154,7 @@ class TestTools:
         assert tool_answers(policy.episode)[1] == "enter" and "unknown tool" in tool_answers(policy.episode)[2]
 
     async def test_own_agent_cannot_call_a_hidden_tool(self):
-        class Calls(Sees):
+        class Calls(RecordingPolicy):
             async def open(self, context):
                 self.call_tool = context.call_tool
                 return self
@@ -239,7 +239,7 @@ class TestObservation:
 class TestFirstRequest:
     async def test_environment_is_left_as_it_was(self):
         resource = Door()
-        worker = RLRolloutWorker(task_of(on_text="end"), Sees(), environment=resource)
+        worker = RLRolloutWorker(task_of(on_text="end"), RecordingPolicy(), environment=resource)
         await worker.first_request()
         resource.is_open = True  # a later reset would close it
         assert len((await worker.first_request()).tools) == 3
@@ -253,7 +253,7 @@ class TestFirstRequest:
 
     async def test_user_is_not_asked(self):
         user = ScriptedUser(lambda conversation, row: pytest.fail("the user was asked"))
-        request = await RLRolloutWorker(task_of(), Sees(), user=user).first_request()
+        request = await RLRolloutWorker(task_of(), RecordingPolicy(), user=user).first_request()
         assert (request.messages, request.tools, request.user_opens) == ([], [], True)
-        request = await RLRolloutWorker(task_of(initial_user_prompt="Hi"), Sees(), user=user).first_request()
+        request = await RLRolloutWorker(task_of(initial_user_prompt="Hi"), RecordingPolicy(), user=user).first_request()
         assert not request.user_opens

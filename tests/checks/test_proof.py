@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
-from reward_kit.checks.reward import SampleProof, prove
+from reward_kit.checks.reward import SampleProof, check_task, prove
 from reward_kit.errors import ConfigError
 from reward_kit.runs.tasks import load_task
 
@@ -110,11 +110,25 @@ def test_expert_of_the_resource_is_played(tmp_path: Path) -> None:
 
 def test_inaction_that_scores_or_fails_to_score_is_a_problem(tmp_path: Path) -> None:
     (generous,) = proved(task_file(tmp_path, [{"id": "one"}], reward_function_path="reward.py:generous"))
-    assert generous.gold is None and generous.problems == ["doing nothing does not score 0: 0.5"]
+    assert generous.gold is None and generous.problems == [
+        "doing nothing does not score 0: 0.5; if it is right to do nothing, set gold_actions: [] in the row"
+    ]
     (fragile,) = proved(task_file(tmp_path, [{"id": "one"}], reward_function_path="reward.py:fragile"))
     assert fragile.problems[0].startswith(
         "doing nothing does not score 0: unscored (reward 'fragile': ZeroDivisionError"
     )
+
+
+def test_doing_nothing_may_score_if_it_is_the_reference_solution(tmp_path: Path) -> None:
+    untouched = {**COUNTING, "base_resource_config": {"initial_state": {"x": 3}}}
+    rows = [{"id": "idle", "gold_actions": []}, {"id": "act", "gold_answer": "done"}]
+    idle, act = proved(task_file(tmp_path, rows, **untouched))
+    assert (idle.by, idle.problems) == ("gold_actions", []) and "doing nothing does not score 0: 1" in act.problems[0]
+    (wrong,) = proved(task_file(tmp_path, rows[:1], **COUNTING))
+    assert "the reference solution (gold_actions) does not score 1: 0" in wrong.problems[0]
+    task = load_task(task_file(tmp_path, rows[:1], **untouched), {"sandbox.level": "in_process"})
+    last = list(anyio.run(check_task, task, task.samples).lines())[-1]
+    assert last.endswith("scores 0 on 0; doing nothing scores 0 on 0; doing nothing is right and scores 1 on 1")
 
 
 def test_given_policy_is_the_reference_solution(tmp_path: Path) -> None:

@@ -498,7 +498,7 @@ class Outside(Ring):
     deterministic = False
 
 
-class Live(Outside):
+class ExternalState(Outside):
     """A resource whose external state changes when it is only observed."""
 
     async def get_observation(self):
@@ -506,7 +506,7 @@ class Live(Outside):
         return self.looks
 
 
-class Configured(Live):
+class Configured(ExternalState):
     fork_kind = "replay"
     deterministic = True
 
@@ -519,7 +519,7 @@ class Configured(Live):
         return False
 
 
-@pytest.mark.parametrize("resource_class", [Live, Configured])
+@pytest.mark.parametrize("resource_class", [ExternalState, Configured])
 async def test_declared_nondeterminism_is_only_a_warning(resource_class) -> None:
     found = await messages(resource_class)
     assert "error:" not in found

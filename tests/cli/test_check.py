@@ -237,8 +237,8 @@ def test_example_gold_scores_one_and_its_reward_passes(example: str) -> None:
 class TestTaskWithCosts:
     TASK = "name: t\nnum_rollouts: 1\ninitial_user_prompt: go\n"
 
-    def told(self, folder: Path, more: str) -> str:
-        (folder / "task.yaml").write_text(self.TASK + more)
+    def told(self, folder: Path, more: str, task: str = TASK) -> str:
+        (folder / "task.yaml").write_text(task + more)
         result = check("task.yaml")
         assert result.exit_code == 0, result.output
         return result.output
@@ -248,6 +248,33 @@ class TestTaskWithCosts:
         judge = "{model: m, base_url: 'http://127.0.0.1:9/v1', rubric: {good: 'Is it good?'}}"
         more = f"on_text: end\nreward_function_path: reward_kit.rewards:llm_judge\nreward_options: {judge}\n"
         assert "its reward calls a model" in self.told(folder, more)
+
+    def test_only_the_judge_among_several_rewards_is_skipped(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        row = {"id": "france", "ground_truth": "Paris", "gold_answer": "Paris"}
+        (folder / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+        judge = "{model: m, base_url: 'http://127.0.0.1:9/v1', rubric: {good: 'Is it good?'}}"
+        rewards = (
+            "rewards:\n"
+            "- {name: answer, reward_function_path: 'own.py:right'}\n"
+            f"- {{name: tone, reward_function_path: 'reward_kit.rewards:llm_judge', reward_options: {judge}}}\n"
+        )
+        task = "name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: Capital?\non_text: end\n"
+        told = self.told(folder, rewards, task)
+        assert "answer: own.py:right: 0 errors" in told
+        assert "not checked: reward 'tone', which calls a model" in told
+        assert "task.yaml: 1 sample; the reference solution (gold_answer) scores 1" in told
+        only = rewards.replace("name: answer", "name: answer, weight: 0")  # no score is left
+        assert "its reward calls a model" in self.told(folder, only, task)
+
+    def test_policy_without_a_model_is_no_error(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        policy = "policy: {type: openai, base_url: 'http://127.0.0.1:9/v1', OPTION: 0.5}\n"
+        assert "1 episode by the policy that you name" in self.told(folder, policy.replace("OPTION", "temperature"))
+        (folder / "task.yaml").write_text(self.TASK + policy.replace("OPTION", "temprature"), encoding="utf-8")
+        assert "policy.temprature: unknown key" in str(check("task.yaml").exception)
 
     def test_judge_reward_is_rejected(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")

@@ -39,7 +39,7 @@ from reward_kit import AgentPolicy, EvaluateResult, ForkableResource, PolicyOutp
 from reward_kit.environments.base import tool_spec
 
 async def leak():
-    "Await something that somebody else cancelled."
+    "Await something that another task cancelled."
     foreign = asyncio.get_running_loop().create_future()
     foreign.cancel()
     await foreign
@@ -215,7 +215,7 @@ class TestEpisodeIsolation:
     async def test_unknown_tool_on_an_unresponsive_resource_times_out(self) -> None:
         with anyio.fail_after(20):
             worker = worker_of(
-                [call("nosuch")], resource_type=f"{__name__}:HangsWhenAskedAgain", limits={"tool_time_s": 0.05}
+                [call("nosuch")], resource_type=f"{__name__}:HangsOnSecondListing", limits={"tool_time_s": 0.05}
             )
             episode = await worker.collect_episode()
         assert failure(episode)["class"] == "timeout"
@@ -223,7 +223,7 @@ class TestEpisodeIsolation:
         assert not World.open_instances
 
 
-class HangsWhenAskedAgain(World):
+class HangsOnSecondListing(World):
     """A resource that lists its tools before the action, and hangs afterwards."""
 
     asked = 0
@@ -468,7 +468,7 @@ class TestErrorMessages:
         (project.folder / "reward.py").write_text(
             "import time\nfrom pathlib import Path\nPath('loading').touch()\ntime.sleep(60)\n"
         )
-        with Watched(project) as watched:
+        with RunProcess(project) as watched:
             watched.wait_until(lambda: (project.folder / "loading").exists())
             watched.process.send_signal(signal.SIGINT)
             assert watched.process.wait(timeout=30) == 130
@@ -478,7 +478,7 @@ class TestErrorMessages:
     def test_second_ctrl_c_prints_the_resume_command(self, project: Project) -> None:
         wait = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": 60_000}}
         project.write_task(policy={"type": "scripted", "actions": [wait]})
-        with Watched(project) as watched:
+        with RunProcess(project) as watched:
             watched.wait_until(lambda: bool(project.runs()) and (project.run_path() / "scores.jsonl").exists())
             time.sleep(0.2)  # the signals are watched from the same moment on
             watched.process.send_signal(signal.SIGINT)
@@ -491,7 +491,7 @@ class TestErrorMessages:
 
     def test_ctrl_c_after_the_last_episode_changes_nothing(self, project: Project) -> None:
         project.write_task(reward_function_path="mine.py:when_allowed")
-        with Watched(project) as watched:
+        with RunProcess(project) as watched:
             watched.wait_until(lambda: bool(project.runs()) and len(list(read_episodes(project.run_path()))) == 6)
             watched.process.send_signal(signal.SIGINT)
             watched.wait_until(lambda: "Ctrl-C again stops now" in watched.said())
@@ -502,7 +502,7 @@ class TestErrorMessages:
         assert "Stopped" not in watched.said()
 
 
-class Watched:
+class RunProcess:
     """`reward-kit run task.yaml` in a separate process, with its standard error."""
 
     def __init__(self, project: Project) -> None:
@@ -516,7 +516,7 @@ class Watched:
                 stderr=file,
             )
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> RunProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -168,7 +168,7 @@ def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-class Echo(Counter):
+class EchoPolicy(Counter):
     """A policy that repeats its input."""
 
     async def get_tools_spec(self) -> list[ToolSpec]:
@@ -182,7 +182,9 @@ STRANGE = "lone \ud800 surrogate, NUL \x00, \u202eright to left\u202c, 👩‍�
 
 
 async def test_unusual_text_survives_the_files_in_one_line(tmp_path: Path) -> None:
-    await run_in(tmp_path, [call("say", text=STRANGE), text(STRANGE)], rollouts=1, resource_type=f"{__name__}:Echo")
+    await run_in(
+        tmp_path, [call("say", text=STRANGE), text(STRANGE)], rollouts=1, resource_type=f"{__name__}:EchoPolicy"
+    )
     (raw,) = (tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines()
     episode = load_episode(tmp_path / "run", json.loads(raw))
     assert episode.messages[-1].text == STRANGE

@@ -111,7 +111,7 @@ BAD_INPUT = {
         ["name of the class", "clerk.py:Agent"],
     ),
     "an unknown key of a policy": ({"policy": {"type": "scripted", "action": []}}, [], ["policy.action", "actions"]),
-    "a provider nobody knows": ({}, ["--model", "opnai/x"], ["opnai/x", "openai"]),
+    "an unknown provider": ({}, ["--model", "opnai/x"], ["opnai/x", "openai"]),
     "a tool module that is not there": ({"tools_module_path": "tool.py"}, [], ["no such file", "tool.py"]),
     "a sample that is not there": ({}, ["--sample-id", "q9"], ["q9"]),
     "an override that is no key": ({}, ["-T", "max_stps=3"], ["max_stps"]),

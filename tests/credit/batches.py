@@ -12,24 +12,26 @@ from reward_kit.agent.models import StepData
 Trajectory = list[StepData]
 
 
-class Given(NamedTuple):
+class ScoredBatch(NamedTuple):
     """A batch with its scores and groups."""
 
     batch: list[Trajectory]
     scores: list[float | None]
     ids: list[int]
 
-    def of(self, order: Sequence[int]) -> Given:
+    def of(self, order: Sequence[int]) -> ScoredBatch:
         """Return these trajectories in this order."""
-        return Given([self.batch[b] for b in order], [self.scores[b] for b in order], [self.ids[b] for b in order])
+        return ScoredBatch(
+            [self.batch[b] for b in order], [self.scores[b] for b in order], [self.ids[b] for b in order]
+        )
 
     def positions(self, order: Sequence[int]) -> list[int]:
         """Return the indices of these trajectories' steps in the flat arrays."""
         starts = [sum(map(len, self.batch[:b])) for b in range(len(self.batch))]
         return [starts[b] + k for b in order for k in range(len(self.batch[b]))]
 
-    def with_scores(self, scores: Sequence[float | None]) -> Given:
-        return Given(self.batch, list(scores), self.ids)
+    def with_scores(self, scores: Sequence[float | None]) -> ScoredBatch:
+        return ScoredBatch(self.batch, list(scores), self.ids)
 
 
 def step(state: object = "s", reward: float | None = 0.0, *, value: float | None = None, **info: object) -> StepData:
@@ -72,9 +74,9 @@ scores_or_none = st.one_of(eighths, eighths, eighths, st.none())
 
 
 @st.composite
-def batches(draw: st.DrawFn, *, scores: st.SearchStrategy[float | None] = scores_or_none) -> Given:
+def batches(draw: st.DrawFn, *, scores: st.SearchStrategy[float | None] = scores_or_none) -> ScoredBatch:
     """Return up to seven trajectories in up to three groups; some unscored, some truncated."""
     rows = draw(st.lists(st.tuples(trajectories, scores, st.integers(0, 2), endings), min_size=1, max_size=7))
     for row, _, _, ending in rows:
         row[-1].step_info.update(ending)
-    return Given([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+    return ScoredBatch([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])

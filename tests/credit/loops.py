@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tests.credit.batches import Given
+from tests.credit.batches import ScoredBatch
 
 Loop = Callable[..., list[list[float]]]
 
 
-def rewards_of(given: Given, b: int) -> list[float]:
+def rewards_of(given: ScoredBatch, b: int) -> list[float]:
     """Return r_k of one trajectory; missing rewards count -0.125, and the score comes last."""
     rewards = [item.base_reward for item in given.batch[b]]
     filled = [-0.125 if reward is None else reward for reward in rewards]
@@ -19,12 +19,12 @@ def rewards_of(given: Given, b: int) -> list[float]:
     return filled
 
 
-def returns_of(given: Given, b: int, gamma: float = 0.5) -> list[float]:
+def returns_of(given: ScoredBatch, b: int, gamma: float = 0.5) -> list[float]:
     rewards = rewards_of(given, b)
     return [sum(gamma ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))]
 
 
-def scored(given: Given, b: int | None = None) -> list[int]:
+def scored(given: ScoredBatch, b: int | None = None) -> list[int]:
     """Return the scored trajectories, or only those of `b`'s group."""
     every = [c for c in range(len(given.batch)) if given.scores[c] is not None]
     return every if b is None else [c for c in every if given.ids[c] == given.ids[b]]
@@ -46,26 +46,26 @@ def relative(x: float, among: Sequence[float], normalization: str) -> float:
     return (x - mean(among)) / (4.0 if normalization == "constant" else 1.0)
 
 
-def per_step(given: Given, values: Callable[[int], float]) -> list[list[float]]:
+def per_step(given: ScoredBatch, values: Callable[[int], float]) -> list[list[float]]:
     return [[values(b)] * len(given.batch[b]) if given.scores[b] is not None else [] for b in range(len(given.batch))]
 
 
-def grpo(given: Given, normalization: str = "std", **_: object) -> list[list[float]]:
+def grpo(given: ScoredBatch, normalization: str = "std", **_: object) -> list[list[float]]:
     return per_step(
         given, lambda b: relative(given.scores[b], [given.scores[c] for c in scored(given, b)], normalization)
     )
 
 
-def rloo(given: Given) -> list[list[float]]:
+def rloo(given: ScoredBatch) -> list[list[float]]:
     return grpo(given, "leave_one_out")
 
 
-def reinforce_plus_plus_baseline(given: Given) -> list[list[float]]:
+def reinforce_plus_plus_baseline(given: ScoredBatch) -> list[list[float]]:
     centred = {b: given.scores[b] - mean([given.scores[c] for c in scored(given, b)]) for b in scored(given)}
     return per_step(given, lambda b: relative(centred[b], list(centred.values()), "std"))
 
 
-def opo(given: Given, length: str = "recorded") -> list[list[float]]:
+def opo(given: ScoredBatch, length: str = "recorded") -> list[list[float]]:
     def size(b: int) -> int:
         steps = given.batch[b]
         return len(steps) if length == "steps" else sum(len(item.policy_logprobs["token_ids"]) for item in steps)
@@ -77,7 +77,7 @@ def opo(given: Given, length: str = "recorded") -> list[list[float]]:
     return per_step(given, lambda b: given.scores[b] - baseline(b))
 
 
-def grpo_passk(given: Given) -> list[list[float]]:
+def grpo_passk(given: ScoredBatch) -> list[list[float]]:
     def gain(b: int) -> float:
         others = [given.scores[c] for c in scored(given, b) if c != b]
         return max(given.scores[b] - max(others), 0.0) if others else 0.0
@@ -85,13 +85,13 @@ def grpo_passk(given: Given) -> list[list[float]]:
     return per_step(given, gain)
 
 
-def gpg(given: Given) -> list[list[float]]:
+def gpg(given: ScoredBatch) -> list[list[float]]:
     telling = [b for b in scored(given) if len({given.scores[c] for c in scored(given, b)}) > 1]
     factor = len(scored(given)) / len(telling) if telling else 1.0
     return per_step(given, lambda b: factor * (given.scores[b] - mean([given.scores[c] for c in scored(given, b)])))
 
 
-def discounted_returns(given: Given, baseline: str = "none") -> list[list[float]]:
+def discounted_returns(given: ScoredBatch, baseline: str = "none") -> list[list[float]]:
     rows = []
     for b in range(len(given.batch)):
         group = [x for c in scored(given, b) for x in returns_of(given, c)]
@@ -100,7 +100,7 @@ def discounted_returns(given: Given, baseline: str = "none") -> list[list[float]
     return rows
 
 
-def reinforce_plus_plus(given: Given) -> list[list[float]]:
+def reinforce_plus_plus(given: ScoredBatch) -> list[list[float]]:
     every = [x for b in scored(given) for x in returns_of(given, b)]
     kept = range(len(given.batch))
     return [
@@ -108,7 +108,7 @@ def reinforce_plus_plus(given: Given) -> list[list[float]]:
     ]
 
 
-def gae(given: Given, lam: float = 0.25) -> list[list[float]]:
+def gae(given: ScoredBatch, lam: float = 0.25) -> list[list[float]]:
     rows: list[list[float]] = []
     for b, steps in enumerate(given.batch):
         rows.append([])
@@ -122,7 +122,7 @@ def gae(given: Given, lam: float = 0.25) -> list[list[float]]:
     return rows
 
 
-def turn_level_grpo(given: Given) -> list[list[float]]:
+def turn_level_grpo(given: ScoredBatch) -> list[list[float]]:
     rows: list[list[float]] = []
     for b in range(len(given.batch)):
         others = [returns_of(given, c) for c in scored(given, b) if c != b]
@@ -133,7 +133,7 @@ def turn_level_grpo(given: Given) -> list[list[float]]:
     return rows
 
 
-def gigpo(given: Given, normalization: str = "std", **options: object) -> list[list[float]]:
+def gigpo(given: ScoredBatch, normalization: str = "std", **options: object) -> list[list[float]]:
     """A = 0.25 A_E + 0.75 A_S; `least`, `by_step` and `penalty` are the options of the same meaning."""
     least, penalty = int(options.get("least", 2)), float(options.get("penalty", 0.0))
 

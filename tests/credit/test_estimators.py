@@ -15,7 +15,7 @@ from reward_kit.credit.step_credit import StepCredit, with_credit
 from reward_kit.errors import ConfigError, InvalidResultError
 from reward_kit.rl_helpers import ESTIMATORS
 from tests.credit import loops
-from tests.credit.batches import Given, batches, eighths, step, trajectories, trajectory
+from tests.credit.batches import ScoredBatch, batches, eighths, step, trajectories, trajectory
 from tests.profiles import examples
 
 RETURNS = {"gamma": 0.5, "default_step_reward": -0.125}
@@ -32,11 +32,11 @@ class Setting(NamedTuple):
     def __str__(self) -> str:
         return "-".join([self.name, *map(str, self.loop_options.values())])
 
-    def credit(self, rows: Given) -> StepCredit:
+    def credit(self, rows: ScoredBatch) -> StepCredit:
         shared = GIGPO if self.name == "gigpo" else RETURNS
         return ESTIMATORS[self.name](rows.batch, rows.scores, group_ids=rows.ids, **{**shared, **self.options})
 
-    def loop(self, rows: Given) -> list[list[float]]:
+    def loop(self, rows: ScoredBatch) -> list[list[float]]:
         return getattr(loops, self.name)(rows, **self.loop_options)  # type: ignore[no-any-return]
 
 
@@ -99,7 +99,7 @@ def test_every_estimator_is_tested() -> None:
 
 @fast
 @given(rows=batches())
-def test_estimator_agrees_with_its_reference_loop(rows: Given) -> None:
+def test_estimator_agrees_with_its_reference_loop(rows: ScoredBatch) -> None:
     for setting in noted(EVERY):
         expected = [
             row if rows.scores[b] is not None else [np.nan] * len(rows.batch[b])
@@ -111,7 +111,7 @@ def test_estimator_agrees_with_its_reference_loop(rows: Given) -> None:
 
 @fast
 @given(rows=batches())
-def test_parts_add_up_and_are_float64(rows: Given) -> None:
+def test_parts_add_up_and_are_float64(rows: ScoredBatch) -> None:
     for setting in noted(EVERY):
         credit = setting.credit(rows)
         weights = (0.25, 0.75) if setting in BY_BOTH else (1.0, 1.0)
@@ -126,7 +126,7 @@ def test_parts_add_up_and_are_float64(rows: Given) -> None:
 
 @fast
 @given(rows=batches(scores=eighths))
-def test_returns_are_discounted_rewards_for_every_estimator(rows: Given) -> None:
+def test_returns_are_discounted_rewards_for_every_estimator(rows: ScoredBatch) -> None:
     for setting in noted(EVERY):
         if "invalid_action_penalty" not in setting.options:
             expected = [x for b in range(len(rows.batch)) for x in loops.returns_of(rows, b)]
@@ -138,9 +138,9 @@ def test_returns_are_discounted_rewards_for_every_estimator(rows: Given) -> None
 
 @fast
 @given(rows=batches(), unscored=trajectories)
-def test_unscored_trajectory_gets_nan_and_does_not_affect_other_credit(rows: Given, unscored: Any) -> None:
+def test_unscored_trajectory_gets_nan_and_does_not_affect_other_credit(rows: ScoredBatch, unscored: Any) -> None:
     for setting in noted(EVERY):
-        more = Given([unscored, *rows.batch], [None, *rows.scores], [rows.ids[0], *rows.ids])
+        more = ScoredBatch([unscored, *rows.batch], [None, *rows.scores], [rows.ids[0], *rows.ids])
         together, alone = setting.credit(more), setting.credit(rows)
         for part, expected in zip(together[:4], alone[:4], strict=True):
             assert np.isnan(part[: len(unscored)]).all()
@@ -149,7 +149,7 @@ def test_unscored_trajectory_gets_nan_and_does_not_affect_other_credit(rows: Giv
 
 @fast
 @given(rows=batches(), seed=st.integers(0, 1000))
-def test_permuting_trajectories_permutes_the_result(rows: Given, seed: int) -> None:
+def test_permuting_trajectories_permutes_the_result(rows: ScoredBatch, seed: int) -> None:
     for setting in noted(EVERY):
         order = list(range(len(rows.batch)))
         random.Random(seed).shuffle(order)
@@ -160,7 +160,7 @@ def test_permuting_trajectories_permutes_the_result(rows: Given, seed: int) -> N
 
 @fast
 @given(rows=batches())
-def test_groups_are_independent(rows: Given) -> None:
+def test_groups_are_independent(rows: ScoredBatch) -> None:
     for setting in noted([s for s in EVERY if s.name not in BATCH_WIDE]):
         together = setting.credit(rows).advantages_S
         for group in set(rows.ids):
@@ -171,7 +171,7 @@ def test_groups_are_independent(rows: Given) -> None:
 
 @fast
 @given(rows=batches())
-def test_batch_wide_estimators_share_only_a_scale(rows: Given) -> None:
+def test_batch_wide_estimators_share_only_a_scale(rows: ScoredBatch) -> None:
     for setting in noted([s for s in BY_SCORE if s.name in BATCH_WIDE]):
         found, centred = setting.credit(rows).advantages_S, measured("grpo", "mean").credit(rows).advantages_S
         moved = ~np.isnan(centred) & (centred != 0.0)
@@ -182,7 +182,7 @@ def test_batch_wide_estimators_share_only_a_scale(rows: Given) -> None:
 
 @fast
 @given(rows=batches(), shift=eighths)
-def test_shifting_the_scores_changes_nothing(rows: Given, shift: float) -> None:
+def test_shifting_the_scores_changes_nothing(rows: ScoredBatch, shift: float) -> None:
     for setting in noted(BY_SCORE):
         shifted = rows.with_scores([None if score is None else score + shift for score in rows.scores])
         np.testing.assert_array_equal(setting.credit(shifted).advantages_S, setting.credit(rows).advantages_S)
@@ -190,7 +190,7 @@ def test_shifting_the_scores_changes_nothing(rows: Given, shift: float) -> None:
 
 @fast
 @given(rows=batches())
-def test_inputs_are_not_modified(rows: Given) -> None:
+def test_inputs_are_not_modified(rows: ScoredBatch) -> None:
     for setting in noted(EVERY):
         before = [[item.model_copy(deep=True) for item in row] for row in rows.batch]
         with_credit(rows.batch, setting.credit(rows))
@@ -202,24 +202,24 @@ def test_inputs_are_not_modified(rows: Given) -> None:
 
 @fast
 @given(rows=batches(scores=st.just(0.1)), other=trajectories)
-def test_constant_group_gives_exact_zeros(rows: Given, other: Any) -> None:
+def test_constant_group_gives_exact_zeros(rows: ScoredBatch, other: Any) -> None:
     for setting in noted(BY_SCORE):
         # Beside a group that is not constant, for the estimators that measure by the batch.
-        more = Given([*rows.batch, other, other], [*rows.scores, 0.0, 1.0], [*rows.ids, 9, 9])
+        more = ScoredBatch([*rows.batch, other, other], [*rows.scores, 0.0, 1.0], [*rows.ids, 9, 9])
         assert not setting.credit(more).advantages_S[: -2 * len(other)].any()
         assert not setting.credit(rows).advantages_S.any()
 
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in NOT_RELATIVE])
 def test_equal_inexact_scores_give_exact_zeros(name: str) -> None:
-    rows = Given([[step("a", 0.1)] for _ in range(7)], [0.1] * 7, [0] * 7)
+    rows = ScoredBatch([[step("a", 0.1)] for _ in range(7)], [0.1] * 7, [0] * 7)
     assert not Setting(name).credit(rows).advantages_S.any()
 
 
 @fast
 @given(trajectories, eighths, st.integers(1, 6))
 def test_equal_trajectories_give_zero_at_every_turn(row: Any, score: float, size: int) -> None:
-    rows = Given([row] * size, [0.1 * score] * size, [0] * size)
+    rows = ScoredBatch([row] * size, [0.1 * score] * size, [0] * size)
     assert not Setting("turn_level_grpo").credit(rows).advantages_S.any()
 
 
@@ -228,12 +228,12 @@ def test_equal_trajectories_give_zero_at_every_turn(row: Any, score: float, size
 def test_group_of_one_gives_zero(states: str, reward: float, score: float) -> None:
     for setting in noted([s for s in EVERY if s.name not in (*NOT_RELATIVE, "reinforce_plus_plus")]):
         row = [step(state, reward, value=0.0) for state in states]
-        rows = Given([row, [step("a", 1.0)], [step("a", 0.0)]], [score, 1.0, 0.0], [0, 1, 1])
+        rows = ScoredBatch([row, [step("a", 1.0)], [step("a", 0.0)]], [score, 1.0, 0.0], [0, 1, 1])
         assert not setting.credit(rows).advantages_S[: len(row)].any()
 
 
 def test_non_relative_estimators_are_listed() -> None:
-    rows = Given([[step("a", 1.0, value=0.25)]] * 3, [1.0] * 3, [0] * 3)
+    rows = ScoredBatch([[step("a", 1.0, value=0.25)]] * 3, [1.0] * 3, [0] * 3)
     assert Setting("discounted_returns").credit(rows).advantages_S.tolist() == [1.0] * 3
     assert Setting("gae", {"lam": 0.25}).credit(rows).advantages_S.tolist() == [0.75] * 3
 
@@ -243,15 +243,15 @@ def test_non_relative_estimators_are_listed() -> None:
 
 @every_setting
 def test_empty_batch_and_empty_trajectory_are_valid(setting: Setting) -> None:
-    assert all(len(part) == 0 for part in setting.credit(Given([], [], [])))
-    rows = Given([[], [step("a", 1.0, value=0.0)], []], [4.0, 1.0, None], [0, 0, 0])
+    assert all(len(part) == 0 for part in setting.credit(ScoredBatch([], [], [])))
+    rows = ScoredBatch([[], [step("a", 1.0, value=0.0)], []], [4.0, 1.0, None], [0, 0, 0])
     assert np.isfinite(setting.credit(rows).advantages_S).tolist() == [True]
-    assert all(len(part) == 0 for part in setting.credit(Given([[], []], [1.0, 0.0], [0, 0])))
+    assert all(len(part) == 0 for part in setting.credit(ScoredBatch([[], []], [1.0, 0.0], [0, 0])))
 
 
 @every_setting
 def test_unscored_batch_is_all_nan(setting: Setting) -> None:
-    rows = Given([trajectory("ab", [0.0, 1.0]), trajectory("a", [None])], [None, None], [0, 0])
+    rows = ScoredBatch([trajectory("ab", [0.0, 1.0]), trajectory("a", [None])], [None, None], [0, 0])
     assert all(np.isnan(part).all() for part in setting.credit(rows)[:4])
 
 
@@ -277,21 +277,21 @@ BAD_OPTIONS = [
 def test_invalid_options_are_rejected_with_an_empty_batch(setting: Setting, bad: Mapping[str, Any]) -> None:
     wrong = Setting(setting.name, {"lam": 0.5, **bad} if setting.name == "gae" else bad)
     with pytest.raises(ConfigError, match=next(iter(bad))):
-        wrong.credit(Given([], [], []))
+        wrong.credit(ScoredBatch([], [], []))
 
 
 @every_setting
 def test_scores_and_rewards_must_be_numbers(setting: Setting) -> None:
     row = [step("a", 1.0, value=0.0)]
     with pytest.raises(ConfigError, match="2 trajectories require 2 scores"):
-        setting.credit(Given([row, row], [1.0], [0, 0]))
+        setting.credit(ScoredBatch([row, row], [1.0], [0, 0]))
     with pytest.raises(ConfigError, match="2 trajectories require 2 group ids"):
-        setting.credit(Given([row, row], [1.0, 1.0], [0]))
+        setting.credit(ScoredBatch([row, row], [1.0, 1.0], [0]))
     for bad in (float("nan"), float("inf")):
         with pytest.raises(InvalidResultError, match="trajectory 1"):
-            setting.credit(Given([row, row], [1.0, bad], [0, 0]))
+            setting.credit(ScoredBatch([row, row], [1.0, bad], [0, 0]))
         with pytest.raises(InvalidResultError, match="trajectory 1: a base reward"):
-            setting.credit(Given([row, [step("a", bad, value=0.0)]], [1.0, 1.0], [0, 0]))
+            setting.credit(ScoredBatch([row, [step("a", bad, value=0.0)]], [1.0, 1.0], [0, 0]))
 
 
 # Numbers near the ends of what a float holds
@@ -309,7 +309,7 @@ def test_scored_steps_are_finite_or_the_batch_is_rejected(
     setting: Setting, numbers: list[tuple[float, float, float]], scores: list[float | None]
 ) -> None:
     batch = [[step("a", reward, value=v), step("b", after, value=v)] for reward, after, v in numbers]
-    rows = Given(batch, scores[: len(batch)], [0] * len(batch))
+    rows = ScoredBatch(batch, scores[: len(batch)], [0] * len(batch))
     try:
         credit = setting.credit(rows)
     except InvalidResultError as error:

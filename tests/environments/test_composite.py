@@ -71,20 +71,20 @@ class Dice(ReplayForkResource):
         self.closed = True
 
 
-class Outside(PythonStateResource):
+class Uncopyable(PythonStateResource):
     """State that cannot be copied."""
 
     fork_kind = "none"
     deterministic = False
 
     async def fork(self) -> ForkableResource:
-        raise NotImplementedError("nobody copies the world")
+        raise NotImplementedError("this resource cannot be copied")
 
     async def checkpoint(self) -> Any:
-        raise NotImplementedError("nobody copies the world")
+        raise NotImplementedError("this resource cannot be copied")
 
 
-class Slow(PythonStateResource):
+class SlowFork(PythonStateResource):
     """A resource that forks slowly; `open_resources` holds every instance that is not closed."""
 
     open_resources: ClassVar[set[ForkableResource]] = set()
@@ -104,7 +104,7 @@ class Slow(PythonStateResource):
         self.open_resources.discard(self)
 
 
-class Meets(PythonStateResource):
+class ConcurrentReset(PythonStateResource):
     """A resource whose reset waits for that of a second instance."""
 
     arrived: ClassVar[list[anyio.Event]] = []
@@ -119,7 +119,7 @@ class Meets(PythonStateResource):
             await self.arrived[0].wait()
 
 
-class Fails(Dice):
+class FailingResource(Dice):
     """A resource that fails if its label says so, shortly after the others start."""
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ class Fails(Dice):
         raise TimeoutError("rolled off the table")
 
 
-DICE, OUTSIDE, FAILS = f"{HERE}:Dice", f"{HERE}:Outside", f"{HERE}:Fails"
+DICE, OUTSIDE, FAILS = f"{HERE}:Dice", f"{HERE}:Uncopyable", f"{HERE}:FailingResource"
 
 
 async def made(*parts: Mapping[str, Any], seed: int = 0, **over: Any) -> CompositeResource:
@@ -271,9 +271,9 @@ class TestTools:
 
 class TestCombinedState:
     async def test_parts_are_reset_concurrently(self) -> None:
-        meets = f"{HERE}:Meets"
+        meets = f"{HERE}:ConcurrentReset"
         await made({"type": meets, "name": "a"}, {"type": meets, "name": "b"})
-        assert len(Meets.arrived) == 2
+        assert len(ConcurrentReset.arrived) == 2
 
     async def test_parts_of_one_type_get_different_reproducible_seeds(self) -> None:
         resource = await made(dice("red"), dice("blue"), seed=5)
@@ -383,19 +383,21 @@ class TestForks:
     async def test_checkpoint_needs_the_support_of_every_part(self) -> None:
         resource = await made(DB, {"type": OUTSIDE})
         for call in (resource.checkpoint, resource.fork):
-            with pytest.raises(NotImplementedError, match="part 'Outside': nobody copies the world"):
+            with pytest.raises(NotImplementedError, match="part 'Uncopyable': this resource cannot be copied"):
                 await call()
         await resource.close()
 
     async def test_cancelled_fork_leaves_no_resource_open(self) -> None:
-        resource = await made({"type": f"{HERE}:Slow", "name": "quick"}, {"type": f"{HERE}:Slow", "name": "slow"})
+        resource = await made(
+            {"type": f"{HERE}:SlowFork", "name": "quick"}, {"type": f"{HERE}:SlowFork", "name": "slow"}
+        )
         resource.parts["slow"].seconds = 10
         with anyio.move_on_after(0.05) as scope:
             await resource.fork()
         assert scope.cancelled_caught
-        assert Slow.open_resources == set(resource.parts.values())
+        assert SlowFork.open_resources == set(resource.parts.values())
         await resource.close()
-        assert not Slow.open_resources
+        assert not SlowFork.open_resources
 
     async def test_composite_object_forks_as_its_parts(self) -> None:
         resource = await made(DB, dice("dice"))

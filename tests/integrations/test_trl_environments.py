@@ -75,7 +75,7 @@ def test_get_reward_is_absent_without_environment_rewards() -> None:
     made.close()
 
 
-class Moody(CombinationLock):
+class FailingResource(CombinationLock):
     """A resource that fails and cannot be forked."""
 
     fork_kind = "none"
@@ -83,7 +83,7 @@ class Moody(CombinationLock):
 
     async def setup(self, config: Mapping[str, Any]) -> None:
         await super().setup(config)
-        Moody.live += 1
+        FailingResource.live += 1
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         if action_params.get("colour") == "black":
@@ -91,11 +91,11 @@ class Moody(CombinationLock):
         raise ValueError("broken for good")
 
     async def close(self) -> None:
-        Moody.live -= 1
+        FailingResource.live -= 1
 
 
 def test_environment_failure_leaves_the_rollout_unscored_and_closes_resources() -> None:
-    made = environment_factory(Moody, {"lock": 0})
+    made = environment_factory(FailingResource, {"lock": 0})
     environment: Any = made()
     environment.reset()
     with pytest.raises(ToolError, match="no such colour"):
@@ -109,12 +109,12 @@ def test_environment_failure_leaves_the_rollout_unscored_and_closes_resources() 
     with pytest.raises(ToolError, match="the episode is over"):
         environment.dial(colour="red")
     environment.reset()
-    assert Moody.live == 1
+    assert FailingResource.live == 1
     made.close()
-    assert Moody.live == 0
+    assert FailingResource.live == 0
 
 
-class Mute(CombinationLock):
+class UnreadableState(CombinationLock):
     """A resource whose state never returns, or fails."""
 
     never_waits = False
@@ -128,7 +128,7 @@ class Mute(CombinationLock):
 
 
 def test_unreadable_final_state_fails_only_its_environment() -> None:
-    made = environment_factory(Mute, {"lock": 0}, time_limit_s=0.1)
+    made = environment_factory(UnreadableState, {"lock": 0}, time_limit_s=0.1)
     slow, broken = made(), made()
     for environment in (slow, broken):
         environment.reset()
@@ -136,14 +136,17 @@ def test_unreadable_final_state_fails_only_its_environment() -> None:
     broken._play._world.broken = True  # type: ignore[attr-defined]
     assert slow._play.final_state() is broken._play.final_state() is None
     assert slow._play.failure is not None and slow._play.failure.failure_class == "timeout"
-    assert "final_state of a Mute: timed out: no answer within 0.1 s (time_limit_s)" in slow._play.failure.message
+    assert (
+        "final_state of an UnreadableState: timed out: no answer within 0.1 s (time_limit_s)"
+        in slow._play.failure.message
+    )
     assert broken._play.failure is not None and "the server is gone" in broken._play.failure.message
     assert slow.get_reward() is None  # type: ignore[attr-defined]
     made.close()
     made.close()  # nothing is left to close
 
 
-class Sticky(CombinationLock):
+class UnequalForks(CombinationLock):
     """A resource whose forks differ from their origin."""
 
     async def fork(self) -> CombinationLock:
@@ -153,8 +156,8 @@ class Sticky(CombinationLock):
 
 
 def test_fork_with_a_different_state_is_rejected() -> None:
-    with pytest.raises(EnvironmentFailure, match="Sticky: a fork has the state key"):
-        environment_factory(Sticky, {"lock": 0})
+    with pytest.raises(EnvironmentFailure, match="UnequalForks: a fork has the state key"):
+        environment_factory(UnequalForks, {"lock": 0})
 
 
 class Toolless(CombinationLock):

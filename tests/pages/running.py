@@ -38,7 +38,7 @@ class PageError(AssertionError):
     """A statement of a page is wrong."""
 
 
-class Runner:
+class PageRunner:
     """The folder, processes and ports of one page.
 
     Args:
@@ -98,7 +98,7 @@ class Runner:
 
     def _environment(self, home: Path) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("REWARD_KIT_", "OPENAI_", "COV_", "PYTEST_"))}
-        # What `init` made is trusted; elsewhere a reader is asked, and nobody can be here.
+        # Folders from `init` are trusted; for others a reader is asked, which is impossible here.
         has_init = any("reward-kit init" in block.body for block in self.page.blocks)
         return kept | {
             **({} if has_init else {"REWARD_KIT_TRUST": "1"}),
@@ -259,7 +259,7 @@ def run_page(page: Page, folder: Path, programs: Path | None = None) -> None:
         PageError: something on it is not so.
     """
     with serving_model(page.answers) as port:
-        runner = Runner(page, folder, programs or Path(sys.executable).parent, port)
+        runner = PageRunner(page, folder, programs or Path(sys.executable).parent, port)
         try:
             runner.run()
         finally:

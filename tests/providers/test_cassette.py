@@ -26,7 +26,7 @@ def closed_url() -> str:
         return f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
 
 
-class Asked:
+class EndpointClient:
     """A client of one endpoint that closes everything; outcomes are completions or errors."""
 
     def __init__(self, url: str, cassette: Cassette) -> None:
@@ -48,12 +48,12 @@ class Asked:
 
 
 async def record(path, script, questions):
-    async with ChatServer(script) as server, Asked(server.base_url, Cassette.record(path)) as ask:
+    async with ChatServer(script) as server, EndpointClient(server.base_url, Cassette.record(path)) as ask:
         return [await ask(*question) for question in questions]
 
 
 async def replay(path, questions):
-    async with Asked(closed_url(), Cassette.replay(path)) as ask:
+    async with EndpointClient(closed_url(), Cassette.replay(path)) as ask:
         outcomes = [await ask(*question) for question in questions]
         assert ask.chat._transport._session is None  # no connection was ever made
         return outcomes
@@ -233,7 +233,7 @@ async def test_replay_ignores_rate_limits(tmp_path):
 
 async def test_cancelled_request_is_not_recorded(tmp_path):
     path = tmp_path / "c.jsonl"
-    async with ChatServer(lambda _: silent()) as server, Asked(server.base_url, Cassette.record(path)) as ask:
+    async with ChatServer(lambda _: silent()) as server, EndpointClient(server.base_url, Cassette.record(path)) as ask:
         task = asyncio.create_task(ask(request("a")))
         await asyncio.sleep(0.02)
         task.cancel()

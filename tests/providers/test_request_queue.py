@@ -19,7 +19,7 @@ BROKEN = TransientError("HTTP 500", status=500)
 NOBODY = UnreachableError("refused the connection")
 
 
-class Watcher:
+class RecordingListener:
     """A listener that records its notifications."""
 
     def __init__(self, patience_s: float | None = None) -> None:
@@ -38,7 +38,7 @@ class Scene:
     """A queue in fake time, and requests on it."""
 
     def __init__(self, rates: Rates | None = None, patience_s: float | None = None) -> None:
-        self.clock, self.watcher = FakeClock(), Watcher(patience_s)
+        self.clock, self.watcher = FakeClock(), RecordingListener(patience_s)
         self.queue = RequestQueue("http://there", rates or Rates(), self.watcher, self.clock)
         self.entered: deque[tuple[float, int]] = deque()
         self.tasks: list[asyncio.Task] = []

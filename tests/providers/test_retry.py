@@ -83,7 +83,7 @@ def test_waits_are_determined_by_the_seed():
     assert waits[0] == waits[1] != waits[2]
 
 
-class Attempts:
+class ScriptedCall:
     """A call that fails with the given errors in turn, then answers."""
 
     def __init__(self, *errors: Exception) -> None:
@@ -101,13 +101,13 @@ FAST = RetryPolicy(base_s=0.0)
 
 
 async def test_transient_errors_are_retried():
-    attempts = Attempts(TransientError("a"), IdleTimeoutError("b"))
+    attempts = ScriptedCall(TransientError("a"), IdleTimeoutError("b"))
     assert await with_retries(attempts, FAST, random.Random(0)) == ("answer", 2)
 
 
 @pytest.mark.parametrize("error", [ProviderError("no"), DeadlineError("no"), ConfigError("no"), KeyError("no")])
 async def test_other_errors_are_raised_without_retry(error):
-    attempts = Attempts(error)
+    attempts = ScriptedCall(error)
     with pytest.raises(type(error)) as caught:
         await with_retries(attempts, FAST, random.Random(0))
     assert caught.value is error
@@ -117,7 +117,7 @@ async def test_other_errors_are_raised_without_retry(error):
 @pytest.mark.parametrize("kind, flat", [(TransientError, ProviderError), (IdleTimeoutError, DeadlineError)])
 async def test_last_failure_is_raised_as_public_error_with_its_cause(kind, flat):
     errors = [kind(f"failure {n}") for n in range(9)]
-    attempts = Attempts(*errors)
+    attempts = ScriptedCall(*errors)
     with pytest.raises(flat, match=r"failure 2; gave up after 3 attempts \(max_attempts\)") as caught:
         await with_retries(attempts, RetryPolicy(max_attempts=3, base_s=0.0), random.Random(0))
     assert type(caught.value) is flat
@@ -126,11 +126,11 @@ async def test_last_failure_is_raised_as_public_error_with_its_cause(kind, flat)
 
 
 async def test_exhausted_budget_stops_retries():
-    attempts = Attempts(*[TransientError("busy")] * 9)
+    attempts = ScriptedCall(*[TransientError("busy")] * 9)
     with pytest.raises(ProviderError, match=r"gave up after 1 attempt: retry_budget_s=1e-09 is used up"):
         await with_retries(attempts, RetryPolicy(budget_s=1e-9), random.Random(0))
 
 
 async def test_single_attempt_keeps_the_original_message():
     with pytest.raises(ProviderError, match=r"^busy$"):
-        await with_retries(Attempts(TransientError("busy")), RetryPolicy(max_attempts=1), random.Random(0))
+        await with_retries(ScriptedCall(TransientError("busy")), RetryPolicy(max_attempts=1), random.Random(0))

@@ -19,7 +19,7 @@ from tests.reward_agent import virtual_time
 from tests.reward_agent.held_scorer import HeldScorer, requests, scored
 
 
-class Delays:
+class DelayedScorer:
     """A scorer that answers each request after the seconds in its name."""
 
     mode = "pointwise"
@@ -49,7 +49,7 @@ def now():
 def test_1_rewards_and_lengths_stay_together_if_groups_finish_out_of_order():
     async def check():
         batch = [request for n in (1, 4) for request in requests(9 - n, 9.5 - n, extra={"response_length": n})]
-        async with AsyncRewardAgent(Delays()) as agent:
+        async with AsyncRewardAgent(DelayedScorer()) as agent:
             await agent.submit(batch, group_size=2)
             chunk = await agent.get(4)
         assert chunk.completion_ranks == [2, 3, 0, 1]
@@ -82,7 +82,7 @@ def test_2_exception_fails_its_own_request_and_releases_waiting_callers(error):
 
 def test_3_an_instant_reward_takes_no_time():
     async def check():
-        async with AsyncRewardAgent(Delays()) as agent:
+        async with AsyncRewardAgent(DelayedScorer()) as agent:
             for _ in range(100):
                 await agent.submit(requests(0))
                 await agent.get(1)
@@ -93,7 +93,7 @@ def test_3_an_instant_reward_takes_no_time():
 
 def test_4_slow_request_does_not_delay_other_batches():
     async def check():
-        delays = Delays()
+        delays = DelayedScorer()
         async with AsyncRewardAgent(delays, max_concurrency=4) as agent:
             slow = await agent.submit(requests(2))
             fast = await agent.submit(requests(0.5))
@@ -107,7 +107,7 @@ def test_4_slow_request_does_not_delay_other_batches():
 
 def test_5_leftover_results_of_a_batch_are_not_returned_as_the_next_batch():
     async def check():
-        async with AsyncRewardAgent(Delays()) as agent:
+        async with AsyncRewardAgent(DelayedScorer()) as agent:
             assert await agent.compute_reward_pipeline(requests(*range(6)), group_size=2) == 6
             assert await agent.compute_reward_pipeline(requests(10, 11, 12, 13), group_size=2) == 4
             first = [await agent.get(4), await agent.get(2)]
@@ -115,7 +115,7 @@ def test_5_leftover_results_of_a_batch_are_not_returned_as_the_next_batch():
         assert [chunk.data_idxs for chunk in first] == [[0, 1, 2, 3], [4, 5]]
         assert (second.data_idxs, second.rewards) == ([0, 1, 2, 3], [10.0, 11.0, 12.0, 13.0])
 
-        async with AsyncRewardAgent(Delays()) as agent:
+        async with AsyncRewardAgent(DelayedScorer()) as agent:
             await agent.submit(requests(*range(6)), group_size=2)
             await agent.submit(requests(10, 11), group_size=2)
             await agent.get(4)
@@ -129,7 +129,7 @@ def test_5_leftover_results_of_a_batch_are_not_returned_as_the_next_batch():
 
 def test_6_chunk_that_cuts_a_group_is_rejected_unless_allowed():
     async def check():
-        async with AsyncRewardAgent(Delays()) as agent:
+        async with AsyncRewardAgent(DelayedScorer()) as agent:
             await agent.submit(requests(*range(6)), group_size=2)
             with pytest.raises(ConfigError, match=r"get\(3\) would split a group of 2; request 2 or 4, or set"):
                 await agent.get(3)
@@ -200,7 +200,7 @@ class TestDefect8:
 
     def test_submission_order_returns_slow_groups_in_turn(self):
         async def check():
-            async with AsyncRewardAgent(Delays()) as agent:
+            async with AsyncRewardAgent(DelayedScorer()) as agent:
                 fast = await agent.submit(requests(3, 2, 1, 0))
                 slow = await agent.submit(requests(3, 2, 1, 0))
                 by_completion = [chunk.data_idxs async for chunk in agent.mini_batches(2, ticket=fast)]

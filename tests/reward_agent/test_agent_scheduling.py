@@ -127,7 +127,7 @@ class TestTicketsThatEndEarly:
             await settled()
             assert (sorted(held.cancelled), list(held.calls)) == (["b", "c", "d"], ["x"])
             held.answer("x")
-            assert (await agent.get_group()).ticket is other, "what else came before it has nobody to take it"
+            assert (await agent.get_group()).ticket is other, "earlier results have no reader"
             with pytest.raises(ConfigError, match="no results are outstanding"):
                 await agent.get_group()
 
@@ -311,7 +311,7 @@ async def test_submit_waits_for_pending_requests_in_fifo_order():
         held.answer(*held.calls)
 
 
-class Centred(HeldScorer):
+class CenteredScorer(HeldScorer):
     """A scorer that finishes groups by subtracting their mean."""
 
     error = None
@@ -327,7 +327,7 @@ class Centred(HeldScorer):
 class TestFinishGroup:
     @virtual
     async def test_group_is_returned_after_finish_group(self=None):
-        held = Centred()
+        held = CenteredScorer()
         async with AsyncRewardAgent(held) as agent:
             await agent.submit(requests("a", "b"), group_size=2)
             await settled()
@@ -338,7 +338,7 @@ class TestFinishGroup:
 
     @virtual
     async def test_failed_finish_group_leaves_the_group_unscored(self=None):
-        held = Centred()
+        held = CenteredScorer()
         held.error = ValueError("no mean")
         async with AsyncRewardAgent(held) as agent:
             await agent.submit(requests("a", "b"), group_size=2)
@@ -350,7 +350,7 @@ class TestFinishGroup:
 
     @virtual
     async def test_unfinished_group_is_unscored_at_the_deadline(self=None):
-        held = Centred()
+        held = CenteredScorer()
         async with AsyncRewardAgent(held) as agent:
             await agent.submit(requests("a", "b"), group_size=2, deadline_s=0.5)
             await settled()
@@ -365,7 +365,7 @@ class TestHooks:
         async def later(idxs, rewards, infos, scale):
             return [scale * reward for reward in rewards]
 
-        async with AsyncRewardAgent(Centred(), max_concurrency=1) as agent:
+        async with AsyncRewardAgent(CenteredScorer(), max_concurrency=1) as agent:
             agent.scorer.score = lambda request: asyncio.sleep(0, scored(request.rollout_id, 1.0))
             await agent.submit(requests("a", "b"))
             assert await agent.get(1, lambda idxs, rewards, infos: (idxs, len(infos))) == ([0], 1)

@@ -48,7 +48,7 @@ def _threads_of_others():
     _EARLIER.update(threading.enumerate())
 
 
-class Held:
+class HeldCall:
     """A call that signals its start and waits until the test releases it."""
 
     def __init__(self):
@@ -164,7 +164,7 @@ class TestConcurrency:
         assert sorted(places) == list(range(16))
 
     async def test_long_call_does_not_block_the_next_call(self, made):
-        threads, held = made(), Held()
+        threads, held = made(), HeldCall()
         lasting = asyncio.create_task(threads.run(held))
         await held.has(held.begun)
         assert await threads.run(lambda: "quick") == "quick"
@@ -172,7 +172,7 @@ class TestConcurrency:
         assert await lasting == "late"
 
     async def test_result_does_not_wait_for_a_later_call(self, made):
-        threads, held = made(), Held()
+        threads, held = made(), HeldCall()
         quick = asyncio.create_task(threads.run(lambda: "quick"))
         lasting = asyncio.create_task(threads.run(held))
         assert await quick == "quick"
@@ -181,7 +181,7 @@ class TestConcurrency:
         assert await lasting == "late"
 
     async def test_threads_are_limited_to_the_maximum(self, made):
-        threads, calls = made(most=2), [Held() for _ in range(3)]
+        threads, calls = made(most=2), [HeldCall() for _ in range(3)]
         running = [asyncio.create_task(threads.run(call)) for call in calls]
         for call in calls[:2]:
             await call.has(call.begun)
@@ -202,7 +202,7 @@ class TestConcurrency:
 
 class TestDeadline:
     async def test_overdue_call_is_abandoned_and_its_result_dropped(self, made):
-        threads, held = made(0.02), Held()
+        threads, held = made(0.02), HeldCall()
         with pytest.raises(OverdueError):
             await threads.run(held)
         held.let()
@@ -210,7 +210,7 @@ class TestDeadline:
         assert await threads.run(lambda: "next", is_bounded=False) == "next"
 
     async def test_waiting_for_a_thread_does_not_count_against_the_deadline(self, made):
-        threads, calls = made(0.2, most=1), [Held(), Held()]
+        threads, calls = made(0.2, most=1), [HeldCall(), HeldCall()]
         results = await asyncio.gather(
             *(threads.run(call) for call in calls), threads.run(lambda: "made"), return_exceptions=True
         )
@@ -220,7 +220,7 @@ class TestDeadline:
             call.let()
 
     async def test_queued_call_has_its_full_deadline(self, made):
-        threads, calls = made(0.2, most=1), [Held() for _ in range(3)]
+        threads, calls = made(0.2, most=1), [HeldCall() for _ in range(3)]
         first, second, third = (
             asyncio.create_task(threads.run(call, is_bounded=call is not calls[1])) for call in calls
         )
@@ -237,7 +237,7 @@ class TestDeadline:
         calls[0].let(), calls[2].let()
 
     async def test_abandoned_thread_does_not_count_against_the_maximum(self, made):
-        threads, calls = made(0.02, most=1), [Held() for _ in range(3)]
+        threads, calls = made(0.02, most=1), [HeldCall() for _ in range(3)]
         results = await asyncio.gather(*(threads.run(call) for call in calls), return_exceptions=True)
         assert [type(result) for result in results] == [OverdueError] * 3
         assert all(call.begun.is_set() for call in calls)
@@ -245,7 +245,7 @@ class TestDeadline:
             call.let()
 
     async def test_overlapping_calls_each_meet_their_deadline(self, made):
-        threads, calls = made(0.04), [Held(), Held()]
+        threads, calls = made(0.04), [HeldCall(), HeldCall()]
         first = asyncio.create_task(threads.run(calls[0]))
         await asyncio.sleep(0.02)
         second = asyncio.create_task(threads.run(calls[1]))
@@ -256,9 +256,9 @@ class TestDeadline:
             call.let()
 
     async def test_unbounded_call_has_no_deadline(self, made):
-        threads, held = made(0.01), Held()
+        threads, held = made(0.01), HeldCall()
         lasting = asyncio.create_task(threads.run(held, is_bounded=False))
-        other = Held()
+        other = HeldCall()
         with pytest.raises(OverdueError):
             await threads.run(other)
         assert not lasting.done()
@@ -268,7 +268,7 @@ class TestDeadline:
 
 class TestCancellation:
     async def test_cancelled_queued_call_never_runs(self, made):
-        threads, held, seen = made(most=1), Held(), []
+        threads, held, seen = made(most=1), HeldCall(), []
         lasting = asyncio.create_task(threads.run(held))
         await held.has(held.begun)
         waiting = asyncio.create_task(threads.run(lambda: seen.append("made")))
@@ -290,7 +290,7 @@ class TestCancellation:
         assert not begun.is_set()
 
     async def test_cancelled_running_call_is_abandoned_and_its_thread_ends(self, made):
-        threads, held = made(most=1), Held()
+        threads, held = made(most=1), HeldCall()
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(threads.run, held)
@@ -305,7 +305,7 @@ class TestCancellation:
 
     async def test_cancelled_and_overdue_calls_do_not_affect_other_results(self, made):
         numbers, threads = random.Random(11), made(0.2, most=3)
-        calls = {n: Held() for n in numbers.sample(range(60), 6)}
+        calls = {n: HeldCall() for n in numbers.sample(range(60), 6)}
 
         async def one(n):
             return await threads.run(calls.get(n, lambda: n))
@@ -334,7 +334,7 @@ class TestClose:
         assert ours() == []
 
     async def test_close_does_not_wait_for_running_calls(self):
-        threads, held = CallThreads(most=1), Held()
+        threads, held = CallThreads(most=1), HeldCall()
         lasting = asyncio.create_task(threads.run(held))
         await held.has(held.begun)
         threads.close()
@@ -354,7 +354,7 @@ class TestClose:
         assert ours() == []
 
     def test_thread_that_outlives_its_event_loop_ends_silently(self, made):
-        held = Held()
+        held = HeldCall()
 
         async def main():
             task = asyncio.create_task(made(most=1).run(held))

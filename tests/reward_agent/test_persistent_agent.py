@@ -12,7 +12,7 @@ from tests.reward_agent.held_scorer import HeldScorer, requests, scored
 from tests.reward_agent.virtual_time import settled
 
 
-class Doors(HeldScorer):
+class RecordingScorer(HeldScorer):
     """A scorer that records when it was opened and closed, and answers at once."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ def one(name):
 
 
 def test_agent_is_opened_once_per_event_loop_and_closed_with_the_loop():
-    doors = Doors()
+    doors = RecordingScorer()
     kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
 
     async def several():
@@ -48,7 +48,7 @@ def test_agent_is_opened_once_per_event_loop_and_closed_with_the_loop():
 
 
 async def test_closed_agent_is_reopened_by_the_next_call():
-    doors = Doors()
+    doors = RecordingScorer()
     kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
     await kept.close()  # nothing is open
     await kept.score(one("a"))
@@ -61,7 +61,7 @@ async def test_closed_agent_is_reopened_by_the_next_call():
 
 
 async def test_opening_error_reaches_all_callers_and_opening_is_retried():
-    doors, tries = Doors(), []
+    doors, tries = RecordingScorer(), []
 
     def made():
         tries.append(None)
@@ -93,7 +93,7 @@ async def test_cancelled_caller_leaves_no_call():
 
 
 def test_agent_of_an_abruptly_closed_loop_is_forgotten():
-    doors = Doors()
+    doors = RecordingScorer()
     kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
     loop = asyncio.new_event_loop()
     loop.run_until_complete(kept.score(one("a")))

@@ -69,6 +69,19 @@ async def score(folder: Path, name: str = "reward", level: str = "warm", request
     return scored
 
 
+@pytest.mark.parametrize("level", LEVELS)
+async def test_message_that_is_used_as_a_dict_gets_a_hint(tmp_path, level):
+    text = ""
+    for name, access in (("item", "['content']"), ("get", ".get('content')")):
+        for suffix, annotation in (("", ""), ("_dict", ": list[dict]")):
+            text += f"def {name}{suffix}(messages{annotation}):\n    return messages[-1]{access} == '4'\n"
+    write(tmp_path, text)
+    for name in ("item", "get"):
+        message = (await score(tmp_path, name, level=level)).failure.message
+        assert "'Message' object" in message and "annotate the parameter as messages: list[dict]" in message
+        assert (await score(tmp_path, f"{name}_dict", level=level)).score == 1.0
+
+
 class TestLevels:
     texts = st.one_of(st.sampled_from(["", "!x", "4", "a b"]), st.text(max_size=30))
     tool_call = st.builds(lambda a: {"id": "1", "type": "function", "function": {"name": "f", "arguments": a}}, texts)

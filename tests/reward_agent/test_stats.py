@@ -30,7 +30,7 @@ def costing(name, cost, *, calls=1):
     return Scored(name, EvaluateResult(score=1.0, metrics={METRIC: usage.as_metric()}))
 
 
-class Delayed(HeldScorer):
+class DelayedScorer(HeldScorer):
     """A scorer that answers after the seconds in a request's name."""
 
     async def score(self, request):
@@ -92,7 +92,7 @@ class TestCounts:
 
     @virtual
     async def test_failed_finish_group_is_counted_as_failures(self=None):
-        class Unfinished(Delayed):
+        class Unfinished(DelayedScorer):
             async def finish_group(self, requests, found):
                 raise ValueError("no mean")
 
@@ -118,7 +118,7 @@ class TestCounts:
 class TestLatency:
     @virtual
     async def test_latency_excludes_time_in_the_queue(self=None):
-        async with AsyncRewardAgent(Delayed(), max_concurrency=1) as agent:
+        async with AsyncRewardAgent(DelayedScorer(), max_concurrency=1) as agent:
             await agent.submit(requests(*range(1, 12)))
         stats = agent.stats
         assert (stats.latency_p50_s, stats.latency_p90_s) == (pytest.approx(6.0), pytest.approx(10.0))
@@ -126,7 +126,7 @@ class TestLatency:
 
     @virtual
     async def test_latency_includes_timeouts_but_not_cancelled_or_failed_rollouts(self=None):
-        async with AsyncRewardAgent(Delayed(), deadline_s=5.0) as agent:
+        async with AsyncRewardAgent(DelayedScorer(), deadline_s=5.0) as agent:
             await agent.submit(requests(100))
             (await agent.submit(requests(1))).cancel()
             await agent.submit(requests(0, failure=Failure("crash", "Test", "the rollout broke")))
@@ -187,7 +187,7 @@ class TestCost:
 
     @virtual
     async def test_retried_attempts_cost_and_cached_results_do_not(self=None):
-        class Judge(Delayed):
+        class Judge(DelayedScorer):
             async def score(self, request):
                 self.asked.append(request.rollout_id)
                 one = costing(request.rollout_id, 0.25)

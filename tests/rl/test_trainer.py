@@ -48,7 +48,7 @@ class Reward:
         return {"score": float(rollout_id.endswith("-0"))}
 
 
-class Publishes(TinyPolicy):
+class RecordingPolicy(TinyPolicy):
     """A policy that records the published versions."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -60,7 +60,7 @@ class Publishes(TinyPolicy):
         self.versions.append(version)
 
 
-class FailsInTheSecond(Publishes):
+class FailingPolicy(RecordingPolicy):
     """A policy whose session fails to open in the second episode of every group."""
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -78,7 +78,7 @@ async def training(
     run_seed: int = 0,
     config: PPOConfig | None = None,
 ) -> AsyncIterator[Trainer]:
-    acting = policy or Publishes()
+    acting = policy or RecordingPolicy()
     async with AsyncRewardAgent(reward_spec(reward or Reward())) as agent:
         yield Trainer(
             RLRolloutWorker(TASK, acting),
@@ -102,7 +102,7 @@ async def test_batch_reward_receives_the_group_without_failed_episodes() -> None
         compared.append(rollout_id)
         return [{"score": float(place)} for place in range(len(rollouts_messages))]
 
-    async with training(FailsInTheSecond(), reward, group_size=3) as trainer:
+    async with training(FailingPolicy(), reward, group_size=3) as trainer:
         episodes = await trainer.collect([ONE, OTHER])
         scored = await trainer.score(episodes)
     assert compared == [[episodes[i].id_ for i in group] for group in ([0, 2], [3, 5])]
@@ -132,7 +132,7 @@ class TestCollecting:
     async def test_groups_are_collected_concurrently(self) -> None:
         everybody, waiting = anyio.Event(), []
 
-        class Meets(Publishes):
+        class Meets(RecordingPolicy):
             async def open(self, context: EpisodeContext) -> AgentPolicy:
                 waiting.append(context.rollout_id)
                 if len(waiting) == 4:
@@ -165,7 +165,7 @@ class TestScoring:
         assert reward.goals == {"reach G"}
 
     async def test_failed_episode_is_not_scored_and_keeps_its_failure(self) -> None:
-        reward, policy = Reward(), FailsInTheSecond()
+        reward, policy = Reward(), FailingPolicy()
         async with training(policy, reward) as trainer:
             episodes = await trainer.collect([ONE, OTHER])
             scored = {result.rollout_id: result for result in await trainer.score(episodes)}
@@ -184,7 +184,7 @@ class TestScoring:
                 raise ValueError("no score")
             return {"score": float(rollout_id.endswith("-1"))}
 
-        policy = Publishes()
+        policy = RecordingPolicy()
         async with training(policy, picky, group_size=3) as trainer:
             diagnostics = await trainer.train_step([ONE])
         assert (diagnostics["unscored"], diagnostics["score"]) == (1.0, 0.5)
@@ -194,7 +194,7 @@ class TestScoring:
         async def broken(messages: Any) -> None:
             raise ValueError("no score")
 
-        policy = Publishes()
+        policy = RecordingPolicy()
         before = {name: values.clone() for name, values in policy.module.state_dict().items()}
         async with training(policy, broken) as trainer:
             diagnostics = await trainer.train_step([ONE])
@@ -204,7 +204,7 @@ class TestScoring:
 
 class TestVersions:
     async def test_each_step_publishes_the_next_version(self) -> None:
-        policy = Publishes()
+        policy = RecordingPolicy()
         async with training(policy) as trainer:
             assert trainer.version == 0
             for version in (1, 2):
@@ -226,7 +226,7 @@ class TestVersions:
 
     async def test_the_minibatches_are_drawn_from_the_runs_seed(self) -> None:
         async def weights(run_seed: int) -> torch.Tensor:
-            policy = Publishes()
+            policy = RecordingPolicy()
             config = PPOConfig(epochs=2, minibatch_rows=1, lr=0.01)
             async with training(policy, group_size=4, run_seed=run_seed, config=config) as trainer:
                 trainer.run_seed = 0  # the episodes are the same; what is left is the order of their rows
@@ -238,7 +238,7 @@ class TestVersions:
 
 
 async def test_only_a_policy_with_weights_can_be_trained() -> None:
-    assert isinstance(Publishes(), TrainablePolicy)
+    assert isinstance(RecordingPolicy(), TrainablePolicy)
     with pytest.raises(
         ConfigError, match="not a TrainablePolicy, because it lacks module and pad_token_id and publish"
     ):

@@ -19,7 +19,7 @@ from tests.agent.resources import text
 from tests.runs.test_runner import plan_of, run_in, status
 
 
-class Elsewhere(LocalEngine):
+class RecordingEngine(LocalEngine):
     """A local engine that records its requests, and whose episodes were lost `losses` times."""
 
     def __init__(self, losses: int = 0) -> None:
@@ -58,7 +58,7 @@ class Raises(AgentPolicy):
 
 
 async def test_a_run_asks_its_engine_for_workers_and_for_a_scorer(tmp_path: Path) -> None:
-    engine = Elsewhere()
+    engine = RecordingEngine()
     run = await run_in(tmp_path / "run", plan_of([text("done")]), engine=engine)
     assert (engine.opened, engine.closed, engine.rewards) == (1, 1, ["one"])
     assert len(run.rows) == 6 and status(tmp_path / "run") == "complete"
@@ -66,13 +66,13 @@ async def test_a_run_asks_its_engine_for_workers_and_for_a_scorer(tmp_path: Path
 
 async def test_engine_is_not_opened_without_missing_episodes(tmp_path: Path) -> None:
     await run_in(tmp_path / "run", plan_of([text("done")]))
-    engine = Elsewhere()
+    engine = RecordingEngine()
     run = await run_in(tmp_path / "run", plan_of([text("done")]), engine=engine)
     assert engine.opened == 0 and run.count_incomplete() == 0
 
 
 async def test_attempts_lost_by_the_engine_count_towards_later_attempts(tmp_path: Path) -> None:
     plan = plan_of(Raises(), samples=1, rollouts=1, reward=None)
-    await run_in(tmp_path / "run", plan, engine=Elsewhere(losses=2))
-    await run_in(tmp_path / "run", plan, engine=Elsewhere(losses=1), only_failed=True)
+    await run_in(tmp_path / "run", plan, engine=RecordingEngine(losses=2))
+    await run_in(tmp_path / "run", plan, engine=RecordingEngine(losses=1), only_failed=True)
     assert [record["attempt"] for record in read_episodes(tmp_path / "run")] == [2, 4]

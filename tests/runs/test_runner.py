@@ -26,7 +26,7 @@ from reward_kit.typed_interface import reward_spec
 from tests.agent.resources import Counter, call, task_of, text
 
 
-class Bases(Counter):
+class BaseCounter(Counter):
     """A resource that counts group bases, which are set up and not forked: now open, and at most."""
 
     open_bases: set = set()  # noqa: RUF012 - shared on purpose
@@ -35,7 +35,7 @@ class Bases(Counter):
     async def setup(self, config):
         await super().setup(config)
         self.open_bases.add(self)
-        Bases.setups, Bases.most = Bases.setups + 1, max(Bases.most, len(self.open_bases))
+        BaseCounter.setups, BaseCounter.most = BaseCounter.setups + 1, max(BaseCounter.most, len(self.open_bases))
 
     async def close(self):
         await super().close()
@@ -45,13 +45,13 @@ class Bases(Counter):
 @pytest.fixture(autouse=True)
 def no_resource_is_open():
     Counter.open_instances.clear()
-    Bases.open_bases.clear()
-    Bases.setups = Bases.most = 0
+    BaseCounter.open_bases.clear()
+    BaseCounter.setups = BaseCounter.most = 0
     yield
     assert not Counter.open_instances
 
 
-COUNTER = f"{__name__}:Bases"
+COUNTER = f"{__name__}:BaseCounter"
 
 
 async def one(messages):
@@ -62,7 +62,7 @@ async def broken(messages):
     raise ValueError("no score")
 
 
-class Closes(ScriptedPolicy):
+class CloseCountingPolicy(ScriptedPolicy):
     """A policy that counts how often it, rather than a session, is closed."""
 
     closed = 0
@@ -88,7 +88,7 @@ def plan_of(
     return RunPlan(definition, [NamedPolicy("p", acting)], chosen, rollouts, seed, max_concurrency, scored_by)
 
 
-class Told:
+class RecordingListener:
     """A listener that records its notifications in order."""
 
     def __init__(self) -> None:
@@ -127,13 +127,13 @@ class TestGroups:
     async def test_group_resource_is_set_up_once_and_closed_before_the_next_group(self, tmp_path: Path) -> None:
         run = await run_in(tmp_path / "run", plan_of([call(), text("x")], resource_type=COUNTER, max_concurrency=1))
         assert len(run.rows) == 6
-        assert (Bases.setups, Bases.most) == (3, 1)
+        assert (BaseCounter.setups, BaseCounter.most) == (3, 1)
 
     @pytest.mark.parametrize("script", [[call("crash")], lambda *_: None], ids=["a broken world", "a broken policy"])
     async def test_group_resources_are_closed_if_every_episode_fails(self, tmp_path: Path, script: Any) -> None:
         run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(script), resource_type=COUNTER))
         assert all(row.error_class == "crash" for row in run.rows.values())
-        assert Bases.setups == 3 and not Bases.open_bases
+        assert BaseCounter.setups == 3 and not BaseCounter.open_bases
 
     async def test_group_resources_are_closed_if_the_run_is_cancelled(self, tmp_path: Path) -> None:
         control = Control()
@@ -142,19 +142,19 @@ class TestGroups:
             control.scope.cancel()
             await anyio.sleep_forever()
 
-        policy = Closes(act)
+        policy = CloseCountingPolicy(act)
         run = await run_in(tmp_path / "run", plan_of(policy, resource_type=COUNTER), control=control)
-        assert not run.rows and Bases.setups > 0 and not Bases.open_bases
+        assert not run.rows and BaseCounter.setups > 0 and not BaseCounter.open_bases
         assert policy.closed == 1
         assert status(tmp_path / "run") == "interrupted"
 
     async def test_resumed_group_runs_only_its_missing_episodes(self, tmp_path: Path) -> None:
         fields = {"samples": 2, "resource_type": COUNTER, "on_text": "end", "max_concurrency": 1}
         await run_in(tmp_path / "run", plan_of([text("x")], rollouts=1, **fields))
-        Bases.setups = Bases.most = 0
+        BaseCounter.setups = BaseCounter.most = 0
         await run_in(tmp_path / "run", plan_of([text("x")], rollouts=3, **fields))
         assert len(list(read_episodes(tmp_path / "run"))) == 6
-        assert (Bases.setups, Bases.most) == (2, 1)
+        assert (BaseCounter.setups, BaseCounter.most) == (2, 1)
 
 
 class TestOverlap:
@@ -183,7 +183,7 @@ class TestOverlap:
             await all_collected.wait()
             return {"score": 1.0}
 
-        class Watch(Told):
+        class Watch(RecordingListener):
             def episode_stopped(self, row: EpisodeRow) -> None:
                 super().episode_stopped(row)
                 if len(self.events) == 6:
@@ -208,7 +208,7 @@ class TestOverlap:
         assert run.scoring is not None and (run.scoring.done, run.scoring.pending) == (6, 0)
 
     async def test_every_episode_is_reported_once_before_its_score(self, tmp_path: Path) -> None:
-        listener = Told()
+        listener = RecordingListener()
         run = await run_in(tmp_path / "run", plan_of([text("x")], max_concurrency=3), listener=listener)
         assert len(listener.events) == len(set(listener.events)) == 12
         for rollout_id in run.rows:
@@ -246,7 +246,7 @@ class TestResume:
             acted.append(1)
             return text("x")
 
-        told = Told()
+        told = RecordingListener()
         again = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act)), listener=told)
         assert len(acted) == 2
         assert again.rows.keys() == whole.rows.keys()
@@ -477,7 +477,7 @@ class TestEnd:
         assert found[0] == found[1]
 
     async def test_the_policy_is_closed_once(self, tmp_path: Path) -> None:
-        policy = Closes([text("x")])
+        policy = CloseCountingPolicy([text("x")])
         await run_in(tmp_path / "run", plan_of(policy))
         assert policy.closed == 1
 

@@ -19,7 +19,7 @@ from reward_kit.runs.runner import Run
 from reward_kit.runs.scoring import read_transcripts
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.agent.resources import task_of, text
-from tests.runs.test_runner import Told, open_store, plan_of, run_in, scored_ids, status
+from tests.runs.test_runner import RecordingListener, open_store, plan_of, run_in, scored_ids, status
 
 
 @reward_function(mode="batch")
@@ -28,7 +28,7 @@ async def share(rollouts_messages: Any, rollout_id: Any) -> Any:
     return [{"score": 1.0 / len(rollouts_messages), "reason": reason} for _ in rollouts_messages]
 
 
-class Breaks(ScriptedPolicy):
+class FailingPolicy(ScriptedPolicy):
     """A policy that fails in some rollouts, or stops the run after a number of actions."""
 
     def __init__(self, *rollouts: str, stop_after: int = 0, control: Control | None = None) -> None:
@@ -73,7 +73,7 @@ class TestGroups:
     async def test_a_group_is_scored_when_its_last_episode_has_stopped(
         self, tmp_path: Path, max_concurrency: int
     ) -> None:
-        told, path = Told(), tmp_path / "run"
+        told, path = RecordingListener(), tmp_path / "run"
         plan = plan_of([text("x")], reward=share, rollouts=3, max_concurrency=max_concurrency)
         run = await run_in(path, plan, listener=told)
         assert_scored_as_groups(path, run, members=3)
@@ -102,21 +102,23 @@ class TestGroups:
 
     async def test_failed_episodes_do_not_block_their_group_and_are_not_scored(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
-        run = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3))
+        run = await run_in(path, plan_of(FailingPolicy("-1"), reward=share, rollouts=3))
         assert sum(row.is_error for row in run.rows.values()) == 3
         assert_scored_as_groups(path, run, members=2)
-        again = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3))
+        again = await run_in(path, plan_of(FailingPolicy("-1"), reward=share, rollouts=3))
         assert len(scored_ids(path)) == 6, "they are not scored again because of it"
         assert [row.score for row in again.rows.values()] == [row.score for row in run.rows.values()]
 
     async def test_incomplete_group_is_scored_after_a_resume(self, tmp_path: Path) -> None:
         path, control = tmp_path / "run", Control()
-        plan = plan_of(Breaks(stop_after=5, control=control), reward=share, rollouts=3, max_concurrency=1, samples=2)
+        plan = plan_of(
+            FailingPolicy(stop_after=5, control=control), reward=share, rollouts=3, max_concurrency=1, samples=2
+        )
         stopped = await run_in(path, plan, control=control)
         assert len(stopped.rows) == 5 and len(scored_ids(path)) == 3
         assert stopped.count_incomplete() == 3, "one to run, two that wait for it"
         assert status(path) == "interrupted"
-        policy = Breaks()
+        policy = FailingPolicy()
         run = await run_in(path, plan_of(policy, reward=share, rollouts=3, samples=2))
         assert policy.acted == 1 and status(path) == "complete"
         assert len(scored_ids(path)) == len(set(scored_ids(path))) == 6
@@ -128,7 +130,7 @@ class TestGroups:
         await run_in(path, plan)
         lines = (path / "scores.jsonl").read_bytes().splitlines(keepends=True)
         (path / "scores.jsonl").write_bytes(b"".join(lines[:kept]))
-        told = Told()
+        told = RecordingListener()
         run = await run_in(path, plan, listener=told)
         assert_scored_as_groups(path, run, members=3)
         assert len(scored_ids(path)) == (6 if kept in (0, 3) else 6 + kept % 3)
@@ -138,14 +140,14 @@ class TestGroups:
 
     async def test_rerun_episode_has_its_group_rescored(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
-        first = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3, samples=1))
+        first = await run_in(path, plan_of(FailingPolicy("-1"), reward=share, rollouts=3, samples=1))
         assert_scored_as_groups(path, first, members=2)
-        run = await run_in(path, plan_of(Breaks(), reward=share, rollouts=3, samples=1), only_failed=True)
+        run = await run_in(path, plan_of(FailingPolicy(), reward=share, rollouts=3, samples=1), only_failed=True)
         assert_scored_as_groups(path, run, members=3)
         lines = list(read_scores(path))
         assert [line["score"] for line in lines] == [0.5] * 2 + [1.0 / 3] * 3
         assert [line["attempt"] for line in lines] == [0, 0, 0, 1, 0]
-        later = await run_in(path, plan_of(Breaks(), reward=share, rollouts=3, samples=1))
+        later = await run_in(path, plan_of(FailingPolicy(), reward=share, rollouts=3, samples=1))
         assert {row.score for row in later.rows.values()} == {1.0 / 3} and len(scored_ids(path)) == 5
 
     @pytest.mark.parametrize("written", [1, 2])
@@ -153,17 +155,17 @@ class TestGroups:
         self, tmp_path: Path, written: int
     ) -> None:
         path = tmp_path / "run"
-        await run_in(path, plan_of(Breaks("-0"), reward=share, rollouts=3, samples=1))
-        await run_in(path, plan_of(Breaks(), reward=share, rollouts=3, samples=1), only_failed=True)
+        await run_in(path, plan_of(FailingPolicy("-0"), reward=share, rollouts=3, samples=1))
+        await run_in(path, plan_of(FailingPolicy(), reward=share, rollouts=3, samples=1), only_failed=True)
         lines = (path / "scores.jsonl").read_bytes().splitlines(keepends=True)
         (path / "scores.jsonl").write_bytes(b"".join(lines[: 2 + written]))
-        run = await run_in(path, plan_of(Breaks(), reward=share, rollouts=3, samples=1))
+        run = await run_in(path, plan_of(FailingPolicy(), reward=share, rollouts=3, samples=1))
         assert_scored_as_groups(path, run, members=3)
 
     async def test_rerun_episode_that_fails_again_keeps_the_scores_of_its_group(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
-        await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3, samples=1))
-        run = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3, samples=1), only_failed=True)
+        await run_in(path, plan_of(FailingPolicy("-1"), reward=share, rollouts=3, samples=1))
+        run = await run_in(path, plan_of(FailingPolicy("-1"), reward=share, rollouts=3, samples=1), only_failed=True)
         assert len(scored_ids(path)) == 2 and run.count_incomplete() == 0
         assert [row.score for row in run.rows.values() if not row.is_error] == [0.5, 0.5]
 

@@ -14,7 +14,7 @@ PAD = 99
 
 
 @dataclass
-class Played:
+class PlayedEpisode:
     """An episode, its credited steps, and its turns: (what the model saw, what it sampled)."""
 
     episode: SingleAgentEpisode
@@ -31,9 +31,9 @@ class Played:
 
 def play(
     rollout_id: str, turns: list[tuple[list[int], list[int]]], values: list[dict[str, Any]] | None = None
-) -> Played:
+) -> PlayedEpisode:
     """Record these turns; step t has version t. `values` are the steps' advantage, return_to_go and base_reward."""
-    made = Played(SingleAgentEpisode(rollout_id), turns)
+    made = PlayedEpisode(SingleAgentEpisode(rollout_id), turns)
     made.episode.add_env_reset("o")
     for t, (prompt, sampled) in enumerate(turns):
         logprobs = [made.logprob(t, n) for n in range(len(sampled))]
@@ -49,7 +49,7 @@ NUMBERS = st.none() | st.floats(-5, 5)
 
 
 @st.composite
-def played(draw: st.DrawFn, rollout_id: str = "r", *, rewritten: bool = True) -> Played:
+def played(draw: st.DrawFn, rollout_id: str = "r", *, rewritten: bool = True) -> PlayedEpisode:
     """Return an episode of up to four turns; some have empty parts, or a restarted context."""
     turns: list[tuple[list[int], list[int]]] = []
     context: list[int] = []
@@ -62,7 +62,7 @@ def played(draw: st.DrawFn, rollout_id: str = "r", *, rewritten: bool = True) ->
     return play(rollout_id, turns, [{name: draw(NUMBERS) for name in names} for _ in turns])
 
 
-def batches(size: int = 4) -> st.SearchStrategy[list[Played]]:
+def batches(size: int = 4) -> st.SearchStrategy[list[PlayedEpisode]]:
     return st.integers(0, size).flatmap(lambda n: st.tuples(*(played(f"r{i}") for i in range(n)))).map(list)
 
 
@@ -77,7 +77,7 @@ def _observed(token: int, in_completion: bool) -> dict[str, Any]:
     return {**zeros, "input_ids": token, "completion_mask": int(in_completion), "policy_versions": -1}
 
 
-def _sampled(made: Played, t: int) -> list[dict[str, Any]]:
+def _sampled(made: PlayedEpisode, t: int) -> list[dict[str, Any]]:
     sampled = made.turns[t][1]
     return [
         {
@@ -99,7 +99,7 @@ def _numbered(tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**token, "position_ids": position} for position, token in enumerate(tokens)]
 
 
-def looped_segments(made: Played) -> list[list[dict[str, Any]]]:
+def looped_segments(made: PlayedEpisode) -> list[list[dict[str, Any]]]:
     """Return the rows per segment as lists of tokens, each a dict of its values."""
     rows: list[list[dict[str, Any]]] = []
     for t, (prompt, _) in enumerate(made.turns):
@@ -112,7 +112,7 @@ def looped_segments(made: Played) -> list[list[dict[str, Any]]]:
     return [_numbered(row) for row in rows]
 
 
-def looped_actions(made: Played) -> list[list[dict[str, Any]]]:
+def looped_actions(made: PlayedEpisode) -> list[list[dict[str, Any]]]:
     """Return the rows per action."""
     return [
         _numbered([_observed(token, False) for token in prompt] + _sampled(made, t))

@@ -13,13 +13,13 @@ from reward_kit.episodes.columns import same_value
 from reward_kit.errors import ConfigError
 from reward_kit.tokens import TokenBatch, build_rows
 from tests.profiles import examples
-from tests.tokens.episode_strategies import PAD, Played, batches, play
+from tests.tokens.episode_strategies import PAD, PlayedEpisode, batches, play
 
 PADDING = st.sampled_from(["right", "left", "outer"])
 quick = settings(max_examples=examples(40), deadline=None)
 
 
-def rows_of(made: list[Played], padding: Any = "right") -> TokenBatch:
+def rows_of(made: list[PlayedEpisode], padding: Any = "right") -> TokenBatch:
     return build_rows([one.episode for one in made], [one.steps for one in made], pad_token_id=PAD, padding=padding)
 
 
@@ -36,21 +36,21 @@ def small(rows: int = 3) -> TokenBatch:
 
 @quick
 @given(made=batches(), padding=PADDING, cut=st.integers(0, 4))
-def test_concat_of_separate_batches_equals_one_batch(made: list[Played], padding: str, cut: int) -> None:
+def test_concat_of_separate_batches_equals_one_batch(made: list[PlayedEpisode], padding: str, cut: int) -> None:
     parts = [rows_of(made[:cut], padding), rows_of(made[cut:], padding)]
     assert alike(TokenBatch.concat(parts), rows_of(made, padding))
 
 
 @quick
 @given(made=batches(), padding=PADDING, cut=st.integers(0, 4))
-def test_trimmed_slice_equals_batch_of_the_slice(made: list[Played], padding: str, cut: int) -> None:
+def test_trimmed_slice_equals_batch_of_the_slice(made: list[PlayedEpisode], padding: str, cut: int) -> None:
     first = rows_of(made[:cut], padding)
     assert alike(rows_of(made, padding)[: len(first)].trim(), first)
 
 
 @quick
 @given(made=batches(), times=st.integers(0, 3))
-def test_repeat_repeats_rows_in_both_orders(made: list[Played], times: int) -> None:
+def test_repeat_repeats_rows_in_both_orders(made: list[PlayedEpisode], times: int) -> None:
     rows = rows_of(made)
     together, apart = rows.repeat(times), rows.repeat(times, interleave=False)
     assert len(together) == len(apart) == times * len(rows)
@@ -61,7 +61,7 @@ def test_repeat_repeats_rows_in_both_orders(made: list[Played], times: int) -> N
 
 @quick
 @given(made=batches(), data=st.data())
-def test_reorder_can_be_undone(made: list[Played], data: st.DataObject) -> None:
+def test_reorder_can_be_undone(made: list[PlayedEpisode], data: st.DataObject) -> None:
     rows = rows_of(made)
     order = data.draw(st.permutations(range(len(rows))))
     moved = rows.reorder(order)
@@ -71,7 +71,7 @@ def test_reorder_can_be_undone(made: list[Played], data: st.DataObject) -> None:
 
 @quick
 @given(made=batches(), size=st.integers(1, 5))
-def test_split_and_chunk_keep_every_row_exactly_once(made: list[Played], size: int) -> None:
+def test_split_and_chunk_keep_every_row_exactly_once(made: list[PlayedEpisode], size: int) -> None:
     rows = rows_of(made)
     if not len(rows):
         assert rows.split(size) == []
@@ -85,7 +85,7 @@ def test_split_and_chunk_keep_every_row_exactly_once(made: list[Played], size: i
 
 @quick
 @given(made=batches(), data=st.data())
-def test_indexing_by_list_mask_and_slice_agree(made: list[Played], data: st.DataObject) -> None:
+def test_indexing_by_list_mask_and_slice_agree(made: list[PlayedEpisode], data: st.DataObject) -> None:
     rows = rows_of(made)
     first = data.draw(st.integers(0, len(rows)))
     numbers = list(range(len(rows)))[first:]

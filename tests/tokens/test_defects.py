@@ -8,14 +8,14 @@ import pytest
 from reward_kit.agent.models import episode_steps
 from reward_kit.rl_helpers import ESTIMATORS, with_credit
 from reward_kit.tokens import TokenBatch, build_rows, micro_batches
-from tests.tokens.episode_strategies import PAD, Played, play
+from tests.tokens.episode_strategies import PAD, PlayedEpisode, play
 
 # Two rollouts of a group, of different length, in rows that do not stand together.
 FIRST = [([1], [2, 3]), ([1, 2, 3, 4], [5]), ([9], [6, 7])]
 SECOND = [([1], [8])]
 
 
-def group() -> list[Played]:
+def group() -> list[PlayedEpisode]:
     made = [play("a", FIRST), play("b", SECOND)]
     for one, won in zip(made, (True, False), strict=True):
         one.episode.custom_data["group_id"] = "g"
@@ -74,7 +74,7 @@ def test_action_values_do_not_depend_on_episode_order() -> None:
     values = [{"advantage": float(t), "return_to_go": 10.0 + t, "base_reward": -float(t)} for t in range(3)]
     made = [play("a", FIRST, values), play("b", SECOND, values[2:])]
 
-    def by_name(order: list[Played]) -> dict[tuple[str, int], list[float]]:
+    def by_name(order: list[PlayedEpisode]) -> dict[tuple[str, int], list[float]]:
         rows = build_rows([one.episode for one in order], [one.steps for one in order], pad_token_id=PAD)
         return {
             (item.non_tensor_batch["rollout_id"], item.non_tensor_batch["segment"]): item.batch["returns"].tolist()

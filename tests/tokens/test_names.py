@@ -10,12 +10,12 @@ from reward_kit.errors import ConfigError
 from reward_kit.tokens import TokenBatch, build_rows, verl_batch
 from reward_kit.tokens.layout import VERL_NAMES
 from tests.profiles import examples
-from tests.tokens.episode_strategies import PAD, Played, batches, play
+from tests.tokens.episode_strategies import PAD, PlayedEpisode, batches, play
 
 quick = settings(max_examples=examples(40), deadline=None)
 
 
-def outer(made: list[Played]) -> TokenBatch:
+def outer(made: list[PlayedEpisode]) -> TokenBatch:
     return build_rows([one.episode for one in made], [one.steps for one in made], pad_token_id=PAD, padding="outer")
 
 
@@ -33,7 +33,7 @@ def test_verl_batch_has_verl_shapes_and_positions() -> None:
 
 @quick
 @given(made=batches())
-def test_verl_batch_keeps_every_value(made: list[Played]) -> None:
+def test_verl_batch_keeps_every_value(made: list[PlayedEpisode]) -> None:
     ours = outer(made)
     theirs = verl_batch(ours)
     prompt = ours.batch["prompt_ids"].shape[1]
@@ -50,7 +50,7 @@ def test_verl_batch_keeps_every_value(made: list[Played]) -> None:
 
 @quick
 @given(made=batches())
-def test_verl_batches_can_be_concatenated_and_trimmed(made: list[Played]) -> None:
+def test_verl_batches_can_be_concatenated_and_trimmed(made: list[PlayedEpisode]) -> None:
     whole = verl_batch(outer(made))
     first, rest = verl_batch(outer(made[:1])), verl_batch(outer(made[1:]))
     joined = TokenBatch.concat([first, rest])

@@ -23,7 +23,7 @@ from reward_kit.tokens import (
     step_values,
 )
 from tests.profiles import examples
-from tests.tokens.episode_strategies import PAD, Played, batches, play
+from tests.tokens.episode_strategies import PAD, PlayedEpisode, batches, play
 
 # a1 = 3 4, a2 = 6, worth 4 and 1; and a1 = 8, worth nothing that is known.
 LONG = play("long", [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])], [{"advantage": 4.0}, {"advantage": 1.0}])
@@ -85,7 +85,7 @@ def test_connector_can_drop_rows() -> None:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(made=batches())
-def test_select_rows_equals_indexing_the_batch(made: list[Played]) -> None:
+def test_select_rows_equals_indexing_the_batch(made: list[PlayedEpisode]) -> None:
     columns = row_columns([one.episode for one in made], [one.steps for one in made])
     order = np.arange(len(columns.lengths_B))[::-2]
     taken = pad_rows(columns.select_rows(order), pad_token_id=PAD)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, pad_rows, row_columns
 from tests.profiles import examples
-from tests.tokens.episode_strategies import KEYS, PAD, Played, batches, looped_actions, looped_segments, play
+from tests.tokens.episode_strategies import KEYS, PAD, PlayedEpisode, batches, looped_actions, looped_segments, play
 
 LOOPS = {"segment": looped_segments, "action": looped_actions}
 FILL = {"input_ids": PAD, "policy_versions": -1}
@@ -20,13 +20,13 @@ PADDING = st.sampled_from(["right", "left", "outer"])
 quick = settings(max_examples=examples(40), deadline=None)
 
 
-def rows_of(made: list[Played], **options: Any) -> TokenBatch:
+def rows_of(made: list[PlayedEpisode], **options: Any) -> TokenBatch:
     return build_rows([one.episode for one in made], [one.steps for one in made], pad_token_id=PAD, **options)
 
 
 @quick
 @given(per=PER, padding=PADDING, made=batches())
-def test_rows_match_a_reference_loop(per: str, padding: str, made: list[Played]) -> None:
+def test_rows_match_a_reference_loop(per: str, padding: str, made: list[PlayedEpisode]) -> None:
     batch = rows_of(made, per=per, padding=padding).batch
     expected = [row for one in made for row in LOOPS[per](one)]
     assert len(batch["input_ids"]) == len(expected)
@@ -39,7 +39,7 @@ def test_rows_match_a_reference_loop(per: str, padding: str, made: list[Played])
 
 @quick
 @given(per=PER, made=batches())
-def test_padding_side_moves_rows_without_changing_them(per: str, made: list[Played]) -> None:
+def test_padding_side_moves_rows_without_changing_them(per: str, made: list[PlayedEpisode]) -> None:
     right, left, outer = (rows_of(made, per=per, padding=side).batch for side in ("right", "left", "outer"))
     for index in range(len(right["input_ids"])):
         length = right["attention_mask"][index].sum()
@@ -54,7 +54,7 @@ def test_padding_side_moves_rows_without_changing_them(per: str, made: list[Play
 
 @quick
 @given(padding=PADDING, made=batches())
-def test_prompt_and_completion_ids_are_the_two_parts_of_a_row(padding: str, made: list[Played]) -> None:
+def test_prompt_and_completion_ids_are_the_two_parts_of_a_row(padding: str, made: list[PlayedEpisode]) -> None:
     batch = rows_of(made, padding=padding).batch
     expected = [row for one in made for row in looped_segments(one)]
     for key, part, on_left in (
@@ -69,7 +69,7 @@ def test_prompt_and_completion_ids_are_the_two_parts_of_a_row(padding: str, made
 
 @quick
 @given(per=PER, made=batches())
-def test_packed_rows_equal_padded_rows(per: str, made: list[Played]) -> None:
+def test_packed_rows_equal_padded_rows(per: str, made: list[PlayedEpisode]) -> None:
     columns = row_columns([one.episode for one in made], [one.steps for one in made], per=per)
     packed, padded = pack_rows(columns), pad_rows(columns, pad_token_id=PAD).batch
     there = padded["attention_mask"] == 1
@@ -84,9 +84,10 @@ def test_packed_rows_equal_padded_rows(per: str, made: list[Played]) -> None:
 
 @quick
 @given(per=PER, made=batches())
-def test_loss_mask_is_product_of_masks_where_advantage_is_known(per: str, made: list[Played]) -> None:
+def test_loss_mask_is_product_of_masks_where_advantage_is_known(per: str, made: list[PlayedEpisode]) -> None:
     credited = [
-        Played(one.episode, one.turns, [s.model_copy(update={"advantage": 1.0}) for s in one.steps]) for one in made
+        PlayedEpisode(one.episode, one.turns, [s.model_copy(update={"advantage": 1.0}) for s in one.steps])
+        for one in made
     ]
     batch = rows_of(credited, per=per).batch
     np.testing.assert_array_equal(batch["loss_mask"], batch["completion_mask"] * batch["action_mask"])
@@ -96,7 +97,7 @@ def test_loss_mask_is_product_of_masks_where_advantage_is_known(per: str, made: 
 
 @quick
 @given(made=batches())
-def test_every_sampled_token_counts_once_per_segment_and_per_action(made: list[Played]) -> None:
+def test_every_sampled_token_counts_once_per_segment_and_per_action(made: list[PlayedEpisode]) -> None:
     sampled = sum(len(ids) for one in made for _, ids in one.turns)
     for per in ("segment", "action"):
         batch = rows_of(made, per=per).batch
@@ -107,7 +108,7 @@ def test_every_sampled_token_counts_once_per_segment_and_per_action(made: list[P
 
 @quick
 @given(made=batches(2))
-def test_rows_contain_exactly_the_prompts_the_model_saw(made: list[Played]) -> None:
+def test_rows_contain_exactly_the_prompts_the_model_saw(made: list[PlayedEpisode]) -> None:
     """Up to any action, a segment's row and the action's own row equal its prompt."""
     segments, actions = rows_of(made).batch, rows_of(made, per="action").batch
     row = 0
@@ -129,7 +130,7 @@ def test_rows_contain_exactly_the_prompts_the_model_saw(made: list[Played]) -> N
 @quick
 @given(per=PER, made=batches(), scores=st.lists(st.none() | st.floats(0, 1), min_size=4, max_size=4))
 def test_exactly_one_row_ends_each_episode_with_sampled_tokens(
-    per: str, made: list[Played], scores: list[float | None]
+    per: str, made: list[PlayedEpisode], scores: list[float | None]
 ) -> None:
     batch = rows_of(made, per=per, scores=scores[: len(made)])
     acts = batch.batch["action_mask"].any(axis=1)
@@ -143,7 +144,7 @@ def test_exactly_one_row_ends_each_episode_with_sampled_tokens(
 
 @quick
 @given(made=batches(2), start=st.integers(0, 3))
-def test_episode_chunks_have_rows_of_their_own_tokens_only(made: list[Played], start: int) -> None:
+def test_episode_chunks_have_rows_of_their_own_tokens_only(made: list[PlayedEpisode], start: int) -> None:
     """Tokens before a chunk are context; a segment of only context has no row."""
     episodes = []
     for one in made:
@@ -163,7 +164,7 @@ def test_episode_chunks_have_rows_of_their_own_tokens_only(made: list[Played], s
 
 @quick
 @given(made=batches())
-def test_building_rows_does_not_modify_episodes(made: list[Played]) -> None:
+def test_building_rows_does_not_modify_episodes(made: list[PlayedEpisode]) -> None:
     before = [(one.episode.get_state(), [step.model_dump() for step in one.steps]) for one in made]
     batch = rows_of(made)
     for values in batch.batch.values():

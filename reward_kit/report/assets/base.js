@@ -142,17 +142,19 @@ const RK = (() => {
 
   const leaveOverview = () => {
     if (!document.body.classList.contains("viewing")) {
-      state.overview = { at: window.scrollY, focus: document.activeElement };
+      const focus = document.activeElement;
+      state.overview = { at: window.scrollY, focus, isInMatrix: RK.matrix?.space.contains(focus) };
     }
   };
   const backToOverview = () => {
     if (!document.body.classList.contains("viewing")) return;
     show(false).replaceChildren();
     document.title = state.title;
-    const { at, focus } = state.overview ?? { at: 0, focus: null };
+    const { at, focus, isInMatrix } = state.overview ?? { at: 0, focus: null };
     if (location.hash.length > 1) document.getElementById(decoded(location.hash.slice(1)))?.scrollIntoView();
     else window.scrollTo(0, at);
-    if (focus?.isConnected) focus.focus({ preventScroll: true });
+    if (isInMatrix) RK.matrix.focus(); // its cells were rendered again
+    else if (focus?.isConnected) focus.focus({ preventScroll: true });
   };
 
   const route = async () => {

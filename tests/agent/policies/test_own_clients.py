@@ -25,7 +25,7 @@ TASK = TaskDefinitionModel(name="t", messages=[Message(role="user", content="6 *
 ASK = [Message(role="user", content="6 * 7?")]
 
 
-class Asking(AgentPolicy):
+class OpenAIClientPolicy(AgentPolicy):
     """A policy that uses the openai package as a new user would."""
 
     def __init__(self, base_url: str) -> None:
@@ -41,7 +41,7 @@ class Asking(AgentPolicy):
 
 
 @asynccontextmanager
-async def worker_of(kind: type[Asking], base_url: str) -> AsyncIterator[RLRolloutWorker]:
+async def worker_of(kind: type[OpenAIClientPolicy], base_url: str) -> AsyncIterator[RLRolloutWorker]:
     policy = kind(base_url)
     try:
         yield RLRolloutWorker(TASK, policy)
@@ -199,7 +199,7 @@ async def test_calls_without_ids_get_step_ids() -> None:
 
 async def test_temporary_client_failures_are_retried() -> None:
     script = [status(503), status(429, {"Retry-After": "0"}), dropped(), answer("42")]
-    async with ChatServer(script) as server, worker_of(Asking, server.base_url) as worker:
+    async with ChatServer(script) as server, worker_of(OpenAIClientPolicy, server.base_url) as worker:
         episode = await worker.collect_episode()
     assert get_facts(episode)["failure"] is None and episode.messages[-1].text == "42"
     assert len(server.requests) == 4
@@ -207,10 +207,12 @@ async def test_temporary_client_failures_are_retried() -> None:
 
 async def test_a_long_wait_for_a_retry_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     script = [status(503, {"Retry-After": "5"}), answer("42")]
-    async with ChatServer(script) as server, worker_of(Asking, server.base_url) as worker:
+    async with ChatServer(script) as server, worker_of(OpenAIClientPolicy, server.base_url) as worker:
         await worker.run_episode()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert re.search(r"attempt 1 failed, the next in 5\.\d\d s: the endpoint of Asking answered HTTP 503", warning)
+    assert re.search(
+        r"attempt 1 failed, the next in 5\.\d\d s: the endpoint of OpenAIClientPolicy answered HTTP 503", warning
+    )
 
 
 async def test_unknown_keys_of_log_probs_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -230,15 +232,17 @@ async def test_unknown_keys_of_log_probs_are_reported_once(caplog: pytest.LogCap
     [(400, "fix the request"), (401, "check the key"), (404, "check the base URL"), (422, "fix the request")],
 )
 async def test_permanent_failure_reports_the_fix(code: int, advice: str) -> None:
-    async with ChatServer([status(code)]) as server, worker_of(Asking, server.base_url) as worker:
-        with pytest.raises(ProviderError, match=rf"the endpoint of Asking answered HTTP {code}: .*; {advice}"):
+    async with ChatServer([status(code)]) as server, worker_of(OpenAIClientPolicy, server.base_url) as worker:
+        with pytest.raises(
+            ProviderError, match=rf"the endpoint of OpenAIClientPolicy answered HTTP {code}: .*; {advice}"
+        ):
             await worker.run_episode()
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("kind", ["httpx", "aiohttp", "anthropic"])
 async def test_errors_of_other_http_clients_are_retried(kind: str) -> None:
-    class Other(Asking):
+    class Other(OpenAIClientPolicy):
         async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
             url = f"{self.client.base_url}chat/completions"
             if kind == "aiohttp":
@@ -260,7 +264,7 @@ async def test_errors_of_other_http_clients_are_retried(kind: str) -> None:
 
 
 async def test_policy_that_has_called_tools_is_not_retried() -> None:
-    class Acting(Asking):
+    class Acting(OpenAIClientPolicy):
         call_tool: Any = None
 
         async def open(self, context: Any) -> AgentPolicy:

@@ -24,7 +24,7 @@ SAID = ChatCompletion(
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-class Served:
+class ServedEndpoint:
     """An endpoint with one address, its requests, and its completion."""
 
     def __init__(self, says: ChatCompletion = SAID) -> None:
@@ -35,7 +35,7 @@ class Served:
         self.asked.append(request)
         return RecordedAnswer(self.says, "chatcmpl-7", "real-model")
 
-    async def __aenter__(self) -> Served:
+    async def __aenter__(self) -> ServedEndpoint:
         self.url = await self.endpoint.open(self.answer)
         self.http = aiohttp.ClientSession()
         return self
@@ -54,7 +54,7 @@ class Served:
 
 
 async def test_answer_has_the_openai_format() -> None:
-    async with Served() as served, served.client() as client:
+    async with ServedEndpoint() as served, served.client() as client:
         reply = await client.chat.completions.create(model="any", messages=HELLO)
     (choice,) = reply.choices
     assert (reply.object, reply.id, reply.model) == ("chat.completion", "chatcmpl-7", "real-model")
@@ -68,7 +68,7 @@ async def test_answer_has_the_openai_format() -> None:
 
 
 async def test_streamed_answer_equals_the_whole_answer() -> None:
-    async with Served() as served, served.client() as client:
+    async with ServedEndpoint() as served, served.client() as client:
         whole = await client.chat.completions.create(model="any", messages=HELLO)
         async with client.chat.completions.stream(
             model="any", messages=HELLO, stream_options={"include_usage": True}
@@ -85,7 +85,7 @@ async def test_streamed_answer_equals_the_whole_answer() -> None:
 
 
 async def test_stream_ends_with_done_and_includes_usage_on_request() -> None:
-    async with Served() as served:
+    async with ServedEndpoint() as served:
         for options, chunks_with_usage in (({}, 0), ({"stream_options": {"include_usage": True}}, 1)):
             body = {"messages": HELLO, "stream": True, **options}
             async with served.http.post(f"{served.url}/chat/completions", json=body) as response:
@@ -96,7 +96,7 @@ async def test_stream_ends_with_done_and_includes_usage_on_request() -> None:
 
 
 async def test_absent_model_fields_are_left_out() -> None:
-    async with Served(ChatCompletion(Message(role="assistant", content="ok"))) as served:
+    async with ServedEndpoint(ChatCompletion(Message(role="assistant", content="ok"))) as served:
         _, body = await served.post({"messages": HELLO})
         async with served.http.get(f"{served.url}/models") as response:
             models = await response.json()
@@ -108,7 +108,7 @@ async def test_absent_model_fields_are_left_out() -> None:
 async def test_request_options_are_forwarded_except_reserved_keys() -> None:
     passed_on = {"tools": [{"type": "function", "function": {"name": "add"}}], "tool_choice": "auto", "stop": ["x"]}
     own = {"model": "gpt", "n": 1, "seed": 7, "stream": False, "logprobs": False, "stream_options": None}
-    async with Served() as served:
+    async with ServedEndpoint() as served:
         await served.post({"messages": HELLO, "user": None, **passed_on, **own})
     (asked,) = served.asked
     assert (asked.messages, asked.stream, asked.options) == (HELLO, False, passed_on)
@@ -130,7 +130,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("body", "words"), REFUSED.values(), ids=REFUSED)
 async def test_invalid_request_is_rejected_with_a_message(body: Any, words: str) -> None:
-    async with Served() as served:
+    async with ServedEndpoint() as served:
         status, reply = await served.post(body)
     assert status == 400 and words in reply["error"]["message"] and not served.asked
 
@@ -139,7 +139,7 @@ async def test_finished_episode_returns_an_error() -> None:
     async def over(request: ChatRequest) -> RecordedAnswer:
         raise EpisodeError("the episode is over")
 
-    async with Served() as served:
+    async with ServedEndpoint() as served:
         status, reply = await served.post({"messages": HELLO}, await served.endpoint.open(over))
         assert (status, reply["error"]["message"]) == (400, "the episode is over")
         served.endpoint.forget(served.url)
@@ -148,7 +148,7 @@ async def test_finished_episode_returns_an_error() -> None:
 
 
 async def test_unknown_token_returns_404() -> None:
-    async with Served() as served:
+    async with ServedEndpoint() as served:
         root, token = served.url.split("/v1")[0].rsplit("/", 1)
         other = await served.endpoint.open(served.answer)
         assert len(token) >= 24 and token not in other
@@ -159,14 +159,14 @@ async def test_unknown_token_returns_404() -> None:
 
 
 async def test_other_api_routes_are_reported_as_unsupported() -> None:
-    async with Served() as served, served.http.post(f"{served.url}/responses", json={}) as response:
+    async with ServedEndpoint() as served, served.http.post(f"{served.url}/responses", json={}) as response:
         assert response.status == 404
         assert "use POST chat/completions" in (await response.json())["error"]["message"]
 
 
 async def test_request_body_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_agent_policy, "AGENT_REQUEST_BYTES", 1000)
-    async with Served() as served:
+    async with ServedEndpoint() as served:
         assert (await served.post({"messages": HELLO}))[0] == 200
         status, reply = await served.post({"messages": [{"role": "user", "content": "a" * 2000}]})
     assert status == 413 and "1000" in reply["error"]["message"] and len(served.asked) == 1

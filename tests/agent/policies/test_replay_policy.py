@@ -32,14 +32,14 @@ from tests.cli.project import Project, lines
 COUNT = {"resource_type": COUNTER, "initial_user_prompt": "Count.", "on_text": "end"}
 
 
-class Own(AgentPolicy):
+class FunctionPolicy(AgentPolicy):
     """A policy whose outputs come from a function, which may call tools."""
 
     def __init__(self, *outputs: Any) -> None:
         self.outputs = outputs
 
     async def open(self, context):
-        session = Own(*self.outputs)
+        session = FunctionPolicy(*self.outputs)
         session.context, session.next = context, 0
         return session
 
@@ -97,15 +97,15 @@ SCRIPTS = {
     "the end of the world": [call(), call("win")],
     "a world that breaks": [call(), call("crash")],
     "terminate": [call(), {"type": "terminate", "content": "bye"}],
-    "tokens": Own(
+    "tokens": FunctionPolicy(
         PolicyOutput(call(), "add", sampled([1, 2], [3], policy_version=4, **USAGE), 0.5),
         PolicyOutput(call(), None, sampled([1, 2, 3, 9], [4, 5])),
         PolicyOutput(call(), "", sampled([7], [8], segment_reason="cut"), 1),
         PolicyOutput(text("x"), "x", {"token_ids": [1], "logprobs": [-1.0], **USAGE}),
     ),
-    "unknown log-probabilities": Own(PolicyOutput(text("x"), "x", {"prompt_ids": [1], "token_ids": [2]})),
-    "a policy that breaks": Own(PolicyOutput(call()), ZeroDivisionError("oh")),
-    "an endpoint that fails": Own(PolicyOutput(call()), ProviderError("503 for the fifth time")),
+    "unknown log-probabilities": FunctionPolicy(PolicyOutput(text("x"), "x", {"prompt_ids": [1], "token_ids": [2]})),
+    "a policy that breaks": FunctionPolicy(PolicyOutput(call()), ZeroDivisionError("oh")),
+    "an endpoint that fails": FunctionPolicy(PolicyOutput(call()), ProviderError("503 for the fifth time")),
 }
 
 
@@ -168,7 +168,7 @@ class TestOwnCalls:
 
     async def test_own_calls_are_repeated(self, tmp_path):
         fields = {"on_text": "continue"}
-        first, again = await replayed(tmp_path, Own(*self.STEPS), before=fields)
+        first, again = await replayed(tmp_path, FunctionPolicy(*self.STEPS), before=fields)
         assert (reason(first), len(first), failure(first)) == ("answered", 4, None)
         assert json.loads(line(again)) == json.loads(line(first)) and line(again) == line(first)
         assert again.custom_data["final_state"]["payload"] == first.custom_data["final_state"]["payload"]
@@ -178,7 +178,7 @@ class TestOwnCalls:
             await context.call_tool("add", {"by": 2})
             return PolicyOutput(text("thinking"))
 
-        own = Own(call_and_keep, PolicyOutput(text("done")))
+        own = FunctionPolicy(call_and_keep, PolicyOutput(text("done")))
         first, again = await replayed(tmp_path, own, before={"on_text": "continue"})
         assert list(first.get_rewards()) == [2.0, 0.0]
         assert line(again) == line(first)
@@ -204,18 +204,20 @@ class TestOwnCalls:
 
     async def test_custom_prompt_is_replayed(self, tmp_path):
         prompt = [{"role": "system", "content": "mine"}, {"role": "user", "content": "Count!"}]
-        own = Own(PolicyOutput({**call(), "prompt_messages": prompt}), PolicyOutput(text("done")))
+        own = FunctionPolicy(PolicyOutput({**call(), "prompt_messages": prompt}), PolicyOutput(text("done")))
         first, again = await replayed(tmp_path, own)
         assert first.messages[0].text == "mine" and line(again) == line(first)
 
     async def test_changed_task_is_reported_with_a_custom_prompt(self, tmp_path):
-        own = Own(PolicyOutput({**call(), "prompt_messages": [{"role": "user", "content": "x"}]}))
+        own = FunctionPolicy(PolicyOutput({**call(), "prompt_messages": [{"role": "user", "content": "x"}]}))
         _, again = await replayed(tmp_path, own, now={"initial_user_prompt": "Sum."})
         assert "message 0 (user) differs at .content: 'Count.' became 'Sum.'" in failure(again)["message"]
 
     async def test_messages_after_a_short_custom_prompt_are_compared(self, tmp_path):
         prompt = [{"role": "user", "content": "x"}]
-        own = Own(PolicyOutput({**call(), "prompt_messages": prompt}), PolicyOutput(call()), PolicyOutput(text("done")))
+        own = FunctionPolicy(
+            PolicyOutput({**call(), "prompt_messages": prompt}), PolicyOutput(call()), PolicyOutput(text("done"))
+        )
         now = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(
             tmp_path, own, before={"messages": [{"role": "system", "content": "Be quick."}]}, now=now
@@ -224,9 +226,9 @@ class TestOwnCalls:
 
     async def test_changed_answer_to_an_own_call_is_reported(self, tmp_path, caplog):
         other = {"resource_type": f"{__name__}:Louder"}
-        _, again = await replayed(tmp_path, Own(*self.STEPS), before={"on_text": "continue"}, now=other)
+        _, again = await replayed(tmp_path, FunctionPolicy(*self.STEPS), before={"on_text": "continue"}, now=other)
         assert "add {'by': 2} has a different answer than recorded: 'THE COUNT IS 2'" in failure(again)["message"]
-        twice, fields = Own(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
+        twice, fields = FunctionPolicy(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
         caplog.clear()
         _, again = await replayed(tmp_path, twice, before=fields, now=other, on_difference="continue")
         assert len(caplog.records) == 1 and (reason(again), len(again)) == ("answered", 5)

@@ -239,7 +239,7 @@ async def test_invalid_configuration_is_reported(config: dict[str, Any], message
         await AlfworldResource().setup(config)
 
 
-class StandIn:
+class NativeWorker:
     """The native engine with the interface of TextWorld's worker."""
 
     changed: str | None = None
@@ -266,17 +266,17 @@ class StandIn:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
-    monkeypatch.setattr(alfworld, "RealEngine", StandIn)
-    monkeypatch.setattr(StandIn, "changed", None)
-    return StandIn
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[NativeWorker]:
+    monkeypatch.setattr(alfworld, "RealEngine", NativeWorker)
+    monkeypatch.setattr(NativeWorker, "changed", None)
+    return NativeWorker
 
 
-async def test_real_resource_passes_the_checker(stand_in: type[StandIn]) -> None:
+async def test_real_resource_passes_the_checker(stand_in: type[NativeWorker]) -> None:
     assert await check_resource(RealAlfworldResource, {"split": "development"}) == []
 
 
-async def test_real_resource_is_forked_by_replaying_commands(stand_in: type[StandIn]) -> None:
+async def test_real_resource_is_forked_by_replaying_commands(stand_in: type[NativeWorker]) -> None:
     resource = await small(RealAlfworldResource)
     await act(resource, *PLAN[:4])
     twin = await resource.fork()
@@ -286,7 +286,9 @@ async def test_real_resource_is_forked_by_replaying_commands(stand_in: type[Stan
     await resource.close()
 
 
-async def test_engine_difference_ends_the_episode(stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_difference_ends_the_episode(
+    stand_in: type[NativeWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stand_in, "changed", PLAN[1])
     resource = await small(RealAlfworldResource)
     with pytest.raises(EnvironmentFailure, match="differ in observation: 'Something else"):
@@ -294,7 +296,7 @@ async def test_engine_difference_ends_the_episode(stand_in: type[StandIn], monke
 
 
 async def test_published_game_is_played_by_its_texts(
-    stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stand_in: type[NativeWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "valid_unseen" / "trial" / "game.tw-pddl"
     file.parent.mkdir(parents=True)
@@ -314,7 +316,7 @@ async def test_published_game_is_played_by_its_texts(
 
 
 async def test_published_games_are_selected_by_split_type_and_index(
-    stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stand_in: type[NativeWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(ConfigError, match="ALFWORLD_DATA has no valid_unseen game"):
@@ -335,7 +337,7 @@ async def test_published_games_are_selected_by_split_type_and_index(
 
 
 async def test_state_keys_of_published_games_agree_with_the_native_engine(
-    stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stand_in: type[NativeWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "game.tw-pddl").write_text("{}")
     pairs = set()
@@ -353,7 +355,7 @@ async def test_state_keys_of_published_games_agree_with_the_native_engine(
     assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}) > 40
 
 
-async def test_expert_has_no_action_after_leaving_its_plan(stand_in: type[StandIn], tmp_path: Path) -> None:
+async def test_expert_has_no_action_after_leaving_its_plan(stand_in: type[NativeWorker], tmp_path: Path) -> None:
     (tmp_path / "game.tw-pddl").write_text("{}")
     resource = await made(RealAlfworldResource, game_file=str(tmp_path / "game.tw-pddl"))
     await act(resource, "nonsense", PLAN[0])

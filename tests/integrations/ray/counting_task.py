@@ -103,7 +103,7 @@ def ranked(rollouts_messages):
 """
 
 
-class Counting:
+class CountingTask:
     """The task in a folder, and runs of it in this process."""
 
     def __init__(self, folder: Path, samples: int = 8, policies: tuple[str, ...] = (), **keys: Any) -> None:

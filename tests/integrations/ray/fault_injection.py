@@ -12,14 +12,14 @@ from typing import Any
 from reward_kit.integrations.ray.engine import RayEngine
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.runs.summary import EpisodeRow
-from tests.integrations.ray.counting_task import Counting
+from tests.integrations.ray.counting_task import CountingTask
 
 
-def engine_for(counting: Counting, **options: Any) -> RayEngine:
+def engine_for(counting: CountingTask, **options: Any) -> RayEngine:
     return RayEngine(counting.loaded(), counting.request(), RayOptions.of(options))
 
 
-class When:
+class AfterEpisodes:
     """A listener that acts once a number of episodes have stopped."""
 
     def __init__(self, count: int, act: Any) -> None:
@@ -34,10 +34,10 @@ class When:
     def episode_scored(self, row: EpisodeRow) -> None: ...
 
 
-class Both:
+class ListenerGroup:
     """A listener that forwards to several listeners."""
 
-    def __init__(self, listeners: list[When]) -> None:
+    def __init__(self, listeners: list[AfterEpisodes]) -> None:
         self._listeners = listeners
 
     def episode_stopped(self, row: EpisodeRow) -> None:

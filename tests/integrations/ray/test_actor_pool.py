@@ -21,7 +21,7 @@ pytestmark = pytest.mark.campaign
 
 
 @ray.remote(num_cpus=0, max_concurrency=4)
-class Idle:
+class IdleActor:
     """An actor that does nothing until it is killed."""
 
     async def hold(self) -> None:
@@ -30,7 +30,7 @@ class Idle:
     async def close(self) -> None: ...
 
 
-class Starts:
+class ActorFactory:
     """A factory that makes the first actor immediately and the others on request."""
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class Starts:
     async def __call__(self) -> Any:
         if next(self._numbers):
             await self.go_on.wait()
-        self.handles.append(Idle.remote())
+        self.handles.append(IdleActor.remote())
         return self.handles[-1]
 
 
 async def test_lost_first_actor_is_replaced_while_others_start(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "_SETTLE_S", 1.0)
-    starts = Starts()
+    starts = ActorFactory()
     async with ActorPool("worker", starts, 2, wait_s=60).open() as pool:
         async with anyio.create_task_group() as tasks:
             placed: list[Any] = []

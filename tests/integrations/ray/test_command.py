@@ -21,7 +21,7 @@ import pytest
 from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.runs.run_folder import read_episodes
 from tests.chat_server import ChatServer, answer, status
-from tests.integrations.ray.counting_task import Counting, without_the_clock
+from tests.integrations.ray.counting_task import CountingTask, without_the_clock
 
 pytestmark = pytest.mark.campaign
 
@@ -108,7 +108,7 @@ def until(holds: Callable[[], Any], seconds: float = 60.0) -> bool:
 
 
 def test_ray_engine_writes_the_same_files_as_the_local_engine_and_cleans_up(folder: Path, shell: Shell) -> None:
-    Counting(folder / "task", samples=6)
+    CountingTask(folder / "task", samples=6)
     code, output, errors = shell.call("task.yaml", "--engine", "ray", "--json", "-E", "workers=2", "--log-dir", "far")
     assert code == 0, errors
     assert json.loads(output)["policies"][0]["scored"] == 24
@@ -120,7 +120,7 @@ def test_ray_engine_writes_the_same_files_as_the_local_engine_and_cleans_up(fold
 
 
 def test_workers_run_in_the_shipped_folder(folder: Path, shell: Shell) -> None:
-    counting = Counting(folder / "task", samples=3, policy={"type": "where.py:Where"})
+    counting = CountingTask(folder / "task", samples=3, policy={"type": "where.py:Where"})
     (counting.folder / "where.py").write_text(WHERE)
     code, _, errors = shell.call("task.yaml", "--engine", "ray", "-E", "ship=true", "-E", "workers=2")
     assert code == 0, errors
@@ -133,7 +133,7 @@ def test_workers_run_in_the_shipped_folder(folder: Path, shell: Shell) -> None:
 
 
 def test_interrupt_finishes_episodes_in_flight_and_any_engine_can_resume(folder: Path, shell: Shell) -> None:
-    counting = Counting(folder / "task", samples=40, policy={"type": "mine.py:Adds", "wait_s": 0.1})
+    counting = CountingTask(folder / "task", samples=40, policy={"type": "mine.py:Adds", "wait_s": 0.1})
     with shell.start("task.yaml", "--engine", "ray", "-E", "workers=2") as process:
         assert until(lambda: _written(shell) > 4)
         process.send_signal(signal.SIGINT)
@@ -156,7 +156,7 @@ def _written(shell: Shell) -> int:
 def test_second_interrupt_stops_immediately_and_leaves_no_worker(
     folder: Path, shell: Shell, number: signal.Signals
 ) -> None:
-    Counting(folder / "task", samples=4, policy={"type": "mine.py:Adds", "wait_s": 600})
+    CountingTask(folder / "task", samples=4, policy={"type": "mine.py:Adds", "wait_s": 600})
     with shell.start("task.yaml", "--engine", "ray", "-E", "workers=2") as process:
         assert until(lambda: sum("ray::RolloutActor" in command for command in shell.children()) == 2)
         time.sleep(1.0)
@@ -170,7 +170,7 @@ def test_second_interrupt_stops_immediately_and_leaves_no_worker(
 
 
 def test_killed_driver_shuts_down_its_own_cluster(folder: Path, shell: Shell) -> None:
-    Counting(folder / "task", samples=4, policy={"type": "mine.py:Adds", "wait_s": 600})
+    CountingTask(folder / "task", samples=4, policy={"type": "mine.py:Adds", "wait_s": 600})
     with shell.start("task.yaml", "--engine", "ray", "-E", "workers=2") as process:
         assert until(lambda: sum("ray::RolloutActor" in command for command in shell.children()) == 2)
         process.kill()
@@ -179,7 +179,7 @@ def test_killed_driver_shuts_down_its_own_cluster(folder: Path, shell: Shell) ->
 
 
 def test_unreachable_cluster_is_reported_in_a_single_line(folder: Path, shell: Shell) -> None:
-    Counting(folder / "task", samples=1)
+    CountingTask(folder / "task", samples=1)
     code, _, errors = shell.call("task.yaml", "--engine", "ray", "--address", "127.0.0.1:1")
     assert code == 3, errors
     assert "error: no cluster answers at 127.0.0.1:1: " in errors and "Traceback" not in errors
@@ -199,7 +199,7 @@ def test_local_model_is_loaded_in_the_workers_and_not_in_the_driver(
     small_llama(len(tokenizer), context=4096).save_pretrained(folder / "task" / "small")
     tokenizer.save_pretrained(folder / "task" / "small")
     policy = {"type": "hf", "model": "./small", "action_format": "hermes", "max_new_tokens": 8}
-    counting = Counting(folder / "task", samples=2, policy=policy, max_episode_steps=2)
+    counting = CountingTask(folder / "task", samples=2, policy=policy, max_episode_steps=2)
     task = without_model_weights(counting.loaded())
     (driver,) = make_policies(task, RunArgs(task_path=task.path))
     with pytest.raises(PolicyError, match="has no weights"):
@@ -224,7 +224,7 @@ def test_secret_logged_by_a_worker_is_redacted_in_the_run_log(
     monkeypatch.setenv("MY_API_KEY", secret)
     monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", "MY_API_KEY=https://api.openai.com")
     policy = {"type": "mine.py:Tells", "variable": "MY_API_KEY", "api_key_env": "MY_API_KEY"}
-    counting = Counting(folder / "task", samples=2, policy=policy)
+    counting = CountingTask(folder / "task", samples=2, policy=policy)
     mine = counting.folder / "mine.py"
     mine.write_text(mine.read_text().replace('variable="HOME"', 'variable="HOME", api_key_env=None'))
     code, output, errors = shell.call("task.yaml", "--engine", "ray", "-E", "workers=1", "--json")
@@ -253,7 +253,7 @@ async def test_workers_use_the_api_key_of_the_driver(
     monkeypatch.setenv("SERVED_KEY", "sk-served")
     async with ChatServer(lambda body: answer("I counted")) as server:
         monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"SERVED_KEY={server.base_url}")
-        counting = Counting(folder / "task", samples=4, resource_type=None, policy=served(server))
+        counting = CountingTask(folder / "task", samples=4, resource_type=None, policy=served(server))
         code, _, errors = await anyio.to_thread.run_sync(shell.call, "task.yaml", "--engine", "ray", "-E", "workers=2")
         assert code == 0, errors
         assert len(server.requests) == 16
@@ -269,7 +269,7 @@ async def test_rejected_api_key_ends_the_run_without_failed_episodes(
     monkeypatch.setenv("SERVED_KEY", "sk-wrong")
     async with ChatServer(lambda body: status(401, text="wrong key")) as server:
         monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"SERVED_KEY={server.base_url}")
-        Counting(folder / "task", samples=20, resource_type=None, policy=served(server))
+        CountingTask(folder / "task", samples=20, resource_type=None, policy=served(server))
         code, _, errors = await anyio.to_thread.run_sync(shell.call, "task.yaml", "--engine", "ray", "-E", "workers=2")
     assert code == 3, errors
     assert "refused the API key" in errors or "401" in errors

@@ -13,8 +13,8 @@ from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.cluster import workers_that_fit, workers_to_start
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.runs.run_folder import read_episodes
-from tests.integrations.ray.counting_task import Counting, carried_out, without_the_clock
-from tests.integrations.ray.fault_injection import Both, When, engine_for, killed
+from tests.integrations.ray.counting_task import CountingTask, carried_out, without_the_clock
+from tests.integrations.ray.fault_injection import AfterEpisodes, ListenerGroup, engine_for, killed
 
 pytestmark = pytest.mark.campaign
 
@@ -32,10 +32,12 @@ class TestLostWorkers:
     async def test_killed_worker_is_replaced_and_its_episodes_are_restarted(
         self, cluster: Any, home: Path, folder: Path
     ) -> None:
-        counting = Counting(folder / "task", samples=60, policy={"type": "mine.py:Adds", "wait_s": 0.02})
+        counting = CountingTask(folder / "task", samples=60, policy={"type": "mine.py:Adds", "wait_s": 0.02})
         there: list[int] = []
-        kills = [When(count, lambda: there.append(killed("ray::RolloutActor", home))) for count in (40, 160)]
-        run = await carried_out(counting.plan(), folder / "ray_run", engine_for(counting, workers=2), Both(kills))
+        kills = [AfterEpisodes(count, lambda: there.append(killed("ray::RolloutActor", home))) for count in (40, 160)]
+        run = await carried_out(
+            counting.plan(), folder / "ray_run", engine_for(counting, workers=2), ListenerGroup(kills)
+        )
         assert there == [2, 2], "the first one killed was replaced before the second"
         await carried_out(counting.plan(), folder / "local_run")
         assert without_the_clock(folder / "ray_run") == without_the_clock(folder / "local_run")
@@ -44,7 +46,7 @@ class TestLostWorkers:
     async def test_episode_that_kills_its_process_once_succeeds_on_retry(self, cluster: Any, folder: Path) -> None:
         marker = folder / "marker"
         policy = {"type": "mine.py:Adds", "dies_in": "s1", "marker": str(marker)}
-        counting = Counting(folder / "task", samples=3, policy=policy)
+        counting = CountingTask(folder / "task", samples=3, policy=policy)
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2))
         assert run.count_incomplete() == 0
         assert {row.error_class for row in run.rows.values()} == {None}
@@ -53,7 +55,7 @@ class TestLostWorkers:
     async def test_episode_that_always_kills_its_process_is_recorded_as_failed(
         self, cluster: Any, folder: Path
     ) -> None:
-        counting = Counting(
+        counting = CountingTask(
             folder / "task", samples=3, num_rollouts_per_sample=1, policy={"type": "mine.py:Adds", "dies_in": "s1"}
         )
         run = await carried_out(counting.plan(1), folder / "run", engine_for(counting, workers=2))
@@ -66,13 +68,13 @@ class TestLostWorkers:
 
     async def test_episodes_sharing_a_killed_process_are_not_failed(self, cluster: Any, folder: Path) -> None:
         policy = {"type": "mine.py:Adds", "dies_in": "s1", "wait_s": 0.02}
-        counting = Counting(folder / "task", samples=4, num_rollouts_per_sample=2, policy=policy)
+        counting = CountingTask(folder / "task", samples=4, num_rollouts_per_sample=2, policy=policy)
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=1))
         broken = [row.sample_id for row in run.rows.values() if row.error_class is not None]
         assert (broken, len(run.rows)) == (["s1", "s1"], 8)
 
     async def test_run_without_available_workers_ends_after_the_wait(self, cluster: Any, folder: Path) -> None:
-        counting = Counting(folder / "task", samples=1)
+        counting = CountingTask(folder / "task", samples=1)
         engine = engine_for(counting, workers=2, cpus=16, worker_wait_s=1)
         with pytest.raises(ExceptionGroup) as caught:
             await carried_out(counting.plan(), folder / "run", engine)
@@ -82,13 +84,13 @@ class TestLostWorkers:
 
 class TestEarlyErrors:
     async def test_worker_too_large_for_the_cluster_is_rejected(self, cluster: Any, folder: Path) -> None:
-        counting = Counting(folder / "task", samples=1)
+        counting = CountingTask(folder / "task", samples=1)
         with pytest.raises(ExceptionGroup) as caught:
             await carried_out(counting.plan(), folder / "run", engine_for(counting, cpus=16))
         assert "no worker with 16 CPUs and 0 GPUs fits on the cluster" in str(first_of(caught.value))
 
     async def test_file_differing_on_the_node_is_reported(self, cluster: Any, folder: Path) -> None:
-        counting = Counting(folder / "task", samples=1)
+        counting = CountingTask(folder / "task", samples=1)
         engine = engine_for(counting, workers=1)
         plan = counting.plan()
         (counting.folder / "mine.py").write_text((counting.folder / "mine.py").read_text() + "\n")
@@ -101,7 +103,7 @@ class TestEarlyErrors:
 class TestLimits:
     async def test_run_limit_stops_all_workers(self, cluster: Any, folder: Path) -> None:
         policy = {"type": "mine.py:Adds", "wait_s": 0.05, "usage": {"prompt_tokens": 10, "completion_tokens": 0}}
-        counting = Counting(folder / "task", samples=200, policy=policy, run_limits={"total_tokens": 2000})
+        counting = CountingTask(folder / "task", samples=200, policy=policy, run_limits={"total_tokens": 2000})
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=4))
         assert run.count_incomplete() > 0
         used = sum(10 * record["num_steps"] for record in read_episodes(folder / "run"))
@@ -112,14 +114,14 @@ class TestLimits:
 
     async def test_wall_time_limit_applies_to_workers(self, cluster: Any, folder: Path) -> None:
         policy = {"type": "mine.py:Adds", "wait_s": 0.1}
-        counting = Counting(folder / "task", samples=200, policy=policy, run_limits={"wall_time_s": 6})
+        counting = CountingTask(folder / "task", samples=200, policy=policy, run_limits={"wall_time_s": 6})
         run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2))
         assert run.count_incomplete() > 0
         assert Counter(record["stop_reason"] for record in read_episodes(folder / "run"))["run_limit"] > 0
 
 
 async def test_several_policies_without_a_resource_match_the_local_engine(cluster: Any, folder: Path) -> None:
-    counting = Counting(
+    counting = CountingTask(
         folder / "task",
         samples=6,
         policies=("mine.py:Adds", "mine.py:Tells"),
@@ -147,7 +149,7 @@ def test_impossible_workers_are_rejected_and_possible_ones_awaited(cluster: Any)
 
 
 async def test_worker_sees_its_reserved_gpus(cluster: Any, folder: Path) -> None:
-    counting = Counting(
+    counting = CountingTask(
         folder / "task", samples=2, policy={"type": "mine.py:Tells", "variable": "CUDA_VISIBLE_DEVICES"}
     )
     await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2, gpus=1))
@@ -156,7 +158,7 @@ async def test_worker_sees_its_reserved_gpus(cluster: Any, folder: Path) -> None
 
 
 async def test_batch_reward_in_reward_workers_scores_whole_groups(cluster: Any, folder: Path) -> None:
-    counting = Counting(folder / "task", samples=6, reward_function_path="reward.py:ranked", sandbox=None)
+    counting = CountingTask(folder / "task", samples=6, reward_function_path="reward.py:ranked", sandbox=None)
     await carried_out(counting.plan(), folder / "ray_run", engine_for(counting, workers=2, reward_workers=1))
     await carried_out(counting.plan(), folder / "local_run")
     there, here = without_the_clock(folder / "ray_run"), without_the_clock(folder / "local_run")
@@ -171,7 +173,7 @@ async def test_api_key_reaches_the_workers_but_no_file(
     secret = f"sk-{os.urandom(12).hex()}"
     monkeypatch.setenv("A_KEY_OF_MINE", secret)
     policy = {"type": "mine.py:Tells", "variable": "A_KEY_OF_MINE"}
-    counting = Counting(folder / "task", samples=2, policy=policy)
+    counting = CountingTask(folder / "task", samples=2, policy=policy)
     run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2, env=["A_KEY_OF_MINE"]))
     assert run.count_incomplete() == 0
     said = {record["messages"][-1]["content"] for record in read_episodes(folder / "run")}

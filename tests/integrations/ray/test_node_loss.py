@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.ray.counting_task import Counting, carried_out, without_the_clock
-from tests.integrations.ray.fault_injection import When, engine_for
+from tests.integrations.ray.counting_task import CountingTask, carried_out, without_the_clock
+from tests.integrations.ray.fault_injection import AfterEpisodes, engine_for
 
 pytestmark = pytest.mark.campaign
 
 
 async def test_two_thousand_episodes_complete_once_despite_a_killed_node(cluster: Any, folder: Path) -> None:
-    counting = Counting(folder / "task", samples=500, policy={"type": "mine.py:Adds", "wait_s": 0.02})
+    counting = CountingTask(folder / "task", samples=500, policy={"type": "mine.py:Adds", "wait_s": 0.02})
     plan = counting.plan(max_concurrency=64)
     victim = cluster.list_all_nodes()[-1]
-    kill = When(700, lambda: cluster.remove_node(victim, allow_graceful=False))
+    kill = AfterEpisodes(700, lambda: cluster.remove_node(victim, allow_graceful=False))
     run = await carried_out(plan, folder / "ray_run", engine_for(counting, workers=4), kill)
     assert run.count_incomplete() == 0
     assert len(cluster.list_all_nodes()) == 3

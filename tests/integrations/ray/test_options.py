@@ -17,7 +17,7 @@ from reward_kit.integrations.ray.actors import ActorBudget, RunUsage, Usage
 from reward_kit.integrations.ray.engine import TaskWorkers, divide_rates, environment_for, max_processes, moved
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.task_parts import RunLimitsModel
-from tests.integrations.ray.counting_task import Counting
+from tests.integrations.ray.counting_task import CountingTask
 
 
 def refused(*arguments: str) -> str:
@@ -29,7 +29,7 @@ def refused(*arguments: str) -> str:
 
 @pytest.fixture
 def task(tmp_path: Path) -> str:
-    Counting(tmp_path)
+    CountingTask(tmp_path)
     return str(tmp_path / "task.yaml")
 
 
@@ -75,7 +75,7 @@ class TestRates:
     LIMITED = {"type": "openai", "model": "m", "requests_per_minute": 60, "max_connections": 9}  # noqa: RUF012
 
     def definition(self, tmp_path: Path, **keys: Any) -> Any:
-        return Counting(tmp_path, policy=self.LIMITED, **keys).loaded().definition
+        return CountingTask(tmp_path, policy=self.LIMITED, **keys).loaded().definition
 
     def test_rates_are_divided_among_processes(self, tmp_path: Path) -> None:
         shared = divide_rates(self.definition(tmp_path), 4).policy
@@ -89,14 +89,14 @@ class TestRates:
             divide_rates(self.definition(tmp_path), 10)
 
     def test_definition_without_rates_is_unchanged(self, tmp_path: Path) -> None:
-        definition = Counting(tmp_path).loaded().definition
+        definition = CountingTask(tmp_path).loaded().definition
         assert divide_rates(definition, 4) is definition
 
     def test_default_workers_do_not_exceed_connections(self, tmp_path: Path) -> None:
         user = {"type": "openai", "model": "u", "instructions": "ask", "max_connections": 3}
         assert max_processes(self.definition(tmp_path)) == 9
         assert max_processes(self.definition(tmp_path, user=user)) == 3
-        assert max_processes(Counting(tmp_path).loaded().definition) > 10**9
+        assert max_processes(CountingTask(tmp_path).loaded().definition) > 10**9
 
 
 class TestBudget:
@@ -125,7 +125,7 @@ class TestBudget:
 
 class TestWorkerPayload:
     def test_shipped_task_refers_to_its_new_folder(self, tmp_path: Path) -> None:
-        task = Counting(tmp_path / "old").loaded()
+        task = CountingTask(tmp_path / "old").loaded()
         there = moved(task, tmp_path / "new")
         assert there.path == tmp_path / "new" / "task.yaml" and there.folder == tmp_path / "new"
         assert there.definition.resource_type == f"{tmp_path / 'new' / 'world.py'}:Tally"
@@ -133,12 +133,12 @@ class TestWorkerPayload:
         assert task.definition.resource_type == f"{tmp_path / 'old' / 'world.py'}:Tally", "the original is untouched"
 
     def test_worker_payload_omits_samples_and_reward(self, tmp_path: Path) -> None:
-        counting = Counting(tmp_path)
+        counting = CountingTask(tmp_path)
         build = TaskWorkers.of(counting.loaded(), counting.request(), 2)
         assert (build.task.samples, build.task.reward, build.task.tools) == ((), None, None)
 
     def test_a_missing_folder_is_reported_with_the_fix(self, tmp_path: Path) -> None:
-        counting = Counting(tmp_path / "here")
+        counting = CountingTask(tmp_path / "here")
         build = TaskWorkers.of(moved(counting.loaded(), tmp_path / "nowhere"), counting.request(), 1)
         with pytest.raises(ConfigError, match=r"nowhere does not exist on .*ship it with -E ship=true"):
             build(None, None)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ class TestWorkerPayload:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         policy = {"type": "openai", "model": "m", "api_key_env": "MY_KEY"}
-        definition = Counting(tmp_path, policy=policy).loaded().definition
+        definition = CountingTask(tmp_path, policy=policy).loaded().definition
         monkeypatch.chdir(tmp_path)
         (tmp_path / ".env").write_text("MY_KEY=from-a-file\nOTHER=unasked\n")
         for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OTHER", "MY_KEY"):
@@ -158,7 +158,7 @@ class TestWorkerPayload:
             environment_for(definition, ["NOT_SET_ANYWHERE"])
 
     def test_worker_environment_keeps_key_origin_rules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        definition = Counting(tmp_path, policy={"type": "openai", "model": "m"}).loaded().definition
+        definition = CountingTask(tmp_path, policy={"type": "openai", "model": "m"}).loaded().definition
         monkeypatch.chdir(tmp_path)
         url = "http://127.0.0.1:9/v1"
         (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={url}\nREWARD_KIT_KEY_ORIGINS=OPENAI_API_KEY={url}\n")

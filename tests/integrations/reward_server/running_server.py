@@ -33,7 +33,7 @@ class Answer(NamedTuple):
         return str(self.json()["error"]["message"])
 
 
-class Asker:
+class RawClient:
     """A client that opens a new connection for each request."""
 
     def __init__(self, address: str) -> None:
@@ -82,9 +82,11 @@ class Asker:
 
 
 @asynccontextmanager
-async def server(*rewards: Callable[..., Any], keys: tuple[str, ...] = (KEY,), **options: Any) -> AsyncIterator[Asker]:
+async def server(
+    *rewards: Callable[..., Any], keys: tuple[str, ...] = (KEY,), **options: Any
+) -> AsyncIterator[RawClient]:
     """Serve functions in this process."""
     specs = [reward_spec(reward) for reward in rewards]
     named = [NamedReward(spec.id, spec) for spec in specs]
     async with serving(named, Keys(keys), ServerOptions(**options)) as running:
-        yield Asker(running.address)
+        yield RawClient(running.address)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.command_line import command
-from tests.integrations.reward_server.running_server import KEY, Asker
+from tests.integrations.reward_server.running_server import KEY, RawClient
 
 REWARDS = """
 from reward_kit import EvaluateResult, Message, reward_function
@@ -38,7 +38,7 @@ class Command(NamedTuple):
     """A server in a separate process; `said` is its standard error."""
 
     process: subprocess.Popen[str]
-    asker: Asker
+    asker: RawClient
     said: Path
 
 
@@ -59,7 +59,7 @@ def serve(folder: Path, *arguments: str, **variables: str) -> Iterator[Command]:
     ):
         try:
             assert process.stdout is not None
-            yield Command(process, Asker(process.stdout.readline().strip()), folder / "said.txt")
+            yield Command(process, RawClient(process.stdout.readline().strip()), folder / "said.txt")
         finally:
             process.kill()
 

@@ -20,7 +20,7 @@ from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.reward_agent.loading import SandboxChoice, load_reward
 from reward_kit.sandbox.host import best_strength
 from reward_kit.task_parts import SandboxLevel
-from tests.integrations.reward_server.running_server import KEY, Asker
+from tests.integrations.reward_server.running_server import KEY, RawClient
 from tests.sandbox.hostile_case import Case, read_case, read_cases
 
 CASES = Path(__file__).parents[2] / "sandbox" / "cases"
@@ -97,7 +97,7 @@ async def attacked(named: Sequence[NamedReward], cases: Sequence[Case]) -> list[
     problems = []
     options = ServerOptions(deadline_s=2.0, max_concurrency=4)
     async with serving(named, Keys([KEY]), options) as running:
-        asker, served = Asker(running.address), {one.name for one in named}
+        asker, served = RawClient(running.address), {one.name for one in named}
         for case in (case for case in cases if case.name in served):
             twice = (asker.score(case.name, BODY) for _ in range(2))
             *hostile, honest = await asyncio.gather(*twice, asker.score("honest", BODY))

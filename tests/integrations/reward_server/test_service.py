@@ -15,7 +15,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
 from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.typed_interface import reward_function, reward_spec
-from tests.integrations.reward_server.running_server import KEY, ROLLOUT, Asker, server
+from tests.integrations.reward_server.running_server import KEY, ROLLOUT, RawClient, server
 
 
 @reward_function
@@ -82,14 +82,14 @@ async def asker():
     await task
 
 
-async def refusal(asker: Asker, body: object, name: str = "exact/score") -> tuple[int, str]:
+async def refusal(asker: RawClient, body: object, name: str = "exact/score") -> tuple[int, str]:
     answer = await asker.post(f"/v1/rewards/{name}", body)
     assert answer.json()["error"]["code"]
     return answer.status, answer.message
 
 
 class TestScores:
-    async def test_rollout_is_scored_with_every_field(self, asker: Asker) -> None:
+    async def test_rollout_is_scored_with_every_field(self, asker: RawClient) -> None:
         answer = await asker.score("exact")
         payload = answer.json()
         assert answer.status == 200 and payload.pop("duration_s") >= 0
@@ -106,14 +106,14 @@ class TestScores:
         }
         assert payload["result"]["reason"] == "compared"
 
-    async def test_unscored_rollout_has_a_null_score_and_failure_class_with_http_200(self, asker: Asker) -> None:
+    async def test_unscored_rollout_has_a_null_score_and_failure_class_with_http_200(self, asker: RawClient) -> None:
         payload = (await asker.score("broken")).json()
         assert (payload["score"], payload["result"], payload["error"]["class"]) == (None, None, "crash")
         assert "KeyError: '42'" in payload["error"]["message"]
         lacks = (await asker.score("exact", {"messages": [], "ground_truth": 7})).json()
         assert lacks["score"] is None and lacks["error"]["class"] == "crash"
 
-    async def test_rollouts_are_scored_separately_or_as_a_group(self, asker: Asker) -> None:
+    async def test_rollouts_are_scored_separately_or_as_a_group(self, asker: RawClient) -> None:
         rollouts = [
             {
                 "rollout_id": f"r{length}",
@@ -210,7 +210,7 @@ WRONG = {
 
 class TestKeys:
     @pytest.mark.parametrize("wrong", WRONG)
-    async def test_only_health_answers_without_a_key(self, asker: Asker, wrong: str) -> None:
+    async def test_only_health_answers_without_a_key(self, asker: RawClient, wrong: str) -> None:
         answers = []
         for method, path in ROUTES:
             body = json.dumps(ROLLOUT).encode() if method == "POST" else b""
@@ -225,7 +225,7 @@ class TestKeys:
         figures = (await asker.get("/metrics")).body.decode()
         assert f'status="401"}} {len(ROUTES)}' in figures and "rollouts_total{" not in figures
 
-    async def test_duplicate_key_or_key_in_the_url_is_rejected(self, asker: Asker) -> None:
+    async def test_duplicate_key_or_key_in_the_url_is_rejected(self, asker: RawClient) -> None:
         assert (await asker.get(f"/v1/rewards?key={KEY}&token={KEY}", None)).status == 401
         reader, writer = await asker.open("GET", "/v1/rewards", **{"authorization": "Bearer something-else-here"})
         assert (await asker.answer(reader, writer)).status == 401
@@ -243,7 +243,7 @@ class TestKeys:
         assert [record.key for record in ours] == [1, None, 2, None]
         assert not any(key in str(vars(record)) for key in keys for record in caplog.records)
 
-    async def test_connection_without_a_key_is_closed_after_its_first_answer(self, asker: Asker) -> None:
+    async def test_connection_without_a_key_is_closed_after_its_first_answer(self, asker: RawClient) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
         data = await reader.read()
@@ -258,7 +258,7 @@ class TestKeys:
 
 
 class TestRefusals:
-    async def test_invalid_requests_name_the_field(self, asker: Asker) -> None:
+    async def test_invalid_requests_name_the_field(self, asker: RawClient) -> None:
         message = {"role": "user", "content": "x"}
         cases = [
             ({}, 422, "messages: missing"),
@@ -287,7 +287,7 @@ class TestRefusals:
             found = await refusal(asker, body, "exact/score_batch")
             assert found[0] == 422 and found[1].startswith(start), found
 
-    async def test_invalid_json_names_the_field(self, asker: Asker) -> None:
+    async def test_invalid_json_names_the_field(self, asker: RawClient) -> None:
         cases = [
             (b'{"messages": [], "sample": {"a": [1, NaN]}}', "sample.a.1: NaN is not JSON"),
             (b'{"messages": [], "ground_truth": -Infinity}', "ground_truth: -Infinity is not JSON"),
@@ -314,14 +314,14 @@ class TestRefusals:
         pair = rb'{"messages": [{"role": "assistant", "content": "\ud83d\ude00"}], "ground_truth": "\ud83d\ude00"}'
         assert (await asker.score("exact", pair)).json()["score"] == 1.0
 
-    async def test_deeply_nested_value_affects_only_its_rollout(self, asker: Asker) -> None:
+    async def test_deeply_nested_value_affects_only_its_rollout(self, asker: RawClient) -> None:
         deep = b'{"messages": [], "ground_truth": ' + b"[" * 700 + b"]" * 700 + b"}"
         answer = await asker.score("exact", deep)
         assert answer.status == 200 and answer.json()["score"] is None
         wrong = b'{"messages": ' + b"[" * 700 + b"]" * 700 + b"}"
         assert (await asker.score("exact", wrong)).status == 422
 
-    async def test_unknown_paths_and_methods_are_rejected(self, asker: Asker) -> None:
+    async def test_unknown_paths_and_methods_are_rejected(self, asker: RawClient) -> None:
         for path in ("/", "/v1", "/v1/rewards/", "/v1/rewards/exact/", "/v1/rewards/nosuch", "/v1/rewards/exact/x"):
             assert (await asker.get(path)).status == 404, path
         assert "this server has exact, longest, broken" in (await asker.get("/v1/rewards/nosuch")).message
@@ -336,7 +336,7 @@ class TestRefusals:
         assert (head.status, head.body) == (200, b"")
 
     async def test_malformed_http_is_logged_in_a_single_line(
-        self, asker: Asker, caplog: pytest.LogCaptureFixture
+        self, asker: RawClient, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO, "reward_kit")
         garbage = [b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n", b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n"]
@@ -350,7 +350,7 @@ class TestRefusals:
         }
         assert (await asker.score("exact")).json()["score"] == 1.0
 
-    async def test_body_that_is_not_plain_json_is_rejected(self, asker: Asker) -> None:
+    async def test_body_that_is_not_plain_json_is_rejected(self, asker: RawClient) -> None:
         path = "/v1/rewards/exact/score"
         for headers in (
             {"Content-Type": "text/plain"},
@@ -500,7 +500,7 @@ class TestShutdown:
         gate = Gate()
         answers = []
 
-        async def ask(asker: Asker) -> None:
+        async def ask(asker: RawClient) -> None:
             answers.append(await asker.score("gated", {"messages": []}))
 
         async with anyio.create_task_group() as tasks, server(gate.reward) as asker:
@@ -555,7 +555,7 @@ class TestShutdown:
         named, options = [NamedReward("gated", reward_spec(gate.reward))], ServerOptions(shutdown_timeout_s=0.05)
         async with anyio.create_task_group() as tasks:
 
-            async def ask(asker: Asker) -> None:
+            async def ask(asker: RawClient) -> None:
                 reader, writer = await asker.open(
                     "POST", "/v1/rewards/gated/score", **{"Content-Type": "application/json", "Content-Length": "16"}
                 )
@@ -564,7 +564,7 @@ class TestShutdown:
                 writer.close()
 
             async with serving(named, Keys([KEY]), options) as running:
-                tasks.start_soon(ask, Asker(running.address))
+                tasks.start_soon(ask, RawClient(running.address))
                 await gate.until(1)
                 if is_hurried:
                     running.stop()
@@ -573,7 +573,7 @@ class TestShutdown:
         assert why in caplog.text and caplog.text.count("all requests") == 1
 
 
-async def test_openapi_document_describes_the_answers(asker: Asker) -> None:
+async def test_openapi_document_describes_the_answers(asker: RawClient) -> None:
     document = (await asker.get("/openapi.json")).json()
     assert document["openapi"] == "3.1.0" and document["security"] == [{"key": []}]
     named = document["paths"]["/v1/rewards/{name}"]["parameters"][0]["schema"]["enum"]
@@ -593,7 +593,7 @@ async def test_openapi_document_describes_the_answers(asker: Asker) -> None:
     check("/v1/rewards/{name}/score_batch", "post", 200, batch.json())
 
 
-async def test_metrics_count_requests_rollouts_and_seconds(asker: Asker) -> None:
+async def test_metrics_count_requests_rollouts_and_seconds(asker: RawClient) -> None:
     for name in ("exact", "exact", "broken"):
         await asker.score(name)
     await asker.post("/v1/rewards/longest/score_batch", {"rollouts": [ROLLOUT] * 3})

@@ -23,7 +23,7 @@ class Answer(NamedTuple):
     body: str
 
 
-class Visitor:
+class ViewerClient:
     """A client of one server; `cookie` is sent with each request if set."""
 
     def __init__(self, address: str) -> None:
@@ -34,7 +34,7 @@ class Visitor:
         self.host = f"127.0.0.1:{self.port}"
         self.cookie = ""
 
-    async def enter(self) -> Visitor:
+    async def enter(self) -> ViewerClient:
         """Exchange the token for the cookie, as a browser does."""
         answer = await self.get(f"/?token={self.token}")
         assert answer.status == 303
@@ -99,7 +99,7 @@ class Visitor:
 
 
 @asynccontextmanager
-async def visiting(folder: Path, only: str | None = None) -> AsyncIterator[Visitor]:
+async def visiting(folder: Path, only: str | None = None) -> AsyncIterator[ViewerClient]:
     """Yield a client that has opened the address of a viewer of this folder."""
     async with serving(RunCatalog(folder, only)) as address:
-        yield await Visitor(address).enter()
+        yield await ViewerClient(address).enter()

@@ -12,7 +12,7 @@ from reward_kit.report.viewer_access import Access
 from reward_kit.report.viewer_runs import RunCatalog
 from reward_kit.report.viewer_server import serving
 from tests.report.run_factory import episode, make_run, score
-from tests.report.viewer.served_viewer import Visitor, visiting
+from tests.report.viewer.served_viewer import ViewerClient, visiting
 
 PATHS = ["/", "/events", "/run", "/run/", "/run/figures", "/run/events", "/run/search"]
 PATHS += ["/run/episode/a", "/run/group/x-p", "/no/such"]
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def test_token_in_the_url_is_exchanged_for_a_cookie(folder: Path) -> None:
     async with serving(RunCatalog(folder)) as address:
-        visitor = Visitor(address)
+        visitor = ViewerClient(address)
         assert address.startswith("http://127.0.0.1:") and len(visitor.token) >= 43
         answer = await visitor.get(f"/?token={visitor.token}")
         assert (answer.status, answer.headers["location"]) == (303, "/")
@@ -36,9 +36,9 @@ async def test_token_in_the_url_is_exchanged_for_a_cookie(folder: Path) -> None:
         assert page.status == 200 and visitor.token not in page.body and "./run/" in page.body
 
 
-async def entered_by_code(access: Access, address: str) -> tuple[Visitor, str]:
+async def entered_by_code(access: Access, address: str) -> tuple[ViewerClient, str]:
     """Return a client whose browser has redeemed a code, and the path with the code."""
-    visitor, path = Visitor(address), f"/?code={access.one_time_code()}"
+    visitor, path = ViewerClient(address), f"/?code={access.one_time_code()}"
     assert (await visitor.get("/")).status == 403
     answer = await visitor.get(path)
     assert (answer.status, answer.headers["location"]) == (303, "/")
@@ -52,7 +52,7 @@ async def test_access_code_works_only_once(folder: Path) -> None:
         visitor, path = await entered_by_code(access, address)
         assert access.token not in visitor.cookie and path.partition("=")[2] not in visitor.cookie
         assert [(await visitor.get(each)).status for each in ("/", "/run/")] == [200, 200]
-        again = await Visitor(address).get(path)
+        again = await ViewerClient(address).get(path)
         assert again.status == 403 and "set-cookie" not in again.headers and "./run/" not in again.body
 
 
@@ -61,16 +61,16 @@ async def test_second_use_of_an_access_code_revokes_the_first_session(folder: Pa
         thief, path = await entered_by_code(access, address)
         reader, writer = await thief.sent("GET", "/events?since=0")
         await reader.readuntil(b"\r\n\r\n")
-        assert (await Visitor(address).get(path)).status == 403
+        assert (await ViewerClient(address).get(path)).status == 403
         await reader.read()  # the stream ends
         writer.close()
         assert (await thief.get("/")).status == 403
-        assert (await (await Visitor(address).enter()).get("/")).status == 200
+        assert (await (await ViewerClient(address).enter()).get("/")).status == 200
 
 
 async def test_unknown_expired_and_ambiguous_access_codes_are_rejected(folder: Path) -> None:
     async with serving(RunCatalog(folder), access=(access := Access())) as address:
-        visitor = Visitor(address)
+        visitor = ViewerClient(address)
         late, good = access.one_time_code(lasts_s=0), access.one_time_code()
         for query in ("code=", "code=x", f"code={late}", f"code={good}&code=x", f"code={Access().one_time_code()}"):
             refused = await visitor.get(f"/?{query}")

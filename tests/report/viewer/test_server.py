@@ -14,7 +14,7 @@ import pytest
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import RunHeader
 from tests.report.run_factory import Parsed, episode, make_run, page_of, random_run, score
-from tests.report.viewer.served_viewer import Visitor, visiting
+from tests.report.viewer.served_viewer import ViewerClient, visiting
 
 
 def add(run: Path, kind: str, *lines: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def ids(rows: list[list[Any]]) -> set[str]:
     return {row[0] for row in rows}
 
 
-async def page_at(visitor: Visitor, path: str) -> Parsed:
+async def page_at(visitor: ViewerClient, path: str) -> Parsed:
     answer = await visitor.get(path)
     assert answer.status == 200, answer
     return Parsed(answer.body)
@@ -247,7 +247,7 @@ async def test_posted_label_is_stored_shown_and_sent_to_other_pages(tmp_path: Pa
     assert static.tables["labels"]["a"] == {"episode": {"value": "pass", "note": "<b>good</b>"}}
 
 
-async def mark_of(visitor: Visitor) -> str:
+async def mark_of(visitor: ViewerClient) -> str:
     return mark_in((await visitor.get("/run/")).body)
 
 

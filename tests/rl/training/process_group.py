@@ -22,7 +22,7 @@ GRACE_S = 30.0
 ROOT = Path(__file__).parents[3]
 
 
-class Ended(NamedTuple):
+class GroupResult(NamedTuple):
     """Exit codes of the processes, negative for signals, and their combined output."""
 
     codes: list[int]
@@ -30,7 +30,7 @@ class Ended(NamedTuple):
     stderr: str
 
 
-class Several:
+class ProcessGroup:
     """The client of the fork server."""
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class Several:
         self._server.stdin.flush()
         return self._answer()
 
-    def end(self) -> Ended:
+    def end(self) -> GroupResult:
         """Wait until all processes have ended."""
         codes = self._answer()
-        return Ended(codes, (self._cwd / "stdout").read_text(), (self._cwd / "stderr").read_text())
+        return GroupResult(codes, (self._cwd / "stdout").read_text(), (self._cwd / "stderr").read_text())
 
-    def call(self, *arguments: str, cwd: Path, processes: int = 2) -> Ended:
+    def call(self, *arguments: str, cwd: Path, processes: int = 2) -> GroupResult:
         """Start the processes and wait until all have ended."""
         self.start(*arguments, cwd=cwd, processes=processes)
         return self.end()

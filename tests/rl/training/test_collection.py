@@ -19,7 +19,7 @@ TASK = TaskDefinitionModel(name="say", initial_user_prompt="Say something.")
 ASKED = [(Sample(name), number) for number, name in enumerate("abcd")]
 
 
-class Counted(AgentPolicy):
+class CountingPolicy(AgentPolicy):
     """Sessions that open slowly one after another, with their highest number; one name cannot be opened."""
 
     pad_token_id = 0
@@ -46,7 +46,7 @@ class Counted(AgentPolicy):
 
 
 class Says(AgentPolicy):
-    def __init__(self, policy: Counted) -> None:
+    def __init__(self, policy: CountingPolicy) -> None:
         self._policy = policy
 
     async def get_action(
@@ -70,12 +70,12 @@ async def collected(policy: AgentPolicy, max_concurrency: int | None = None) -> 
 
 
 async def test_groups_are_returned_in_request_order() -> None:
-    assert await collected(Counted()) == [[name] * 2 for name in "abcd"]
+    assert await collected(CountingPolicy()) == [[name] * 2 for name in "abcd"]
 
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 8), (3, 3), (1, 1)])
 async def test_no_more_episodes_are_in_flight_than_allowed(limit: int | None, most: int) -> None:
-    policy = Counted()
+    policy = CountingPolicy()
     await collected(policy, limit)
     assert policy.most_open == most
 
@@ -86,24 +86,24 @@ async def test_callback_is_called_when_each_group_is_finished() -> None:
     async def finished(place: int, episodes: object) -> None:
         told.append(place)
 
-    await Collector(2, 2).collect(RLRolloutWorker(TASK, Counted()), ASKED, finished)
+    await Collector(2, 2).collect(RLRolloutWorker(TASK, CountingPolicy()), ASKED, finished)
     assert told == [0, 1, 2, 3]
 
 
 class TestLockstep:
     async def test_no_episode_acts_before_all_are_open(self) -> None:
-        policy = Counted()
+        policy = CountingPolicy()
         assert await collected(LockstepBarrier(policy)) == [[name] * 2 for name in "abcd"]
         assert policy.open_when_acting[0] == 8 and len(policy.open_when_acting) == 8
 
     @pytest.mark.parametrize(("limit", "wave"), [(4, 4), (5, 4), (2, 2), (1, 2)])
     async def test_limited_concurrency_runs_waves_of_whole_groups(self, limit: int, wave: int) -> None:
-        policy = Counted()
+        policy = CountingPolicy()
         await collected(LockstepBarrier(policy), limit)
         assert policy.most_open == wave
         assert policy.open_when_acting[0::wave] == [wave] * (8 // wave)
 
     async def test_episode_that_fails_to_open_does_not_block_others(self) -> None:
-        policy = Counted(breaks="b-")
+        policy = CountingPolicy(breaks="b-")
         await collected(LockstepBarrier(policy), 4)
         assert policy.open_when_acting[0] == 2 and len(policy.open_when_acting) == 6

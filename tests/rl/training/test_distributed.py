@@ -20,12 +20,12 @@ from reward_kit.rl.training.plan import load_plan
 from reward_kit.runs.run_folder import RunHeader
 from tests.rl.training.frozen_lake import lake_folder, metrics_of, train, weights_of
 from tests.rl.training.frozen_lake_text import CLOCK, language_lake
-from tests.rl.training.process_group import Several
+from tests.rl.training.process_group import ProcessGroup
 
 
 @pytest.fixture(scope="module")
-def several() -> Iterator[Several]:
-    made = Several()
+def several() -> Iterator[ProcessGroup]:
+    made = ProcessGroup()
     yield made
     made.close()
 
@@ -41,13 +41,15 @@ def wait_for(folder: Path, pattern: str) -> None:
         time.sleep(0.005)
 
 
-async def test_killed_and_resumed_two_process_run_equals_a_single_process_run(tmp_path: Path, several: Several) -> None:
+async def test_killed_and_resumed_two_process_run_equals_a_single_process_run(
+    tmp_path: Path, several: ProcessGroup
+) -> None:
     path = language_lake(tmp_path, updates=3, evaluation=None)
     await train(load_plan(path), tmp_path / "alone")
     first, _ = several.start("train", "train.yaml", cwd=tmp_path)
     wait_for(tmp_path, "runs/*/checkpoints/step-000001/manifest.json")
     os.kill(first, signal.SIGKILL)
-    assert several.end().codes == [-9, 0], "nobody is left waiting"
+    assert several.end().codes == [-9, 0], "no process is left waiting"
     run = run_of(tmp_path)
     assert RunHeader.read(run).status == "running"
     resumed = several.call("train", "--resume", str(run), cwd=tmp_path)
@@ -91,7 +93,7 @@ def breaking_lake(folder: Path, what: str) -> None:
     policy.write_text(policy.read_text().replace(head, head + body))
 
 
-def test_failing_process_ends_all_processes_with_its_reason(tmp_path: Path, several: Several) -> None:
+def test_failing_process_ends_all_processes_with_its_reason(tmp_path: Path, several: ProcessGroup) -> None:
     breaking_lake(tmp_path, "os.environ.get('RANK') == '1': raise MemoryError('no room')")
     ended = several.call("train", "train.yaml", "--display", "none", cwd=tmp_path)
     assert ended.codes == [3, 0], ended
@@ -100,7 +102,7 @@ def test_failing_process_ends_all_processes_with_its_reason(tmp_path: Path, seve
     assert RunHeader.read(run_of(tmp_path)).status == "failed"
 
 
-def test_non_finite_loss_is_reported_by_the_first_process(tmp_path: Path, several: Several) -> None:
+def test_non_finite_loss_is_reported_by_the_first_process(tmp_path: Path, several: ProcessGroup) -> None:
     breaking_lake(tmp_path, "True: return self.head.weight.sum() * torch.full((*ids_BT.shape, VOCABULARY), torch.nan)")
     ended = several.call("train", "train.yaml", "--display", "none", cwd=tmp_path)
     assert ended.codes == [3, 0], ended.stderr
@@ -109,7 +111,7 @@ def test_non_finite_loss_is_reported_by_the_first_process(tmp_path: Path, severa
 
 
 @pytest.mark.campaign
-def test_killed_process_ends_all_processes(tmp_path: Path, several: Several) -> None:
+def test_killed_process_ends_all_processes(tmp_path: Path, several: ProcessGroup) -> None:
     lake_folder(tmp_path, updates=500, evaluation=None)
     _, second = several.start("train", "train.yaml", "--display", "none", cwd=tmp_path)
     wait_for(tmp_path, "runs/*/checkpoints/step-000010/manifest.json")
@@ -122,7 +124,7 @@ def test_killed_process_ends_all_processes(tmp_path: Path, several: Several) -> 
     assert "Traceback" not in ended.stderr
 
 
-def test_error_in_the_train_file_is_reported_once(tmp_path: Path, several: Several) -> None:
+def test_error_in_the_train_file_is_reported_once(tmp_path: Path, several: ProcessGroup) -> None:
     lake_folder(tmp_path)
     ended = several.call("train", "train.yaml", "-T", "ppo.rate=1", cwd=tmp_path)
     assert ended.codes == [2, 0]
@@ -130,7 +132,7 @@ def test_error_in_the_train_file_is_reported_once(tmp_path: Path, several: Sever
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_stops_all_processes_after_the_current_update(tmp_path: Path, several: Several) -> None:
+def test_ctrl_c_stops_all_processes_after_the_current_update(tmp_path: Path, several: ProcessGroup) -> None:
     lake_folder(tmp_path, updates=500, evaluation=None)
     pids = several.start("train", "train.yaml", cwd=tmp_path)
     wait_for(tmp_path, "runs/*/checkpoints/step-000010/manifest.json")
@@ -143,7 +145,7 @@ def test_ctrl_c_stops_all_processes_after_the_current_update(tmp_path: Path, sev
     assert json.loads((run_of(tmp_path) / "summary.json").read_text())["updates"] == done[-1]
 
 
-def test_dry_run_output_is_printed_once(tmp_path: Path, several: Several) -> None:
+def test_dry_run_output_is_printed_once(tmp_path: Path, several: ProcessGroup) -> None:
     lake_folder(tmp_path)
     ended = several.call("train", "train.yaml", "--dry-run", cwd=tmp_path)
     assert ended.codes == [0, 0]

@@ -38,7 +38,7 @@ SAMPLES = [Sample(name) for name in "abcdef"]
 GROUP = 2
 
 
-class Opens(TinyPolicy):
+class SessionCountingPolicy(TinyPolicy):
     """A policy that counts its sessions."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Opens(TinyPolicy):
         return await super().open(context)
 
 
-class Learns(PPOLearner):
+class RecordingLearner(PPOLearner):
     """A learner that records the groups and versions of each update."""
 
     def __init__(self, module: Any) -> None:
@@ -81,7 +81,7 @@ class Learns(PPOLearner):
 class Parts:
     """The parts that a test inspects."""
 
-    def __init__(self, pipeline: Pipeline, policy: Opens, learner: Learns) -> None:
+    def __init__(self, pipeline: Pipeline, policy: SessionCountingPolicy, learner: RecordingLearner) -> None:
         self.pipeline, self.policy, self.learner = pipeline, policy, learner
 
     async def train(self, updates: int) -> list[dict[str, float]]:
@@ -95,13 +95,13 @@ class Parts:
 @asynccontextmanager
 async def pipeline_of(
     schedule: str,
-    make_reward: Callable[[Opens, list[Learns]], Any] | None = None,
+    make_reward: Callable[[SessionCountingPolicy, list[RecordingLearner]], Any] | None = None,
     *,
     samples: int = 2,
     dynamic: DynamicSamplingModel | None = None,
 ) -> AsyncIterator[Parts]:
-    policy, learners = Opens(), list[Learns]()
-    learners.append(Learns(policy.module))
+    policy, learners = SessionCountingPolicy(), list[RecordingLearner]()
+    learners.append(RecordingLearner(policy.module))
     reward = make_reward(policy, learners) if make_reward else by_place
     options = PipelineOptions(
         schedule=Schedule(schedule), samples_per_update=samples, samples_per_minibatch=1, dynamic_sampling=dynamic
@@ -137,7 +137,7 @@ async def test_each_schedule_has_its_policy_lag_and_wastes_no_batch(schedule: st
 
 @pytest.mark.parametrize("schedule", ["one_step_off", "both"])
 async def test_next_batch_is_collected_while_scores_are_pending(schedule: str) -> None:
-    def make(policy: Opens, learners: list[Learns]) -> Any:
+    def make(policy: SessionCountingPolicy, learners: list[RecordingLearner]) -> Any:
         async def reward(messages: Any, rollout_id: str) -> dict[str, float]:
             # Nobody of the first batch is scored before the second has begun. In `sync` this would never end.
             await policy.has_opened(2 * GROUP + 1)
@@ -151,7 +151,7 @@ async def test_next_batch_is_collected_while_scores_are_pending(schedule: str) -
 
 
 async def test_first_scored_groups_are_trained_on_before_the_others_are_scored() -> None:
-    def make(policy: Opens, learners: list[Learns]) -> Any:
+    def make(policy: SessionCountingPolicy, learners: list[RecordingLearner]) -> Any:
         async def reward(messages: Any, rollout_id: str) -> dict[str, float]:
             # All groups but the last are slow: they have no score until something was learned.
             await policy.has_opened(3 * GROUP)
@@ -176,10 +176,10 @@ async def test_minibatch_diagnostics_are_merged() -> None:
 
 
 class TestDynamicSampling:
-    def scores(self, tied: int) -> Callable[[Opens, list[Learns]], Any]:
+    def scores(self, tied: int) -> Callable[[SessionCountingPolicy, list[RecordingLearner]], Any]:
         """Give equal scores to the first groups, and different ones to the others."""
 
-        def make(policy: Opens, learners: list[Learns]) -> Any:
+        def make(policy: SessionCountingPolicy, learners: list[RecordingLearner]) -> Any:
             async def reward(messages: Any, rollout_id: str) -> dict[str, float]:
                 group = rollout_id.rpartition("-")[0]
                 seen = list(dict.fromkeys(one.rpartition("-")[0] for one in policy.opened))
@@ -214,7 +214,7 @@ class TestDynamicSampling:
 
     @pytest.mark.parametrize("keep", [True, False])
     async def test_tied_group_with_step_signal_is_kept_on_request(self, keep: bool) -> None:
-        def make(policy: Opens, learners: list[Learns]) -> Any:
+        def make(policy: SessionCountingPolicy, learners: list[RecordingLearner]) -> Any:
             async def reward(messages: Any, rollout_id: str) -> dict[str, Any]:
                 first = {"step_index": 0, "base_reward": float(rollout_id.endswith("-0"))}
                 return {"score": 0.5, "step_outputs": [first]}
