@@ -30,7 +30,7 @@ _MOST_METRICS = 40  # lines; a reward may name a metric after each test of each 
 
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
-    """Return the figures of each policy, and below them the first error of each.
+    """Return a table with the figures of each policy, followed by the first error of each policy.
 
     Policies are columns if they fit the width, and rows otherwise.
     """
@@ -73,13 +73,13 @@ class _PolicyFigures:
         yield from self._stacked(options.max_width)
 
     def _columns(self) -> list[list[str]]:
-        """Return the lines of text in the column of names, and in that of each policy."""
+        """Return the lines of the column of names and of the column of each policy."""
         names = [name for name, _ in self._lines]
         cells = ([line for _, row in self._lines for line in row[at].splitlines()] for at in range(len(self._policies)))
         return [names, *cells]
 
     def _stacked(self, width: int) -> Iterator[Table]:
-        """Return tables with a row for each policy, each with as many figures as fit, without figures that none has."""
+        """Return tables with a row for each policy and as many figures as fit, without figures that no policy has."""
         policy_width = min(max(policy.cell_len for policy in self._policies), width // 3)
         left = [(name, cells) for name, cells in self._lines if any(cell != "–" for cell in cells)]
         while left:
@@ -102,7 +102,7 @@ class _PolicyFigures:
 
 
 def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
-    """Return a line for each metric and policy, if the rewards give metrics."""
+    """Return a table with a row for each metric and policy, or nothing if there are no metrics."""
     columns, rows = metric_rows(summaries)
     if not rows:
         return []
@@ -117,7 +117,7 @@ def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
 
 
 def metric_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the table of metrics, without the columns of which all rows are equal."""
+    """Return the columns and rows of the table of metrics, without columns that are the same in all rows."""
     pairs = [(name, one) for name in metric_names(summaries) for one in summaries if name in one.metrics]
     means = [one.metrics[name] for name, one in pairs]
     missing = [mean.n_unscored if mean else one.episodes for mean, (_, one) in zip(means, pairs, strict=True)]
@@ -258,7 +258,7 @@ class Display:
             self._console.print(self._line())
 
     def notify(self, note: str) -> None:
-        """Show a note beside the progress."""
+        """Show a note above the progress."""
         if self._kind != "none":
             self._console.print(note, style="yellow")
 
@@ -271,7 +271,7 @@ class Display:
             self._print_after(_PLAIN_LINE_S)
 
     def episode_scored(self, row: EpisodeRow) -> None:
-        """Count a score, or an error in its place."""
+        """Count a score or a scoring error."""
         self._scored += 1
         self._waiting -= 1
         self._errors += row.score_error is not None
@@ -326,7 +326,7 @@ class Display:
 
 
 def duration_text(seconds: float) -> str:
-    """Format seconds, such as "3m05s"."""
+    """Format a duration in seconds, for example as "3m05s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

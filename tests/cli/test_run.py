@@ -194,7 +194,7 @@ def test_run_with_only_failed_episodes_exits_with_3(project: Project) -> None:
     project.write_task(reward_function_path="reward.py:broken")
     done = project.call("run", "task.yaml")
     assert done.returncode == 3
-    assert "Every episode ended with an error." in done.stderr
+    assert "All episodes ended with an error." in done.stderr
 
 
 def test_user_exception_shows_its_frame_first_and_logs_the_traceback(project: Project) -> None:

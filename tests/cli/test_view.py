@@ -65,7 +65,7 @@ def test_missing_folder_is_named(project: Project) -> None:
     with viewer(project, "nosuch") as (process, _):
         errors = process.communicate(timeout=120)[1]
     assert process.returncode == 2
-    assert errors == "error: directory nosuch does not exist; name the directory of the runs, or of one run\n"
+    assert errors == "error: directory nosuch does not exist; pass the directory of the runs or of one run\n"
 
 
 def test_browser_is_opened_only_with_the_open_option(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
