@@ -257,7 +257,7 @@ def test_secret_shown_by_a_tool_or_error_is_in_no_file_of_the_run(project: Proje
     project.write_task(policy={"type": "scripted", "actions": [*calls, {"type": "text", "content": "done"}]})
     secret = "sk-0123456789abcdef"
     done = project.call("run", "task.yaml", "--limit", "1", SHOP_API_KEY=secret)
-    assert done.returncode == 3 and "Every episode ended with an error" in done.stderr
+    assert done.returncode == 3 and "All episodes ended with an error" in done.stderr
     files = {file.name: file.read_bytes() for file in project.run_path().rglob("*") if file.is_file()}
     assert not [name for name, data in files.items() if secret.encode() in data]
     assert files["episodes.jsonl"].count(b"the key is (hidden)") and b"refused (hidden)" in files["run.log"]
