@@ -73,6 +73,8 @@ def dollars(value: float | None) -> str:
     """Format an amount of money, or return "unknown" if there is no price."""
     if value is None:
         return "unknown"
+    if 0 < value < 0.001:  # with two significant digits
+        return f"${value:.{min(12, 1 - math.floor(math.log10(value)))}f}"
     return f"${value:,.2f}" if value >= 100 else f"${value:.4f}"
 
 

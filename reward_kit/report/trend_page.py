@@ -30,6 +30,11 @@ class TrendPoint(NamedTuple):
     latency_s: float | None  # the median over its episodes
 
     @property
+    def episode_cost(self) -> float | None:
+        """The mean cost of an episode in dollars; None if unknown."""
+        return self.row.cost / self.row.episodes if self.row.cost is not None and self.row.episodes else None
+
+    @property
     def href(self) -> str:
         """The address of the page of the run, relative to this page."""
         return f"../{quote(self.row.run, safe='', errors='surrogateescape')}/"
@@ -78,7 +83,7 @@ def draw_trend(policy: str, points: Sequence[TrendPoint]) -> Drawing:
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(points))
     strips: list[tuple[str, str, Callable[[TrendPoint], float | None], Callable[[float | None], str]]] = [
         ("score", "c0", lambda point: point.row.mean, number),
-        ("cost", "c2", lambda point: point.row.cost, dollars),
+        ("cost per episode", "c2", lambda point: point.episode_cost, dollars),
         ("seconds per episode (median)", "c1", lambda point: point.latency_s, seconds),
     ]
     for index, (title, kind, value_of, text_of) in enumerate(strips):

@@ -167,7 +167,7 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     if any(summary.tokens for summary in summaries):
         lines.append(("tokens", [f"{summary.tokens:,}" for summary in summaries]))
         lines.append(("cost", [_cost(summary.cost) for summary in summaries]))
-    if any(summary.judge_cost is not None for summary in summaries):
+    if any(summary.judge_calls or summary.judge_cost is not None for summary in summaries):
         lines.append(("judge cost", [_cost(summary.judge_cost) for summary in summaries]))
     return lines
 

@@ -467,8 +467,18 @@ class Run:
         record = {"attempt": row.attempt, **record}
         self._store.append_score(record)
         self._add_score(row, record)
+        self._check_judge_price(row)
         self._check_budget()
         events.episode_scored(row, scored.duration_s)
+
+    def _check_judge_price(self, row: EpisodeRow) -> None:
+        """Stop a run with a cost limit after the first call of a judge whose price is unknown."""
+        is_unknown = row.judge_call is not None and row.judge_call.cost is None
+        if is_unknown and self._plan.definition.run_limits.cost is not None:
+            self._control.give_up(
+                "the limit on cost (--max-cost, run_limits.cost) cannot be enforced: the judge's price is unknown; "
+                "give the judge a price file (client: {price_file: prices.yaml}), or remove the limit"
+            )
 
     def _check_budget(self) -> None:
         if limit := self._budget.exhausted():

@@ -181,6 +181,7 @@ class PolicySummary:
     imputed: int = 0
     pass_excluded: int = 0
     judge_cost: float | None = None
+    judge_calls: int = 0
     metrics: Mapping[str, Interval | None] = field(default_factory=dict)
     tags: Mapping[str, SliceSummary] = field(default_factory=dict)
 
@@ -237,7 +238,9 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
     costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # no cost without a known price
-    judge_costs = [cost for call in {row.judge_call for row in rows} if call and (cost := call.cost) is not None]
+    judge_calls = {row.judge_call for row in rows if row.judge_call is not None}
+    judge_costs = [call.cost for call in judge_calls]
+    is_judge_priced = bool(judge_calls) and None not in judge_costs
     first = next((row for row in rows if row.is_error), None)
     return PolicySummary(
         policy=policy,
@@ -260,7 +263,8 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         first_error=first.error_message if first else None,
         first_traceback=first.error_traceback if first else None,
         imputed=sum(row.is_imputed for row in rows),
-        judge_cost=math.fsum(judge_costs) if judge_costs else None,
+        judge_cost=math.fsum(filter(None, judge_costs)) if is_judge_priced else None,
+        judge_calls=len(judge_calls),
         pass_excluded=len(passes) - len(complete),
         metrics=_summarize_metrics(rows),
         tags=_summarize_tags(rows, threshold),

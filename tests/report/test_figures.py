@@ -144,7 +144,13 @@ def test_durations_are_shown_in_a_suitable_unit(value: float | None, said: str) 
 
 
 def test_dollars_are_rounded_to_significant_digits() -> None:
-    assert [dollars(value) for value in (None, 0.00123, 1234.5)] == ["unknown", "$0.0012", "$1,234.50"]
+    assert [dollars(value) for value in (None, 0.0, 0.0000214, 0.00123, 1234.5)] == [
+        "unknown",
+        "$0.0000",
+        "$0.000021",
+        "$0.0012",
+        "$1,234.50",
+    ]
 
 
 @given(st.floats(1e-4, 1e9))

@@ -75,6 +75,11 @@ const RK = (() => {
     if (!/[1-9]/.test(size)) return size;
     return (x < 0 ? "−" : "+") + size;
   };
+  const dollars = (x) => {
+    if (x >= 100) return `$${x.toFixed(2)}`;
+    const isSmall = x > 0 && x < 0.001; // shown with two significant digits
+    return `$${x.toFixed(isSmall ? Math.min(12, 1 - Math.floor(Math.log10(x))) : 4)}`;
+  };
   const count = (n) => n.toLocaleString("en");
 
   // The colour class of a number: heat-m4 (-`scale`) … heat-0 … heat-p4 (`scale`); "" if unknown.
@@ -210,6 +215,7 @@ const RK = (() => {
     count,
     cut,
     data: read("data"),
+    dollars,
     el,
     encoded,
     figure,

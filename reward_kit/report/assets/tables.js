@@ -9,7 +9,7 @@
     signed: RK.signed,
     mean: (x) => x.toFixed(1),
     count: RK.count,
-    cost: (x) => (x >= 100 ? `$${x.toFixed(2)}` : `$${x.toFixed(4)}`),
+    cost: RK.dollars,
     seconds: RK.seconds,
   };
   const tables = {};
