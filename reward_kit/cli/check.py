@@ -273,7 +273,7 @@ def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
 
 @contextmanager
 def _status_line() -> Iterator[Callable[[str], None]]:
-    """Show the current check on one line of the terminal, or nothing if there is no terminal."""
+    """Show the current check on one line of the terminal, or nothing without a terminal."""
     is_shown = sys.stderr.isatty()
 
     def show(what: str) -> None:

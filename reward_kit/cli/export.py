@@ -176,7 +176,7 @@ def _write_tables(
 
 
 def _require_any(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
-    """Yield the results, and raise an error if there are none."""
+    """Yield the results, and raise an error if empty."""
     is_empty = True
     for result in results:
         is_empty = False

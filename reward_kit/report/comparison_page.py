@@ -178,7 +178,7 @@ def _row(change: str, sample: str, sides: Sequence[LinkedSide], both: Sequence[S
 
 
 def _report_link(side: Side, folder: Path) -> str:
-    """Return the address of the report of a run relative to `folder`, or "" if there is no report."""
+    """Return the address of the report of a run relative to `folder`, or "" without a report."""
     file = side.path / "report.html"
     if not file.is_file():
         return ""

@@ -34,7 +34,7 @@ def _scores(episodes: Iterable[EpisodeOutline]) -> list[float]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the known values, or None if there are none."""
+    """Return the sum of the known values, or None without any."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else None
 
@@ -151,7 +151,7 @@ class Percentiles(NamedTuple):
 
 
 def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | None:
-    """Return the percentiles of the known values, or None if there are none."""
+    """Return the percentiles of the known values, or None without any."""
     known = [value for value in values if value is not None]
     if not known:
         return None

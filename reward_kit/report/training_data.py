@@ -309,7 +309,7 @@ class KeptGroups(NamedTuple):
 
 
 def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
-    """Return the groups of the latest logged update that fit on a page, or None if there are none."""
+    """Return the groups of the latest logged update that fit on a page, or None without any."""
     files = episodes_files(run)
     if not files:
         return None

@@ -614,7 +614,7 @@ def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
     """Return a gate for each run except the baseline, which fails if the run is worse by more than `margin`.
 
     A gate fails if the upper bound of the difference (run minus baseline, 95% interval) is below -`margin`, which
-    happens by chance in 2.5% of cases. The gate also fails if there is no interval, since the difference is unknown.
+    happens by chance in 2.5% of cases. The gate also fails without an interval, since the difference is unknown.
     """
     gates = []
     for difference in comparison.differences:

@@ -154,7 +154,7 @@ class PolicySummary:
     `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples with `k` scored episodes, where `k` is the
     largest number of any sample; `pass_excluded` is the number of samples with fewer, because of errors.
 
-    `judge_cost` is in US dollars, or None if there is no judge or no known price; `cost` does not include it. `metrics`
+    `judge_cost` is in US dollars, or None without a judge or a known price; `cost` does not include it. `metrics`
     has the mean of each metric over the episodes that have it, or None if no episode has it; `n_unscored` counts the
     other episodes. `tags` has the figures of each tag of the samples.
     """
