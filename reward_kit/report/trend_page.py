@@ -1,4 +1,4 @@
-"""The viewer's page of a task: the score, cost and latency of its runs, oldest first."""
+"""The page of a task in the viewer: the score, cost and latency of its runs, oldest first."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class TrendPoint(NamedTuple):
 
     @property
     def href(self) -> str:
-        """The address of the run's page, relative to that of the trend."""
+        """The address of the page of the run, relative to this page."""
         return f"../{quote(self.row.run, safe='', errors='surrogateescape')}/"
 
 
 class LatencyReader:
-    """The latencies of runs, read again when their files change."""
+    """Reader of the latencies of runs, which reads them again if their files change."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int, int], Latencies]] = {}
 
     def read(self, runs: Iterable[Path]) -> dict[Path, Latencies]:
-        """Return the latencies of runs, newest first, until the files read are too large together."""
+        """Return the latencies of runs, newest first, until the total size of the files is too large."""
         found: dict[Path, Latencies] = {}
         size = 0
         for run in runs:
@@ -77,7 +77,7 @@ def read_latencies(run: Path) -> Latencies:
 
 
 def draw_trend(policy: str, points: Sequence[TrendPoint]) -> Drawing:
-    """Draw the score with its interval, the cost and the latency of a policy's runs, from left to right."""
+    """Draw the score with its interval, the cost and the latency of the runs of a policy, from left to right."""
     description = f"Score, cost and latency of {len(points)} runs of {policy}, oldest first"
     drawing = Drawing(description, _WIDTH, 3 * (_TALL + _GAP) + 4)
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(points))
@@ -125,7 +125,7 @@ def draw_trend(policy: str, points: Sequence[TrendPoint]) -> Drawing:
 
 
 def trend_page(catalog: RunCatalog, task: str, latencies: LatencyReader) -> str:
-    """Return the page of the newest runs of a task, by its displayed name."""
+    """Return the page of the newest runs of the task with this displayed name."""
     rows = [row for row in catalog.rows if row.task == task and row.episodes is not None]
     newest = list(dict.fromkeys(row.run for row in rows))[:MOST_RUNS]
     paths = {name: path for name in newest if (path := catalog.run_path(name)) is not None}
