@@ -3,7 +3,7 @@
   const PAGE = 50;
   const LONG = 100;
   const SHORT = 12; // a longer text may be truncated, so that it has a tooltip
-  const TAIL = 10; // the last characters of a long name, which stay visible
+  const TAIL = 6; // the last characters of a long name, which stay visible
   const formats = {
     score: RK.figure,
     signed: RK.signed,
@@ -26,7 +26,7 @@
 
   // A name in two parts, so that an ellipsis leaves its end visible.
   const ends = (text) =>
-    text.length > 2 * TAIL && /^[\x20-\x7e]*$/.test(text)
+    text.length > 2 * TAIL + 2 && /^[\x20-\x7e]*$/.test(text)
       ? RK.el("span", { class: "ends" }, RK.el("span", null, text.slice(0, -TAIL)), RK.el("span", null, text.slice(-TAIL)))
       : text;
 
@@ -273,7 +273,7 @@
       if (!text) return null;
       if (column.view) {
         const id = Array.isArray(value) ? value[1] : value;
-        return RK.el("a", { ...stranger, href: RK.href(column.view, id) }, ends(text));
+        return RK.el("a", { ...stranger, href: RK.href(column.view, id), "aria-label": text }, ends(text));
       }
       if (column.kind === "link" && isOwn(value[1])) return RK.el("a", { ...stranger, href: value[1] }, text);
       if (column.filters) {
