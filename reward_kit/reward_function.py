@@ -31,7 +31,7 @@ class RewardFunction:
 
     Raises:
         ConfigError: `mode` is not "local", or not exactly one of `func` and `func_path` is set.
-        ImportError: there is no function at `func_path`.
+        ImportError: `func_path` does not name a function.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ def describe_problem(problem: ErrorDetails) -> str:
 
 
 def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Return the field names of the model at `path`; [] if there is no model at that path."""
+    """Return the field names of the model at `path`; [] without a model at that path."""
     for part in path:
         if isinstance(part, int):
             continue

@@ -227,7 +227,7 @@ class ToolErrors:
             self._unknown[name] += 1
 
     def lines(self) -> list[str]:
-        """Return one line with the most frequent unknown names; [] if there are none."""
+        """Return one line with the most frequent unknown names; [] without unknown names."""
         if not self._unknown_calls:
             return []
         names = [repr(escape_text(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]

@@ -464,7 +464,7 @@ async def prove(
 
 
 def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | None:
-    """Return the reference solution of a sample, or None if there is none."""
+    """Return the reference solution of a sample, or None if it has none."""
     for key, form in (("gold_actions", "a list of actions"), ("gold_answer", "a text")):
         if (given := sample.row.get(key)) is None:
             continue

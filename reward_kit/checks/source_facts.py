@@ -75,7 +75,7 @@ def kind_in(text: str, name: str) -> str:
 
 
 def rewards_in(text: str) -> list[str]:
-    """Return the names of decorated rewards or, if there are none, of functions that take `messages`."""
+    """Return the names of decorated rewards or, without decorated ones, of functions that take `messages`."""
     if (tree := _parse(text)) is None:
         return []
     known = [node for node in definitions(tree.body) if not node.name.startswith("_")]

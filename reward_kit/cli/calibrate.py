@@ -1,4 +1,4 @@
-"""`reward-kit calibrate`: the agreement of an LLM judge, or any reward, with human labels."""
+"""`reward-kit calibrate`: measure the agreement of an LLM judge, or any other reward, with human labels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS = tuple(LabelColumns.__dataclass_fields__)
 
 
 def _columns(command: Any) -> Any:
-    """Add an option for the name of each column."""
+    """Add an option for the name of each column of the label file."""
     for name in reversed(_COLUMNS):
         default = getattr(LabelColumns(), name)
         text = f"The column with the {name.replace('rollout', 'rollout id')}."
@@ -60,7 +60,7 @@ def _columns(command: Any) -> Any:
     type=click.Choice(["scores", "judge"]),
     default="scores",
     show_default=True,
-    help="For pairs: score each answer alone, or pass the other answer as ground truth.",
+    help="For pairs: score each answer separately, or pass the other answer as the ground truth.",
 )
 @click.option(
     "--threshold",
@@ -69,7 +69,7 @@ def _columns(command: Any) -> Any:
     show_default=True,
     help="For yes/no labels: the lowest score that counts as yes.",
 )
-@click.option("--levels", metavar="X,Y,…", help="All possible labels, if some do not occur in the file.")
+@click.option("--levels", metavar="X,Y,…", help="All possible labels, if the file does not contain all of them.")
 @sandbox_options()
 @click.option(
     "--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Maximum number of concurrent calls."
@@ -117,7 +117,7 @@ def command(
     try:
         known = tuple(float(part) for part in levels.split(",")) if levels is not None else None
     except ValueError:
-        raise click.UsageError(f"--levels {levels!r}: write numbers separated by commas, such as 1,2,3,4,5") from None
+        raise click.UsageError(f"--levels {levels!r}: must be numbers separated by commas, such as 1,2,3,4,5") from None
     settings = Settings(threshold, known, seed, resamples)
     names = LabelColumns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
@@ -147,7 +147,7 @@ def command(
 def _loaded(
     reward: str, name: str, confinement: Mapping[str, Any], options: tuple[str, ...]
 ) -> tuple[Reward, float | None]:
-    """Return the reward with its options, and the time limit of a call."""
+    """Load the reward with its options, and return it with the time limit of a call in seconds."""
     given = {"reward_options": apply_overrides({}, dict(parse_override(item, "-O") for item in options))}
     try:
         keys = {"name": name, "reward_function_path": reward, **given}
@@ -185,7 +185,7 @@ def _show(done: Calibration, title: str) -> None:
     for line in lines:
         console.print(Text(line), soft_wrap=True)
     if done.worst:
-        console.print(Text("\nThe worst disagreements", "bold"))
+        console.print(Text("\nLargest disagreements", "bold"))
     for item in done.worst:
         head = f"{Path(item.where).name} ({item.id}): label {item.label:g}, score {item.score:.2f}"
         answers = [f"  answer: {answer}" for answer in item.answers]

@@ -1,4 +1,4 @@
-"""`reward-kit check`: check a task file, a reward or a resource before a run, or the run afterwards."""
+"""`reward-kit check`: check a task file, a reward or a resource before a run, or a run after it has finished."""
 
 from __future__ import annotations
 
@@ -88,9 +88,11 @@ _SECONDS_BETWEEN = 5.0
 @click.option(
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
-    help="Reward, task file: the sandbox level; default: warm for your own file.",
+    help="Reward, task file: the sandbox level; default: warm for your own files.",
 )
-@click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or directory that it may read.")
+@click.option(
+    "--read-path", multiple=True, metavar="PATH", help="Reward: a file or directory that the reward may read."
+)
 @click.option(
     "--deadline",
     type=Number(0.01),
@@ -106,32 +108,34 @@ _SECONDS_BETWEEN = 5.0
     "--gold-policy",
     metavar="NAME",
     shell_complete=complete_policies,
-    help="Task file: a policy that solves it; default: the resource's expert.",
+    help="Task file: a policy that solves the task; default: the expert of the resource.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(FAIL_ON),
     default="error",
     show_default=True,
-    help="Reward, task file, run, rollouts: exit with 1 if a finding has at least this level.",
+    help="Reward, task file, run, rollouts: exit with code 1 if a finding has this level or a higher one.",
 )
 @json_option("Reward, task file, run, rollouts: print the findings as JSON.")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: the trainer that wrote it.")
 @click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
-@click.option("--no-run", is_flag=True, help="Task file: only read it and its dataset, and show what would run.")
+@click.option(
+    "--no-run", is_flag=True, help="Task file: only read the file and its dataset, and show the code that would run."
+)
 @trust_option
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
     """Check TARGET: a task file, a reward, a resource (a built-in name, module:Class or file.py:Class), or a run.
 
-    A task is checked on its first samples: a correct solution (a row's gold_actions or gold_answer, a policy, or the
-    resource's expert) must score 1, and an agent that does nothing must score 0. Then its reward is checked on these
-    episodes.
+    A task is checked on its first samples: a reference solution (gold_actions or gold_answer of the row, a policy, or
+    the expert of the resource) must score 1, and an agent that does nothing must score 0. The reward of the task is
+    then checked on these episodes.
 
-    A reward (file.py:function or package.module:function) is called with odd, wrong, cheating and long rollouts in its
-    sandbox. A resource gets random actions, which test its claims about forking, determinism and state keys.
+    A reward (file.py:function or package.module:function) is called in its sandbox with unusual, wrong, exploiting and
+    long rollouts. A resource is checked with random actions: forks, determinism and state keys must be as declared.
 
-    A run (its directory) is checked episode by episode: tokens, masks, log-probabilities, messages, ends, groups and
-    credit. With --format, a .json or .jsonl file of another trainer's rollouts is checked in the same way.
+    A run (a directory) is checked episode by episode: tokens, masks, log-probabilities, messages, stop reasons, groups
+    and credit. With --format, a .json or .jsonl file with the rollouts of another trainer is checked in the same way.
 
     Exit codes: 0 without findings, 1 with findings, 2 for wrong usage.
 
@@ -151,8 +155,8 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         if more["no_run"]:
             _, samples = read_task(Path(target))
             code = plan_file_code(Path(target))
-            echo(f"{target}: the file is ok as far as can be read. {pluralize(len(samples), 'sample')}.")
-            echo("\n".join(["It would run:", *describe_code(code)]) if code.files else "It names no code to run.")
+            echo(f"{target}: no errors found without running code. {pluralize(len(samples), 'sample')}.")
+            echo("\n".join(["It would run:", *describe_code(code)]) if code.files else "It does not refer to any code.")
             echo("Nothing was run.")
             return
         require_trust_in_file(Path(target), {"--gold-policy": more["gold_policy"]})
@@ -185,7 +189,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
 
 
 def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> None:
-    """Print the findings, and exit with their code."""
+    """Print the report, and exit with its exit code."""
     if as_json:
         echo_json(report.to_json(), indent=2)
     else:
@@ -194,14 +198,14 @@ def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> N
 
 
 def _reject_options_unless(kind: str) -> None:
-    """Reject options that would have no effect."""
+    """Reject options that have no effect on this kind of target."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
         kinds = _TARGETS_OF_OPTION.get(parameter.name or "", (kind,))
         if isinstance(parameter, click.Option) and is_given and kind not in kinds:
             raise click.UsageError(
-                f"{parameter.opts[-1]} is for a {' or a '.join(kinds)} and has no effect on a {kind}"
+                f"{parameter.opts[-1]} applies to a {' or a '.join(kinds)}, but the target is a {kind}"
             )
 
 
@@ -216,13 +220,17 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
         echo(f"warning: resource {kind!r} has no tools, so an agent can only write text", err=as_json)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
-    by = f"by {', '.join(named.label for named in plan.policies)}" if plan.policies else "by the policy that you name"
+    by = (
+        f"with {', '.join(named.label for named in plan.policies)}"
+        if plan.policies
+        else "with the policy that you pass"
+    )
     size = f"{pluralize(len(task.samples), 'sample')}, {pluralize(episodes, 'episode')}"
     echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=as_json)
     if task.reward is None:
         return
     if why := why_not_free(task, plan.user):
-        echo(f"not checked: a correct solution scores 1 and doing nothing scores 0: {why}", err=as_json)
+        echo(f"not checked: whether a correct solution scores 1 and doing nothing scores 0, because {why}", err=as_json)
         return
     policy, name = None, options["gold_policy"]
     if name is not None:
@@ -243,7 +251,9 @@ def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
         try:
             truths.append(json.loads(text))
         except ValueError as error:
-            raise ConfigError(f"--ground-truth {text!r} is not JSON: {error}; quote text: '\"Paris\"'") from None
+            raise ConfigError(
+                f"--ground-truth {text!r} is not valid JSON: {error}; quote strings, as in '\"Paris\"'"
+            ) from None
     plan = Plan(
         target,
         SandboxChoice(options["sandbox"], read_paths=options["read_path"], reward_time_s=options["deadline"]),
@@ -263,7 +273,7 @@ def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
 
 @contextmanager
 def _status_line() -> Iterator[Callable[[str], None]]:
-    """Show the current check on one line of a terminal; without a terminal show nothing."""
+    """Show the current check on one line of the terminal, or nothing without a terminal."""
     is_shown = sys.stderr.isatty()
 
     def show(what: str) -> None:
@@ -278,7 +288,7 @@ def _status_line() -> Iterator[Callable[[str], None]]:
 
 
 def _merge_tools(findings: Sequence[Finding], tools: Sequence[str]) -> list[str]:
-    """Return one line for each finding; findings that differ only in the tool's call are one line with a count."""
+    """Return a line for each finding, merging findings that differ only in the tool call into one line with a count."""
     call = re.compile(rf"\b({'|'.join(map(re.escape, tools))})\([^()]*\)") if tools else re.compile("(?!)")
     lines: dict[str, list[str]] = {}
     for finding in findings:
@@ -290,7 +300,7 @@ def _merge_tools(findings: Sequence[Finding], tools: Sequence[str]) -> list[str]
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:
     if target.endswith(".py") and Path(target).is_file():
         rewards = [f"{target}:{name}" for name in rewards_in(read_source(Path(target)))]
-        raise ConfigError(f"{target}: name the object to check: {', '.join(rewards) or 'file.py:function'}")
+        raise ConfigError(f"{target}: specify the object to check: {', '.join(rewards) or 'file.py:function'}")
     if Path(target).exists():
         raise ConfigError(f"{target} is neither a task file (.yaml) nor a resource (a name, or file.py:Class)")
     kind = resource_class(target)

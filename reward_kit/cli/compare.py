@@ -1,4 +1,4 @@
-"""`reward-kit compare`: differences between runs with confidence intervals, and gates for CI."""
+"""`reward-kit compare`: show the differences between runs with confidence intervals, and apply gates for CI."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from reward_kit.runs.summary import Threshold
 
 
 class _Margin(Number):
-    """The largest allowed loss; its error message covers a run path directly after the option, read as its value."""
+    """The largest allowed loss; the error message explains what to do if a run path was parsed as the value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -54,7 +54,7 @@ class _Margin(Number):
     "policies",
     multiple=True,
     metavar="NAME",
-    help="A policy to compare, for runs with several policies; may be repeated.",
+    help="A policy to compare, if the runs have several policies; may be repeated.",
 )
 @newest_run_option("the two newest runs")
 @click.option(
@@ -66,7 +66,7 @@ class _Margin(Number):
     is_flag=False,
     flag_value=0.0,
     metavar="[MARGIN]",
-    help="Exit 1 if a run is significantly worse than the baseline, by more than MARGIN (default 0).",
+    help="Exit with code 1 if a run is significantly worse than the baseline by more than MARGIN (default 0).",
 )
 @fail_under_option("the mean score of the last run")
 @click.option(
@@ -76,9 +76,9 @@ class _Margin(Number):
 )
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the resampling.")
 @click.option(
-    "--display", type=click.Choice(["rich", "plain"]), help="Table style; default: rich on a terminal, else plain."
+    "--display", type=click.Choice(["rich", "plain"]), help="Table style; default: rich on a terminal, otherwise plain."
 )
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print a Markdown table, such as for a pull request.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print a Markdown table, for example for a pull request.")
 @json_option("Print the comparison as JSON on standard output.")
 def command(
     runs: tuple[Path, ...],
@@ -93,10 +93,10 @@ def command(
     as_markdown: bool,
     as_json: bool,
 ) -> None:
-    """Compare each RUN, a directory of `run` or `score`, with the first one, the baseline, on their common samples.
+    """Compare the RUNs, directories written by `run` or `score`, with the first one on their common samples.
 
-    With one RUN, its policies are compared. Without RUN, the two newest runs of a task are compared; the older one is
-    the baseline.
+    The first RUN is the baseline. With one RUN, its policies are compared. Without RUN, the two newest runs of a task
+    are compared, and the older one is the baseline.
 
     \b
     Examples:
@@ -107,7 +107,7 @@ def command(
       reward-kit compare runs/both --policy openai/small --policy openai/large
     """
     if lower_bound and not fail_under:
-        raise click.UsageError("--lower-bound needs --fail-under")
+        raise click.UsageError("--lower-bound requires --fail-under")
     if as_markdown and as_json:
         raise click.UsageError("use either --markdown or --json")
     comparison = compare(read_sides(runs or two_newest(log_dir), policies), seed)

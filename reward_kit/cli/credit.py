@@ -1,4 +1,4 @@
-"""`reward-kit credit`: the value of each step of a run, by any estimator, from the run's scores."""
+"""`reward-kit credit`: compute the credit of each step of a run from its scores, with any estimator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     "--estimator",
     metavar="NAME",
     shell_complete=complete_estimators,
-    help="The estimator; default: that of the task's `credit:` block, else gigpo.",
+    help="The estimator; default: the one in the `credit:` block of the task, otherwise gigpo.",
 )
 @set_option("Set an option of the estimator, or step_rewards.", ("-O", "--option", "options"))
 @newest_run_option()
@@ -84,13 +84,13 @@ def command(
     header = RunHeader.read_folder(run)
     if header.training is not None:
         raise ConfigError(
-            f"{run} is a training run, which has no episodes.jsonl; the credit of its kept episodes "
+            f"{run} is a training run, which has no episodes.jsonl; the credit of its stored episodes "
             "(logs.episodes_every) is in their lines in episodes/, under training.credit"
         )
     asked = dict(parse_override(item, "-O") for item in options)
     settings = _trusted(run, header, _settings(header, estimator, asked), is_typed="state_hash" in asked)
     if is_open_elsewhere(run):
-        raise StoreError(f"{run} is open in another process; wait for it to end")
+        raise StoreError(f"{run} is open in another process; wait until it has finished")
     credit = assign_credit(run, settings)
     write_section(run, credit)
     best, worst = (
@@ -109,7 +109,10 @@ def command(
 
 
 def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:
-    """Return the task's settings, overridden by the command line; another estimator drops the task's options."""
+    """Return the credit settings of the task with the overrides of the command line.
+
+    If `--estimator` selects a different estimator, the estimator options of the task are dropped.
+    """
     if "estimator" in asked:
         raise ConfigError("-O estimator: write --estimator NAME")
     try:
@@ -123,7 +126,7 @@ def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]
 
 
 def _trusted(run: Path, header: RunHeader, settings: CreditModel, *, is_typed: bool) -> CreditModel:
-    """Return the settings if the user trusts the functions that they name, on the command line or in the task file."""
+    """Return the settings if the user trusts the functions to which they refer."""
     if not (code := credit_code(settings)):
         return settings
     if is_typed:
@@ -146,8 +149,8 @@ def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[
     table = Table(box=None, show_header=False)
     section = credit.section
     unscored, alone = section["unscored"], section["groups_without_peers"]
-    episodes = f"{section['episodes']}{f', {unscored} of them unscored and without credit' if unscored else ''}"
-    groups = f"{section['groups']}{f', {alone} of them with fewer than two scored episodes' if alone else ''}"
+    episodes = f"{section['episodes']}{f', {unscored} unscored and without credit' if unscored else ''}"
+    groups = f"{section['groups']}{f', {alone} with fewer than two scored episodes' if alone else ''}"
     table.add_row(Text("episodes", "dim"), Text(episodes))
     table.add_row(Text("groups", "dim"), Text(groups))
     for name, value in section["diagnostics"].items():
@@ -159,7 +162,7 @@ def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[
         if rows:
             console.print(_steps_table(title, rows))
     if not best and not worst and credit.section["diagnostics"].get("zero_advantage_share", 1) == 1:
-        console.print("No step was better or worse than its peers.")
+        console.print("No step is better or worse than comparable steps.")
 
 
 def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -182,7 +185,7 @@ def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def action_text(action: Mapping[str, Any]) -> str:
-    """Return an action in readable form: the text, or the calls."""
+    """Format an action: its text, or its tool calls."""
     texts = []
     for call in action.get("calls") or ([action] if "name" in action else []):
         given = call.get("arguments")

@@ -1,7 +1,7 @@
-"""`reward-kit doctor`: the sandbox of this machine, installed packages, and endpoints.
+"""`reward-kit doctor`: check the sandbox, the installed packages and the model endpoints.
 
-An endpoint gets one GET of `/models`, which is free. A key is sent only to the origins for which it is configured
-(`providers/keys.py`), even after a redirect, and is never shown.
+Each endpoint receives one GET request for `/models`, which is free of charge. A key is sent only to the origins for
+which it is configured (`providers/keys.py`), even after a redirect, and is never printed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from reward_kit.sandbox.host import STRENGTHS, best_strength, probe
 
 _TIMEOUT_S = 10.0
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-NO_ENDPOINT = f"none configured: set {_KEY}, and {_URL} for your own server, or try one with --base-url URL"
+NO_ENDPOINT = f"none configured; set {_KEY} (and {_URL} for your own server), or check one with --base-url URL"
 
 
 class EndpointAnswer(NamedTuple):
-    """The answer of one endpoint: "ok" or the type of problem in one word, and a description.
+    """The answer of an endpoint.
 
-    `seconds` is the time until the complete answer, None without one; `models` is None if their number is unknown.
+    `outcome` is "ok" or the type of the problem in one word. `seconds` is the time until the complete answer, or None
+    if there was none. `models` is the number of models, or None if it is unknown.
     """
 
     base_url: str
@@ -57,7 +58,7 @@ class EndpointAnswer(NamedTuple):
 
 
 async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
-    """Query the endpoint of the environment, if any, and these endpoints concurrently."""
+    """Query the endpoint configured in the environment, if any, and the given endpoints concurrently."""
     endpoints, answers = [], []
     in_file = read_dotenv(Path.cwd())
     if any(os.environ.get(name) or in_file.get(name) for name in (_KEY, _URL)):
@@ -72,7 +73,7 @@ async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
 
 
 def configured_keys() -> list[dict[str, Any]]:
-    """Return the name, source and allowed origins of each key variable that is set, without the values."""
+    """Return the name, the source and the allowed origins of each key variable that is set, but not its value."""
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
     found = []
@@ -104,25 +105,25 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
     if status == 200:
         try:
             models = len(json.loads(body)["data"])
-            outcome, message = "ok", f"answers, {pluralize(models, 'model')}"
+            outcome, message = "ok", f"available, {pluralize(models, 'model')}"
         except (ValueError, TypeError, KeyError, RecursionError):
-            outcome, message = "foreign", "does not answer like OpenAI's API; does the URL end in /v1?"
+            outcome, message = "foreign", "the answer is not that of an OpenAI-compatible API; does the URL end in /v1?"
     elif status in (401, 403):
         no_key = endpoint.no_key
-        what = f"requires a key, and none was sent: {no_key}" if no_key else f"does not accept the key of {_KEY}"
-        outcome, message = "unauthorized", f"unauthorized (HTTP {status}): it {what}"
+        what = f"requires a key, but none was sent: {no_key}" if no_key else f"rejects the key in {_KEY}"
+        outcome, message = "unauthorized", f"unauthorized (HTTP {status}): the endpoint {what}"
     elif status == 404:
-        outcome, message = "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"
+        outcome, message = "not_found", "not found (HTTP 404): /models does not exist; does the URL end in /v1?"
     elif 300 <= status < 400:
         host = escape_text(urlsplit(location).hostname or "elsewhere", 100)
-        outcome, message = "redirected", f"redirects to {host} (HTTP {status}): name that URL instead"
+        outcome, message = "redirected", f"redirects to {host} (HTTP {status}); use the new URL instead"
     else:
         outcome, message = "failing", f"server error: HTTP {status} {escape_text(reason, 60)}".rstrip()
     return EndpointAnswer(url, outcome, message, seconds, models)
 
 
 def _describe_error(error: Exception) -> tuple[str, str]:
-    """Return the type and description of an aiohttp error, without the error's text."""
+    """Return the type and the description of an aiohttp error, without its message."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorDNSError):
@@ -130,17 +131,17 @@ def _describe_error(error: Exception) -> tuple[str, str]:
     if isinstance(error, aiohttp.ClientSSLError):
         return "untrusted", "TLS connection failed: check the certificate, or use http:// if the server has none"
     if isinstance(error, TimeoutError):
-        return "silent", f"silent: no answer within {_TIMEOUT_S:g} s"
+        return "silent", f"no answer within {_TIMEOUT_S:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):
         if isinstance(error.os_error, ConnectionRefusedError):
-            return "refused", "refused: nothing listens there; is the server running?"
+            return "refused", "connection refused; is the server running?"
         return "unreachable", f"unreachable: {error.os_error.strerror or 'connection failed'}"
-    return "broken", f"broken: it does not speak HTTP as expected ({type(error).__name__})"
+    return "broken", f"invalid HTTP response ({type(error).__name__})"
 
 
 _CONFINEMENT = {
     "namespaces": "separate users, files, processes and network; Landlock; system call filter; kills all descendants",
-    "landlock": "Landlock and system call filter; cannot start processes; can see those of the machine",
+    "landlock": "Landlock and system call filter; cannot start processes; can see the processes of the machine",
     "process": "resource limits only, no confinement",
 }
 _ENOUGH_DESCRIPTORS = 1024
@@ -161,10 +162,10 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
 def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
     """Check the sandbox, packages and model endpoints of this machine.
 
-    Each sandbox level is tested in a temporary process, as a run would use it. The endpoints are that of
-    OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each gets one request for its list of models. A key is
-    sent only to the origins that it is configured for, which are listed under Keys. The exit code is 1 if model-written
-    code cannot be confined or an endpoint of --base-url does not answer, else 0.
+    Each sandbox level is tested in a temporary process, as in a run. The endpoints are those of OPENAI_BASE_URL (with
+    OPENAI_API_KEY) and --base-url; each receives one request for its list of models. A key is sent only to the origins
+    for which it is configured, which are listed under Keys. The exit code is 1 if model-written code cannot be confined
+    or if an endpoint of --base-url does not answer, otherwise 0.
 
     \b
     Examples:
@@ -246,13 +247,13 @@ def _extras() -> dict[str, list[str]]:
 
 
 def _packages() -> dict[str, str]:
-    """Return the version of each installed package of the extras."""
+    """Return the version of each package of the extras that is installed."""
     names = sorted({name for names in _required().values() for name in names})
     return {name: version for name in names if (version := _version(name)) is not None}
 
 
 def _required() -> dict[str, list[str]]:
-    """Return the packages of each extra for this Python."""
+    """Return the packages that each extra requires for this version of Python."""
     wanted: dict[str, list[str]] = {}
     try:
         requirements = importlib.metadata.requires("reward-kit") or []
@@ -293,7 +294,7 @@ def _show(found: dict[str, Any]) -> None:
         echo(f"  {name.replace('_', ' '):<16} {value if value not in ('', 0) else 'none'}")
     limits = found["limits"]
     few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; too few for many concurrent episodes"
-    echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
+    echo(f"Descriptors {limits['open_files']:,}, can be raised to {limits['open_files_at_most']:,}{few}")
     echo("Extras")
     for extra, missing in found["extras"].items():
         if not missing:
@@ -318,4 +319,4 @@ def _show(found: dict[str, Any]) -> None:
     if sandbox["strength"]:
         echo(f"\nModel-written code is confined with {sandbox['strength']}.")
     else:
-        echo(f"\nModel-written code is refused here: {sandbox['refusal']}; {_ELSEWHERE}.")
+        echo(f"\nModel-written code cannot be run on this machine: {sandbox['refusal']}; {_ELSEWHERE}.")

@@ -1,4 +1,4 @@
-"""`reward-kit export`: a run as tables for other programs, or as chats for fine-tuning."""
+"""`reward-kit export`: write a run as tables for other programs, or as chats for fine-tuning."""
 
 from __future__ import annotations
 
@@ -56,9 +56,15 @@ _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
     multiple=True,
     help="Parquet, CSV: the table to write; may be repeated. Default: all.",
 )
-@click.option("--min-score", type=Number(), metavar="X", help="Only episodes with a score of at least X.")
-@click.option("--only-passed", is_flag=True, help="Only episodes that passed.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy; may be repeated.")
+@click.option("--min-score", type=Number(), metavar="X", help="Export only episodes with a score of at least X.")
+@click.option("--only-passed", is_flag=True, help="Export only episodes that passed.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help="Export only the episodes of this policy; may be repeated.",
+)
 @click.option("--raw", is_flag=True, help="CSV: write text unchanged, even if a spreadsheet would evaluate it.")
 @click.option(
     "--tools",
@@ -95,7 +101,7 @@ def command(
         ("--tools", tools, (CHATS,)),
     ):
         if value and form not in forms:
-            raise ConfigError(f"{flag} has no effect with --format {form}; it is for {' and '.join(forms)}")
+            raise ConfigError(f"{flag} has no effect with --format {form}, only with {' and '.join(forms)}")
     run = run_or_newest(run, log_dir)
     header = read_header(run)
     selection = Selection(header.pass_threshold, min_score, only_passed, policies)
@@ -112,7 +118,7 @@ def _folder(path: Path, *, is_private: bool) -> Path:
     try:
         (make_private_folder if is_private else Path.mkdir)(path, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot create {path}: {error.strerror}; name a file with -o") from None
+        raise ConfigError(f"cannot create {path}: {error.strerror}; pass another file with -o") from None
     return path
 
 
@@ -120,24 +126,24 @@ def _check_target(path: Path) -> None:
     if path != STDOUT and not path.parent.is_dir():
         raise ConfigError(f"-o {path}: directory {path.parent} does not exist; create it first")
     if path.is_dir():
-        raise ConfigError(f"-o {path} is a directory; name a file")
+        raise ConfigError(f"-o {path} is a directory; pass a file")
 
 
 def _targets(run: Path, form: str, output: Path | None, tables: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each table."""
+    """Return the path of the output file of each table."""
     chosen = list(dict.fromkeys(tables)) or list(TABLES)
     if output is not None and len(chosen) == 1 and not output.is_dir():
         if output == STDOUT and form == "parquet":
-            raise ConfigError("-o -: Parquet is a binary format; name a file")
+            raise ConfigError("-o -: Parquet is a binary format; pass a file")
         _check_target(output)
         return {chosen[0]: output}
     if output == STDOUT:
-        raise ConfigError("-o - writes one table only; choose it with --table")
+        raise ConfigError("-o - writes only one table; select it with --table")
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"-o {output}: directory {output.parent} does not exist; create it first")
     if output is not None and output.suffix in (".csv", ".parquet"):
         raise ConfigError(
-            f"-o {output}: {len(chosen)} tables need a directory; name one, or choose one table with --table"
+            f"-o {output}: {len(chosen)} tables require a directory; pass a directory, or select one table with --table"
         )
     folder = _folder(output or run / "export", is_private=output is None)
     return {name: folder / f"{name}.{form}" for name in chosen}
@@ -170,14 +176,17 @@ def _write_tables(
 
 
 def _require_any(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
-    """Return the results, or raise an error if the run has no results."""
+    """Yield the results, and raise an error if empty."""
     is_empty = True
     for result in results:
         is_empty = False
         yield result
     if is_empty:
-        why = ", ".join(f"{count:,} {reason}" for reason, count in selection.left_out.items()) or "the run has none"
-        raise ConfigError(f"no episode to export: {why}")
+        why = (
+            ", ".join(f"{count:,} {reason}" for reason, count in selection.left_out.items())
+            or "the run has no episodes"
+        )
+        raise ConfigError(f"no episodes to export: {why}")
 
 
 def _write_chats(
@@ -217,7 +226,7 @@ def _write_chats(
 
 
 def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:
-    """Return the tools of the file, else those of the task if an episode calls any."""
+    """Return the tools of `--tools` or, if an episode calls tools, those of the task."""
     from reward_kit.runs.chats import load_task_tools, read_tools
 
     if given is not None:
@@ -232,7 +241,7 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
         found = load_task_tools(header)
     if found.changed:
         changed = ", ".join(found.changed)
-        echo(f"the tools may differ from the run's, since these changed: {changed}", err=True)
+        echo(f"the tools may differ from those of the run, because these inputs changed: {changed}", err=True)
     return found.tools
 
 

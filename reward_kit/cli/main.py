@@ -1,4 +1,4 @@
-"""`reward-kit`: find the command, import its module alone, and turn errors into one line and an exit code."""
+"""`reward-kit`: import and run the command, and turn errors into a one-line message and an exit code."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ COMPLETE_VARIABLE = "_REWARD_KIT_COMPLETE"  # set by the shell's completion scri
 _SETUP = "setup"
 GROUPS: dict[str, dict[str, str]] = {
     "Evaluate": {
-        "run": "Run a task file: collect episodes, score them, show a table.",
-        "score": "Score transcripts, or the episodes of a run by another reward.",
+        "run": "Run a task file: collect and score episodes, and show a table of results.",
+        "score": "Score transcripts, or score the episodes of a run with another reward.",
         "view": "Show the live pages of all runs in a browser, or write the page of one run.",
-        "compare": "Compare runs: differences with intervals, samples won and lost, gates for CI.",
-        "credit": "Show the value of each step of a run, by any estimator.",
-        "export": "Write a run as tables or as chats for fine-tuning: Parquet, CSV, JSON lines.",
+        "compare": "Compare runs, with confidence intervals and gates for CI.",
+        "credit": "Compute the credit of each step of a run.",
+        "export": "Export a run as tables (Parquet, CSV, JSON Lines) or as chats for fine-tuning.",
         "check": "Check a task, a reward or a resource before a run, or a finished run.",
         "calibrate": "Compare a reward, such as an LLM judge, with human labels.",
     },
     "Train": {
-        "train": "Train a policy from a train file, resumable from its checkpoints.",
-        "serve": "Serve reward functions over HTTP, to trainers on other machines.",
+        "train": "Train a policy as configured in a train file.",
+        "serve": "Serve reward functions over HTTP to trainers on other machines.",
     },
     "Setup": {
-        "init": "Write a small working project to start from.",
+        "init": "Create a small working project.",
         "doctor": "Check the sandbox, packages and endpoints of this machine.",
-        "runs": "List runs, and remove old ones.",
+        "runs": "List runs, and remove old runs.",
     },
 }
 """The visible commands with their summaries, in the groups of `--help`."""
 HIDDEN = {
     "schema": "Print the JSON schema of task files or train files, for your editor.",
     "agent-eval": "Run a task file, as reward-kit 0.4 did: `--task-def T.yaml` and the options of `run`.",
-    "completion": "Print your shell's script for TAB completion.",
+    "completion": "Print the TAB completion script for your shell.",
 }
-"""Commands that `--help` leaves out."""
+"""Commands that are not listed by `--help`."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
 _MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP, "agent-eval": "run"}
-"""The modules of commands without a module named after them; each command is its module's function of that name."""
+"""The modules of commands whose module has a different name; in these, the command is the function with its name."""
 _ALIASES = {
     "rescore": "score RUN",
     "explain": "train --dry-run",
@@ -76,7 +76,7 @@ _ALIASES = {
 
 EXIT_CODES = {
     0: "Success; every gate passed.",
-    1: "A gate failed: `--fail-under`, `--fail-on-error`, a limit of the run, findings of `check` or `doctor`.",
+    1: "A gate or a limit of the run failed, such as `--fail-under`, or `check` or `doctor` found a problem.",
     2: "Wrong usage or configuration, such as an option, a task file or a path. Nothing was run.",
     3: "The run itself failed, or every episode ended with an error.",
     130: "Stopped by Ctrl-C or SIGTERM; finished work is kept, and `--resume` continues.",
@@ -85,7 +85,7 @@ EXIT_CODES = {
 
 
 class LazyGroup(click.Group):
-    """A command group that imports a command only when it is called, so that --help and error messages are fast."""
+    """A command group that imports the module of a command only when it is called, to keep --help fast."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the visible commands, in the order of `--help`."""
@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, and suggest the nearest command for an unknown one."""
+        """Resolve the command as click does, but suggest a similar command if it is unknown."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             meant = _ALIASES.get(args[0])
             near = f"; did you mean {meant!r}?" if meant else did_you_mean(args[0], VERBS)
@@ -117,7 +117,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in group.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer commands and options, without importing any command."""
+        """Complete commands and options without importing any command."""
         from click.shell_completion import CompletionItem
 
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
@@ -126,12 +126,12 @@ class LazyGroup(click.Group):
 
 
 def module_of(name: str) -> str:
-    """Return the module of a command."""
+    """Return the name of the module of a command."""
     return f"reward_kit.cli.{_MODULES.get(name, name)}"
 
 
 def _verbose() -> click.Option:
-    """Apply `-v`, given before or after the command."""
+    """Apply `-v`, which may be before or after the command."""
     return click.Option(
         ["-v", "--verbose"],
         count=True,
@@ -149,7 +149,7 @@ def _show_logs(context: click.Context, option: click.Parameter, times: int) -> N
 
 
 def _with_common_options(command: click.Command, prefix: str) -> click.Command:
-    """Give a command `-v`, and each of its options an environment variable named after it."""
+    """Add `-v` to a command, and an environment variable to each of its options."""
     for name, inner in getattr(command, "commands", {}).items():
         _with_common_options(inner, f"{prefix}_{name}")
     if any("--verbose" in option.opts for option in command.params):
@@ -160,7 +160,7 @@ def _with_common_options(command: click.Command, prefix: str) -> click.Command:
         option.envvar = option.envvar or f"{prefix}_{longest.removeprefix('--')}".replace("-", "_").upper()
     if options:
         example = max(options[0].opts, key=len)
-        command.epilog = f"Options can also be set in the environment: {example} as {options[0].envvar}."
+        command.epilog = f"Options can also be set by environment variables, such as {example} as {options[0].envvar}."
     command.params.append(_verbose())
     return command
 
@@ -175,7 +175,7 @@ def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) ->
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[_verbose()],
-    epilog="agent-eval, the command of reward-kit 0.4, is another name for run.",
+    epilog="agent-eval, the command of reward-kit 0.4, is an alias of run.",
 )
 @click.option(
     "--version",
@@ -197,7 +197,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """The console entry point, which exits with one of `EXIT_CODES`."""
+    """Run the command line; the console entry point. Exits with one of `EXIT_CODES`."""
     sys.excepthook = show_exception
     try:
         code = program(auto_envvar_prefix=_PREFIX, complete_var=COMPLETE_VARIABLE, standalone_mode=False)
@@ -220,14 +220,14 @@ def main() -> None:
 
 
 def _show_error(error: RewardKitError, noted: Exception) -> None:
-    """Show an error in one line, and then the notes added to it or to its group."""
+    """Print an error on one line, followed by the notes of the error and its exception group."""
     echo(f"error: {error}", err=True)
     for note in getattr(noted, "__notes__", ()):
         echo(note, err=True)
 
 
 def _find_own_error(group: ExceptionGroup[Exception]) -> RewardKitError:
-    """Return the first of our errors wrapped by task groups; a group without one is a bug and is shown in full."""
+    """Return the first `RewardKitError` in an exception group, or raise the group if it has none, which is a bug."""
     ours: Exception | None = group.subgroup(RewardKitError)
     while isinstance(ours, ExceptionGroup):
         ours = ours.exceptions[0]
@@ -237,7 +237,7 @@ def _find_own_error(group: ExceptionGroup[Exception]) -> RewardKitError:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit even if a user's function hangs in a thread, which the interpreter would wait for."""
+    """Exit without waiting for threads, in which a function of the user may hang."""
     if threading.active_count() > 1:
         logging.shutdown()
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Logs of the package on standard error, if enabled.
+"""Logs of the package on standard error.
 
-`REWARD_KIT_LOG=info:providers=debug` and `-v` enable them. `REWARD_KIT_LOG_FORMAT=json` makes each record one JSON
-object. Secrets are redacted as in the files of a run.
+They are enabled by `-v` or by an environment variable such as `REWARD_KIT_LOG=info:providers=debug`. With
+`REWARD_KIT_LOG_FORMAT=json`, each record is a JSON object. Secrets are redacted as in the files of a run.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _STANDARD_FIELDS = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The minimum level of shown records, and the minimum levels of individual loggers and their children."""
+    """The minimum level of records to show, and the minimum levels of individual loggers and their children."""
 
     base: int
     named: Mapping[str, int] = field(default_factory=dict)
 
     def level_of(self, name: str) -> int:
-        """Return the level of a logger: its own, or its nearest parent's."""
+        """Return the minimum level of a logger, which may be inherited from its nearest parent."""
         while name:
             if name in self.named:
                 return self.named[name]
@@ -59,7 +59,7 @@ def parsed(text: str) -> LogFilter:
     for part in filter(None, rest.split(",")):
         name, separator, level = part.partition("=")
         if not separator:
-            raise ConfigError(f"{VARIABLE}={text}: {part!r} is not part=level, such as providers=debug")
+            raise ConfigError(f"{VARIABLE}={text}: {part!r} must be PART=LEVEL, such as providers=debug")
         bare = name.strip().removeprefix(f"{ROOT}.")
         parts = [path.stem for path in Path(__file__).parents[1].iterdir() if not path.name.startswith(("_", "."))]
         known = sorted({*parts, "events"})
@@ -79,7 +79,7 @@ def _level(text: str, whole: str) -> int:
 
 
 class OperatorHandler(logging.StreamHandler[Any]):
-    """Writes the enabled records to standard error, each as one line of text or JSON."""
+    """Handler that writes each enabled record to standard error, as a line of text or JSON."""
 
     def __init__(self, wanted: LogFilter, form: str, redaction: Redaction) -> None:
         super().__init__(sys.stderr)
@@ -95,7 +95,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         return record.levelno >= self._wanted.level_of(record.name)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line; a traceback is indented below its text."""
+        """Format the record as one line, with an indented traceback below it, if any."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         at = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         level, trace = record.levelname.lower(), format_traceback(record)
@@ -121,12 +121,15 @@ _shown: OperatorHandler | None = None
 
 
 def is_on() -> bool:
-    """Return True if logs go to standard error."""
+    """Return True if the log is enabled."""
     return _shown is not None
 
 
 def begin(verbose: int) -> None:
-    """Show the logs that the environment and `-v` enable: one `-v` is info, two are debug. A later call shows more."""
+    """Enable the logs that the environment or `-v` requests; `-v` stands for info, and `-vv` for debug.
+
+    A later call can lower the minimum level but not raise it.
+    """
     global _shown
     if logging.lastResort is not None:  # prints warnings of loggers without a handler, including other packages'
         logging.lastResort.setFormatter(SafeFormatter())
@@ -157,6 +160,6 @@ def begin(verbose: int) -> None:
 
 
 def add_redaction(redaction: Redaction) -> None:
-    """Add a redaction to the log, if it is on."""
+    """Add a redaction to the log if it is enabled."""
     if _shown is not None:
         _shown.add_redaction(redaction)

@@ -1,6 +1,6 @@
-"""The options that several commands share, their values, and their shell completion.
+"""Options shared by several commands, with their types and shell completion.
 
-Heavy modules are not imported here, so help and completion stay fast.
+This module must not import heavy modules, to keep help and completion fast.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 LATEST = "latest"
 """The value of `--resume` without a run."""
 _MOST_RUNS = 50
-_NO_RUN = "no run in {}; start one with `reward-kit run`, name a run, or pass the directory of the runs with --log-dir"
+_NO_RUN = (
+    "no runs in {}; start one with `reward-kit run`, specify a run, or pass the directory of the runs with --log-dir"
+)
 _COMPLETABLE = re.compile(r"[\w@%+=:,./-]+")  # bash inserts a value unquoted, so it must not contain shell syntax
 
 
@@ -32,7 +34,7 @@ class SectionedCommand(click.Command):
     """A command whose help groups its options.
 
     Args:
-        sections: parameter names by the title of their section; all others are listed under "Output".
+        sections: the parameter names in each section, by its title. All other parameters are listed under "Output".
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
@@ -40,7 +42,7 @@ class SectionedCommand(click.Command):
         self._title_of = {name: title for title, names in sections.items() for name in names}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group of options, in the order of their first option."""
+        """Write a section for each group of options, ordered by the first option of the group."""
         records: dict[str, list[tuple[str, str]]] = {title: [] for title in self._title_of.values()}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
@@ -55,7 +57,7 @@ class SectionedCommand(click.Command):
 
 
 class Number(click.FloatRange):
-    """A finite number within bounds; NaN would pass every gate."""
+    """A finite number within bounds. NaN is rejected, since it would pass every gate."""
 
     name = "number"
 
@@ -69,13 +71,13 @@ class Number(click.FloatRange):
 
 
 class WholeNumber(click.IntRange):
-    """A whole number within bounds, called an integer in messages."""
+    """An integer within bounds."""
 
     name = "integer"
 
 
 class GateThreshold(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
-    """A lowest mean score, `X`, or the lowest mean of a metric, `METRIC=X`."""
+    """The lowest mean score that passes, `X`, or the lowest mean of a metric, `METRIC=X`."""
 
     name = "threshold"
 
@@ -87,7 +89,7 @@ class GateThreshold(click.ParamType):  # type: ignore[type-arg]  # generic from 
             return value
         metric, separator, number = str(value).rpartition("=")
         if separator and not metric.strip():
-            self.fail(f"{value!r} names no metric; write METRIC=X, or X for the score.", param, ctx)
+            self.fail(f"{value!r} has no metric name; use METRIC=X, or X for the score.", param, ctx)
         return Threshold(Number().convert(number, param, ctx), metric.strip() or None)
 
 
@@ -95,37 +97,37 @@ class GateThreshold(click.ParamType):  # type: ignore[type-arg]  # generic from 
 
 
 def fail_under_option(of: str) -> Callable[[Any], Any]:
-    """Return the repeatable `--fail-under`, passed as `fail_under`."""
+    """Return the repeatable option `--fail-under`."""
     return click.option(
         "--fail-under",
         type=GateThreshold(),
         multiple=True,
         metavar="[METRIC=]X",
-        help=f"Exit 1 if {of}, or with METRIC= the mean of this metric, is below X; may be repeated.",
+        help=f"Exit with code 1 if {of}, or the mean of METRIC, is below X; may be repeated.",
     )
 
 
 def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")) -> Callable[[Any], Any]:
-    """Return a repeatable KEY=VALUE option, by default `-T`."""
+    """Return a repeatable option with KEY=VALUE, by default `-T`."""
     return click.option(*option, multiple=True, metavar="KEY=VALUE", help=help)
 
 
 def json_option(help: str = "Print the summary as JSON on standard output.") -> Callable[[Any], Any]:
-    """Return `--json`, passed as `as_json`."""
+    """Return the option `--json`, whose parameter is `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
 def display_option() -> Callable[[Any], Any]:
-    """Return `--display`, the kind of progress."""
+    """Return the option `--display`, the kind of progress display."""
     return click.option(
         "--display",
         type=click.Choice(["rich", "plain", "none"]),
-        help="Progress display; default: rich on a terminal, else plain.",
+        help="Progress display; default: rich on a terminal, otherwise plain.",
     )
 
 
 def log_dir_option(help: str) -> Callable[[Any], Any]:
-    """Return `--log-dir`, which defaults to `runs`."""
+    """Return the option `--log-dir`, which defaults to `runs`."""
     return click.option(
         "--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help=help
     )
@@ -141,33 +143,33 @@ def resume_options(command: Any) -> Any:
         shell_complete=complete_runs,
         help="Continue a run; default: the latest one.",
     )
-    log_dir = log_dir_option("Directory of new runs; with --resume, the directory to search for the latest.")
+    log_dir = log_dir_option("Directory for new runs; with --resume, the directory to search for the latest run.")
     return log_dir(resume(command))
 
 
 def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
-    """Return `--sandbox`."""
+    """Return the option `--sandbox`."""
     first = f"{default}, else " if default else ""
     return click.option(
         "--sandbox",
         type=click.Choice(["in_process", "warm", "isolated"]),
-        help=f"Sandbox level of the reward; default: {first}warm for your own file.",
+        help=f"Sandbox level of the reward; default: {first}warm for your own files.",
     )
 
 
 def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
-    """Return the dotted task key that `--sandbox` sets; empty without it."""
+    """Return the dotted task key that `--sandbox` sets, with its value; empty if the option is not used."""
     return {"sandbox.level": sandbox} if sandbox else {}
 
 
 def cache_option(command: Any) -> Any:
     """Add `--cache`."""
-    text = "Take model and judge answers from FILE if an earlier run had them, and add new ones."
+    text = "Reuse model and judge answers stored in FILE, and add new ones to it."
     return click.option("--cache", type=click.Path(path_type=Path), metavar="FILE", help=text)(command)
 
 
 def cache_arguments(cache: Path | None) -> list[str]:
-    """Return the arguments that repeat `--cache` in a resume command."""
+    """Return the arguments for `--cache` in the command that resumes a run."""
     return ["--cache", str(cache)] if cache is not None else []
 
 
@@ -175,12 +177,12 @@ def cache_arguments(cache: Path | None) -> list[str]:
 
 
 def newest_run_option(what: str = "the newest run") -> Callable[[Any], Any]:
-    """Return `--log-dir` for a command that reads a run."""
+    """Return the option `--log-dir` of a command that reads a run."""
     return log_dir_option(f"Directory to search for {what} if no RUN is given.")
 
 
 def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = None, training: bool = False) -> Path:
-    """Return the named run, else the newest one of a directory, which is reported on standard error."""
+    """Return the specified run or, by default, the newest run in a directory, whose path is printed."""
     from reward_kit.runs.run_folder import newest_runs
 
     if run is not None:
@@ -194,7 +196,7 @@ def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = 
 
 
 def two_newest(log_dir: Path) -> tuple[Path, Path]:
-    """Return the newest run of a directory, preceded by the newest earlier one of the same task, its baseline."""
+    """Return the newest two runs of the task of the newest run in a directory; the older run comes first."""
     from reward_kit.runs.run_folder import RunHeader, newest_runs
 
     found = newest_runs(log_dir, lambda header: header.training is None)
@@ -204,21 +206,21 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
     earlier = [path for path in found[1:] if RunHeader.read(path).task_name == name]
     if not earlier:
         raise ConfigError(
-            f"{log_dir} has one run of task {name!r}, {newest}; name the runs to compare, "
-            "or name this run to compare its policies"
+            f"{log_dir} has one run of task {name!r}, {newest}; specify the runs to compare, "
+            "or only this run to compare its policies"
         )
     echo(f"the two newest runs of task {name!r}: {earlier[0]} (the baseline) and {newest}", err=True)
     return earlier[0], newest
 
 
 def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any], otherwise: str = "") -> list[str]:
-    """Return the keys of a resumed run's overrides whose secrets were not stored, and report those still missing."""
+    """Return the override keys of a resumed run whose secrets were not stored, and report those that are missing."""
     from reward_kit.runs.redaction import hidden_keys
 
     hidden = list(hidden_keys(overrides))
     if missing := [key for key in hidden if key not in given]:
         keys = " ".join(f"-T {key}=…" for key in missing)
-        echo(f"{keys} is or contains a secret, which was not stored; pass it again{otherwise}", err=True)
+        echo(f"{keys} is or contains a secret that was not stored; pass it again{otherwise}", err=True)
     return hidden
 
 
@@ -226,7 +228,7 @@ def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def complete_runs(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Offer the runs of the typed directory, or of the default directory, newest first."""
+    """Complete the path of a run: the runs in the typed or the default directory, newest first."""
     folder, slash, _ = typed.rpartition("/")
     place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")
     changed: dict[Path, float] = {}
@@ -238,14 +240,14 @@ def complete_runs(context: click.Context, parameter: click.Parameter, typed: str
 
 
 def complete_policies(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Offer the built-in policies, and files."""
+    """Complete a policy: built-in policies and files."""
     from reward_kit.agent.policies import BUILT_IN
 
     return [CompletionItem(typed, type="file"), *_beginning(typed, BUILT_IN)]
 
 
 def complete_rewards(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Offer the built-in rewards, and files; after `FILE.py:` the rewards in the file."""
+    """Complete a reward: built-in rewards and files or, after `FILE.py:`, the rewards in the file."""
     import reward_kit.rewards
     from reward_kit.checks.source_facts import rewards_in
 
@@ -261,14 +263,14 @@ def complete_rewards(context: click.Context, parameter: click.Parameter, typed: 
 
 
 def complete_estimators(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Offer the advantage estimators."""
+    """Complete the name of an advantage estimator."""
     from reward_kit.rl_helpers import ESTIMATORS
 
     return _beginning(typed, ESTIMATORS)
 
 
 def complete_targets(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Offer targets to check: runs, built-in resources, rewards, files."""
+    """Complete a target of `check`: a run, a built-in resource, a reward or a file."""
     from reward_kit.environments.config import BUILT_IN
 
     runs = complete_runs(context, parameter, typed)[1:]

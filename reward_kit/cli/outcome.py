@@ -1,4 +1,4 @@
-"""Run a plan from the command line: progress, signals, the closing table, the next command, gates and the exit code."""
+"""Run a plan from the command line, with progress, signals, a result table, gates and the exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger("reward_kit.cli")
 
 
 def display_kind(asked: str | None) -> DisplayKind:
-    """Return the requested kind, or else rich on a terminal, and plain elsewhere or if log lines are shown."""
+    """Return the requested display; by default, "rich" on a terminal without log output, otherwise "plain"."""
     if asked in ("rich", "plain", "none"):
         return asked  # type: ignore[return-value]
     return "rich" if sys.stderr.isatty() and not operator_log.is_on() else "plain"
@@ -60,21 +60,21 @@ async def interruptible(
     grace_s: float | None = None,
     collected: anyio.Event | None = None,
 ) -> AsyncIterator[None]:
-    """Finish running episodes on the first Ctrl-C or SIGTERM, and stop at once on the second.
+    """Finish running episodes on the first Ctrl-C or SIGTERM, and stop immediately on the second.
 
-    While an endpoint is down, no episode can finish, so the first signal stops the run at once.
+    If an endpoint is down, episodes cannot finish, so the first signal also stops the run immediately.
 
     Args:
         control: the control of the run.
-        say: a function that shows a note.
+        say: a function that prints a note.
         traffic: the provider session of the run's endpoints, if any.
-        grace_s: the seconds allowed to finish running episodes; None for no limit.
-        collected: set once no episode is running; the scores that are still missing get a few seconds from then on.
+        grace_s: the time limit for finishing running episodes in seconds, or None for no limit.
+        collected: an event that is set when no episode is running. Missing scores get a few more seconds after it.
     """
 
     def stop_now() -> None:
         control.finish(INTERRUPTED)
-        say("stopping now; episodes in flight run again on resume")
+        say("stopping now; unfinished episodes will be run again on resume")
         control.scope.cancel()
 
     async def stop_later(seconds: float) -> None:
@@ -93,7 +93,7 @@ async def interruptible(
                     continue
                 control.finish(INTERRUPTED)
                 most = "" if grace_s is None else f", for at most {grace_s:g} s"
-                say(f"finishing episodes in flight{most}; Ctrl-C again stops now")
+                say(f"finishing running episodes{most}; press Ctrl-C again to stop now")
                 if grace_s is not None:
                     tasks.start_soon(stop_later, grace_s)
                 if collected is not None:
@@ -106,13 +106,13 @@ async def interruptible(
 
 
 def keep_logs_in_run(redaction: Redaction) -> None:
-    """Send the package's log to the run's file and the operator's log only, without secrets."""
+    """Send the log of the package to the log file of the run and the operator log only, with redacted secrets."""
     operator_log.add_redaction(redaction)
     logging.getLogger("reward_kit").propagate = False
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files to the system's maximum; the usual limit is too low for a thousand episodes."""
+    """Raise the limit of open files to the maximum, since the default is too low for a thousand episodes."""
     if sys.platform == "win32":
         return
     import resource
@@ -126,16 +126,16 @@ def allow_many_connections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The output at the end of a command, and the values that determine its exit code.
+    """The settings of the output at the end of a command, and of its exit code.
 
     Attributes:
         title: the title of the table.
-        expected: the number of episodes.
+        expected: the number of episodes of the complete run.
         thresholds: the gates on mean scores and metrics.
-        as_json: print the summary as JSON instead of the table.
-        resume_command: the command that continues an incomplete run; None if it cannot continue.
-        further: a function from the run's rows to additional keys of `summary.json`.
-        shown: a function from the run's rows to the text below the table.
+        as_json: whether to print the summary as JSON instead of the table.
+        resume_command: the command that resumes an incomplete run, or None if the run cannot be resumed.
+        further: a function that returns additional keys of `summary.json` for the rows of the run.
+        shown: a function that returns the text below the table for the rows of the run.
     """
 
     title: str
@@ -159,14 +159,14 @@ def run_into(
     given: Iterable[SingleAgentEpisode] = (),
     engine: RunEngine | None = None,
 ) -> int:
-    """Run a plan in its directory, and end the command."""
+    """Run a plan in its directory, show the outcome, and exit."""
     given_s = os.environ.get(GRACE_VARIABLE, "")
     try:
         grace_s = float(given_s or _STOP_GRACE_S)
     except ValueError:
         grace_s = math.nan
     if not 0 <= grace_s < math.inf:
-        raise ConfigError(f"{GRACE_VARIABLE}={given_s!r}: expected a number of seconds, such as 60")
+        raise ConfigError(f"{GRACE_VARIABLE}={given_s!r}: must be a number of seconds, such as 60")
     shown = Display(display_kind(display), ending.expected)
 
     async def run() -> tuple[RunOutcome, Control]:
@@ -224,7 +224,7 @@ def _slowest_wait(execution: Run, traffic: ProviderSession | None) -> str | None
 
 
 def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
-    """Show the outcome of a run and the next command, and return the exit code."""
+    """Print the outcome of a run with suggested next commands, and return the exit code."""
     policies, missing, note = outcome.policies, outcome.missing, note_console()
     resume = ending.resume_command
     if outcome.credit_error is not None:
@@ -250,16 +250,14 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         from reward_kit.runs.credit import headline
 
         best = shlex.join(["reward-kit", "credit", str(outcome.path)])
-        note.print(f"{headline(outcome.credit.section)}; its best and worst:  {best}")
+        note.print(f"{headline(outcome.credit.section)}; show the best and worst steps with:  {best}")
         for warning in outcome.credit.warnings:
             note.print(f"warning: {warning}", style="yellow")
     if missing and resume:
         more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
         note.print(f"{resume_line(resume)}{more}")
         if control.is_failure and resume[:2] == ["reward-kit", "run"]:
-            note.print(
-                "It keeps the URL and the model: add --base-url URL to change the URL; for another model, start a new run."
-            )
+            note.print("To change the model's URL, add --base-url URL; to change the model, start a new run.")
     elif resume and any(summary.scored for summary in policies):
         note.print(f"Read the episodes:  {shlex.join(['reward-kit', 'view', str(outcome.path), '--open'])}")
         again = ["reward-kit", "score", str(outcome.path), "--reward", "FILE.py:FUNCTION"]
@@ -282,7 +280,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
     if stopped == INTERRUPTED:
         return 130
     if policies and all(sum(summary.errors.values()) == summary.episodes for summary in policies):
-        note.print("Every episode ended with an error.", style="red")
+        note.print("All episodes ended with an error.", style="red")
         return 3
     if stopped is not None:
         note.print(f"Gate failed: {stopped}", style="red")
@@ -298,13 +296,13 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
 
 
 def _gate_failures(policies: Sequence[PolicySummary], threshold: Threshold) -> Iterator[str]:
-    """Yield a line for each reason why the gate failed."""
+    """Yield a line for each gate that failed."""
     if unknown := threshold.unknown_metric(policies):
         yield unknown
         return
     values = {policy.policy: threshold.value(policy) for policy in policies}
     if missing := [policy for policy, value in values.items() if value is None]:
-        yield f"{threshold.what} is unknown for {', '.join(missing)}: no episode has a value"
+        yield f"{threshold.what} is unknown for {', '.join(missing)}, because no episode has a value"
     below = [(policy, value) for policy, value in values.items() if value is not None and value < threshold.least]
     if below:
         named = ", ".join(f"{policy} ({figure(value)})" for policy, value in below)
@@ -312,13 +310,13 @@ def _gate_failures(policies: Sequence[PolicySummary], threshold: Threshold) -> I
 
 
 def resume_line(command: Sequence[str]) -> str:
-    """Return the line that names the command to continue with."""
+    """Return the line with the command that resumes the run."""
     return f"Resume with:  {shlex.join(command)}"
 
 
 @contextmanager
 def noting_resume(command: Sequence[str] | None, path: Path) -> Iterator[None]:
-    """Add the command that continues the run in `path` to an error that ends it, such as a full disk."""
+    """Add a note with the resume command to an error that ends the run in `path`, such as a full disk."""
     try:
         yield
     except (RewardKitError, ExceptionGroup) as error:
@@ -328,12 +326,12 @@ def noting_resume(command: Sequence[str] | None, path: Path) -> Iterator[None]:
 
 
 def note_console() -> Console:
-    """Return the console for notes, on standard error."""
+    """Return the console for notes, which writes to standard error."""
     return SafeConsole(stderr=True, soft_wrap=True)
 
 
 def note_page(page: Path | None, error: Exception | None) -> None:
-    """Show the path of a run's page, or the reason why it was not written."""
+    """Print the path of the page of a run, or the reason why the page was not written."""
     if error is not None:
         note_console().print(f"No report was written: {error}", style="red")
     elif page is not None:

@@ -1,7 +1,7 @@
-"""`reward-kit run`: from a task file to scored, resumable episodes on disk.
+"""`reward-kit run`: collect, score and store the episodes of a task.
 
-In reading order: `load_task` (`runs/tasks.py`), which calls `parse_task` (`runs/task_file.py`) and `resolve_task`;
-`plan_run` and `begin_run` (`runs/plan.py`); `run` (`runs/runner.py`).
+The command calls `load_task` (`runs/tasks.py`), which parses and resolves the task file, `plan_run` and `begin_run`
+(`runs/plan.py`), and `run` (`runs/runner.py`), in this order.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _KEPT_BY_RESUME = (
 )
 """Options that determine the content of a run; a resume cannot change them."""
 _SHOWN_CHARS = 400
-"""The length at which a message or a tool of a dry run is cut."""
+"""The maximum length of a message or a tool in the output of a dry run."""
 _SECTIONS = {
     "Models and policies": ("models", "policies", "base_url", "record", "replay", "cache"),
     "Samples": ("rollouts", "limit", "sample_ids", "seed"),
@@ -81,7 +81,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of `run`, under the names of its parameters."""
+    """The options of `run`, named like the parameters of the command."""
 
     task: Path | None
     models: tuple[str, ...]
@@ -134,8 +134,8 @@ class RunOptions:
 )
 @cache_option
 @click.option("-n", "--rollouts", type=WholeNumber(1), help="Number of episodes per sample.")
-@click.option("--limit", type=WholeNumber(1), help="Run the first N samples only.")
-@click.option("--sample-id", "sample_ids", multiple=True, help="Run this sample only; may be repeated.")
+@click.option("--limit", type=WholeNumber(1), help="Run only the first N samples.")
+@click.option("--sample-id", "sample_ids", multiple=True, help="Run only this sample; may be repeated.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random choices.")
 @set_option("Set a key of the task (dotted if nested).")
 @sandbox_options("the task's")
@@ -149,16 +149,16 @@ class RunOptions:
 )
 @click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop the run at a cost of X US dollars.")
 @fail_under_option("a mean score")
-@click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop after more than X episodes with an error.")
+@click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop if more than X episodes ended with an error.")
 @resume_options
 @click.option("--only-failed", is_flag=True, help="With --resume: rerun only the episodes that ended with an error.")
-@click.option("--force", is_flag=True, help="With --resume: continue although the task's files changed.")
+@click.option("--force", is_flag=True, help="With --resume: continue although files of the task changed.")
 @display_option()
 @json_option()
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check all inputs, show what would run and the first request, but send and write nothing.",
+    help="Check all inputs, and show the plan and the first request, without sending or writing anything.",
 )
 @click.option(
     "--engine",
@@ -175,7 +175,7 @@ class RunOptions:
     ("-E", "--engine-option", "engine_options"),
 )
 def command(**options: Any) -> None:
-    """Run TASK, a YAML file: collect episodes, score and store them, show a table.
+    """Run TASK, a YAML file: collect, score and store its episodes, and show a table of results.
 
     \b
     Examples:
@@ -191,9 +191,9 @@ def command(**options: Any) -> None:
         if asked.resume is not None:
             path, header, args, stored = _prepare_resume(asked, overrides)
         elif asked.only_failed or asked.force:
-            raise click.UsageError(f"{'--only-failed' if asked.only_failed else '--force'} needs --resume")
+            raise click.UsageError(f"{'--only-failed' if asked.only_failed else '--force'} requires --resume")
         elif asked.task is None:
-            raise click.UsageError("name a task file, or give --resume")
+            raise click.UsageError("pass a task file, or --resume")
         else:
             overrides |= sandbox_keys(asked.sandbox)
             require_trust_in_file(asked.task, {**overrides, **_keys_for_trust(asked.policies, asked.base_url)})
@@ -251,7 +251,7 @@ def command(**options: Any) -> None:
 
 
 agent_eval = copy.copy(command)
-agent_eval.help = """Run a task file, as `run` does, which has the same options.
+agent_eval.help = """Run a task file. This is an alias of `run` with the same options.
 
 \b
 Example:
@@ -264,19 +264,22 @@ agent_eval.params = [
 
 
 def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
-    """Return the options other than -T that name code or an endpoint, as keys for the trust prompt."""
+    """Return the options other than -T that refer to code or an endpoint, as task keys for the trust prompt."""
     return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
 
 
 def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunHeader, RunArgs, set[str]]:
-    """Return the directory, header and arguments of a resumed run, and the keys that only its `run.json` sets."""
+    """Return the directory, header and arguments of a run to resume, and the keys that are only in its `run.json`."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in _KEPT_BY_RESUME and source is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{parameter.opts[0]} cannot be changed by --resume; start a new run")
         if parameter.name in _KEPT_BY_RESUME and source is ParameterSource.ENVIRONMENT:
-            echo(f"{parameter.opts[0]} from the environment is ignored: a resume keeps the run's options", err=True)
+            echo(
+                f"{parameter.opts[0]} from the environment is ignored, because a resume keeps the options of the run",
+                err=True,
+            )
     if asked.resume != LATEST:
         path = Path(asked.resume or "")
     else:
@@ -284,7 +287,7 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
     header = read_resumable_header(path)
     if asked.base_url is None and is_hidden(header.base_url):
         raise ConfigError(
-            f"the run's endpoint {header.base_url} contains a secret that was not stored; pass --base-url"
+            f"the endpoint {header.base_url} of the run contains a secret that was not stored; pass --base-url"
         )
     hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
     args = RunArgs.from_header(header).with_changes(overrides, asked.base_url, hidden)
@@ -297,21 +300,21 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
 
 
 def _refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool) -> None:
-    """Reject or report changed inputs of a resumed run: its results are only comparable with the same inputs."""
+    """Reject changed inputs of a resumed run, or report them with --force, since results would not be comparable."""
     changes = "\n".join(differences(path, header.digests, task.digests, task.inputs))
     if changes and not force:
         raise ConfigError(
             f"{path} cannot be resumed, because its inputs changed:\n{changes}\n"
-            "Start a new run, undo the change, or continue anyway with --force"
+            "Start a new run, undo the changes, or continue anyway with --force"
         )
     if changes:
-        echo(f"--force: {path} continues although its inputs changed:\n{changes}", err=True)
+        echo(f"--force: resuming {path} although its inputs changed:\n{changes}", err=True)
 
 
 def _with_run_limits(
     task: LoadedTask, header: RunHeader | None, overrides: Mapping[str, Any], max_cost: float | None
 ) -> LoadedTask:
-    """Return the task with the run's limits from the file, the earlier run, -T and --max-cost."""
+    """Return the task with the limits of the task file, the earlier run, -T and --max-cost."""
     limits = dict(header.run_limits) if header is not None else {}
     limits |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("run_limits.")}
     limits |= {"cost": max_cost} if max_cost is not None else {}
@@ -323,7 +326,7 @@ def _with_run_limits(
 
 
 async def _first_request(plan: RunPlan) -> FirstRequest:
-    """Return the request with which an agent begins the first sample."""
+    """Return the first request to the model for the first sample."""
     worker = RLRolloutWorker(plan.definition, ScriptedPolicy([]), tools=plan.tools, user=plan.user)
     async with ServerPool():
         return await worker.first_request(plan.seed, sample=plan.samples[0])
@@ -362,7 +365,7 @@ def _show_plan(plan: RunPlan, request: FirstRequest, as_json: bool) -> None:
 
 
 def _content(message: Message) -> str:
-    """Return the text of a message, with the types of its other parts and its tool calls."""
+    """Return the text of a message, its tool calls, and the types of its other parts."""
     parts = message.content if isinstance(message.content, list) else []
     others = [f"({part.get('type')})" for part in parts if "text" not in part]
     calls = [f"({call.function.name}({call.function.arguments}))" for call in message.tool_calls or ()]
@@ -370,24 +373,24 @@ def _content(message: Message) -> str:
 
 
 def _traffic(asked: RunOptions) -> ProviderSession:
-    """Return the shared state of all requests of this run, with its recording, if any; a dry run sends none."""
+    """Return the provider session of this run, with its recording, if any; in a dry run, it rejects requests."""
     files = {"--record": asked.record, "--replay": asked.replay, "--cache": asked.cache}
     named = [option for option, file in files.items() if file is not None]
     if len(named) > 1:
         raise click.UsageError(f"use either {' or '.join(named)}")
     if asked.engine == "local" and (asked.address is not None or asked.engine_options):
-        raise click.UsageError(f"{'--address' if asked.address is not None else '-E'} needs --engine ray")
+        raise click.UsageError(f"{'--address' if asked.address is not None else '-E'} requires --engine ray")
     if asked.engine == "ray" and named:
-        raise click.UsageError(f"{named[0]} requires --engine local: other machines cannot use the file")
+        raise click.UsageError(f"{named[0]} requires --engine local, since other machines cannot access the file")
     cassette = Cassette.replay(asked.replay) if asked.replay is not None else None
     traffic = ProviderSession(cassette=cassette, is_dry_run=asked.dry_run)
     if asked.dry_run:
-        traffic.notice = lambda line: echo(f"note: {line}; a dry run needs none", err=True)
+        traffic.notice = lambda line: echo(f"note: {line}; not required for a dry run", err=True)
     return traffic
 
 
 def without_model_weights(task: LoadedTask) -> LoadedTask:
-    """Return the task for a cluster's driver, which creates the trained model without weights."""
+    """Return the task for the driver of a cluster, which creates the trained model without weights."""
     policy = task.definition.policy
     if policy is None or policy.type != "hf":
         return task
@@ -403,6 +406,6 @@ def _ray_engine(
 
     options = RayOptions.of(dict(parse_override(item, "-E") for item in asked.engine_options), asked.address)
     if plan.has_human:
-        message = "a cluster cannot reach the person at this terminal"
+        message = "a cluster cannot prompt the person at this terminal"
         raise ConfigError(f"--engine ray: {message}; use --engine local")
     return RayEngine(task, args, options, traffic)

@@ -1,4 +1,4 @@
-"""`reward-kit runs`: list the runs of a directory, and remove old ones."""
+"""`reward-kit runs`: list the runs in a directory, and remove old runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class StoredRun:
     """A run on disk.
 
     Attributes:
-        path: its directory.
-        task: the task's name.
-        status: "running", "complete", "interrupted" or "failed"; "killed" if it should be running but no process has it
-            open; "unreadable" if its `run.json` is damaged.
-        started_at: its start time in UTC.
-        size: bytes on disk.
+        path: the directory of the run.
+        task: the name of the task.
+        status: "running", "complete", "interrupted" or "failed"; "killed" if it is marked as running but no process has
+            it open; "unreadable" if its `run.json` is damaged.
+        started_at: the start time in UTC.
+        size: the size on disk in bytes.
         total: the number of episodes of the complete run.
         scores: the mean score of each policy, if there is a summary.
     """
@@ -47,17 +47,17 @@ class StoredRun:
 
 
 def stored_runs(folder: Path) -> list[StoredRun]:
-    """Return the runs in a directory, the newest first."""
+    """Return the runs in a directory, newest first."""
     if not folder.is_dir():
-        raise ConfigError(f"directory {folder} does not exist; name the directory of the runs with --log-dir")
+        raise ConfigError(f"directory {folder} does not exist; pass the directory of the runs with --log-dir")
     runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]
     return sorted(runs, key=lambda run: run.started_at, reverse=True)
 
 
 def remove(run: StoredRun) -> None:
-    """Delete a run's directory."""
+    """Delete the directory of a run."""
     if is_open_elsewhere(run.path):
-        raise StoreError(f"{run.path} is open in another process; wait for it to end")
+        raise StoreError(f"{run.path} is open in another process; wait until it has finished")
     if run.path.is_symlink():
         raise StoreError(f"{run.path} is a symbolic link; remove the link itself")
     try:
@@ -110,7 +110,7 @@ def command() -> None:
 @_LOG_DIR
 @json_option("Print JSON on standard output.")
 def list_(log_dir: Path, as_json: bool) -> None:
-    """List the runs of a directory, newest first, with path, status, size and mean scores.
+    """List the runs in a directory, newest first, with their path, status, size and mean scores.
 
     \b
     Examples:
@@ -130,7 +130,7 @@ def list_(log_dir: Path, as_json: bool) -> None:
         )
         echo(f"{run.path}  {run.status:<11}  {_size(run.size):>8}  {scores}")
     if not runs:
-        echo(f"No run in {log_dir}.", err=True)
+        echo(f"No runs in {log_dir}.", err=True)
 
 
 @command.command(name="prune")
@@ -148,11 +148,11 @@ def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dr
       reward-kit runs prune --older-than 30d --keep 1 --yes
     """
     if keep is None and older_than is None:
-        raise click.UsageError("choose what to remove: --keep N, --older-than AGE, or both")
+        raise click.UsageError("specify the runs to remove with --keep N, --older-than AGE, or both")
     age = None
     if older_than is not None:
         if (match := _AGE.fullmatch(older_than.strip())) is None:
-            raise ConfigError(f"--older-than {older_than!r}: write a number and d, h or m, such as 30d")
+            raise ConfigError(f"--older-than {older_than!r}: must be a number followed by d, h or m, such as 30d")
         age = datetime.timedelta(**{_UNITS[match[2]]: int(match[1])})
     now, seen, chosen = datetime.datetime.now(datetime.UTC), Counter[str](), []
     for run in stored_runs(log_dir):

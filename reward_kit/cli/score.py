@@ -1,4 +1,4 @@
-"""`reward-kit score`: a reward function on transcripts, or another reward on the stored episodes of a run."""
+"""`reward-kit score`: score transcripts with a reward, or score the stored episodes of a run again."""
 
 from __future__ import annotations
 
@@ -114,16 +114,18 @@ class ScoreArgs:
     help="Directory of the new run, or of an interrupted rescoring to continue; default: a new one in --log-dir.",
 )
 @cache_option
-@click.option("--only-failed", is_flag=True, help="With -o: score only unscored episodes again.")
+@click.option("--only-failed", is_flag=True, help="With -o: score only the unscored episodes.")
 @log_dir_option("Parent of the new run's directory; without DATA, also the directory to search for the newest run.")
 @display_option()
 @json_option()
 def command(data: Path | None, output: Path | None, only_failed: bool, **options: Any) -> None:
-    """Score DATA, a JSONL, CSV or YAML file whose rows have `messages`, with a reward function; or score RUN again.
+    """Score the transcripts in DATA with a reward function, or score the episodes of RUN again.
 
-    A row may have `id`, `ground_truth` and `policy`. RUN is the directory of a run. Its stored episodes are scored
-    again without the model; the scores are written to a new run, and the changes are shown. RUN is not modified.
-    Redacted texts are scored as stored. Without RUN, the newest run is used.
+    DATA is a JSONL, CSV or YAML file, whose rows have `messages` and optionally `id`, `ground_truth` and `policy`.
+
+    RUN is the directory of a run. Its stored episodes are scored again without calling the model, the scores are
+    written to a new run, and the changes are shown. RUN is not modified. Redacted texts are scored as stored.
+    Without RUN, the newest run is used.
 
     \b
     Examples:
@@ -139,7 +141,9 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
     if data is None or data.is_dir():
         sys.exit(_score_run(run_or_newest(data, args.log_dir, except_for=output), args, output, only_failed))
     if output is not None or only_failed:
-        raise click.UsageError(f"{'-o' if output is not None else '--only-failed'} needs RUN, the directory of a run")
+        raise click.UsageError(
+            f"{'-o' if output is not None else '--only-failed'} requires RUN, the directory of a run"
+        )
     ready = _load_reward(data_origin(data), args)
     scored = scoring_run(data, ready, args.reward, args.log_dir)
     ending = Ending(scored.title, scored.plan.total, args.fail_under, args.as_json)
@@ -149,12 +153,12 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
 
 
 def _traffic(args: ScoreArgs) -> ProviderSession:
-    """Return the shared state of all judge calls."""
+    """Return the provider session of all judge calls."""
     return ProviderSession(cache=ResponseCache(args.cache) if args.cache is not None else None)
 
 
 def _load_reward(origin: ScoreOrigin, args: ScoreArgs) -> ScoringSetup:
-    """Load the reward, once the user trusts it; notes on it go to standard error."""
+    """Load the reward if the user trusts it; notes about the reward are printed on standard error."""
     hook = args.changes.get("redact")
     require_trust_in([args.reward, *([hook] if isinstance(hook, str) else [])])
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
@@ -174,11 +178,13 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     plan = RunPlan(definition, reward=ready.reward, given=len(source.index.episodes), redaction=ready.redaction)
     folder = _open_folder(source, args, ready, plan, output)
     if only_failed and output is None:
-        raise ConfigError("--only-failed continues an earlier scoring; pass its directory with -o")
+        raise ConfigError("--only-failed continues an earlier rescoring; pass its directory with -o")
     if not (folder.path / "episodes.jsonl").exists():
         hidden = copy_results(source, folder.path, ready.redaction)
         if source.redact:
-            echo(f"the texts went through {source.redact} when they were stored; they are scored as stored", err=True)
+            echo(
+                f"the texts were redacted by {source.redact} when they were stored, and are scored as stored", err=True
+            )
         if hidden:
             of = f"{hidden:,} of {len(source.index.episodes):,} episodes"
             echo(f"secrets in {of} are replaced by {HIDDEN!r}; the texts are scored as stored", err=True)
@@ -196,7 +202,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     again += ["--pass-threshold", f"{args.pass_threshold:g}"] if args.pass_threshold is not None else []
     again += cache_arguments(args.cache)
     ending = Ending(
-        title=f"{source.path.name}  scored again by {args.reward}",
+        title=f"{source.path.name}  scored again with {args.reward}",
         expected=plan.total,
         thresholds=args.fail_under,
         as_json=args.as_json,
@@ -210,7 +216,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
 def _open_folder(
     source: SourceRun, args: ScoreArgs, ready: ScoringSetup, plan: RunPlan, output: Path | None
 ) -> RunFolder:
-    """Return the new run's directory, or the one that an earlier call of the same command began."""
+    """Return the directory of the new run, or of a run that an earlier call of the same command started."""
     earlier = source.header
     files = {name: source.path / name for name in ("episodes.jsonl", "scores.jsonl")}
     rescored_from = {
@@ -235,18 +241,18 @@ def _open_folder(
         )
         return RunFolder.create(path, header, ready.redaction)
     if not (path / FILE).is_file():
-        raise ConfigError(f"-o {path} exists and is not a run; name a new directory")
+        raise ConfigError(f"-o {path} exists and is not a run; pass a new directory")
     if is_open_elsewhere(path):
-        raise StoreError(f"{path} is open in another process; wait for it to end")
+        raise StoreError(f"{path} is open in another process; wait until it has finished")
     begun = RunHeader.read(path).rescored_from or {}
     for key, difference in _MUST_HOLD.items():
         if begun.get(key) != rescored_from[key]:
-            raise ConfigError(f"-o {path}: cannot be continued ({difference}); name a new directory")
+            raise ConfigError(f"-o {path}: cannot be continued ({difference}); pass a new directory")
     return RunFolder(path, ready.redaction)
 
 
 def _changes_table(changes: ScoreChanges) -> RenderableType:
-    """Return a column for each policy, and below it the episodes whose scores changed most."""
+    """Return a table with a column for each policy, and below it the episodes whose scores changed most."""
     table = Table(title=Text("What changed", "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
     for policy in changes.policies:

@@ -1,4 +1,4 @@
-"""`reward-kit serve`: reward functions over HTTP, for trainers and tools that run elsewhere."""
+"""`reward-kit serve`: serve reward functions over HTTP to trainers and tools on other machines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help="File with one key per line. Default: $REWARD_KIT_SERVE_API_KEY, else a new key, which is printed.",
+    help="File with one key per line. Default: $REWARD_KIT_SERVE_API_KEY, otherwise a generated key, which is printed.",
 )
 @set_option("Set an option of the reward; with several rewards, NAME.KEY=VALUE.", ("-O", "--option", "options"))
 @sandbox_options()
@@ -127,11 +127,11 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
 )
 @trust_option
 def command(rewards: tuple[str, ...], **given: Any) -> None:
-    """Serve reward functions over HTTP. Every request needs a key; rewards run in their sandbox.
+    """Serve reward functions over HTTP. Every request needs a key, and the rewards run in their sandbox.
 
-    `POST /v1/rewards/NAME/score` scores a rollout, `…/score_batch` several; see /openapi.json. A task names a
-    served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C stops the server once all
-    requests in flight are answered.
+    `POST /v1/rewards/NAME/score` scores a rollout, and `…/score_batch` scores several; see /openapi.json. A task refers
+    to a served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C stops the server
+    when all requests in flight are answered.
 
     \b
     Examples:
@@ -152,7 +152,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
 
 
 def _limits(given: dict[str, Any]) -> ServerOptions:
-    """Return the options of the server; an unset limit defaults to at most the limit that contains it."""
+    """Return the options of the server; a limit that is not set defaults to at most the related larger limit."""
     from reward_kit.integrations.reward_server.options import AT_LEAST, ServerOptions
 
     usual = {field.name: field.default for field in fields(ServerOptions)}
@@ -161,12 +161,12 @@ def _limits(given: dict[str, Any]) -> ServerOptions:
             given[smaller] = min(usual[smaller], given[larger])
         if given[smaller] > given[larger]:
             flags = [f"--{name.replace('_', '-')}" for name in (smaller, larger)]
-            raise ConfigError(f"{flags[0]} must be at most {flags[1]}, {given[larger]:g}; raise that too")
+            raise ConfigError(f"{flags[0]} must be at most {flags[1]}, {given[larger]:g}; increase both limits")
     return ServerOptions(**{name if name in usual else f"{name}_s": value for name, value in given.items()})
 
 
 def _keys(file: Path | None) -> tuple[Keys, str]:
-    """Return the keys, and the key generated for this start, "" if keys were configured."""
+    """Return the keys, and the key generated for this server, or "" if keys are configured."""
     from reward_kit.integrations.reward_server.options import Keys, new_key, read_keys
     from reward_kit.runs.redaction import Redaction
 
@@ -191,20 +191,20 @@ async def _serve(named: Sequence[NamedReward], keys: Keys, made: str, options: S
             async with serving(named, keys, options) as running:
                 _show_addresses(named, running.address, made, options.host)
                 await anext(signals)
-                echo("Answering requests in flight; Ctrl-C again stops now.", err=True)
+                echo("Answering requests in flight; press Ctrl-C again to stop now.", err=True)
                 tasks.start_soon(stop_at_next)
             tasks.cancel_scope.cancel()
 
 
 def _show_addresses(named: Sequence[NamedReward], address: str, made: str, host: str) -> None:
-    """Print the address on standard output, and everything else on standard error."""
+    """Print the addresses on standard output, and all other information on standard error."""
     for one in named:
         for note in one.notes:
             echo(note, err=True)
         echo(f"{one.name}: {one.reward.mode}, POST {address}/v1/rewards/{one.name}/score", err=True)
     if made:
         echo(
-            "Key for this start, shown only once; to keep a key, use REWARD_KIT_SERVE_API_KEY or --api-key-file:",
+            "Key for this start, shown only once; to use a fixed key, set REWARD_KIT_SERVE_API_KEY or --api-key-file:",
             err=True,
         )
         echo(f"  export {KEY_VARIABLE}={made}", err=True)
@@ -220,8 +220,8 @@ def _show_addresses(named: Sequence[NamedReward], address: str, made: str, host:
     if not is_loopback:
         echo(
             f"warning: {host} can be reached from other machines, and HTTP is not encrypted: anyone on the "
-            "network path can read keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and "
-            "forward the port by ssh",
+            "network path can read keys and rollouts. Use a proxy with TLS, or serve on 127.0.0.1 and forward the port "
+            "with ssh",
             err=True,
         )
     echo(address)

@@ -1,4 +1,4 @@
-"""`reward-kit init`, `schema` and `completion`: files for a project, an editor and a shell."""
+"""`reward-kit init`, `schema` and `completion`: write files for a new project, an editor and a shell."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _FILES = {
     "gitignore": ".gitignore",
     "README.md": "README.md",
 }
-"""The files of `starter/` with their names in the project; Python files end in .txt here, as they are only copied."""
+"""The files in `starter/`, with their names in the project; Python files end in .txt, since they are only copied."""
 _SCHEMA = "task.schema.json"
 
 
 @click.command(name="init")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 def init(directory: Path) -> None:
-    """Write a small working project into DIR: a task, its samples, a tool, a reward, an agent, tests, a CI workflow.
+    """Create a small working project in DIR, with a task, samples, a tool, a reward, an agent, tests and a CI workflow.
 
     Existing files are never overwritten.
 
@@ -56,9 +56,9 @@ def init(directory: Path) -> None:
     texts = {to: (starter / name).read_text(encoding="utf-8") for name, to in _FILES.items()}
     texts[_SCHEMA] = task_schema()
     if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} is a file; name a directory, new or existing")
+        raise ConfigError(f"{directory} is a file; pass a directory")
     if existing := [name for name in texts if (directory / name).exists()]:
-        raise ConfigError(f"{directory} already contains {', '.join(existing)}; name an empty or a new directory")
+        raise ConfigError(f"{directory} already contains {', '.join(existing)}; pass an empty or a new directory")
     for name, text in texts.items():
         path = directory / name
         with wrap_os_errors("write", path):
@@ -75,10 +75,10 @@ def init(directory: Path) -> None:
 @click.command(name="schema")
 @click.argument("kind", type=click.Choice(["task", "train"]), default="task")
 def schema(kind: str) -> None:
-    """Print the JSON schema of task files, or of train files.
+    """Print the JSON schema of task files or train files.
 
-    Save it beside your task file, and begin the task file with `# yaml-language-server: $schema=task.schema.json`: your
-    editor then completes and checks the keys.
+    To let your editor complete and check the keys, save the schema next to your task file, and begin the task file with
+    `# yaml-language-server: $schema=task.schema.json`.
 
     \b
     Examples:
@@ -104,13 +104,13 @@ def train_schema() -> str:
 
 
 def attributes_of(documented: type[Any]) -> dict[str, str]:
-    """Return the text of each attribute in the section `Attributes:` of a class's docstring, on one line."""
+    """Return the description of each attribute in the `Attributes:` section of the docstring of a class."""
     texts = _SECTION.split(inspect.getdoc(documented) or "")
     return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(texts[1] if len(texts) > 1 else "")}
 
 
 def schema_of(model: type[BaseModel]) -> str:
-    """Return the JSON schema of the files that a model reads: every key with its description, without titles."""
+    """Return the JSON schema of a model, with the descriptions of all keys and without titles."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Described(GenerateJsonSchema):
@@ -133,7 +133,7 @@ def schema_of(model: type[BaseModel]) -> str:
 @click.command(name="completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script for TAB completion of commands, options, runs, policies, rewards and estimators in SHELL.
+    """Print the script that enables TAB completion of commands, options and their values in SHELL.
 
     \b
     To install it permanently:

@@ -16,17 +16,19 @@ from reward_kit.errors import requires_extra
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @set_option("Set a key of the train file (dotted if nested; task.KEY for the task).")
 @resume_options
-@click.option("--force", is_flag=True, help="With --resume: continue although the files changed.")
+@click.option("--force", is_flag=True, help="With --resume: continue although files changed.")
 @display_option()
 @json_option()
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check all inputs and print batches, credit and loss as formulas, but write nothing.",
+    help="Check all inputs, and print the batches, the credit and the loss as formulas, without writing anything.",
 )
 @trust_option
 def command(**given: Any) -> None:
-    """Train a policy from CONFIG, a YAML file. Ctrl-C stops after the current update; --resume continues.
+    """Train a policy as configured in CONFIG, a YAML file.
+
+    Ctrl-C stops the training after the current update, and --resume continues it.
 
     \b
     Examples:

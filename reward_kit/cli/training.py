@@ -1,4 +1,4 @@
-"""The implementation of `train`: plan or resume, dry run, training, and the closing lines."""
+"""The implementation of `reward-kit train`: planning, resuming, dry runs, training and the final output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from reward_kit.runs.task_file import parse_override
 
 @dataclass(frozen=True, slots=True)
 class TrainArgs:
-    """The flags of `train`."""
+    """The options of `train`."""
 
     config: Path | None
     overrides: tuple[str, ...]
@@ -56,7 +56,7 @@ class TrainArgs:
 
 
 def run_train(args: TrainArgs) -> None:
-    """Train in this process, or as one of several that `torchrun` started, and exit with the run's code."""
+    """Train in this process, which may be one of several started by `torchrun`, and exit."""
     with open_process_group() as group:
         if group is not None and not group.processes.is_first:
             if not follow_training(group):
@@ -76,9 +76,9 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
         if args.resume is not None:
             path, plan = _plan_to_resume(args, overrides)
         elif args.config is None:
-            raise click.UsageError("name a train file, or give --resume")
+            raise click.UsageError("pass a train file, or --resume")
         elif args.force:
-            raise click.UsageError("--force needs --resume")
+            raise click.UsageError("--force requires --resume")
         else:
             plan = load_plan(args.config, overrides)
         check_policy(plan)
@@ -96,7 +96,7 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
 
 
 def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, TrainingPlan]:
-    """Find the run to continue, and its plan with the keys that a resume may change."""
+    """Return the run to resume and its plan, with the overrides of keys that may be changed by a resume."""
     if args.resume == LATEST:
         path = latest_run(args.log_dir, load_plan(args.config).name if args.config else None, training=True)
     else:
@@ -109,7 +109,8 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     for key in given:
         if key.partition(".")[0] not in CHANGEABLE and key not in hidden:
             raise ConfigError(
-                f"-T {key} cannot be changed by --resume; start a new run. These can: {', '.join(CHANGEABLE)}"
+                f"-T {key} cannot be changed by --resume; start a new run. Keys that can be changed: "
+                f"{', '.join(CHANGEABLE)}"
             )
     before = without_hidden(training.overrides) | {key: given[key] for key in hidden if key in given}
     stored = () if is_agreed else before.keys() - given.keys()
@@ -118,16 +119,16 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     for change in changes.allowed:
         echo(change, err=True)
     if changes.refused:
-        problem = f"{path} cannot be resumed, because these changed: {', '.join(changes.refused)}"
+        problem = f"{path} cannot be resumed, because these inputs changed: {', '.join(changes.refused)}"
         if not args.force:
-            raise ConfigError(f"{problem}. Start a new run, undo the change, or continue anyway with --force")
+            raise ConfigError(f"{problem}. Start a new run, undo the changes, or continue anyway with --force")
         echo(f"--force: {problem}", err=True)
     if given:
         plan = load_plan(train_file, {**before, **given}, stored=stored)
     if header.status == "complete" and training.updates >= plan.config.updates:
         done = pluralize(training.updates, "update")
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
-        echo(f"{path} is finished after {done}. To train further, raise updates:  {more}", err=True)
+        echo(f"{path} is finished after {done}. To continue training, increase updates:  {more}", err=True)
     return path, plan
 
 
@@ -168,7 +169,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         when = (
             f"after update {update}"
             if update
-            else "before the first update; no update improved it, so there is no model/"
+            else "before the first update; no update improved the metric, so model/ was not written"
         )
         echo(f"best {outcome.summary['metric']} {best:.3f} {when}")
     echo(f"Written to {path}", err=True)

@@ -1,4 +1,4 @@
-"""Ask once per directory before a command runs code from it: the `--trust` option, the prompt and the refusal."""
+"""The `--trust` option, and the prompt that asks before a command runs code from a directory for the first time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LINE_CHARS = 200
 
 
 def trust_option(command: Callable[..., Any]) -> Any:
-    """Add `--trust` to a command that runs a user's code."""
+    """Add the option `--trust` to a command that runs user code."""
 
     def remember(context: click.Context, option: click.Parameter, is_given: bool) -> None:
         source = context.get_parameter_source(option.name or "")
@@ -38,28 +38,28 @@ def trust_option(command: Callable[..., Any]) -> Any:
         envvar=VARIABLE,
         expose_value=False,
         callback=remember,
-        help=f"Run the named code without asking, now and later; in CI set {VARIABLE}=1.",
+        help=f"Run the code without a prompt, now and in the future; in CI, set {VARIABLE}=1.",
     )(command)
 
 
 def require_trust_in_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> bool:
-    """Return if the user trusts the code that a task or train file would run; ask if possible."""
+    """Raise unless the user trusts the code that a task or train file runs; prompt on a terminal."""
     from reward_kit.runs.trust import plan_file_code
 
     return _require(plan_file_code(path, typed, stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
-    """Return if the user trusts the code of `file.py:name` references; ask if possible."""
+    """Raise unless the user trusts the code of `file.py:name` references; prompt on a terminal."""
     from reward_kit.runs.trust import plan_reference_code
 
     _require(plan_reference_code(references, folder or Path.cwd()), ", ".join(references))
 
 
 def trust_new_folder(folder: Path) -> None:
-    """Record that the user created a directory, so that its code is trusted without a prompt."""
+    """Record that the user created a directory, whose code is then trusted without a prompt."""
     from reward_kit.runs.trust import PlannedCode, trust
 
     try:
@@ -87,11 +87,11 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
     lines = "\n".join(describe_code(replace(code, files={file: code.files[file] for file in files})))
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(
-            f"{what} would run code that you have not agreed to yet; nothing was run:\n{lines}\n"
+            f"{what} would run code that is not trusted yet; nothing was run:\n{lines}\n"
             f"If you trust it, add --trust to this command:\n  {shlex.join(['reward-kit', *sys.argv[1:], '--trust'])}\n"
             f"or set {VARIABLE}=1, e.g. in CI"
         )
-    echo(f"{what} would run code that you have not agreed to yet:\n{lines}", err=True)
+    echo(f"{what} would run code that is not trusted yet:\n{lines}", err=True)
     answer = click.prompt(
         "Run it?  y: yes, ask again if it changes   a: always in this directory   n: no",
         type=click.Choice(["y", "a", "n"]),
@@ -105,7 +105,7 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
 
 
 def describe_code(code: PlannedCode) -> Iterator[str]:
-    """Yield lines that describe the code that would run: settings, then files."""
+    """Yield lines that describe the code to run: first the settings, then the files."""
     lines = list(code.settings)
     for file in code.files:
         name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)

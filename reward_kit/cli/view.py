@@ -1,4 +1,4 @@
-"""`reward-kit view`: the live pages of all runs of a directory in the browser, or the page of one run as a file."""
+"""`reward-kit view`: serve live pages of the runs in a directory to a browser, or write the page of a run to a file."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from reward_kit.runs.run_folder import FILE
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the page of one run to FILE, such as report.html, instead of serving it.",
+    help="Write the page of one run to FILE, such as report.html, instead of serving pages.",
 )
 def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
     """Serve the pages of the runs in DIR ("runs" by default), or of one run, to browsers on this machine only.
 
-    The address contains a token, which every request needs. Episodes of a live run appear as they finish. Nothing in
-    DIR is changed. Ctrl-C stops the server.
+    The address contains a token, which every request needs. Episodes of a live run appear as they finish. DIR is not
+    modified. Ctrl-C stops the server.
 
-    With -o, the page of one run is written to a file: that of RUN, or of the newest run in DIR. The episodes of a large
-    run are written to a directory beside the file.
+    With -o, the page of RUN, or of the newest run in DIR, is written to a file instead. The episodes of a large run are
+    written to a directory next to the file.
 
     \b
     Examples:
@@ -61,7 +61,7 @@ def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
 
 def _open_catalog(folder: Path) -> RunCatalog:
     if not folder.is_dir():
-        raise ConfigError(f"directory {folder} does not exist; name the directory of the runs, or of one run")
+        raise ConfigError(f"directory {folder} does not exist; pass the directory of the runs or of one run")
     if (folder / FILE).is_file():
         whole = folder.resolve()
         return RunCatalog(whole.parent, only=whole.name)

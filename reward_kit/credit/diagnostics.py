@@ -14,7 +14,7 @@ FEW_SHARED = 0.05
 """Threshold for the share of steps with a peer, below which step-level credit has almost no effect."""
 
 # Each message states a problem with its likely cause and fix.
-_NOTHING_SCORED = "no trajectory is scored, so there is no credit; inspect the failed scores"
+_NOTHING_SCORED = "no trajectory is scored, so credit cannot be computed; inspect the failed scores"
 _MOSTLY_UNSCORED = "{} of {} trajectories are unscored and excluded; inspect the failed scores"
 _ALL_SINGLE = (
     "every group has only one scored trajectory, which cannot be compared with others; collect more rollouts "
@@ -71,7 +71,7 @@ class CreditDiagnostics:
     def summary(self) -> dict[str, float]:
         """Return the statistics under their names in logs.
 
-        Shares refer to the scored steps or groups; a share is absent if there are none.
+        Shares refer to the scored steps or groups; a share of an empty set is absent.
         """
         figures: dict[str, float] = {
             "credit/trajectories": self.trajectories,

@@ -209,7 +209,7 @@ class HouseholdEngine:
         return bool(placed & self.ready())
 
     def ready(self) -> int:
-        """Return the mask of the things that are in the required state, wherever they are."""
+        """Return the mask of the things that are in the required state, in any place."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.CLEAN:
             return tables.targets & tables.transformable & self.clean

@@ -159,7 +159,7 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
     """Return a shortest solution in moves, found by A*; () if the level is solved, None if it cannot be solved.
 
     Raises:
-        LimitError: `node_limit` positions were expanded without finding a solution or proving that there is none.
+        LimitError: `node_limit` positions were expanded without finding a solution or proving the level unsolvable.
     """
     bounds: dict[int, float] = {}
     order = count()

@@ -131,7 +131,7 @@ class ToolRegistry:
         """Return the tool with this name.
 
         Raises:
-            ToolError: there is no tool with this name; the message suggests the nearest name.
+            ToolError: the tool is unknown; the message suggests the nearest name.
         """
         if name not in self._tools:
             raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._tools)}")

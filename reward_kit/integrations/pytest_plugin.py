@@ -1,6 +1,6 @@
 """Tasks and reward functions as pytest tests, with score thresholds, numbers of episodes, and reports on failure.
 
-pytest loads the plugin wherever the package is installed. A marked test runs its task before its body, and checks the
+pytest loads the plugin if the package is installed. A marked test runs its task before its body, and checks the
 threshold afterwards:
 
     @pytest.mark.reward_kit("task.yaml", policies="expert", threshold=0.9, rollouts=4)

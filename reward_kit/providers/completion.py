@@ -1,6 +1,7 @@
 """Parsing of chat completions from many servers with slightly different formats, streamed or not.
 
-A missing value is None, never zero: without a reported usage, `usage` is None; without token ids, `token_ids` is None.
+A missing value, such as `usage` or
+    `token_ids`, is None, never zero.
 """
 
 from __future__ import annotations

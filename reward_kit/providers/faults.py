@@ -69,7 +69,7 @@ class UnreachableError(TransientError):
 
 
 class UnknownHostError(ProviderError):
-    """The host name does not resolve, or its certificate is rejected; the URL is wrong, or there is no network."""
+    """The host name does not resolve, or its certificate is rejected; the URL is wrong, or the network is down."""
 
 
 class WrongEndpointError(ProviderError):

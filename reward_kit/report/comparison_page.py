@@ -1,4 +1,4 @@
-"""The page of a comparison: one self-contained file."""
+"""The HTML page of a comparison, as a single self-contained file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LinkedSide = tuple[Side, str]
 
 
 def write_comparison(comparison: Comparison, target: Path) -> Path:
-    """Write the page of a comparison, and return its file."""
+    """Write the page of a comparison, and return the path of the file."""
     if not target.parent.is_dir():
         raise ConfigError(f"-o {target}: directory {target.parent} does not exist; create it first")
     write_atomically(target, comparison_page(comparison, target.parent).encode("utf-8"), is_private=False)
@@ -89,7 +89,9 @@ def comparison_page(comparison: Comparison, folder: Path) -> str:
 
 
 def draw_forest(comparison: Comparison) -> Drawing:
-    """Draw the interval of each run's difference below its name, around the line at 0; it fits a phone."""
+    """Draw the interval of the difference of each run below its name, relative to a line at 0.
+
+    The drawing fits the screen of a phone."""
     differences = comparison.differences
     intervals = [each.figures.interval for each in differences]
     ends = [abs(end) for one in intervals for end in (one.low, one.mean, one.high) if end is not None]
@@ -126,7 +128,7 @@ def _interval_text(difference: Difference) -> str:
 
 
 def samples_table(comparison: Comparison, folder: Path) -> DataTable:
-    """Return a row per sample and run compared with the baseline: flips first, then by size of change.
+    """Return a table with a row per sample and compared run, with flipped samples first, then by size of the change.
 
     The scores link to the transcripts in the reports of the runs, relative to `folder`.
     """
@@ -176,7 +178,7 @@ def _row(change: str, sample: str, sides: Sequence[LinkedSide], both: Sequence[S
 
 
 def _report_link(side: Side, folder: Path) -> str:
-    """Return the address of a run's report, relative to `folder`; "" if there is no report."""
+    """Return the address of the report of a run relative to `folder`, or "" without a report."""
     file = side.path / "report.html"
     if not file.is_file():
         return ""

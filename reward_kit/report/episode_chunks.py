@@ -1,12 +1,13 @@
-"""The episodes of a page: their stored lines, group by group, in chunks that a browser loads one at a time.
+"""The episodes of a page: the stored lines of each group, in chunks that a browser loads one at a time.
 
-Lines are parsed only if a page could not quickly show them unchanged, so that a large run takes little longer than
-copying its files. A chunk is text in lines, each with a letter before it: `E` an episode, then, if known, `S` its score
-and `C` the list of its lines of `credit.jsonl`. The page's script reads them (`objects.js`).
+Lines are parsed only if the page could not show them quickly without changes. Writing the page of a large run therefore
+takes little longer than copying its files. A chunk consists of lines that start with a letter: `E` is an episode, `S`
+is its score if known, and `C` is the list of its lines in `credit.jsonl`, if any. The script of the page parses them
+(`objects.js`).
 
-The texts of tokens come from the `tokenizer.json` in a model's directory, read as plain JSON: no tokenizer is needed,
-and nothing is downloaded. If an episode's secrets were redacted, its token texts are omitted, since they would reveal
-the secrets.
+The texts of tokens are read from the `tokenizer.json` in the directory of a model, which is plain JSON. No tokenizer is
+required, and nothing is downloaded. If secrets of an episode were redacted, its token texts are omitted, since they
+would reveal the secrets.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _CHUNK_BYTES = 500_000
 
 
 class StoredLines(NamedTuple):
-    """The stored lines of one episode; its credit lines are concatenated."""
+    """The stored lines of an episode, with concatenated credit lines."""
 
     episode: bytes
     score: bytes | None = None
@@ -48,7 +49,7 @@ class StoredLines(NamedTuple):
 
 
 class GroupPart(NamedTuple):
-    """Episodes shown together: a group, or part of a large group."""
+    """Episodes that are shown together: a group, or part of a large group."""
 
     group_id: str
     size: int  # episodes of the whole group
@@ -57,7 +58,7 @@ class GroupPart(NamedTuple):
 
 
 def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
-    """Return the episodes of one group as part of a chunk, in ASCII without `<`, which could end a script."""
+    """Return the episodes of a group as part of a chunk, in ASCII without `<`, which could end a script."""
     parts: list[bytes] = []
     for lines in episodes:
         parts += b"E", fitter.fitted(lines.episode), b"\n"
@@ -72,7 +73,7 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
 
 
 def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
-    """Return the groups of a run in the order of samples and policies, large groups split into parts."""
+    """Return the groups of a run in the order of samples and policies, with large groups split into parts."""
     groups = grouped(episodes, lambda facts: facts.group_id)
     parts = []
     for name in sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name)):
@@ -106,7 +107,7 @@ def _size(facts: EpisodeOutline) -> int:
 
 
 class ChunkReader:
-    """Reads the stored lines of a run's chunks. Use it as a context manager."""
+    """Reader of the stored lines in the chunks of a run. It is a context manager."""
 
     def __init__(self, run: RunFacts) -> None:
         self._path, self._fitter = run.path, LineFitter(run.header)
@@ -132,7 +133,7 @@ class ChunkReader:
         self._opened.close()
 
     def texts(self) -> Iterator[bytes]:
-        """Yield the text of each chunk, read on demand."""
+        """Yield the text of each chunk, which is read on demand."""
         for chunk in self.chunks:
             with wrap_os_errors("read", self._path):
                 text = b"".join(group_text(map(self._stored, part.episodes), self._fitter) for part in chunk)
@@ -162,13 +163,13 @@ _TOKENS = b'"tokens":{'
 
 
 class LineFitter:
-    """The truncation of a run's lines for its page."""
+    """Truncation of the lines of a run for its page."""
 
     def __init__(self, header: RunHeader) -> None:
         self._texts = functools.cache(functools.partial(token_texts, header))  # read on first use
 
     def fitted(self, line: bytes) -> bytes:
-        """Return a line for the page: ASCII only, and of bounded length.
+        """Return a line for the page, in ASCII and with bounded length.
 
         A text of more than 20,000 characters becomes `{"__cut__": …, "length": …}`, and recorded tokens become the
         rows of `token_rows`. A damaged line becomes null or stays unchanged; the page reports that it cannot be read.
@@ -219,7 +220,7 @@ class TokenTexts:
 
     @classmethod
     def read(cls, file: Path) -> TokenTexts | None:
-        """Read a `tokenizer.json`; None if it is missing or has an unknown format."""
+        """Read a `tokenizer.json`, or return None if it is missing or has an unknown format."""
         try:
             data = json.loads(file.read_bytes())
             vocabulary = data["model"]["vocab"]
@@ -234,7 +235,7 @@ class TokenTexts:
         return cls(pieces, added, is_byte_level='"ByteLevel"' in parts)
 
     def of(self, ids: Iterable[int]) -> dict[str, str]:
-        """Return the texts of the known ids."""
+        """Return the texts of the ids that are known."""
         return {str(number): text for number in set(ids) if (text := self._text(number)) is not None}
 
     def _text(self, number: int) -> str | None:
@@ -247,9 +248,9 @@ class TokenTexts:
 
 
 def token_texts(header: RunHeader) -> TokenTexts | None:
-    """Return token texts of a run whose policy is a model in a local directory.
+    """Return the token texts of a run whose policy is a model in a local directory.
 
-    None for other policies, or if the task has a redaction hook.
+    The result is None for other policies, or if the task has a redaction hook.
     """
     task, folder = header.task, Path(header.task_path).parent if header.task_path else Path()
     redacts = bool(task.get("redact"))
@@ -266,7 +267,7 @@ def token_texts(header: RunHeader) -> TokenTexts | None:
 
 
 def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> dict[str, Any] | None:
-    """Return the tokens of one line of `episodes.jsonl` for the page; None if none are recorded.
+    """Return the tokens of a line of `episodes.jsonl` for the page, or None if no tokens are recorded.
 
     Args:
         record: the line.
@@ -325,7 +326,7 @@ def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[
 
 
 def _short(value: Any) -> float | None:
-    """Round a number for display; None if infinite or unknown."""
+    """Round a number for display, or return None if it is infinite or unknown."""
     known = from_json_value(value)
     is_finite = isinstance(known, int | float) and abs(known) < float("inf")
     return round(float(known), _DIGITS) if is_finite else None
@@ -354,7 +355,7 @@ _CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step
 
 @dataclass(frozen=True, slots=True)
 class ChunkData:
-    """The episodes of a page, or their location."""
+    """The episodes of a page, or their addresses."""
 
     mode: Mode
     credit: Mapping[str, Any] | None  # the settings of the step credit; None if not credited
@@ -364,7 +365,7 @@ class ChunkData:
 
     @property
     def index(self) -> str:
-        """Return JSON that no HTML parser reads as markup."""
+        """Return JSON that HTML parsers do not interpret as markup."""
         chunks = [
             [
                 [part.group_id, part.size, part.first, [facts.row.rollout_id for facts in part.episodes]]
@@ -377,12 +378,12 @@ class ChunkData:
 
 
 def served(run: Path) -> ChunkData:
-    """Return the data of a page whose server provides `group/ID` and `episode/ID`."""
+    """Return the data of a page whose episodes are served at `group/ID` and `episode/ID`."""
     return ChunkData("server", credit_facts(run))
 
 
 def within(run: Path, reader: ChunkReader) -> ChunkData:
-    """Return the data with all chunks in the page itself."""
+    """Return the data of a page that contains all chunks."""
     texts = [text.decode("ascii") for text in reader.texts()]
     return ChunkData("inline", credit_facts(run), chunks=reader.chunks, texts=texts)
 
@@ -411,7 +412,7 @@ def chunk_script(number: int, text: bytes) -> bytes:
 
 
 def forget_others(page: Path, data: ChunkData) -> None:
-    """Remove the chunks of a page's earlier versions after it is written; other files are kept."""
+    """Remove the chunks of earlier versions of a page; other files are kept."""
     folder = page.with_name(f"{page.stem}_data")
     if not folder.is_dir():
         return
@@ -425,7 +426,7 @@ def forget_others(page: Path, data: ChunkData) -> None:
 
 
 def credit_facts(run: Path) -> dict[str, Any] | None:
-    """Return the credit settings of a run; None if it has no credit, or if `summary.json` is damaged."""
+    """Return the credit settings of a run, or None if it has no credit or `summary.json` is damaged."""
     try:
         section = read_json(run / "summary.json")["credit"]
         options: Mapping[str, Any] = section["options"]

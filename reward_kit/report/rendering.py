@@ -1,4 +1,4 @@
-"""Shared parts of all pages: formats of numbers and links, SVG shapes, and HTML with inline style and script."""
+"""Functions shared by all pages: formatting of numbers and links, SVG shapes, and HTML templates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MINUTE, _HOUR = 60, 3600
 
 
 def status_text(status: str) -> str:
-    """Return the status of a run; its file is untrusted."""
+    """Return the status of a run, whose file is untrusted."""
     return status if status in ("complete", "failed", "interrupted", "running") else "unknown"
 
 
@@ -55,29 +55,31 @@ def href(view: str, *names: str) -> str:
 
 
 def name_from_link(name: str) -> str:
-    """Return the stored name from an address, where it may be encoded as JSON."""
+    """Return the stored name for a name in an address, which may be encoded as JSON."""
     return str(json.loads(name.removeprefix(_MARKED))) if name.startswith(_MARKED) else name
 
 
 def number(value: float | None) -> str:
-    """Format a score; a dash if absent."""
+    """Format a score, or return a dash if it is absent."""
     return DASH if value is None else figure(value)
 
 
 def share(value: float | None) -> str:
-    """Format a share in percent; a dash if absent."""
+    """Format a share in percent, or return a dash if it is absent."""
     return DASH if value is None else f"{value:.1%}"
 
 
 def dollars(value: float | None) -> str:
-    """Format an amount of money; "unknown" without a price."""
+    """Format an amount of money, or return "unknown" without a price."""
     if value is None:
         return "unknown"
+    if 0 < value < 0.001:  # with two significant digits
+        return f"${value:.{min(12, 1 - math.floor(math.log10(value)))}f}"
     return f"${value:,.2f}" if value >= 100 else f"${value:.4f}"
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration in a suitable unit; a dash if absent."""
+    """Format a duration in a suitable unit, or return a dash if it is absent."""
     if value is None:
         return DASH
     if value < 0.0005:
@@ -155,7 +157,7 @@ def r2(value: float) -> float:
 
 
 def round_step(rough: float, factors: Sequence[float] = (1, 2, 5, 10)) -> float:
-    """Return the smallest factor times a power of ten that is at least `rough` > 0, for axis ticks."""
+    """Return the smallest round step for axis ticks that is at least `rough` > 0."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in factors if power * factor >= rough * 0.999)
 
@@ -164,7 +166,7 @@ def round_step(rough: float, factors: Sequence[float] = (1, 2, 5, 10)) -> float:
 
 
 def as_script_data(document: Any) -> str:
-    """Return JSON that no HTML parser reads as markup, even with untrusted texts."""
+    """Return JSON that HTML parsers do not interpret as markup, even if it contains untrusted texts."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -176,7 +178,7 @@ def asset(name: str) -> str:
 
 
 def bundle(names: Iterable[str]) -> str:
-    """Join files of `assets/` in this order."""
+    """Concatenate files in `assets/`."""
     return "".join(map(asset, names))
 
 
@@ -199,16 +201,16 @@ def render(
     may_connect: bool = False,
     **values: Any,
 ) -> str:
-    """Return a page as HTML. It allows only its inline style and script, by their hashes, and loads nothing else.
+    """Return a page as HTML, which allows only its inline style and script, and loads nothing else.
 
     Args:
         template: a file in `templates/`. All its values are escaped except `trusted`.
-        page: the page's contents; pass untrusted texts through `escape_text` first.
+        page: the content of the page; pass untrusted texts through `escape_text` first.
         styles: files of `assets/`.
-        script: the script's text; "" for none.
-        trusted: texts from this package, inserted without escaping.
-        script_sources: other sources that scripts may be loaded from.
-        may_connect: allow requests to the server of the page.
+        script: the text of the script, or "" for none.
+        trusted: texts of this package, which are inserted without escaping.
+        script_sources: other sources from which scripts may be loaded.
+        may_connect: whether to allow requests to the server of the page.
         **values: more values for the template.
     """
     from markupsafe import Markup

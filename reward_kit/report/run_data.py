@@ -1,4 +1,4 @@
-"""The data of a run's page: its header, and a few facts about each episode and score, read from its files."""
+"""The data of the page of a run: its header, and the main facts about each episode and score."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TextExcerpt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreFacts:
-    """A line of `scores.jsonl`, with times in seconds since the run began."""
+    """The facts in a line of `scores.jsonl`, with times in seconds since the start of the run."""
 
     unit: str  # the id of its reward call; for a batch reward, that of the group
     duration_s: float | None = None  # of the last call
@@ -55,7 +55,7 @@ class ScoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutline:
-    """The latest attempt of an episode."""
+    """The facts about the latest attempt of an episode."""
 
     row: EpisodeRow
     group_id: str
@@ -71,7 +71,7 @@ class EpisodeOutline:
 
     @property
     def end_s(self) -> float | None:
-        """The time at which it stopped."""
+        """The time at which the episode stopped."""
         return None if self.begin_s is None or self.duration_s is None else self.begin_s + self.duration_s
 
 
@@ -93,7 +93,7 @@ class RunFacts:
 
 
 def read_run(path: Path) -> RunFacts:
-    """Read the run in a directory; a process may still be writing its last lines."""
+    """Read the run in a directory, which may still be running."""
     header = RunHeader.read(path)
     if header.training is not None:
         raise ConfigError(f"{path} is a training run, which has metrics.jsonl and no episodes.jsonl")
@@ -114,7 +114,7 @@ def read_run(path: Path) -> RunFacts:
 
 
 def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Parse a line of `episodes.jsonl`, if possible without its long middle."""
+    """Parse a line of `episodes.jsonl`, without its long middle part if possible."""
     return _outlined(line) or line_record(file, number, line)
 
 
@@ -173,7 +173,7 @@ def episode_outline(
 
 
 def _columns(sample: Any) -> dict[str, str]:
-    """Return the fields of a sample that may form slices, as texts."""
+    """Return the fields of a sample that can form slices, as texts."""
     fields = sample.items() if isinstance(sample, Mapping) else ()
     return {
         sys.intern(name): sys.intern(str(value))
@@ -217,7 +217,7 @@ def _score(line: Mapping[str, Any]) -> ScoreFacts:
 
 
 def _said(text: str | None) -> TextExcerpt:
-    """Keep only the beginning of a text, so that untrusted texts cannot fill the memory."""
+    """Keep only the beginning of a text, to limit the memory used by untrusted texts."""
     return TextExcerpt(text[:_KEPT_TEXT], len(text)) if text else TextExcerpt()
 
 

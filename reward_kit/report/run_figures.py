@@ -1,4 +1,4 @@
-"""Figures of a run's page beyond `summary.json`: distributions, counts, durations, cost, and data tables."""
+"""Figures of the page of a run that are not in `summary.json`: distributions, counts, durations, cost and tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _scores(episodes: Iterable[EpisodeOutline]) -> list[float]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the known values; None without any."""
+    """Return the sum of the known values, or None without any."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else None
 
@@ -54,7 +54,7 @@ class ScoreHistogram(NamedTuple):
 
 
 def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
-    """Return each policy's distribution of scores over common bins: of [0, 1] unless a score is outside it."""
+    """Return the histogram of scores of each policy, with common bins that cover [0, 1] or all scores."""
     every = _scores(episodes)
     low, high = min([0.0, *every]), max([1.0, *every])
     if every and (low < 0.0 or high > 1.0):
@@ -72,7 +72,7 @@ def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
 
 
 def draw_histogram(histogram: ScoreHistogram) -> Drawing:
-    """Draw one policy's scores as bars, with counts if there is room."""
+    """Draw the scores of a policy as bars, with counts if there is enough space."""
     width, height, left, base, top = 420.0, 168.0, 8.0, 140.0, 22.0
     low, high, counts = histogram.low, histogram.high, list(histogram.counts)
     description = f"Distribution of {histogram.scored} scores from {number(low)} to {number(high)}"
@@ -100,7 +100,7 @@ def draw_histogram(histogram: ScoreHistogram) -> Drawing:
 
 
 class Count(NamedTuple):
-    """Occurrences by policy; `is_limit` marks configured limits."""
+    """The number of occurrences by policy; `is_limit` marks configured limits."""
 
     name: str
     by_policy: Sequence[int]
@@ -125,7 +125,7 @@ def failure_classes(episodes: Sequence[EpisodeOutline]) -> list[Count]:
 
 
 def error_class(facts: EpisodeOutline) -> str:
-    """Return the failure class of an episode or of its scoring; "" if neither failed."""
+    """Return the failure class of an episode or of its scoring, or "" if neither failed."""
     return facts.row.error_class or facts.row.score_error or ""
 
 
@@ -151,7 +151,7 @@ class Percentiles(NamedTuple):
 
 
 def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | None:
-    """Return the percentiles of the known values; None without any."""
+    """Return the percentiles of the known values, or None without any."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -160,7 +160,7 @@ def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | Non
 
 
 class PolicyUsage(NamedTuple):
-    """Tokens, dollars and seconds of one policy's episodes; None if unknown."""
+    """The tokens, US dollars and seconds used by the episodes of a policy; None if unknown."""
 
     policy: str
     tokens: Mapping[str, int]
@@ -173,7 +173,7 @@ class PolicyUsage(NamedTuple):
 
 
 def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
-    """Sum the tokens, dollars and seconds of one policy's episodes."""
+    """Sum the tokens, US dollars and seconds used by the episodes of a policy."""
     own = [facts for facts in episodes if facts.row.policy == policy]
     usages = [facts.row.usage for facts in own]
     return PolicyUsage(
@@ -194,7 +194,7 @@ def episode_tokens(facts: EpisodeOutline) -> int:
 
 
 class ScoringFigures(NamedTuple):
-    """The numbers, durations and cost of reward calls."""
+    """The number, the durations and the cost of reward calls."""
 
     times: Sequence[Percentiles]  # percentiles of waits, calls, scores and groups
     calls: int | None  # None if unknown
@@ -248,13 +248,13 @@ def slowest(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
 
 
 def worst(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
-    """Return the scored episodes with the lowest scores; unscored is not zero."""
+    """Return the scored episodes with the lowest scores; unscored episodes are excluded."""
     scored = [facts for facts in episodes if facts.row.score is not None]
     return sorted(scored, key=lambda facts: (facts.row.score or 0.0, facts.row.rollout_id))[:_EXTREMES]
 
 
 def broken(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
-    """Return the first episodes with an error in the episode or its scoring."""
+    """Return the first episodes that ended with an error or whose scoring failed."""
     failed = (facts for facts in episodes if facts.row.is_error)
     return sorted(failed, key=lambda facts: facts.row.rollout_id)[:_EXTREMES]
 
@@ -279,16 +279,17 @@ class TableColumn(NamedTuple):
     kind: str
     filters: str | None = None  # the column of the episode table that a click filters
     view: str | None = None  # the view that a click on a cell opens: "episode" or "group"
+    below: str | None = None  # the column that shows its values as second lines, instead of a column of its own
 
     @property
     def is_number(self) -> bool:
-        """True if it is right-aligned."""
+        """True if the column is right-aligned."""
         return self.kind not in _TEXTS
 
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table filled by the page's script."""
+    """A table that is filled by the script of the page."""
 
     name: str
     title: str
@@ -300,7 +301,7 @@ class DataTable:
     has_matrix: bool = False  # with the grid of samples by policy above it
 
     def with_choices(self, *keys: str) -> DataTable:
-        """Return the table with drop-down filters for columns with few values, but more than one."""
+        """Return the table with drop-down filters for columns that have a small number of different values."""
         filters = []
         for index, column in enumerate(self.columns):
             if column.key in keys:
@@ -313,7 +314,7 @@ class DataTable:
 
 
 def tables_data(tables: Iterable[DataTable]) -> dict[str, object]:
-    """Return the tables as data for the page's script."""
+    """Return the tables as data for the script of the page."""
     return {
         table.name: {
             "columns": [{key: value for key, value in column._asdict().items() if value} for column in table.columns],
@@ -358,7 +359,7 @@ _EPISODE_COLUMNS = (
     TableColumn("score", "score", "score"),
     TableColumn("outcome", "outcome", "word"),
     TableColumn("stop", "stop reason", "word"),
-    TableColumn("error", "error", "word"),
+    TableColumn("error", "error", "word", below="outcome"),
     TableColumn("reason", "reason or error", "text"),
     TableColumn("steps", "steps", "count"),
     TableColumn("tokens", "tokens", "count"),
@@ -366,12 +367,12 @@ _EPISODE_COLUMNS = (
     TableColumn("took", "took", "seconds"),
     TableColumn("scoring", "scoring took", "seconds"),
 )
-_TAG_COLUMN = TableColumn("tags", "tags", "tags")
+_TAG_COLUMN = TableColumn("tags", "tags", "tags", below="sample")
 _LABEL_COLUMNS = (TableColumn("label", "label", "word"), TableColumn("note", "note", "text"))
 
 
 def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> DataTable:
-    """Return a row per sample and policy, by name."""
+    """Return a table with a row per sample and policy, sorted by name."""
     rows: list[list[Cell]] = []
     groups = grouped(episodes, lambda facts: (str(facts.row.sample_id), facts.row.policy))
     for (sample_id, policy), own in sorted(groups.items()):
@@ -394,7 +395,7 @@ def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> 
 
 
 def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
-    """Return a row per group of several episodes, largest score differences first."""
+    """Return a table with a row per group of several episodes, with the largest score differences first."""
     rows: list[tuple[tuple[float, str, str, str], list[Cell]]] = []
     for group_id, own in grouped(episodes, lambda facts: facts.group_id).items():
         if len(own) == 1:
@@ -423,13 +424,13 @@ def episodes_table(
     labels: Mapping[str, EpisodeLabels] | None = None,
     slices: Collection[str] | None = None,
 ) -> DataTable:
-    """Return a row per episode, by name.
+    """Return a table with a row per episode, sorted by name.
 
     Args:
         episodes: the episodes.
         pass_threshold: the lowest score that passes.
-        labels: adds columns with the users' labels and notes.
-        slices: adds a column with the tags, and the values of these dataset columns.
+        labels: the labels of users, which add columns with labels and notes.
+        slices: the dataset columns whose values are shown with the tags in an additional column.
     """
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
     rows: list[list[Cell]] = []

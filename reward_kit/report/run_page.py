@@ -1,4 +1,4 @@
-"""The page of a run: its contents in reading order, and the function that writes it to a file."""
+"""The page of a run, with its content in reading order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("reward_kit.runs")
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
-    """Write the page of a run or training run, with the episodes in separate files if one file would be too large."""
+    """Write the page of a run or a training run, with separate files for the episodes of a large run."""
     header = RunHeader.read_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():
@@ -59,7 +59,7 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
 
 def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
-    """Write `report.html`. An error is only logged; `reward-kit view RUN -o` writes the file again."""
+    """Write `report.html`. Errors are only logged, since `reward-kit view RUN -o` can write the file again."""
     try:
         with boundary(StoreError, "the report"):
             return write_report(run), None
@@ -76,7 +76,7 @@ def run_page(
     has_rows: bool = True,
     columns: Collection[str] | None = None,
 ) -> str:
-    """Return the page of a run as HTML, with slices by these dataset columns; by default, those with few values."""
+    """Return the page of a run as HTML, with slices by these dataset columns, by default those with few values."""
     header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
     summaries = summarize((facts.row for facts in run.episodes), run.pass_threshold)
@@ -142,7 +142,7 @@ def run_page(
 
 
 def labels_data(labels: EpisodeLabels) -> dict[str, dict[str, str | float | None]]:
-    """Return the labels of an episode for the page's script, by step; "episode" is the key of the episode itself."""
+    """Return the labels of an episode for the page, by step; "episode" is the key of the episode itself."""
     return {"episode" if step is None else str(step): label._asdict() for step, label in labels.items()}
 
 
@@ -162,7 +162,7 @@ def _facts(run: RunFacts) -> list[str]:
 
 
 def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
-    """Return the caveats that are shown before the figures."""
+    """Return the notes to show before the figures."""
     notes = []
     missing = run.header.total - len(run.episodes)
     if missing > 0:
@@ -181,7 +181,7 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
 
 
 def _is_share(score: Interval | None) -> bool:
-    """Return whether a mean and its interval are between 0 and 1."""
+    """Return True if a mean and its interval are between 0 and 1."""
     bounds = () if score is None else (score.mean, score.low, score.high)
     return bool(bounds) and all(bound is None or 0.0 <= bound <= 1.0 for bound in bounds)
 
@@ -193,7 +193,7 @@ def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
 
 
 def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> list[str]:
-    """Return the caveats that are shown with the timeline."""
+    """Return the notes to show with the timeline."""
     notes = []
     if run.header.data is not None:
         notes.append("These episodes were collected elsewhere; the timeline shows only scoring.")
@@ -202,7 +202,7 @@ def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figure
             f"{scoring.untimed:,} scores have no request and arrival times, since an older release wrote them."
         )
     if timeline is None:
-        return [*notes, "The files of this run have no times, so there is no timeline."]
+        return [*notes, "The files of this run have no times, so they have no timeline."]
     if not timeline.bands:
         notes.append(f"With more than about {MOST_BARS} bars, or more lanes than fit, only totals are drawn.")
     elif any("without waiting requests" in band.title for band in timeline.bands):

@@ -15,7 +15,7 @@ SEPARATOR = " · "
 
 
 def slice_columns(episodes: Iterable[EpisodeOutline]) -> frozenset[str]:
-    """Return the dataset columns with few values: at least 2, at most 12, and at most one for two samples."""
+    """Return the dataset columns with few values: at least 2, at most 12, and at most half the number of samples."""
     values: dict[str, set[str]] = defaultdict(set)
     samples: dict[str, set[str]] = defaultdict(set)
     for facts in episodes:
@@ -39,21 +39,21 @@ def slice_names(facts: EpisodeOutline, columns: Collection[str]) -> list[str]:
 
 
 class SliceRow(NamedTuple):
-    """The figures of a slice by policy; None for a policy without an episode of it."""
+    """The figures of a slice by policy, or None for a policy without episodes in the slice."""
 
     name: str
     by_policy: Sequence[SliceSummary | None]
 
     @property
     def samples(self) -> int:
-        """The largest number of samples of a policy."""
+        """The largest number of samples of any policy."""
         return max(summary.samples for summary in self.by_policy if summary is not None)
 
 
 def slice_rows(
     episodes: Iterable[EpisodeOutline], columns: Collection[str], policies: Sequence[str], threshold: float
 ) -> list[SliceRow]:
-    """Return the figures of each slice, tags first, at most `MOST_TAGS` slices."""
+    """Return the figures of at most `MOST_TAGS` slices, with tags first."""
     rows: dict[tuple[bool, str], dict[str, list[EpisodeRow]]] = defaultdict(lambda: defaultdict(list))
     for facts in episodes:
         for name in slice_names(facts, columns):

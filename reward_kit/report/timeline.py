@@ -1,7 +1,7 @@
 """The timeline of a run: episodes and reward calls in lanes, and how many of each were active over time.
 
-Times are seconds since the run began, without idle periods, such as the night before a resume. Beyond a few hundred
-bars, the lanes are omitted and only totals are drawn.
+Times are seconds since the start of the run, without idle periods, such as the time before a resume. If there are more
+than a few hundred bars, the lanes are omitted, and only the totals are drawn.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A piece of work in one lane; `episode` names its episode, or the first of its group."""
+    """A piece of work in a lane; `episode` is its episode or the first episode of its group."""
 
     lane: int
     kind: Kind
@@ -85,7 +85,7 @@ class Strip(NamedTuple):
 
 
 class ProgressCurve(NamedTuple):
-    """The completed share over time, as steps (second, share)."""
+    """The completed share over time, as a list of steps (second, share)."""
 
     title: str
     steps: Sequence[tuple[float, float]]
@@ -94,7 +94,7 @@ class ProgressCurve(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """An idle period that was cut out: its position and length."""
+    """The position and length of an idle period that was cut out."""
 
     at_s: float
     seconds: float
@@ -102,7 +102,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A request to the reward for one score, or for the scores of a group."""
+    """A request to the reward for a score or for the scores of a group."""
 
     episodes: Sequence[str]
     submitted_s: float  # requested; the scores arrived at `done_s`
@@ -120,7 +120,7 @@ class RewardCall:
 
 @dataclass(frozen=True, slots=True)
 class RunTimeline:
-    """The contents of the timeline."""
+    """The content of the timeline."""
 
     length_s: float  # from the start of the run to its last known event
     bands: Sequence[Band]  # [] if there would be too many bars
@@ -138,14 +138,14 @@ class RunTimeline:
 
     @property
     def alone_s(self) -> float | None:
-        """The seconds of calls after the last episode stopped; None if either is unknown."""
+        """The seconds of calls after the last episode stopped, or None if unknown."""
         if not self.collecting or not self.calls:
             return None
         return max(0.0, max(call.done_s for call in self.calls) - self.collecting[-1].end_s)
 
 
 def build_timeline(run: RunFacts) -> RunTimeline | None:
-    """Build the timeline of a run; None if its files have no times."""
+    """Build the timeline of a run, or return None if its files contain no times."""
     pairs = ((facts, facts.begin_s, facts.end_s) for facts in run.episodes)
     episodes = [(facts, Span(begin, end)) for facts, begin, end in pairs if begin is not None and end is not None]
     calls = _calls_of(run.episodes)
@@ -180,7 +180,7 @@ def build_timeline(run: RunFacts) -> RunTimeline | None:
 
 
 def _calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
-    """Return the requests to the reward in order; a group's request counts once."""
+    """Return the requests to the reward in order; the request of a group is included once."""
     units: dict[tuple[str, float], list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         if facts.score is not None and facts.score.submitted_s is not None and facts.score.done_s is not None:
@@ -251,7 +251,7 @@ def covered_seconds(spans: Iterable[Span]) -> float:
 
 
 def _bands(works: Sequence[Bar], calls: Sequence[RewardCall]) -> list[Band]:
-    """Return all lanes if they fit, else only the lanes of calls, else none."""
+    """Return all lanes if they fit, otherwise only the lanes of calls if these fit, otherwise none."""
     if len(works) + sum(max(1, len(call.attempts)) for call in calls) > MOST_BARS:
         return []
     collecting = Band("Collecting", *_assign_lanes([(work.span, [work]) for work in works]))
@@ -271,7 +271,7 @@ def _bars_of(call: RewardCall) -> list[Bar]:
 
 
 def _assign_lanes(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, list[Bar]]:
-    """Put each item into the first free lane; return the number of lanes, and all bars."""
+    """Assign each item to the first free lane, and return the number of lanes and all bars."""
     bars: list[Bar] = []
     free: list[int] = []
     busy: list[tuple[float, int]] = []
@@ -289,10 +289,10 @@ def _assign_lanes(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, lis
 
 
 def occupancy(spans: Sequence[Span], edges: Floats) -> Floats:
-    """Return (N,) the mean number of active spans between consecutive `edges` (N + 1,)."""
+    """Return the mean number of active spans (N,) between consecutive `edges` (N + 1,)."""
 
     def elapsed(moments: Sequence[float]) -> Floats:
-        """Return (N + 1,) the summed seconds from each earlier moment to each edge."""
+        """Return, for each edge (N + 1,), the sum of the seconds since all earlier moments."""
         ordered = np.sort(np.array(moments))
         before = np.searchsorted(ordered, edges)
         return np.asarray(before * edges - np.concatenate([[0.0], np.cumsum(ordered)])[before], dtype=np.float64)
@@ -308,7 +308,7 @@ def most_at_once(spans: Sequence[Span]) -> int:
 
 
 def _curves(episodes: Sequence[EpisodeOutline], axis: _Axis) -> list[ProgressCurve]:
-    """Return the shares of finished episodes, available scores and complete groups over time."""
+    """Return the curves of finished episodes, available scores and complete groups over time."""
     stopped = [facts.end_s for facts in episodes if facts.end_s is not None]
     scored = [facts.score.done_s for facts in episodes if facts.score is not None and facts.score.done_s is not None]
     complete, groups = groups_complete(episodes)
@@ -345,7 +345,7 @@ def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], in
 
 
 def draw_timeline(timeline: RunTimeline) -> Drawing:
-    """Draw the lanes, if any, the totals below them, and the completed shares."""
+    """Draw the lanes, if any, with the totals and the completed shares below them."""
     parts = [f"{strip.title.lower()}: peak {strip.peak}" for strip in timeline.strips]
     drawing = Drawing(f"Timeline of {seconds(timeline.length_s)}; {'; '.join(parts)}", _WIDTH)
     scale = (_WIDTH - _LEFT - _RIGHT) / (timeline.length_s or 1.0)
@@ -417,7 +417,7 @@ def _draw_curves(drawing: Drawing, curves: Sequence[ProgressCurve], scale: float
 
 
 def ticks(length_s: float) -> list[float]:
-    """Return about `_TICKS` round times from 0, but none at the very end, where its label would not fit."""
+    """Return about `_TICKS` round times from 0, except at the very end, where the label would not fit."""
     if length_s <= 0:
         return [0.0]
     wanted = length_s / _TICKS

@@ -1,4 +1,4 @@
-"""The data of a training run's page: the series of `metrics.jsonl`, and the logged episodes."""
+"""The data of the page of a training run: the series in `metrics.jsonl`, and the logged episodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Series(NamedTuple):
         return Series(self.updates_N[is_finite], self.values_N[is_finite])
 
     def at(self, update: int) -> float | None:
-        """Return the value after an update; None if absent."""
+        """Return the value after an update, or None if it is absent."""
         place = int(np.searchsorted(self.updates_N, update))
         is_there = place < len(self.updates_N) and int(self.updates_N[place]) == update
         return float(self.values_N[place]) if is_there and math.isfinite(self.values_N[place]) else None
@@ -68,13 +68,13 @@ class TrainingFacts:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The effective train file."""
+        """The content of the train file with overrides and defaults."""
         config = self.training.get("config")
         return config if isinstance(config, Mapping) else {}
 
     @property
     def metric(self) -> str:
-        """The figure that selects the best checkpoint."""
+        """The metric that selects the best checkpoint."""
         checkpoints = self.config.get("checkpoints")
         asked = checkpoints.get("best_by") if isinstance(checkpoints, Mapping) else None
         if isinstance(asked, str) and asked:
@@ -83,7 +83,7 @@ class TrainingFacts:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Return the best update and its value; on a tie, the first such update."""
+        """Return the best update and its value; the first such update if there is a tie."""
         if self.metric not in self.series or not len((series := self.series[self.metric].finite).values_N):
             return None
         highest = np.flatnonzero(series.values_N == series.values_N.max())
@@ -99,7 +99,7 @@ class TrainingFacts:
 
 
 def read_training(run: Path) -> TrainingFacts:
-    """Read the training run in a directory; a process may still be writing its last line."""
+    """Read the training run in a directory, which may still be running."""
     header = RunHeader.read(run)
     if (training := header.training) is None:
         raise ConfigError(f"{run} is not a run of `reward-kit train`")
@@ -139,7 +139,7 @@ def read_training(run: Path) -> TrainingFacts:
 
 
 def _metrics(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a `metrics.jsonl`, which may be missing."""
+    """Yield the complete lines of a `metrics.jsonl`, or nothing if it does not exist."""
     if not file.exists():
         return
     with wrap_os_errors("read", file), file.open("rb") as lines:
@@ -164,7 +164,7 @@ STRETCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The drawn points of a series, each for one update or several consecutive updates."""
+    """The points of a series to draw, each for one or several consecutive updates."""
 
     updates_M: NDArray[np.int64]  # the last update of each point
     values_M: NDArray[np.float64]  # means; NaN interrupts the line
@@ -180,7 +180,7 @@ class Curve:
 
 
 def build_curve(series: Series, most: int = MOST_POINTS) -> Curve:
-    """Return the series or, if it is long, its means and extremes over equal numbers of updates."""
+    """Return the points of a series or, if it is long, the means and extremes over equal numbers of updates."""
     count = len(series.values_N)
     if count <= most:
         return Curve(series.updates_N, series.values_N)
@@ -219,7 +219,7 @@ class ShownMessage(NamedTuple):
 
 
 class KeptEpisode(NamedTuple):
-    """A logged episode: its name, end, return and messages."""
+    """A logged episode with its name, stop reason, return and messages."""
 
     rollout_id: str
     facts: str
@@ -227,7 +227,7 @@ class KeptEpisode(NamedTuple):
 
 
 class ShownUpdate(NamedTuple):
-    """The number of episodes of one update, and a few of them."""
+    """The number of episodes of an update, and a few of these episodes."""
 
     update: int
     total: int
@@ -249,7 +249,7 @@ def kept_updates(run: Path) -> list[ShownUpdate]:
 
 
 def kept_records(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the logged episodes of one update."""
+    """Yield the logged episodes of an update."""
     with wrap_os_errors("read", file), file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             yield line_record(file, number, line, _has_messages)
@@ -275,7 +275,7 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
 
 
 def _said(message: Mapping[str, Any]) -> ShownMessage:
-    """Return a message with its calls in their written form."""
+    """Return a message as text, with its tool calls."""
     content = from_json_value(message.get("content"))
     text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
@@ -292,7 +292,7 @@ _CREDIT = ("estimator", "step_rewards", "gamma", "omega", "combination", "step_w
 
 
 class _Kept(NamedTuple):
-    """An episode: its lines as a run would store them, and its outline."""
+    """A logged episode: its lines in the format of a run, and its outline."""
 
     lines: StoredLines
     facts: EpisodeOutline
@@ -309,7 +309,7 @@ class KeptGroups(NamedTuple):
 
 
 def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
-    """Return the groups of the latest logged update that fit on a page; None without any."""
+    """Return the groups of the latest logged update that fit on a page, or None without any."""
     files = episodes_files(run)
     if not files:
         return None

@@ -1,4 +1,4 @@
-"""The page of a training run: learning curves with explanations, and logged episodes."""
+"""The page of a training run, with explained learning curves and logged episodes."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ LARGE = Box(54.0, 14.0, 1050.0, 296.0, 1080.0, 324.0)
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Maps values and updates to positions in a box."""
+    """Mapping of values and updates to positions in a box."""
 
     box: Box
     low: float
@@ -301,7 +301,7 @@ class Axes:
 
 
 class CurvePath(NamedTuple):
-    """A curve: label, latest value, path, extremes as an area, and dots if it has few points."""
+    """A curve with its label, latest value, path, area of extremes, and dots if it has few points."""
 
     label: str
     latest: str
@@ -342,7 +342,7 @@ class Chart:
 
 
 def draw(key: str, picture: ChartSpec, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
-    """Draw a chart; return None if the run has no data for it."""
+    """Draw a chart, or return None if the run has no data for it."""
     curves = [(line, build_curve(run.series[line.name])) for line in picture.lines if line.name in run.series]
     curves = [(line, curve) for line, curve in curves if np.isfinite(curve.values_M).any()]
     values = np.concatenate([curve.all_values for _, curve in curves]) if curves else np.empty(0)
@@ -373,7 +373,7 @@ Band = Sequence[tuple[int, float, float]]
 
 
 def _band(run: TrainingFacts, curves: Iterable[tuple[ChartLine, Curve]]) -> Band:
-    """Return mean ± 1.96 standard errors of the held-out score, clipped to [0, 1] if all scores are."""
+    """Return the mean ± 1.96 standard errors of the held-out score, clipped to [0, 1] if all scores are."""
     error = run.series.get("held_out/standard_error")
     curve = next((curve for line, curve in curves if line.name == HELD_OUT_SCORE), None)
     if error is None or curve is None:
@@ -431,7 +431,7 @@ def _area(band: Band, scale: Axes) -> str:
 
 
 def _data(scale: Axes, picture: ChartSpec, curves: Iterable[tuple[ChartLine, Curve]], band: Band) -> dict[str, Any]:
-    """Return the points, from which the script shows values under the pointer and changes the x axis."""
+    """Return the points for the script, which shows the values at the pointer and changes the x axis."""
     return {
         "box": list(scale.box[:4]),
         "scale": [scale.low, scale.high, int(scale.is_log)],
@@ -458,7 +458,7 @@ def _digits(value: float) -> float | None:
 
 
 def value_text(value: float, picture: ChartSpec) -> str:
-    """Return a value in the chart's unit."""
+    """Format a value in the unit of the chart."""
     if not picture.is_share:
         return short(value)
     return f"{100.0 * value:.2g}%" if 0.0 < abs(value) < 0.001 else f"{value:.1%}"
@@ -475,7 +475,7 @@ def short(value: float) -> str:
 
 
 def y_ticks(scale: Axes) -> list[float]:
-    """Return round values within a scale; on a logarithmic one powers of ten, or its ends if fewer than two."""
+    """Return round values in a scale or, on a logarithmic scale, powers of ten or, if too few, both ends."""
     if not scale.is_log:
         return _round_ticks(scale.low, scale.high, _Y_TICKS)
     powers = range(math.ceil(math.log10(scale.low)), math.floor(math.log10(scale.high)) + 1)
@@ -555,7 +555,7 @@ def _facts(run: TrainingFacts) -> list[str]:
 
 
 def _notes(run: TrainingFacts) -> list[str]:
-    """Return the caveats that are shown before the curves."""
+    """Return the notes to show before the curves."""
     notes, asked = [], _updates_asked(run)
     if run.header.status == "interrupted" or (run.header.status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
@@ -583,7 +583,7 @@ def _notes(run: TrainingFacts) -> list[str]:
 
 
 def _cards(run: TrainingFacts) -> list[tuple[str, str, str]]:
-    """Return the first, best and last score for the top of the page."""
+    """Return the first, best and last scores for the top of the page."""
     series = run.series[run.metric].finite if run.metric in run.series else None
     if series is None or not len(series.values_N) or run.best is None:
         return []
@@ -642,7 +642,7 @@ def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
 
 
 def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
-    """Return a figure's name, number of values, and its first, last, smallest and largest value."""
+    """Return the name of a figure, its number of values, and its first, last, smallest and largest values."""
     values = series.finite.values_N
     if not len(values):
         return escape_text(name, NAME_LENGTH), 0, ["not finite"] * 4
@@ -651,7 +651,7 @@ def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
 
 
 def _axes(run: TrainingFacts) -> dict[str, Any]:
-    """Return alternatives to updates as the x axis: the value of each after every update."""
+    """Return the alternatives to updates on the x axis, with their values after each update."""
     axes = {}
     for name, figure, unit in (
         ("environment steps", "progress/env_steps", 1.0),

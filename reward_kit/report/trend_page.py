@@ -1,4 +1,4 @@
-"""The viewer's page of a task: the score, cost and latency of its runs, oldest first."""
+"""The page of a task in the viewer: the score, cost and latency of its runs, oldest first."""
 
 from __future__ import annotations
 
@@ -30,19 +30,24 @@ class TrendPoint(NamedTuple):
     latency_s: float | None  # the median over its episodes
 
     @property
+    def episode_cost(self) -> float | None:
+        """The mean cost of an episode in dollars; None if unknown."""
+        return self.row.cost / self.row.episodes if self.row.cost is not None and self.row.episodes else None
+
+    @property
     def href(self) -> str:
-        """The address of the run's page, relative to that of the trend."""
+        """The address of the page of the run, relative to this page."""
         return f"../{quote(self.row.run, safe='', errors='surrogateescape')}/"
 
 
 class LatencyReader:
-    """The latencies of runs, read again when their files change."""
+    """Reader of the latencies of runs, which reads them again if their files change."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int, int], Latencies]] = {}
 
     def read(self, runs: Iterable[Path]) -> dict[Path, Latencies]:
-        """Return the latencies of runs, newest first, until the files read are too large together."""
+        """Return the latencies of runs, newest first, until the total size of the files is too large."""
         found: dict[Path, Latencies] = {}
         size = 0
         for run in runs:
@@ -72,13 +77,13 @@ def read_latencies(run: Path) -> Latencies:
 
 
 def draw_trend(policy: str, points: Sequence[TrendPoint]) -> Drawing:
-    """Draw the score with its interval, the cost and the latency of a policy's runs, from left to right."""
+    """Draw the score with its interval, the cost and the latency of the runs of a policy, from left to right."""
     description = f"Score, cost and latency of {len(points)} runs of {policy}, oldest first"
     drawing = Drawing(description, _WIDTH, 3 * (_TALL + _GAP) + 4)
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(points))
     strips: list[tuple[str, str, Callable[[TrendPoint], float | None], Callable[[float | None], str]]] = [
         ("score", "c0", lambda point: point.row.mean, number),
-        ("cost", "c2", lambda point: point.row.cost, dollars),
+        ("cost per episode", "c2", lambda point: point.episode_cost, dollars),
         ("seconds per episode (median)", "c1", lambda point: point.latency_s, seconds),
     ]
     for index, (title, kind, value_of, text_of) in enumerate(strips):
@@ -120,7 +125,7 @@ def draw_trend(policy: str, points: Sequence[TrendPoint]) -> Drawing:
 
 
 def trend_page(catalog: RunCatalog, task: str, latencies: LatencyReader) -> str:
-    """Return the page of the newest runs of a task, by its displayed name."""
+    """Return the page of the newest runs of the task with this displayed name."""
     rows = [row for row in catalog.rows if row.task == task and row.episodes is not None]
     newest = list(dict.fromkeys(row.run for row in rows))[:MOST_RUNS]
     paths = {name: path for name in newest if (path := catalog.run_path(name)) is not None}

@@ -1,13 +1,13 @@
-"""Access control of the viewer: requests need this start's token, from this machine and not from other sites.
+"""Access control of the viewer: requests must come from this machine, and need the token of the server.
 
-A page of another site in the same browser can send requests to this machine, and can point its own host name to it. So
-a request needs the token, or the cookie exchanged for it, which the browser sends only for our pages; its Host header
-must name this machine; and only reading methods are allowed, except for the POST of a label, which must have JSON and
-come from one of our own pages.
+A page of another site in the same browser can send requests to this machine, and can resolve its host name to this
+machine. A request therefore needs the token or the cookie exchanged for it, which the browser sends only for pages of
+the viewer. Its Host header must be that of this machine. Only safe methods are allowed, except for the POST of a label,
+which must be JSON and come from a page of the viewer.
 
-The address passed to a browser is visible to other users of the machine in the process arguments. So it contains a code
-instead of the token, which can be exchanged for a cookie once, within a minute. A second use is refused and revokes the
-first cookie, since one of the two was not the user's browser.
+The address passed to a browser is visible to other users of the machine in the process arguments. It therefore contains
+a code instead of the token, which can be exchanged for a cookie once, within a minute. A second use is refused and
+revokes the first cookie, since one of the two clients was not the user's browser.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def new_token() -> str:
 
 
 class Access:
-    """The access control of a server: admits requests, or refuses them with a reason.
+    """The access control of a server, which allows requests or refuses them with a reason.
 
     Args:
-        token: expected in addresses as `?token=…`; by default a new one.
+        token: the token expected in addresses as `?token=…`; by default a new one.
     """
 
     def __init__(self, token: str | None = None) -> None:
@@ -69,7 +69,7 @@ class Access:
         return code
 
     def install(self, app: web.Application) -> None:
-        """Guard every handler of a server."""
+        """Add the access control to all handlers of a server."""
 
         @web.middleware
         async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -131,7 +131,7 @@ def _is_one_of(given: str, known: Iterable[str]) -> bool:
 
 
 def _refuse_foreign(request: web.Request) -> None:
-    """Refuse requests that our pages and addresses never make."""
+    """Refuse requests that pages of the viewer never make."""
     is_post = request.method == "POST" and request.match_info.http_exception is None  # of a route that accepts it
     if request.method not in ("GET", "HEAD") and not is_post:
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
@@ -145,7 +145,7 @@ def _refuse_foreign(request: web.Request) -> None:
 
 
 def _is_from_here(headers: Mapping[str, str], host: str, *, may_follow_links: bool) -> bool:
-    """Return whether a request comes from our pages, the address bar, or a program other than a browser."""
+    """Return True if a request comes from a page of the viewer, the address bar, or a program other than a browser."""
     origin = headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
         return False
@@ -163,7 +163,7 @@ def _name_of(host: str) -> str | None:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add headers that restrict every response, including errors and streams, to our pages, and disable caching."""
+    """Add headers that disable caching and restrict every response, including errors, to the viewer."""
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.pop("Server", None)

@@ -1,9 +1,9 @@
-"""The viewer's runs, kept up to date while they are running.
+"""The runs of the viewer, which are kept up to date while they are running.
 
-Each line of a run's files is read once. Memory holds the displayed facts of each episode and the positions of its
-lines, which are read again when the episode is opened. Changes are numbered, so that each open page can request the
-changes since its last request. A running or killed run has no final summary, so its figures are computed from its
-lines.
+Each line of the files of a run is read once. The displayed facts of each episode are kept in memory, with the positions
+of its lines, which are read again when the episode is opened. Changes are numbered to let each open page request the
+changes since its last request. The figures of a running or killed run, which has no final summary, are computed from
+its lines.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class NewLines(NamedTuple):
 
 
 class TailReader:
-    """A reader of the new lines of one file. An incomplete last line is returned once it is complete.
+    """Reader of the new lines of a file. An incomplete last line is returned when it is complete.
 
     Args:
-        path: the file; a missing one has no lines.
-        check: raises a StoreError for an invalid record.
+        path: the file; a missing file has no lines.
+        check: a function that raises a StoreError for an invalid record.
         most_bytes: the approximate number of bytes to read at a time, so that a long file does not block other work.
     """
 
@@ -73,10 +73,10 @@ class TailReader:
         self._offset = self._lines = self._seen_size = 0
 
     def news(self) -> NewLines:
-        """Return the new lines since the last call, or the next part of them.
+        """Return the lines that are new since the last call, or the next part of them.
 
         Raises:
-            StoreError: the file cannot be read, or a line is damaged; the message names it.
+            StoreError: the file cannot be read, or a line is damaged; the message contains its location.
         """
         try:
             facts = self.path.stat()
@@ -126,14 +126,14 @@ class GroupLines(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """The latest attempt of an episode, and the number of its last change."""
+    """The latest attempt of an episode, with the number of its last change."""
 
     facts: EpisodeOutline
     change: int = 0
 
 
 class _ReadLines:
-    """The lines read from one set of files; discarded when a file is replaced."""
+    """The lines read from the files of a run, which are discarded when a file is replaced."""
 
     def __init__(self, path: Path) -> None:
         self.episodes = TailReader(path / "episodes.jsonl")
@@ -170,7 +170,7 @@ class WatchedRun:
 
     @property
     def epoch(self) -> str:
-        """The epoch of the run's files; a new epoch invalidates everything sent before."""
+        """The epoch of the files of the run; a new epoch invalidates everything that was sent before."""
         return self._memory.epoch
 
     @property
@@ -180,7 +180,7 @@ class WatchedRun:
 
     @property
     def bytes_read(self) -> int:
-        """The bytes of lines read, without rereads for opened episodes."""
+        """The number of bytes read, except for opened episodes."""
         return self._memory.episodes.bytes_read + self._memory.scores.bytes_read
 
     def poll(self) -> bool:
@@ -199,7 +199,7 @@ class WatchedRun:
             continue
 
     def facts(self) -> RunFacts:
-        """Return the run's facts from memory."""
+        """Return the facts of the run from memory."""
         with self._lock:
             latest = [known.facts for known in self._memory.known.values()]
             latest.sort(key=lambda facts: facts.place.offset if facts.place is not None else 0)
@@ -209,7 +209,7 @@ class WatchedRun:
 
     @property
     def labels(self) -> Mapping[str, EpisodeLabels]:
-        """The users' labels by rollout id."""
+        """The labels of users by rollout id."""
         return self._memory.labels
 
     def check_step(self, rollout_id: str, step: int | None) -> None:
@@ -243,14 +243,14 @@ class WatchedRun:
             return changed[::-1]
 
     def beside(self, episodes: Iterable[EpisodeOutline]) -> list[EpisodeOutline]:
-        """Return all episodes of the samples and policies of these, for the sample table."""
+        """Return all episodes with the same samples and policies as these, for the table of samples."""
         with self._lock:
             keys = dict.fromkeys((facts.row.sample_id, facts.row.policy) for facts in episodes)
             known = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
             return [facts for facts in known if not facts.row.is_unfinished]
 
     def group_lines(self, group_id: str, around: str | None = None) -> GroupLines:
-        """Return the stored lines of a group's episodes, or of the part of a large group around an episode."""
+        """Return the stored lines of the episodes of a group, or of the part of a large group around an episode."""
         with self._lock:
             group = [self._memory.known[name].facts for name in self._memory.groups.get(group_id, ())]
             parts = split_groups([facts for facts in group if not facts.row.is_unfinished])
@@ -270,7 +270,7 @@ class WatchedRun:
             return GroupLines(part.size, part.first, lines)
 
     def episode_lines(self, rollout_id: str) -> GroupLines:
-        """Return the stored lines of an episode and its neighbors in the group."""
+        """Return the stored lines of an episode and of its neighbors in the group."""
         with self._lock:
             known = self._memory.known.get(rollout_id)
             if known is None or known.facts.row.is_unfinished:
@@ -349,7 +349,7 @@ class WatchedRun:
 
 
 def _read(path: Path, place: LineRange | None) -> bytes:
-    """Return the bytes of a line range; empty without one."""
+    """Return the bytes of a line range, or b"" if it is None."""
     if place is None:
         return b""
     with wrap_os_errors("read", path), path.open("rb") as file:
@@ -363,7 +363,7 @@ _END = 1 << 18
 
 
 def last_held_out(run: Path) -> float | None:
-    """Return the last held-out score of a training run; None if the end of its metrics has none."""
+    """Return the last held-out score of a training run, or None if the end of its metrics contains none."""
     path = run / METRICS
     if not path.exists():
         return None
@@ -389,7 +389,7 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class RunRow(NamedTuple):
-    """A row of the table of runs: a policy of a run."""
+    """A row of the table of runs, which is a policy of a run."""
 
     run: str
     task: str
@@ -407,7 +407,7 @@ class RunRow(NamedTuple):
 
 @dataclass(slots=True)
 class _Entry:
-    """A run in the directory, read when its files had this signature."""
+    """A run in the directory, with the signature of its files when they were read."""
 
     signature: Signature = ()
     rows: Sequence[RunRow] = ()
@@ -419,7 +419,7 @@ class _Entry:
 
 
 class RunCatalog:
-    """The runs of a directory, for use from any thread; `held` makes several reads consistent."""
+    """The runs of a directory. It may be used from any thread; `held` makes several reads consistent."""
 
     def __init__(self, folder: Path, only: str | None = None) -> None:
         self._folder = folder
@@ -431,7 +431,7 @@ class RunCatalog:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Block polling by other threads, so that rows, names and `change` are consistent."""
+        """Block polling by other threads, to keep rows, names and `change` consistent."""
         with self._lock:
             yield
 
@@ -459,9 +459,9 @@ class RunCatalog:
             return [row for entry in self._entries.values() if entry.change > change for row in entry.rows]
 
     def run_path(self, name: str) -> Path | None:
-        """Return the directory of a run; None if it is unknown.
+        """Return the directory of a run, or None if it is unknown.
 
-        Names and links that lead out of the directory are rejected.
+        Names and links that refer to a path outside the directory are rejected.
         """
         if self._only not in (None, name) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
             return None
@@ -475,7 +475,7 @@ class RunCatalog:
         return path if is_inside and (path / FILE).is_file() else None
 
     def poll(self) -> None:
-        """Read changes in the directory since the last poll, a bounded part for each run."""
+        """Read the changes in the directory since the last poll, up to a bounded amount for each run."""
         with self._lock:
             names = [self._only] if self._only is not None else []
             if self._only is None:
@@ -518,7 +518,7 @@ class RunCatalog:
             self.change += 1
 
     def _rows_of(self, path: Path, entry: _Entry) -> Sequence[RunRow] | None:
-        """Return the rows of a run; None to compute them later."""
+        """Return the rows of a run, or None to compute them later."""
         header = RunHeader.read(path)
         known = RunRow(
             run=path.name,

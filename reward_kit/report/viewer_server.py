@@ -1,4 +1,6 @@
-"""The server of `reward-kit view`: loopback only and protected by a token. It writes only `labels.jsonl`."""
+"""The server of `reward-kit view`, which is restricted to this machine and protected by a token.
+
+The server writes only `labels.jsonl`."""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ EventSource = Callable[[str], Awaitable[tuple[str, list[Event]]]]
 
 @asynccontextmanager
 async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
-    """Serve the runs of a catalog inside the block; yield the address."""
+    """Serve the runs of a catalog during the block, and yield the address."""
     access = access or Access()
     app = web.Application(client_max_size=_MOST_POSTED)
     access.install(app)
@@ -106,7 +108,7 @@ async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = No
 
 
 class _Viewer:
-    """The handlers of one server; `ending` ends its event streams."""
+    """The handlers of a server; the event `ending` ends its event streams."""
 
     def __init__(self, catalog: RunCatalog) -> None:
         self.ending = anyio.Event()
@@ -204,7 +206,7 @@ class _Viewer:
             return web.Response(body=text, content_type="text/plain", charset="utf-8")
 
     async def _stream(self, request: web.Request, news: EventSource) -> web.StreamResponse:
-        """Send events to a page until it disconnects, a file is damaged, or the server ends."""
+        """Send events to a page until it disconnects, a file is damaged, or the server stops."""
         mark = request.headers.get("Last-Event-ID") or request.query.get("since", "")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -237,7 +239,7 @@ def _html(text: str) -> web.Response:
 
 @contextlib.contextmanager
 def _refusals(kind: str) -> Iterator[None]:
-    """Answer errors with their message, as a page ("text/html") or as text ("text/plain")."""
+    """Convert errors to responses with their message, as a page ("text/html") or as text ("text/plain")."""
     try:
         with boundary(StoreError, "this page cannot be shown"):
             yield
@@ -277,7 +279,7 @@ def _live_script(mark: str) -> str:
 
 
 def _mark_script(mark: str) -> str:
-    """Return the script with a page's mark: digits, letters and dashes."""
+    """Return the script that sets the mark of a page, which consists of digits, letters and dashes."""
     return f'RK.mark = "{mark}";\n'
 
 
@@ -308,12 +310,12 @@ class _Shown:
         return f"{self.watch.epoch}-{self.watch.change}"
 
     def text(self, group: GroupLines) -> bytes:
-        """Return the lines of a group for the page's script, with a line about the group before them."""
+        """Return the lines of a group for the script of the page, preceded by a line about the group."""
         return b'G{"size":%d,"first":%d}\n' % (group.size, group.first) + group_text(group.lines, self.fitter)
 
 
 class _OpenRuns:
-    """Recently used runs in memory, and pages of training runs."""
+    """The recently used runs, and the pages of training runs."""
 
     def __init__(self, catalog: RunCatalog) -> None:
         self._catalog = catalog
@@ -334,7 +336,7 @@ class _OpenRuns:
             return run_page(facts, served(path), script, columns=run.columns)
 
     def figures(self, name: str) -> str:
-        """Return the page without table rows, to update the figures of an open page."""
+        """Return the page without table rows, which is used to update the figures of an open page."""
         path = self._run_path(name)
         if _is_training(path):
             return self._training_page(path)
@@ -350,7 +352,7 @@ class _OpenRuns:
             return run.figures
 
     def news(self, name: str, mark: str) -> tuple[str, list[Event]]:
-        """Return the events after a page's mark."""
+        """Return the events after the mark of a page."""
         path = self._run_path(name)
         if _is_training(path):
             return (now := training_mark(path)), [("figures", {})] if now != mark else []
@@ -381,14 +383,14 @@ class _OpenRuns:
         return labels_data(self._ready(name).watch.labels.get(_decoded(rollout_id), {}))
 
     def add_label(self, name: str, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Append a label to the run's file; return the labels of its episode."""
+        """Append a label to the file of the run, and return the labels of its episode."""
         watch = self._ready(name).watch
         watch.check_step(line["rollout_id"], line.get("step"))
         append_label(watch.path, line)
         return labels_data(self._ready(name).watch.labels.get(line["rollout_id"], {}))
 
     def episode(self, name: str, rollout_id: str) -> bytes:
-        """Return the stored lines of an episode's group for the page's script."""
+        """Return the stored lines of the group of an episode for the script of the page."""
         run = self._ready(name)
         return run.text(run.watch.episode_lines(_decoded(rollout_id)))
 

@@ -1,6 +1,6 @@
 """`AsyncRewardAgent`: submit a batch of rollouts and receive the scores group by group, concurrently with other work.
 
-A pointwise reward is called once per rollout, a batch reward once per group. There is no polling: a result wakes the
+A pointwise reward is called once per rollout, a batch reward once per group. Nothing polls: a result wakes the
 callers that wait for it. `call_scheduler.py` makes the calls; `tickets.py` stores a batch and delivers its results.
 """
 

@@ -1,6 +1,6 @@
 """One submitted batch: its results as they arrive, and the order of their delivery.
 
-Groups are delivered whole, unless a caller allows splitting them. Callers are served in order. There is no polling: a
+Groups are delivered whole, unless a caller allows splitting them. Callers are served in order. Nothing polls: a
 caller sleeps until the group that completes its chunk wakes it.
 """
 

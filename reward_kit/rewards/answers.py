@@ -74,7 +74,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
 
 
 def last_number(text: str) -> str:
-    """Return the last number in `text` as it is written; "" if there is none."""
+    """Return the last number in `text` as it is written; "" if not found."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]

@@ -444,7 +444,7 @@ def _message(outcome: Outcome) -> str:
 
 
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
-    """Return the program in a reply; "" if there is none. Lone surrogates become question marks, as in a file."""
+    """Return the program in a reply; "" if not found. Lone surrogates become question marks, as in a file."""
     answer = last_answer(messages)
     text = select_block(answer, tags, block)
     if text is None:

@@ -188,7 +188,7 @@ class AnswerCache:
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
-        """Return the cached answer; None if there is none."""
+        """Return the cached answer; None if not cached."""
         return self._known.get(key)
 
     def keep(self, key: str, answer: Answer) -> None:

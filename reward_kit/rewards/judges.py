@@ -355,7 +355,7 @@ async def pairwise_judge(
 
     Raises:
         ConfigError: an option is invalid.
-        RewardError: there is no answer to compare with.
+        RewardError: an answer to compare with is missing.
         ProviderError: the judge returned no verdict.
 
     Example:

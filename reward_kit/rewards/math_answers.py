@@ -423,7 +423,7 @@ def _members(sides: Sequence[str]) -> Sequence[str]:
 
 
 def _name(side: str) -> str:
-    """Return the variable, pair of variables or word label that forms a side of an equation; "" if there is none."""
+    """Return the variable, pair of variables or word label that forms a side of an equation; "" if not found."""
     bracket = enclosed(side)
     if bracket and bracket[0] == "(":
         names = [_name(part) for part in split_commas(bracket[1], bracketed=True)]

@@ -279,7 +279,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """Split a cleaned text into value and unit; the unit is None if there is none."""
+    """Split a cleaned text into value and unit; the unit is None if missing."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):

@@ -360,7 +360,7 @@ def _plain(query: str) -> str:
 
 
 def _terms(text: str) -> int | None:
-    """Return the end position of the terms of the outermost ORDER BY; None if there is no ORDER BY."""
+    """Return the end position of the terms of the outermost ORDER BY; None without ORDER BY."""
     depth, before, end = 0, "", None
     for match in _TOKEN.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)

@@ -230,7 +230,7 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """Return (B,) the index of the last nonzero column; -1 if there is none."""
+    """Return (B,) the index of the last nonzero column; -1 if all are zero."""
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 

@@ -1,7 +1,4 @@
-"""Runs: read run directories and task files, summaries, and statistics of scores.
-
-Names load on first use.
-"""
+"""Run directories, task files, summaries and statistics of scores. Submodules are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Calibration: a reward scored against human labels, with figures of agreement and the worst disagreements.
+"""Calibration: the agreement of a reward with human labels, and the largest disagreements.
 
-The figures are pure functions; undefined ones are NaN.
+The functions of the figures are pure, and return NaN if a figure is undefined.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings from which the figures are computed."""
+    """The settings of a calibration."""
 
     threshold: float = 0.5
     levels: tuple[float, ...] | None = None
@@ -52,7 +52,7 @@ class Figure(NamedTuple):
 
 
 class LabelScale(NamedTuple):
-    """The label levels in ascending order, or the edges of five bins if labels take more than ten values."""
+    """The levels of the labels in ascending order, or the edges of five bins if there are more than ten values."""
 
     levels: tuple[float, ...]
     is_binned: bool
@@ -68,7 +68,7 @@ class LabelScale(NamedTuple):
         return shares
 
     def categories(self, shares_N: Floats, threshold: float | None = None) -> Integers:
-        """Return the category of each share: its bin or its nearest level; two levels are separated by `threshold`."""
+        """Return the category of each share: its bin or the nearest level. Two levels are separated by `threshold`."""
         if self.is_binned:
             return np.clip((shares_N * _BINS).astype(np.int64), 0, _BINS - 1)
         if len(self.levels) == 2 and threshold is not None:
@@ -79,7 +79,7 @@ class LabelScale(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """Scored rows of single answers: (N,) labels, scores in [0, 1], lengths of the answers, and samples."""
+    """Scored rows of single answers: the labels, scores in [0, 1], answer lengths and samples, each (N,)."""
 
     labels: Sequence[float]
     scores: Sequence[float]
@@ -96,7 +96,7 @@ class Pairwise:
         scores: (N,) the share of the reward's verdicts that preferred A.
         margins: (N,) the score of A minus that of B, for rank correlation.
         lengths: (N,) the length of A minus that of B.
-        firsts: (N,) the share of comparisons that the first position won; None without a judge.
+        firsts: (N,) the share of comparisons won by the answer in the first position; None without a judge.
         clusters: (N,) the sample of each row.
     """
 
@@ -109,7 +109,7 @@ class Pairwise:
 
 
 def infer_scale(labels: Sequence[float], given: tuple[float, ...] | None = None) -> LabelScale:
-    """Return the scale of labels."""
+    """Derive the scale from the labels."""
     found = sorted(set(given if given is not None else labels))
     if given is not None and (odd := sorted(set(labels) - set(given))):
         raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
@@ -131,7 +131,7 @@ _POINTWISE = {
 
 
 def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) -> list[Figure]:
-    """Return the figures of single answers, in the order of a report."""
+    """Return the figures for single answers, in the order of the report."""
     shares, scores = scale.shares(np.array(rows.labels, float)), np.array(rows.scores, float)
     labeled, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
     lengths, residuals = np.array(rows.lengths, float), scores - shares
@@ -169,7 +169,7 @@ _FIRST = {"first_place_wins": "share of comparisons that the first position wins
 
 
 def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
-    """Return the figures of pairs, in the order of a report."""
+    """Return the figures for pairs, in the order of the report."""
     labels, scores, margins = (np.array(values, float) for values in (rows.labels, rows.scores, rows.margins))
     labeled, judged = _thirds(labels), _thirds(scores)
     lengths, residuals = np.array(rows.lengths, float), scores - labels
@@ -231,7 +231,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """A row on which reward and human differ, with truncated texts."""
+    """A row on which the reward and the human disagree, with truncated texts."""
 
     where: str
     id: str
@@ -261,7 +261,7 @@ class Calibration:
         return self.rows - sum(self.unscored.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the calibration as plain values."""
+        """Return the calibration as JSON-serializable data."""
         return {
             "rows": self.rows,
             "scored": self.scored,
@@ -322,7 +322,7 @@ async def calibrate(
 
 
 class _Row(NamedTuple):
-    """A scored row: `score` is the reward's score, or for a pair its preference for A."""
+    """A scored row; `score` is the score of the reward or, for a pair, its preference for A."""
 
     row: LabeledRow
     score: float
@@ -356,11 +356,11 @@ class _Row(NamedTuple):
 
 
 def _last(request: ScoringRequest, role: str = "assistant") -> str:
-    """Return the last message of a role."""
+    """Return the text of the last message with a role."""
     return next((message.text for message in reversed(request.messages) if message.role == role), "")
 
 
 def _cut(text: str) -> str:
-    """Return an untrusted text on one short line, for a terminal."""
+    """Format an untrusted text as one short line for a terminal."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * _LONGEST_SHOWN])
     return truncate(" ".join(line.split()), _LONGEST_SHOWN)

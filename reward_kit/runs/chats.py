@@ -1,12 +1,12 @@
-"""Episodes as chats for fine-tuning: `{"messages": […], "tools": […]}`, one line of OpenAI's supervised chat format.
+"""Conversion of episodes to chats for fine-tuning: `{"messages": […], "tools": […]}`.
 
-The format is that of OpenAI's API reference ("The per-line training example of a fine-tuning input file for chat
-models"): roles system, developer, user, assistant and tool; a call is answered before any other message; the last
-message is the assistant's. An episode that cannot be written in this format is rejected with the reason; parts that
-cannot be written are omitted and reported.
+The format is described in OpenAI's API reference ("The per-line training example of a fine-tuning input file for chat
+models"). The roles are system, developer, user, assistant and tool; tool calls must be answered before any other
+message, and the last message must be from the assistant. An episode that cannot be written in this format is rejected
+with the reason; parts that cannot be written are omitted and reported.
 
-A run does not store the definitions of its tools, so they come from a file, or from the environment of the first sample
-of the task as it is now.
+A run does not store the definitions of its tools, so they are read from a file, or from the current environment of the
+first sample of the task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PARTS = {"user": ("text", "image_url"), "assistant": ("text", "refusal")}
 
 
 class Unfit(RewardKitError):
-    """An episode that does not fit the format; its message is the reason."""
+    """Raised if an episode cannot be written in the format; the message is the reason."""
 
 
 class Chat(NamedTuple):
@@ -47,7 +47,7 @@ class Chat(NamedTuple):
     dropped: Counter[str]
 
     def line(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the line of the file, in ASCII."""
+        """Return the line for the file, in ASCII."""
         known = {tool["function"]["name"] for tool in tools}
         if unknown := sorted(self.called - known):
             raise Unfit(f"calls {unknown[0]!r}, which is not one of the tools")
@@ -55,7 +55,7 @@ class Chat(NamedTuple):
 
 
 def make_chat(messages: Sequence[Any]) -> Chat:
-    """Return the chat of an episode's stored messages."""
+    """Convert the stored messages of an episode to a chat."""
     stored = [from_json_value(message) for message in messages]
     while stored and stored[-1].get("role") != "assistant":
         stored.pop()
@@ -129,14 +129,14 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class TaskTools(NamedTuple):
-    """Tools, and the task files that changed since the run."""
+    """The tools of a task, and the task files that have changed since the run."""
 
     tools: Tools
     changed: Sequence[str]
 
 
 def read_tools(path: Path) -> Tools:
-    """Return the tools of a JSON file: a list of `{"type": "function", "function": {"name": …}}`."""
+    """Read the tools from a JSON file: a list of `{"type": "function", "function": {"name": …}}`."""
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -152,7 +152,7 @@ def read_tools(path: Path) -> Tools:
 
 
 def load_task_tools(header: RunHeader) -> TaskTools:
-    """Return the tools that the task of a run offers at the beginning of its first sample."""
+    """Return the tools that the task of a run offers at the start of its first sample."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     if task_path is None:
         raise ConfigError("the episodes call tools, but the run has no task that defines them; give --tools FILE.json")

@@ -1,4 +1,4 @@
-"""Comparisons of runs with a baseline, the first run, on their common samples. Unscored episodes are excluded."""
+"""Comparison of runs with a baseline, the first run, on their common samples. Unscored episodes are excluded."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Side:
         header: its `run.json`.
         policy: the name of the policy.
         label: its unique name in tables.
-        pass_threshold: a score of at least this passes.
+        pass_threshold: the lowest passing score.
         summary: its row of the run's summary table.
         samples: the scores of each scored sample, by id.
         unscored: the samples without a scored episode.
-        rollouts: the score of each rollout of each sample, by id; None if unscored.
+        rollouts: the score of each rollout by sample id, None if unscored.
         starts: the initial state keys of each sample, if the environment reports them.
         metrics: the values of each metric by sample and rollout, without missing ones.
         is_unit: True if every score is between 0 and 1.
@@ -222,8 +222,8 @@ class Pairing:
 def paired(baseline: Side, side: Side) -> Pairing:
     """Pair the common samples of two sides.
 
-    Rollouts are paired if one side is a rescoring of the other or both have the same rollout ids; without this, a
-    rollout scored on one side only would affect only that side's mean.
+    Rollouts are paired if one side is a rescoring of the other or both have the same rollout ids; otherwise, a
+    rollout that is scored on only one side would affect the mean of that side only.
     """
     common = sorted(baseline.samples.keys() & side.samples.keys())
     sources = [(each.header.rescored_from or {}).get("run_id") for each in (baseline, side)]
@@ -318,7 +318,9 @@ class Mismatch(NamedTuple):
 
 
 def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
-    """Return the differences between two runs other than their policies, most serious first; empty within one run."""
+    """Return the differences between two runs other than their policies, most serious first.
+
+    The result is empty if both sides are policies of the same run."""
     found: list[Mismatch] = []
     if baseline.path == side.path:
         return found
@@ -374,9 +376,9 @@ Verdict = Literal["better", "worse", "doubtful", "not shown"]
 
 
 class LeftOut(NamedTuple):
-    """The numbers of omitted samples: unscored in the baseline or the run, or present in only one of them.
+    """The numbers of omitted samples: unscored in the baseline or the run, or missing from one of them.
 
-    `no_rollout_in_both` counts samples scored in both runs without a rollout that both scored.
+    `no_rollout_in_both` counts samples that are scored in both runs, but have no rollout that is scored in both.
     """
 
     unscored_in_baseline: int
@@ -422,13 +424,13 @@ class Difference:
         return self.pairing.samples
 
     def flipped(self, direction: Literal["won", "lost"]) -> list[SamplePair]:
-        """Return the samples that were won (or lost), largest difference first."""
+        """Return the samples that were won or lost, sorted by the size of the difference."""
         found = [pair for pair in self.pairs if pair.flip == direction]
         return sorted(found, key=lambda pair: (-abs(pair.difference), pair.sample_id))
 
     @property
     def verdict(self) -> Verdict:
-        """The conclusion: better or worse if the interval excludes 0 and the corrected p-value is small enough.
+        """The conclusion: "better" or "worse" if the interval excludes 0 and the corrected p-value is small enough.
 
         The conclusion is doubtful if only one of the two conditions holds, and "not shown" if neither does.
         """
@@ -507,7 +509,7 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison with every flipped sample."""
+    """Return the comparison as JSON-serializable data, with all flipped samples."""
     return {
         "schema_version": 1,
         "confidence": CONFIDENCE,
@@ -612,10 +614,10 @@ class Gate(NamedTuple):
 
 
 def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
-    """Return a gate for each run except the baseline; it fails if the interval shows a loss of more than `margin`.
+    """Return a gate for each run except the baseline, which fails if the run is worse by more than `margin`.
 
     A gate fails if the upper bound of the difference (run minus baseline, 95% interval) is below -`margin`, which
-    happens by chance in one of forty cases. A difference without an interval fails, since it is unknown.
+    happens by chance in 2.5% of cases. The gate also fails without an interval, since the difference is unknown.
     """
     gates = []
     for difference in comparison.differences:
@@ -632,7 +634,7 @@ def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
 
 
 def under_gate(side: Side, least: float, *, metric: str | None = None, by_lower_bound: bool = False) -> Gate:
-    """Return a gate that fails if the mean of a run's score or metric is below `least`, or the mean's lower bound."""
+    """Return a gate that fails if the mean of a score or metric, or its lower bound, is below the threshold."""
     threshold = Threshold(least, metric, by_lower_bound)
     if unknown := threshold.unknown_metric([side.summary]):
         return Gate("fail-under", side.label, True, f"{side.label}: {unknown}")

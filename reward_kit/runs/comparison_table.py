@@ -24,7 +24,7 @@ _MOST_METRICS = 40
 
 
 def comparison_table(comparison: Comparison, *, plain: bool = False) -> RenderableType:
-    """Return the table and the sentences below it; with `plain`, without lines and colors."""
+    """Return the table and the sentences below it; `plain` omits lines and colors."""
     # Names are Text, since brackets in a plain string would be taken for markup.
     table = Table(box=None if plain else box.SIMPLE_HEAVY, title_justify="left", pad_edge=not plain)
     table.add_column("", style="" if plain else "dim", no_wrap=True)
@@ -100,7 +100,7 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
 
 
 def sentence(comparison: Comparison, difference: Difference) -> str:
-    """Return the conclusion on a run in one sentence."""
+    """Return a sentence with the conclusion about a run."""
     label, base = difference.side.label, comparison.baseline.label
     figures = difference.figures
     found = difference_text(figures.interval)
@@ -113,7 +113,7 @@ def sentence(comparison: Comparison, difference: Difference) -> str:
 
 
 def _left_out_text(difference: Difference) -> str | None:
-    """Return the samples that are not compared, as text; None if all are compared."""
+    """Describe the samples that are not compared, or return None if all are compared."""
     left = difference.left_out
     parts = [
         (left.unscored_in_baseline, "unscored in the baseline"),
@@ -127,7 +127,7 @@ def _left_out_text(difference: Difference) -> str | None:
 
 
 def _paired_text(difference: Difference) -> str | None:
-    """Return the reason why rollouts are paired and the number of pairs; None if they are not paired."""
+    """Describe why rollouts are paired and how many pairs there are, or return None if they are not paired."""
     pairing = difference.pairing
     if not pairing.is_rescoring and not pairing.single_rollouts:
         return None
@@ -150,7 +150,7 @@ def _below(comparison: Comparison, difference: Difference) -> list[str]:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return the limits of the figures, shown beside them."""
+    """Return notes on the limitations of the figures."""
     notes = []
     for difference in comparison.differences:
         notes += [f"{difference.side.label}: {mismatch.message}" for mismatch in difference.mismatches]
@@ -196,7 +196,7 @@ def _escape_markdown(text: str) -> str:
 
 
 def p_text(p: float) -> str:
-    """Return a p-value with the digits that a table needs."""
+    """Format a p-value for a table."""
     return "<0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
 
 
@@ -211,7 +211,7 @@ def share_text(value: float | None) -> str:
 
 
 def tokens_text(side: Side) -> str:
-    """Format the tokens of all episodes, and of one."""
+    """Format the number of tokens of all episodes, and per episode."""
     tokens = side.summary.tokens
     return f"{tokens:,} ({tokens / side.summary.episodes:,.0f})"
 

@@ -1,7 +1,7 @@
-"""`credit.jsonl`: the credit of each step of a run, from its stored episodes and scores, and its summary.
+"""Compute the credit of each step of a run from its stored episodes and scores, and write `credit.jsonl`.
 
-All data comes from the files of the run, in which secrets are already redacted. The file is replaced atomically each
-time, so that a step never has two lines. Lines are ordered by group and rollout.
+All data comes from the files of the run, in which secrets are already redacted. The file is always replaced atomically.
+Its lines are ordered by group and rollout.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class RunCredit:
 
     @property
     def warnings(self) -> list[str]:
-        """The problems of the credit, each with its cause and a fix."""
+        """The problems with the credit, each with its cause and a fix."""
         return list(self.section["warnings"])
 
 
 def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
-    """Assign credit and write `credit.jsonl` to the run at `path`, replacing an earlier one."""
+    """Assign credit, and write or replace the `credit.jsonl` of the run at `path`."""
     assigner = make_assigner(credit)
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
@@ -71,7 +71,7 @@ def write_section(path: Path, credit: RunCredit) -> None:
 
 
 def credit_settings(path: Path) -> CreditModel | None:
-    """Return the settings of a run's last credit assignment; None if missing or unreadable.
+    """Return the settings of the last credit assignment of a run, or None if they are missing or unreadable.
 
     The settings are as untrusted as the run: call `reject_stored_code` before using them.
     """
@@ -104,7 +104,7 @@ def scores_digest(path: Path, credit: CreditModel) -> str:
 
 
 def headline(section: Mapping[str, Any]) -> str:
-    """Return one line on the credit of a run: estimator, number of steps, and share of steps with a common state."""
+    """Summarize the credit of a run on one line: the estimator, the number of steps, and the share in common states."""
     weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
     shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
     share = section["diagnostics"].get("peer_share")
@@ -114,7 +114,7 @@ def headline(section: Mapping[str, Any]) -> str:
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the lines of the steps with the highest A > 0 and those with the lowest A < 0, at most `count` each."""
+    """Return the lines of up to `count` steps with the highest A > 0, and of up to `count` with the lowest A < 0."""
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
     worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=key)
@@ -165,7 +165,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
 
 def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
-    """Parse a line of `scores.jsonl`; without a line, the episode is not scored yet."""
+    """Parse a line of `scores.jsonl`; if it is None, the episode is not scored yet."""
     if record is None:
         return Scored(rollout_id)
     result, failure = record.get("result"), record.get("failure")
@@ -185,7 +185,7 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
 
 
 def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record without the parts that no estimator reads, so that conversations are not kept in memory.
+    """Return the record without the parts that no estimator reads, to avoid keeping conversations in memory.
 
     A step without a recorded key is identified by its observation, which may be in a message.
     """
@@ -235,7 +235,7 @@ def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_Sto
 
 
 def _digest(stored: Iterable[_StoredEpisode]) -> str:
-    """Return the digest of the scores, which reveals outdated credit."""
+    """Return the digest of the scores, which is used to detect outdated credit."""
     digest = hashlib.sha256()
     for episode in stored:
         facts = [episode.aligned.rollout_id, episode.attempt, episode.aligned.score]

@@ -1,4 +1,4 @@
-"""The samples of a task: the rows of its JSONL, CSV or YAML dataset, each with its file and line."""
+"""Read the samples of a task: the rows of its JSONL, CSV or YAML dataset, with their file and line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 def read_samples(
     definition: TaskDefinitionModel, folder: Path, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> Iterator[Sample]:
-    """Yield the task's samples in dataset order; without a dataset, the task itself."""
+    """Yield the samples of a task in dataset order. A task without a dataset has a single sample."""
     if rows is not None:
         placed: Iterable[tuple[str, dict[str, Any]]] = ((f"dataset[{i}]", dict(row)) for i, row in enumerate(rows))
     elif definition.dataset_path is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ _MOST_METRICS = 40  # lines; a reward may name a metric after each test of each 
 
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
-    """Return the figures of each policy, and below them the first error of each.
+    """Return a table with the figures of each policy, followed by the first error of each policy.
 
     Policies are columns if they fit the width, and rows otherwise.
     """
@@ -72,13 +73,13 @@ class _PolicyFigures:
         yield from self._stacked(options.max_width)
 
     def _columns(self) -> list[list[str]]:
-        """Return the lines of text in the column of names, and in that of each policy."""
+        """Return the lines of the column of names and of the column of each policy."""
         names = [name for name, _ in self._lines]
         cells = ([line for _, row in self._lines for line in row[at].splitlines()] for at in range(len(self._policies)))
         return [names, *cells]
 
     def _stacked(self, width: int) -> Iterator[Table]:
-        """Return tables with a row for each policy, each with as many figures as fit, without figures that none has."""
+        """Return tables with a row for each policy and as many figures as fit, without figures that no policy has."""
         policy_width = min(max(policy.cell_len for policy in self._policies), width // 3)
         left = [(name, cells) for name, cells in self._lines if any(cell != "–" for cell in cells)]
         while left:
@@ -101,7 +102,7 @@ class _PolicyFigures:
 
 
 def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
-    """Return a line for each metric and policy, if the rewards give metrics."""
+    """Return a table with a row for each metric and policy, or nothing if there are no metrics."""
     columns, rows = metric_rows(summaries)
     if not rows:
         return []
@@ -116,7 +117,7 @@ def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
 
 
 def metric_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the table of metrics, without the columns of which all rows are equal."""
+    """Return the columns and rows of the table of metrics, without columns that are the same in all rows."""
     pairs = [(name, one) for name in metric_names(summaries) for one in summaries if name in one.metrics]
     means = [one.metrics[name] for name, one in pairs]
     missing = [mean.n_unscored if mean else one.episodes for mean, (_, one) in zip(means, pairs, strict=True)]
@@ -166,7 +167,7 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     if any(summary.tokens for summary in summaries):
         lines.append(("tokens", [f"{summary.tokens:,}" for summary in summaries]))
         lines.append(("cost", [_cost(summary.cost) for summary in summaries]))
-    if any(summary.judge_cost is not None for summary in summaries):
+    if any(summary.judge_calls or summary.judge_cost is not None for summary in summaries):
         lines.append(("judge cost", [_cost(summary.judge_cost) for summary in summaries]))
     return lines
 
@@ -220,6 +221,9 @@ DisplayKind = Literal["rich", "plain", "none"]
 _FEWEST_SAMPLES = 5  # for an interval in the progress line
 
 
+_PLAIN_LINE_S, _QUIET_S = 5.0, 15.0  # between the lines of the plain display, with and without stopped episodes
+
+
 class Display:
     """The progress display of a run, and a listener of its events. Use it as a context manager."""
 
@@ -231,27 +235,30 @@ class Display:
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
         self._stopped = self._errors = self._scored = self._waiting = self._resumed = self._scored_before = 0
-        self._scores: dict[str, list[float]] = defaultdict(list)
-        self._samples: dict[str, list[str]] = defaultdict(list)
-        self._next_line = self._began + 5.0
+        self._scores: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        self._last_line = self._began
+        self._has_ended = threading.Event()
 
     def __enter__(self) -> Self:
         # Episodes of an earlier process do not count towards the rate.
         self._began, self._resumed, self._scored_before = time.monotonic(), self._stopped, self._scored
         if self._live is not None:
             self._live.__enter__()
+        elif self._kind == "plain":
+            threading.Thread(target=self._print_while_quiet, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._has_ended.set()
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
         elif self._kind == "plain":
             self._console.print(self._line())
 
     def notify(self, note: str) -> None:
-        """Show a note beside the progress."""
+        """Show a note above the progress."""
         if self._kind != "none":
             self._console.print(note, style="yellow")
 
@@ -260,18 +267,26 @@ class Display:
         self._stopped += 1
         self._errors += row.is_error
         self._waiting += not row.is_error
-        if self._kind == "plain" and (now := time.monotonic()) >= self._next_line:
-            self._next_line = now + 5.0
-            self._console.print(self._line())
+        if self._kind == "plain":
+            self._print_after(_PLAIN_LINE_S)
 
     def episode_scored(self, row: EpisodeRow) -> None:
-        """Count a score, or an error in its place."""
+        """Count a score or a scoring error."""
         self._scored += 1
         self._waiting -= 1
         self._errors += row.score_error is not None
         if row.score is not None:
-            self._scores[row.policy].append(row.score)
-            self._samples[row.policy].append(row.sample_id)
+            self._scores[row.policy].append((row.score, row.sample_id))
+
+    def _print_while_quiet(self) -> None:
+        """Print a line regularly even if no episode stops, so that a log shows that the run is alive."""
+        while not self._has_ended.wait(_QUIET_S / 10):
+            self._print_after(_QUIET_S)
+
+    def _print_after(self, seconds: float) -> None:
+        if time.monotonic() - self._last_line >= seconds:
+            self._last_line = time.monotonic()
+            self._console.print(self._line())
 
     def __rich__(self) -> Table:
         grid = Table.grid(padding=(0, 2))
@@ -288,8 +303,9 @@ class Display:
         rest = self._waiting if only_scores else self._total - self._stopped
         rate = done / seconds
         parts = [f"{self._stopped}/{self._total}"]
-        for policy, scores in self._scores.items():
-            interval = bounded_interval(scores, self._samples[policy])
+        # Copied, since another thread may refresh the display.
+        for policy, pairs in [(policy, list(pairs)) for policy, pairs in list(self._scores.items()) if pairs]:
+            interval = bounded_interval([score for score, _ in pairs], [sample for _, sample in pairs])
             is_wide = interval.n_clusters < _FEWEST_SAMPLES
             shown = figure(interval.mean) if is_wide else _with_bounds(interval, figure).replace("  ", " ")
             parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")
@@ -310,7 +326,7 @@ class Display:
 
 
 def duration_text(seconds: float) -> str:
-    """Format seconds, such as "3m05s"."""
+    """Format a duration in seconds, for example as "3m05s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,7 +1,7 @@
-"""Run a task or score transcripts from Python: in a script, a notebook or a test. The files are those of the command.
+"""Run a task or score transcripts from Python, for example in a script, a notebook or a test.
 
-`evaluate` and `score_transcripts` block, even inside a running event loop; `evaluate_async` is the asynchronous form.
-Nothing is printed. API keys come from the environment.
+The functions write the same files as the commands but print nothing. `evaluate` and `score_transcripts` block, even
+inside a running event loop; `evaluate_async` is asynchronous. API keys are read from the environment.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePoli
 
 
 def evaluate(task: str | Path | Task, **options: Any) -> FinishedRun:
-    """Run a task and score its episodes; the blocking form of `evaluate_async`.
+    """Run a task and score its episodes. This is the blocking form of `evaluate_async`.
 
     Args:
-        task: the file, or a `Task`.
+        task: the path of a task file, or a `Task`.
         **options: the options of `evaluate_async`.
 
     Raises:
@@ -82,19 +82,19 @@ async def evaluate_async(
 
     Args:
         task: the file, or a `Task`.
-        models: one or several models, as `openai/NAME`.
+        models: one or several models, each as `openai/NAME`.
         policies: one policy, several, or a dict from labels to policies; by default the task's policy. A policy is a
             built-in name, `file.py:Class` relative to the task file, `replay:RUN`, or an `AgentPolicy`: a class without
             required arguments or an instance, which stays open.
-        rollouts: the number of episodes per sample; by default the task's.
+        rollouts: the number of episodes per sample; by default as in the task.
         limit: the number of samples to run; by default all.
         sample_ids: the ids of the samples to run; by default all.
         seed: the seed of all random choices.
         max_concurrency: the maximum number of concurrent episodes.
-        overrides: task keys to override, dotted for nested ones.
+        overrides: the task keys to override; nested keys are dotted, such as `limits.wall_time_s`.
         base_url: the endpoint of the models.
         cache: a file with model and judge answers of earlier runs, which receives new ones.
-        log_dir: the parent of the run's directory.
+        log_dir: the directory in which the directory of the run is created.
 
     Raises:
         ConfigError: the task or an option is invalid; nothing was written.
@@ -153,9 +153,9 @@ def score_transcripts(
         reward: `file.py:function`.
         options: the options of the reward.
         overrides: values of `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
-        pass_threshold: the lowest passing score; by default that of the transcripts' run, or 1.
-        folder: the base of the reward's relative path; by default the working directory.
-        log_dir: the parent of the run's directory.
+        pass_threshold: the lowest passing score; by default that of the run of the transcripts, otherwise 1.
+        folder: the directory to which the path of the reward is relative; by default the working directory.
+        log_dir: the directory in which the directory of the run is created.
 
     Raises:
         ConfigError: the data has no rows, or the reward cannot be loaded or needs fields that the rows lack.
@@ -184,7 +184,7 @@ async def _run(
     traffic: ProviderSession | None,
     given: Sequence[SingleAgentEpisode] = (),
 ) -> FinishedRun:
-    """Run a plan into its new directory."""
+    """Run a plan in a new directory."""
     control = Control()
     try:
         outcome = await run(plan, folder, control=control, traffic=traffic, given=given)
@@ -203,7 +203,7 @@ def _loaded(task: object, overrides: Mapping[str, Any]) -> LoadedTask:
 
 
 def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
-    """Return the policy names, and the policy objects by label."""
+    """Separate the names of policies from policy objects, which are returned by label."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_policy_object(one)]:
             raise ConfigError(
@@ -262,7 +262,7 @@ class Task:
             agent sees, as in a task file; a `ToolRegistry` in it stands for all its tools.
         dataset: rows, each a dict; or the path of a JSONL, CSV or YAML file.
         resource: a built-in name, `file.py:Class`, or a subclass of `ForkableResource`.
-        folder: the base of relative paths; by default the working directory.
+        folder: the directory to which paths are relative; by default the working directory.
         **keys: other keys of a task file, such as `initial_user_prompt`, `num_rollouts_per_sample` or `limits`.
 
     Raises:
@@ -326,7 +326,7 @@ class Task:
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """The samples, in dataset order."""
+        """The samples in dataset order."""
         return self._loaded.samples
 
     @property
@@ -356,7 +356,7 @@ class Task:
         return self._load(overrides)
 
     def run(self, **options: Any) -> FinishedRun:
-        """Run the task and score its episodes. Blocks, even inside a running event loop such as a notebook's.
+        """Run the task and score its episodes. Blocks, even inside a running event loop, such as in a notebook.
 
         Args:
             **options: the options of `evaluate`.
@@ -440,7 +440,7 @@ def _split_rewards(rewards: Any) -> tuple[Any, dict[str, Any]]:
 def _read(
     name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any], rewards: Mapping[str, Any]
 ) -> tuple[dict[str, Any], TaskObjects]:
-    """Return the task file keys for these objects, and the objects that a file cannot name."""
+    """Return the task file keys for these objects, and the objects that a task file cannot refer to."""
     values: dict[str, Any] = {"name": name, **keys}
     live = {what: one for what, one in objects.items() if one is not None and not isinstance(one, str | Path)}
     for what, one in {**objects, "policy": policy}.items():

@@ -1,6 +1,7 @@
-"""The events of a run as records of the logger `reward_kit.events`, and its log file `run.log`.
+"""Log the events of a run with the logger `reward_kit.events`, and write its log file `run.log`.
 
-The logger is off unless logs are enabled on the command line. Its records have the level INFO, with details as fields.
+The logger is disabled unless logs are enabled on the command line. Its records have the level INFO and details as
+fields.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OF_UPDATE = (HELD_OUT_SCORE, "score/mean", "learner/approx_kl", "time/total_s")
 
 
 def began(run: Path, kind: str, total: int) -> None:
-    """Log the start or resume of a run; `total` is its number of episodes or updates."""
+    """Log the start or the resume of a run with `total` episodes or updates."""
     _log.info("%s started", kind, extra={"run": str(run), "total": total})
 
 
@@ -59,7 +60,7 @@ def _named(row: EpisodeRow) -> dict[str, str | int]:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that ignores a full disk, which the store reports."""
+    """Handler for a log file that ignores a full disk, since the run reports it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # opens the file with the first record
@@ -86,7 +87,7 @@ def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
 
 
 class _ForwardHandler(logging.Handler):
-    """Passes records on to the program's own handlers."""
+    """Handler that forwards records to the handlers of the program."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger().callHandlers(record)
@@ -94,7 +95,7 @@ class _ForwardHandler(logging.Handler):
 
 @contextlib.contextmanager
 def run_logs(run: Path, redaction: Redaction) -> Iterator[None]:
-    """Write the log of a run, and the output of its processes, into its directory during the block."""
+    """Write the log of a run and the output of its processes to its directory during the block."""
     token = LOG_FOLDER.set(run / "logs")
     try:
         with log_to_file(run / "run.log", redaction):
@@ -105,7 +106,7 @@ def run_logs(run: Path, redaction: Redaction) -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_to_file(path: Path, redaction: Redaction) -> Iterator[None]:
-    """Write the log of a run during the block, in addition to the program's own handlers."""
+    """Write the log of a run during the block, in addition to the handlers of the program."""
     package = logging.getLogger("reward_kit")
     level, propagates, before = package.level, package.propagate, package.getEffectiveLevel()
     added = [log_handler(path, redaction), *([_ForwardHandler(before)] if propagates else [])]

@@ -1,7 +1,7 @@
-"""A run as tables for other programs: episodes, scores and steps as Parquet or CSV, both written by pyarrow.
+"""Export a run as tables of its episodes, scores and steps, in Parquet or CSV.
 
-A cell is a text, a number, a count or a flag, or None if unknown. Structures are written as JSON text, as in the run's
-files.
+A cell is a text, a number, a count or a flag, or None if unknown. Structures are written as JSON, as in the files of
+the run.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Selection:
     """The selection of episodes to export.
 
     Attributes:
-        pass_threshold: a score of at least this passes.
-        min_score: the lowest score to export; None includes unscored episodes.
+        pass_threshold: the lowest passing score.
+        min_score: the lowest score to export, or None to include unscored episodes.
         only_passed: export only episodes that passed.
         policies: the policies to export; all if empty.
         left_out: the number of omitted episodes by reason, filled while reading.
@@ -65,7 +65,7 @@ class Selection:
 
 
 def selected(run: Path, selection: Selection) -> Iterator[Result]:
-    """Yield the selected episodes of a run, and count the others."""
+    """Yield the selected episodes of a run, and count the omitted ones."""
     for result in read_results(run):
         policy, score = result.episode.get("policy"), None
         selection.seen.add(str(policy))
@@ -128,14 +128,14 @@ class ExportColumn(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: its name, also its file name, and its columns in order."""
+    """A table: its name, which is also the file name, and its columns in order."""
 
     name: str
     columns: Sequence[ExportColumn]
 
 
 def _table(name: str, columns: str) -> Table:
-    """Return a table of columns, each `name` or `name:kind`; the default kind is text."""
+    """Create a table from columns, each specified as `name` or `name:kind`; the default kind is text."""
     pairs = (column.partition(":") for column in columns.split())
     kinds: dict[str, Kind] = {"": "text", "n": "number", "c": "count", "f": "flag"}
     return Table(name, tuple(ExportColumn(column, kinds[kind]) for column, _, kind in pairs))
@@ -195,7 +195,7 @@ def _result(result: Result) -> Mapping[str, Any]:
 
 
 def _scores(result: Result) -> Iterator[dict[str, Any]]:
-    """Yield a row named "score" and one for each metric; nothing while the episode waits for its score."""
+    """Yield a row named "score" and a row for each metric, or nothing if the episode is not scored yet."""
     if result.score is None:
         return
     line, found = result.score, _result(result)
@@ -241,7 +241,7 @@ def _steps(result: Result, credit: Sequence[Mapping[str, Any]]) -> Iterator[dict
 
 
 def _text(value: Any) -> str | None:
-    """Return a text unchanged, or a structure as JSON, with lone surrogates escaped for UTF-8."""
+    """Return a text, or a structure as JSON, with lone surrogates escaped."""
     if value is None:
         return None
     plain = from_json_value(value) if isinstance(value, Mapping) else value
@@ -275,7 +275,7 @@ _CONVERTERS = {"text": _text, "number": _number, "count": _count, "flag": _flag}
 
 
 class TableWriter:
-    """Writes a table in batches; `close` finishes the file.
+    """Writer of a table in batches; `close` completes the file.
 
     Args:
         file: the file.
@@ -334,7 +334,7 @@ def escape_formula(text: str) -> str:
 
 
 class _Terminal(io.RawIOBase):
-    """A terminal as a binary file; control characters in untrusted text are escaped."""
+    """A binary file that writes to the terminal, with control characters escaped."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -357,7 +357,7 @@ def open_table(
     is_raw: bool = False,
     is_private: bool = False,
 ) -> Iterator[TableWriter]:
-    """Yield a writer whose file replaces an earlier one at the end of the block."""
+    """Yield a table writer whose file replaces an existing file at the end of the block."""
     with binary_file(path, is_private=is_private) as file:
         writer = TableWriter(file, form, table, metadata, is_raw=is_raw)
         yield writer
@@ -366,7 +366,7 @@ def open_table(
 
 @contextmanager
 def binary_file(path: Path, *, is_private: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces `path` once it is complete; "-" is standard output."""
+    """Yield a binary file that replaces `path` at the end of the block; "-" is standard output."""
     if path == STDOUT:
         yield cast(IO[bytes], _Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
         sys.stdout.flush()

@@ -23,7 +23,7 @@ _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 @contextmanager
 def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
-    """Raise an OSError as a StoreError that names the file."""
+    """Convert an OSError in the block to a StoreError with the path of the file."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
 
 
 def refuse_links_out(run: Path) -> None:
-    """Reject a run directory, which may be untrusted, that contains a symbolic link to a target outside it.
+    """Raise if an untrusted run directory contains a symbolic link to a target outside it.
 
     Links within the directory are allowed. Final states are not checked here, since readers verify their digests.
     """
@@ -50,7 +50,7 @@ def refuse_links_out(run: Path) -> None:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a directory; empty if it cannot be read, since its reader reports the error."""
+    """Return the entries of a directory, or nothing if it cannot be read, which is reported by its reader."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -78,7 +78,7 @@ def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object."""
+    """Read a file that contains a JSON object."""
     try:
         with wrap_os_errors("read", path):
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_line(line: bytes) -> Any:
-    """Parse one line of JSON as `json.loads` does, in half the time."""
+    """Parse a line of JSON as `json.loads` does, but in half the time."""
     try:
         return pydantic_core.from_json(line)
     except ValueError:  # such as lone surrogates, which `json` accepts
@@ -98,7 +98,7 @@ def read_line(line: bytes) -> Any:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, which a killed process left."""
+    """Remove an incomplete last line, left by a process that was killed."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -157,11 +157,11 @@ TRAINING: Final = "training"
 
 
 def episodes_file(run: Path, update: int) -> Path:
-    """Return the path of the kept episodes of an update."""
+    """Return the path of the stored episodes of an update."""
     return run / EPISODES / f"update-{update:06d}.jsonl"
 
 
 def episodes_files(run: Path) -> dict[int, Path]:
-    """Return the files of kept episodes by update number, ascending."""
+    """Return the files of stored episodes by update number, in ascending order."""
     named = {file.stem.removeprefix("update-"): file for file in (run / EPISODES).glob("update-*.jsonl")}
     return dict(sorted((int(number), file) for number, file in named.items() if number.isdecimal()))

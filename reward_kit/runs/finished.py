@@ -1,4 +1,4 @@
-"""`FinishedRun`: the result of a run from Python, for code and for a notebook."""
+"""`FinishedRun`: the result of a run in Python and in notebooks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from reward_kit.runs.summary import EpisodeRow, PolicySummary
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FinishedRun:
-    """The result of a run. `str()` is the summary table of the command; notebooks show an HTML table.
+    """The result of a run. `str()` returns the summary table of the command, and notebooks show an HTML table.
 
     Attributes:
         path: the run's directory.
         title: the title of the table.
         status: "complete", or "interrupted" if a run limit stopped it.
-        why_stopped: the reason; None if it is complete.
-        rows: one row per episode, unordered.
+        why_stopped: the reason why the run was stopped, or None if it is complete.
+        rows: one row per episode, in no particular order.
         policies: the summary of each policy.
         pass_threshold: the lowest passing score.
         notes: notes for the user, for example that the reward ran without a sandbox.
@@ -40,7 +40,7 @@ class FinishedRun:
 
     @property
     def score(self) -> float | None:
-        """The mean score of the only policy; None if nothing is scored.
+        """The mean score of the only policy, or None if no episode is scored.
 
         Raises:
             ConfigError: there are several policies.
@@ -51,7 +51,7 @@ class FinishedRun:
 
     @property
     def errors(self) -> list[EpisodeRow]:
-        """The episodes without a score because they or their scoring ended with an error."""
+        """The episodes that are unscored because they or their scoring ended with an error."""
         return [row for row in self.rows if row.is_error]
 
     @property
@@ -66,7 +66,7 @@ class FinishedRun:
         return self.path / "report.html"
 
     def results(self) -> Iterator[Result]:
-        """Yield every episode with its score from the run's files.
+        """Yield all episodes with their scores from the files of the run.
 
         Raises:
             StoreError: a file is damaged.

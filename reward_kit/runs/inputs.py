@@ -1,4 +1,4 @@
-"""The input files of a run: find them, copy them into the run, and compare them before a resume.
+"""Find the input files of a run, copy them into the run, and compare them before a resume.
 
 Episodes and scores of one run are comparable only if their inputs are the same. A run therefore keeps a copy of its
 task file, dataset, code and other files in `inputs/`, and a resume is refused if one of them has changed.
@@ -44,10 +44,10 @@ _LINE_CHARS = 160
 def find_inputs(
     path: Path | None, folder: Path, definition: TaskDefinitionModel, reward: Reward | None
 ) -> dict[str, Path]:
-    """Return by name the files that a run's results depend on, and the directories that the reward may read.
+    """Return by name the files and directories on which the results of a run depend.
 
-    These are the files that the task file names, the user's own modules that they import, and what the reward may read.
-    Installed packages are excluded.
+    These are the files to which the task file refers, the user's modules that they import, and the files and
+    directories that the reward may read. Installed packages are excluded.
     """
     code = {
         "tools": definition.tools_module_path,
@@ -79,7 +79,7 @@ def find_inputs(
 
 
 def hash_files(credit: CreditModel | None, folder: Path) -> dict[str, Path]:
-    """Return the files of the functions that a credit's state hash names, by names for a run's inputs."""
+    """Return the files of the functions in the state hash of a `credit:` block, by input name."""
     texts = _texts(credit.options().get("state_hash")) if credit is not None else ()
     files = dict.fromkeys(file for text in texts if (file := _file_of_code(text, folder)))
     return {f"state hash {i}" if i else "state hash": file for i, file in enumerate(files)}
@@ -97,7 +97,7 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
 
 
 def reward_files(reward: Reward) -> tuple[Path, ...]:
-    """Return the files that a reward depends on: its own file, and those that it may read on this machine."""
+    """Return the files on which a reward depends: its own file, and the files that it may read on this machine."""
     if isinstance(reward, NamedRewards):
         return tuple(dict.fromkeys(file for part in reward.parts.values() for file in reward_files(part.reward)))
     if isinstance(reward, SandboxedReward):
@@ -136,7 +136,8 @@ def scorer_hash(reward: Reward) -> str:
 def hash_path(path: Path) -> str:
     """Return the SHA-256 of a file, or of the names and contents of a directory's files.
 
-    For a directory of more than 64 MiB, names, sizes and times are hashed. Only the first 10,000 files count.
+    For a directory of more than 64 MiB, the names, sizes and times are hashed instead of the contents. Only the first
+    10,000 files are included.
     """
     if not path.is_dir():
         try:
@@ -171,7 +172,7 @@ def _file_of_code(text: str, folder: Path) -> Path | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a configuration, any of which may name a file."""
+    """Yield every text in a configuration, any of which may be the path of a file."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -188,7 +189,7 @@ def copy_inputs(
     digests: Mapping[str, str],
     texts: Mapping[str, tuple[str, bytes]] | None = None,
 ) -> None:
-    """Copy a run's input files into its directory, redacted like its other files.
+    """Copy the input files of a run into its directory, with redacted secrets.
 
     Directories and files over 4 MiB are recorded by digest only.
     """

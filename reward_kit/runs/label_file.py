@@ -39,7 +39,7 @@ EpisodeLabels = dict[int | None, Label]
 
 
 def read_run_labels(run: Path) -> dict[str, EpisodeLabels]:
-    """Return the labels of each episode of a run; nothing without a `labels.jsonl`."""
+    """Return the labels of each episode of a run, or nothing if there is no `labels.jsonl`."""
     labels: dict[str, EpisodeLabels] = {}
     for number, (_, line) in enumerate(placed_lines(run / LABELS), 1):
         add_label(labels, line_record(run / LABELS, number, line, check_label))
@@ -74,10 +74,10 @@ def check_label(record: Mapping[str, Any]) -> None:
 
 
 def parse_label(given: Any) -> dict[str, Any]:
-    """Return the line for a label from a request.
+    """Parse the label in a request as a line of the file.
 
     Raises:
-        ConfigError: it is not an object, a field is unknown, or a value is invalid.
+        ConfigError: the request is not an object, a field is unknown, or a value is invalid.
     """
     if not isinstance(given, dict):
         raise ConfigError(f"a label must be an object, got {type_name(given)}")
@@ -97,7 +97,7 @@ def parse_label(given: Any) -> dict[str, Any]:
 
 
 def append_label(run: Path, record: Mapping[str, Any]) -> None:
-    """Append a line. Concurrent writers wait for each other; an incomplete last line is removed first.
+    """Append a line under a lock, after removing an incomplete last line.
 
     Raises:
         StoreError: the file cannot be written, or another process keeps it locked.
@@ -135,7 +135,7 @@ def _lock(descriptor: int) -> None:
 
 
 def display_label(labels: Mapping[int | None, Label]) -> tuple[str, str]:
-    """Return the label of an episode as a word, such as "pass", "0.5" or "2 steps", and the notes as a text."""
+    """Return a short text for the labels of an episode, such as "pass" or "2 steps", and the text of its notes."""
     own, steps = labels.get(None, Label(None)), sorted(step for step in labels if step is not None)
     word = own.value if isinstance(own.value, str) else "" if own.value is None else f"{own.value:g}"
     if not word:

@@ -1,4 +1,4 @@
-"""Read a CSV of human labels, or the `labels.jsonl` of a run, as rows that a reward can score."""
+"""Read human labels from a table or the `labels.jsonl` of a run, as rows that a reward can score."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LabeledRow:
 def read_labels(
     path: Path, columns: LabelColumns | None = None, *, data: Path | None = None, pairs: Pairs = "scores"
 ) -> list[LabeledRow]:
-    """Return the rows of a CSV (or JSONL, YAML) of labels.
+    """Read the rows of a CSV, JSONL or YAML file of labels.
 
     Each row has a label and the labeled answer: `prompt` and `response`, `messages` as JSON, or a `rollout_id` of
     `data`. A pair has a winner (A, B, tie), and `response_a` and `response_b` or `messages_a` and `messages_b`. The
@@ -101,7 +101,7 @@ class _LabelReader:
     pairs: Pairs
 
     def row(self, where: str, index: int, row: Mapping[str, Any]) -> LabeledRow:
-        """Parse one row: its label and its one or two answers."""
+        """Parse a row with its label and its one or two answers."""
         names, truth = self.columns, row.get("ground_truth")
         row_id = str(row.get(names.id) or row.get(names.rollout) or f"row-{index}")
         if names.winner in row:
@@ -143,7 +143,7 @@ class _LabelReader:
         return LabeledRow(where, row_id, label, (self._request(row, f"{row_id}-{index}", row_id, messages, truth),))
 
     def _messages(self, row: Mapping[str, Any], column: str, response: str, where: str) -> list[Message]:
-        """Return the conversation of one column, or of prompt and response."""
+        """Return the conversation in the column of messages, or in those of the prompt and response."""
         if row.get(column) not in (None, ""):
             return parse_messages(row[column], f"{where}: {column}")
         for name in (self.columns.prompt, response):

@@ -51,15 +51,15 @@ _NO_USERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArgs:
-    """The arguments of a run, from the command line or Python; `run.json` stores them for a resume.
+    """The arguments of a run, from the command line or Python. They are stored in `run.json` for a resume.
 
     Attributes:
         task_path: the task file, or the placeholder of a task from Python.
-        overrides: task keys to override, dotted for nested ones.
-        models: the models, as `openai/NAME`.
+        overrides: the task keys to override; nested keys are dotted.
+        models: the models, each as `openai/NAME`.
         policies: the policies, as built-in names, `file.py:Class` or `replay:RUN`.
         base_url: the endpoint of the models.
-        rollouts: the number of episodes per sample; None uses the task's number.
+        rollouts: the number of episodes per sample, or None to use the number in the task.
         limit: the number of samples to run; None for all.
         sample_ids: the samples to run; empty for all.
         seed: the seed of all random choices.
@@ -82,7 +82,7 @@ class RunArgs:
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
     def with_changes(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
-        """Return the arguments with the changes that a resume allows: of run limits, secrets, and the endpoint."""
+        """Return the arguments with the changes that are allowed on resume: run limits, secrets and the endpoint."""
         for key in overrides:
             if not key.startswith("run_limits.") and key not in hidden:
                 raise ConfigError(f"-T {key} cannot be changed by --resume (run_limits.… can); start a new run")
@@ -91,7 +91,7 @@ class RunArgs:
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy and its label in results. The run does not close a policy with `is_lent`."""
+    """A policy, and its label in results. If `is_lent` is set, the run does not close the policy."""
 
     label: str
     policy: AgentPolicy
@@ -109,10 +109,10 @@ class RunPlan:
         rollouts: the number of episodes per sample and policy.
         seed: the seed of all random choices.
         max_concurrency: the maximum number of concurrent episodes, and of concurrent scores.
-        reward: the reward for every episode; None to only collect.
+        reward: the reward for all episodes, or None to only collect them.
         tools: the task's own tools, or None.
         user: the simulated user, or None.
-        given: the number of existing episodes, which are only scored.
+        given: the number of existing episodes that are only scored.
         redaction: the redaction of secrets in the run's files.
     """
 
@@ -150,10 +150,10 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class Control:
-    """Stops a run from outside and records the reason.
+    """A handle to stop a run, which records the reason.
 
-    Once `stop_reason` is set, no further episode starts. Cancel `scope` to stop at once: running episodes are lost and
-    rerun on resume. `is_failure` marks a run that cannot continue without a fix.
+    No further episodes start after `stop_reason` is set. Cancel `scope` to stop immediately; running episodes are then
+    lost, and rerun on resume. `is_failure` marks a run that cannot continue without a fix.
     """
 
     stop_reason: str | None = None
@@ -162,17 +162,17 @@ class Control:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def finish(self, reason: str) -> None:
-        """Let no further episode start."""
+        """Prevent further episodes from starting."""
         self.stop_reason = self.stop_reason or reason
 
     def reach_limit(self, limit: ReachedLimit) -> None:
-        """Let no further episode start because a run limit is reached; a later call updates the message."""
+        """Prevent further episodes from starting because a run limit is reached; a later call updates the message."""
         if self.stop_reason is None or self.reached is not None:
             self.reached = limit
             self.stop_reason = f"run limit reached: {limit.text} (run_limits.{limit.key})"
 
     def give_up(self, reason: str) -> None:
-        """Stop at once, because no running episode can succeed."""
+        """Stop immediately, because no running episode can succeed."""
         self.stop_reason, self.is_failure = reason, True
         self.scope.cancel()
 
@@ -270,7 +270,7 @@ def read_resumable_header(path: Path) -> RunHeader:
 
 
 def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | None = None) -> list[NamedPolicy]:
-    """Create the policies that the arguments name, with the task file's options for their type, or the task's policy.
+    """Create the policies of the arguments, with the options of the task file, or by default the policy of the task.
 
     Files in `policies` are relative to the task file. The path in `replay:RUN` is relative to the working directory;
     all policies of that run are replayed.
@@ -282,7 +282,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         return in_file.options() if in_file is not None and in_file.type == kind else {}
 
     def add_replays(run: Path, options: Mapping[str, Any]) -> None:
-        """Add each policy of a run, or only the named one; episode ids and seeds depend on the labels."""
+        """Add all policies of a run, or only the specified one. Episode ids and seeds depend on the labels."""
         from reward_kit.agent.policies.replay_policy import recorded_labels
 
         labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
@@ -347,7 +347,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
 
 
 def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
-    """Return a named policy; a class is instantiated, and an instance stays open after the run."""
+    """Return a named policy for a class, which is instantiated, or an instance, which is not closed after the run."""
     if not isinstance(given, type):
         return NamedPolicy(label, given, is_lent=True)
     kind = given
@@ -379,7 +379,7 @@ def _check_labels(labels: Sequence[str]) -> None:
 
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
-    """Raise ConfigError for a cost limit if the cost of some action is unknown."""
+    """Raise ConfigError if there is a cost limit but the cost of some actions is unknown."""
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
     unknown = {named.label: named.policy for named in policies if not named.policy.knows_cost}
     unknown |= {WHO: user.policy} if user is not None and not user.knows_cost else {}

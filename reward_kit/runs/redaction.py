@@ -1,7 +1,7 @@
-"""Redaction of a run's files: of the secrets of this process, and by the task's own hook.
+"""Redaction of secrets in the files of a run, and of texts by a hook of the task.
 
-The hook is a function from text to text, named by `redact:` in the task file. It is applied to every text of every
-record before it is written, so that a resume and a later rescoring use the redacted text too.
+The hook is a function that maps a text to a text, set by `redact:` in the task file. It is applied to all texts of a
+record before the record is written. A resume or a later rescoring therefore also uses the redacted texts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHORTEST_SECRET = 8  # shorter values would hide ordinary words
 
 
 class Redaction:
-    """Removes secrets from what a run writes.
+    """A redaction of everything that a run writes.
 
     Args:
         secrets: texts to hide; those under 8 characters are ignored.
@@ -52,7 +52,7 @@ class Redaction:
         self._hook = hook
 
     def redact_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Apply the hook to the texts of a record, except for keys and the ids that join records."""
+        """Apply the hook to the texts of a record, except for keys and ids that are used to join records."""
         if self._hook is None:
             return record
         return {key: value if key in _JOINS else self._hooked(value) for key, value in record.items()}
@@ -71,7 +71,7 @@ class Redaction:
         return line
 
     def redact_bytes(self, data: bytes) -> bytes:
-        """Hide secrets in a file's content."""
+        """Hide secrets in the content of a file."""
         for secret in (*self._encoded, *self._escaped):
             data = data.replace(secret, HIDDEN.encode())
         return data
@@ -134,7 +134,7 @@ def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
 
 
 def known_secrets(*configurations: Any) -> Iterator[str]:
-    """Yield the secrets of this process: in the environment, in `.env`, and under secret-like keys.
+    """Yield the secrets in the environment, in `.env`, and in configuration values whose keys look secret.
 
     Passwords in URLs (`scheme://user:password@host`) are included as written and decoded, and so are the values of
     variables that a configuration names in `api_key_env`, `headers_env` or `pass_env` or REWARD_KIT_KEY_ORIGINS lists.
@@ -187,12 +187,12 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
 
 
 def load_redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
-    """Return the redaction of a run, from the secrets of this process and the task's hook."""
+    """Create the redaction of a run from the secrets of this process and the hook of the task."""
     return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
 
 
 def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None:
-    """Load the function that a task's `redact` names."""
+    """Load the function set by `redact:` in a task."""
     if location is None:
         return None
     hook = load_object(location, folder)

@@ -1,7 +1,7 @@
-"""Results of a run: for each episode, its latest attempt with the score that counts.
+"""Results of a run: the latest attempt of each episode, with its score.
 
-The files are read twice: first to find the lines that count, then to read only these lines. Memory therefore does not
-grow with the size of episodes and scores.
+The files are read twice, first to find the lines of the latest attempts, and then to read only these lines. Memory use
+therefore does not depend on the size of episodes and scores.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Result(NamedTuple):
         return episode_from_record(self.episode)
 
     def to_result(self) -> EvaluateResult | None:
-        """Return the result of the reward; None if the episode is not scored yet or ended with an error."""
+        """Return the result of the reward, or None if the episode is not scored yet or ended with an error."""
         result = (self.score or {}).get("result")
         return EvaluateResult.model_validate(result) if result is not None else None
 

@@ -66,7 +66,7 @@ def software_versions() -> dict[str, str]:
 
 
 class RunTiming(pydantic.BaseModel):
-    """The times of a run."""
+    """The start time of a run and its duration."""
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
 
@@ -75,12 +75,12 @@ class RunTiming(pydantic.BaseModel):
 
 
 class TrainingHeader(pydantic.BaseModel):
-    """The block `training` of `run.json`.
+    """The `training` block of `run.json`.
 
     Attributes:
         train_path: the train file.
         overrides: the overridden keys.
-        config: the file's content with defaults, without secrets.
+        config: the content of the file with defaults, without secrets.
         updates: the number of finished updates.
         redacts: True if the task has a redaction hook; token ids are then not decoded.
     """
@@ -164,7 +164,7 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def read_folder(cls, run: Path) -> RunHeader:
-        """Read the header of a user's directory, with a hint if it is not a run."""
+        """Read the header of a directory that the user specified, with a hint if it is not a run."""
         if (run / FILE).is_file():
             return cls.read(run)
         folders = {run, run.parent, Path("runs")}
@@ -176,7 +176,7 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def read_resumable(cls, run: Path) -> RunHeader:
-        """Read the header of a run named by `--resume`."""
+        """Read the header of a run passed to `--resume`."""
         if not (run / FILE).is_file():
             raise ConfigError(f"--resume: {run} is not a run; name a directory with {FILE}, or omit it for the latest")
         return cls.read(run)
@@ -192,18 +192,18 @@ class RunHeader(pydantic.BaseModel):
 
     @property
     def pass_threshold(self) -> float:
-        """A score of at least this passes."""
+        """The lowest passing score."""
         value = self.task.get("pass_threshold")
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
             return float(value)
         return 1.0
 
     def status_now(self, is_open: bool) -> str:
-        """Return the status, but "killed" if it is "running" and no process has the run open."""
+        """Return the status, or "killed" if it is "running" but no process has the run open."""
         return "killed" if self.status == "running" and not is_open else self.status
 
     def to_bytes(self) -> bytes:
-        """Return the file's content: ASCII JSON, without keys that do not apply to this kind of run."""
+        """Serialize the header as ASCII JSON, without the keys that do not apply to this kind of run."""
         unset = type(self).model_fields.keys() - self.model_fields_set - _ALWAYS
         document = self.model_dump(mode="json", exclude=unset)
         return json.dumps(document, indent=2, allow_nan=False).encode("ascii") + b"\n"
@@ -225,7 +225,7 @@ def new_run_path(log_dir: Path, task_name: str) -> Path:
 
 
 def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False) -> Path:
-    """Return the newest resumable run in `log_dir`, optionally of one task or train file."""
+    """Return the newest resumable run in `log_dir`, optionally only of a specific task or train file."""
 
     def fits(header: RunHeader) -> bool:
         is_of_task = header.task_path is not None and header.from_python is None
@@ -338,7 +338,7 @@ class RunFolder:
         write_atomically(self.path / "summary.json", self.redaction.redact_line(text))
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
-        """Write an episode's final state to `states/`, then append the episode."""
+        """Write the final state of an episode to `states/`, and then append the episode."""
         stored = None
         if state := episode.custom_data.get("final_state"):
             snapshot = redacted_state(state, self.redaction)
@@ -380,7 +380,7 @@ class RunFolder:
 
 
 def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnapshot:
-    """Return a final state with secrets hidden in text; databases are stored unchanged."""
+    """Return a final state with redacted texts; databases are not changed."""
     snapshot = StateSnapshot(state["kind"], state["payload"])
     if snapshot.kind == "composite":
         parts = decompose(snapshot).items()
@@ -425,7 +425,7 @@ def check_score(record: Mapping[str, Any]) -> None:
 
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `credit.jsonl`, one per step; nothing without credit."""
+    """Yield the records of `credit.jsonl`, one per step, or nothing if no credit was assigned."""
     return (record for _, record in _read_lines(path / "credit.jsonl"))
 
 
@@ -437,9 +437,9 @@ def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
 
 
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """Return the episode of one record of the run at `path`, with its final state.
+    """Return the episode of a record of the run at `path`, with its final state.
 
-    The record contains the digest of the state's file or, in a training run, the state itself.
+    The record contains the digest of the file with the state or, in a training run, the state itself.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
@@ -467,7 +467,7 @@ def _read_lines(
 
 
 def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the complete lines of a file with their byte offsets; nothing if the file is missing."""
+    """Yield the complete lines of a file with their byte offsets, or nothing if the file does not exist."""
     if path.exists():
         with wrap_os_errors("read", path):
             yield from complete_lines(path)
@@ -476,7 +476,7 @@ def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def line_record(
     path: Path, number: int, line: bytes, check: Callable[[Mapping[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """Parse a line of a run's files."""
+    """Parse a line of a file of a run."""
     try:
         record = read_line(line.rstrip())
     except ValueError as error:

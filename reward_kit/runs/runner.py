@@ -1,8 +1,8 @@
 """`Run`: collects, scores and writes the episodes of every sample, rollout and policy.
 
-Collecting and scoring overlap: an episode is submitted to the reward agent when it stops (for a batch reward, when its
-group is complete), and its slot starts the next one. Results depend only on the seeds; concurrency changes only the
-order of the lines.
+Collecting and scoring overlap: an episode is submitted to the reward agent when it stops or, for a batch reward, when
+its group is complete, and the next episode starts. Results depend only on the seeds; concurrency affects only the order
+of the lines.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ logger = logging.getLogger("reward_kit.runs")
 
 
 class RunEngine(Protocol):
-    """The collector of the episodes of a run, and the caller of its reward."""
+    """The interface for collecting the episodes of a run and calling its reward."""
 
     def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
-        """Yield a worker for each policy by label; all share `budget`."""
+        """Yield a worker for each policy, by label; all workers share `budget`."""
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return the scorer of a reward; `deadline_s` limits one call, unless the reward has its own deadline."""
+        """Return the scorer of a reward; `deadline_s` limits each call unless the reward has its own deadline."""
 
 
 class LocalEngine:
@@ -120,20 +120,20 @@ async def run(
     given: Iterable[SingleAgentEpisode] = (),
     further: Callable[[Sequence[EpisodeRow]], Mapping[str, Any]] = lambda _: {},
 ) -> RunOutcome:
-    """Collect and score a run's missing episodes, then write its summary, credit and report.
+    """Collect and score the missing episodes of a run, and write its summary, credit and report.
 
     Args:
         plan: the plan of the run.
         folder: the run's directory; its finished episodes are not run again.
         control: an object that can stop the run.
-        traffic: the provider session for all requests; None without models.
+        traffic: the provider session for all requests, or None if the run calls no models.
         listener: callbacks for every episode.
         watch: a factory of a context manager that is open while episodes are collected and scored.
-        error_limit: the number of errors after which the run stops, or, if below 1, their share of all episodes.
+        error_limit: the number of errors after which the run stops or, if below 1, their share of all episodes.
         only_failed: rerun only the episodes that ended with an error.
         engine: the collector and scorer of episodes; by default in this process.
         given: existing episodes, which are only scored.
-        further: a function from the rows to additional keys of `summary.json`.
+        further: a function that returns additional keys of `summary.json` for the rows.
     """
     control = control or Control()
     tool_errors = ToolErrors()
@@ -200,7 +200,7 @@ async def run(
 
 
 def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[RunCredit | None, RewardKitError | None]:
-    """Assign credit; an error does not fail the run. Settings from the directory cannot execute code."""
+    """Assign credit. An error does not fail the run, and settings from the directory cannot execute code."""
     from reward_kit.runs.credit import assign_credit, reject_stored_code, write_section
 
     try:
@@ -215,7 +215,7 @@ def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[R
 
 
 class Run:
-    """Collects and scores a run's missing episodes."""
+    """Collector and scorer of the missing episodes of a run."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Run:
         self._agent: AsyncRewardAgent | None = None
 
     def longest_episode(self) -> tuple[float, str] | None:
-        """Return the seconds and the id of the running episode that began first; None if no episode runs."""
+        """Return the duration in seconds and the id of the longest running episode, or None if none is running."""
         if not self._running:
             return None
         rollout_id, began = min(self._running.items(), key=lambda item: item[1])
@@ -267,9 +267,9 @@ class Run:
         return max(self._plan.total - len(self.rows), 0) + waiting
 
     def load_stored(self) -> None:
-        """Load finished episodes and their scores from the store. Call it first.
+        """Load the finished episodes and their scores from the directory. Must be called first.
 
-        The cost of an episode counts even if it is unfinished or will be rerun.
+        The cost of an episode is counted even if it is unfinished or will be rerun.
         """
         latest: dict[str, tuple[int, EpisodeRow, str, int]] = {}
         for offset, record in placed_episodes(self._store.path):
@@ -300,7 +300,7 @@ class Run:
     def add_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> None:
         """Store episodes that were collected elsewhere, and queue them for scoring.
 
-        Their cost does not count towards the limits of this run.
+        Their cost does not count toward the limits of this run.
         """
         units = ScoringUnits(self._mode, None)
         for episode in episodes:
@@ -382,7 +382,7 @@ class Run:
                 tasks.start_soon(work)
 
     def _items_to_collect(self) -> Iterator[_Item]:
-        """Yield the missing episodes group by group, so that groups complete early."""
+        """Yield the missing episodes group by group, so that groups are completed early."""
         plan = self._plan
         for sample in plan.samples:
             for label in (named.label for named in plan.policies):
@@ -441,7 +441,7 @@ class Run:
         request: Callable[[], ScoringRequest],
         score: Mapping[str, Any] | None = None,
     ) -> None:
-        """Queue an episode for scoring; an episode with an error is not scored, and its group does not wait for it."""
+        """Queue an episode for scoring. An episode with an error is not scored, and its group does not wait for it."""
         given = request if row.error_class is None else None
         self._settle(units.add(group_id, StoppedEpisode(row.rollout_id, row.attempt, index, given, score)))
 
@@ -468,15 +468,25 @@ class Run:
         record = {"attempt": row.attempt, **record}
         self._store.append_score(record)
         self._add_score(row, record)
+        self._check_judge_price(row)
         self._check_budget()
         events.episode_scored(row, scored.duration_s)
+
+    def _check_judge_price(self, row: EpisodeRow) -> None:
+        """Stop a run with a cost limit after the first call of a judge whose price is unknown."""
+        is_unknown = row.judge_call is not None and row.judge_call.cost is None
+        if is_unknown and self._plan.definition.run_limits.cost is not None:
+            self._control.give_up(
+                "the limit on cost (--max-cost, run_limits.cost) cannot be enforced: the judge's price is unknown; "
+                "give the judge a price file (client: {price_file: prices.yaml}), or remove the limit"
+            )
 
     def _check_budget(self) -> None:
         if limit := self._budget.exhausted():
             self._control.reach_limit(limit)
 
     def _count_error(self, error: str | None) -> None:
-        """Count an error, and stop the run beyond its error limit."""
+        """Count an error, and stop the run if it exceeds its error limit."""
         self._errors += error is not None
         if self._error_limit is not None:
             allowed = self._error_limit * self._plan.total if self._error_limit < 1 else self._error_limit
@@ -486,7 +496,7 @@ class Run:
                 )
 
     def _rejects_stored(self) -> bool:
-        """Return True once a run that only scores has been stopped."""
+        """Return True if a run that only scores has been stopped."""
         return not self._plan.policies and self._control.stop_reason is not None
 
 

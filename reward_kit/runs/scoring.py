@@ -1,4 +1,4 @@
-"""Score existing episodes: transcripts from a file, or the episodes of an earlier run.
+"""Score existing episodes: transcripts in a file, or the episodes of an earlier run.
 
 In a transcript, each assistant message is a step, and the stop reason is `recorded`. The episodes of a run are copied
 byte for byte into a new directory, with their final states; the earlier run is never modified.
@@ -45,8 +45,8 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
     """Read the episodes of a dataset of transcripts, of a run's `episodes.jsonl`, or of a stored training update.
 
     A row of a dataset has `messages`, and may have `id` (rows of one id are rollouts of one sample), `ground_truth` and
-    `policy`; the whole row is passed to the reward function as `sample`. Of a run's episodes, only the latest attempts
-    are read, without those that a run limit cut off.
+    `policy`; the whole row is passed to the reward function as `sample`. Of the episodes of a run, only the
+    latest attempts are read, and episodes cut off by a run limit are skipped.
     """
     rollouts: Counter[str] = Counter()
     lines: dict[tuple[str, int], str] = {}
@@ -92,7 +92,7 @@ def recorded_episode(
     group_id: str | None = None,
     rollout_index: int = 0,
 ) -> SingleAgentEpisode:
-    """Create an episode from a conversation; each assistant message is a step."""
+    """Create an episode from a conversation, in which each assistant message is a step."""
     episode = episode_from_messages(rollout_id, messages)
     facts = EpisodeFacts(
         sample_id=sample_id,
@@ -135,7 +135,7 @@ class ScoreOrigin(NamedTuple):
 
 
 def run_origin(header: RunHeader) -> ScoreOrigin | None:
-    """Return the task of a run; None for a run that scored transcripts."""
+    """Return the task of a run, or None for a run that scored transcripts."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     return ScoreOrigin(header.task, Path(task_path).parent) if task_path is not None else None
 
@@ -148,7 +148,7 @@ def data_origin(data: Path) -> ScoreOrigin:
 
 
 class ScoringSetup(NamedTuple):
-    """A loaded reward, the redaction of the run's files, and notes for the user."""
+    """A loaded reward, the redaction for the files of the run, and notes for the user."""
 
     definition: TaskDefinitionModel
     reward: Reward
@@ -163,7 +163,7 @@ def load_scoring_setup(
     pass_threshold: float | None,
     folder: Path | None = None,
 ) -> ScoringSetup:
-    """Load a reward and the redaction of the run's files."""
+    """Load a reward and the redaction for the files of the run."""
     if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
         raise ConfigError(
             f"this run was redacted by {hook!r}; a function named in run.json is not executed. Pass "
@@ -225,7 +225,7 @@ def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> 
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ConfigError for a reward that would fail on every row; `run` makes the same checks."""
+    """Raise ConfigError if the reward would fail on every row, as `run` does."""
     check_parameters(reward)
     truths, fields = [], {"messages"}
     for fact in facts:
@@ -264,8 +264,10 @@ def open_source_run(run: Path) -> SourceRun:
 def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
     """Copy the episodes of a run, with their final states, into the directory of a new one.
 
-    Lines are unchanged, except that the secrets of this process are hidden. Return the number of episodes with a hidden
-    secret.
+    Lines are copied unchanged, except that the secrets of this process are hidden.
+
+    Returns:
+        The number of episodes with a hidden secret.
     """
     hidden = 0
 

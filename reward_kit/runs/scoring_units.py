@@ -1,4 +1,4 @@
-"""Score the episodes of a run while it runs: alone, or the groups of a batch reward once they are complete."""
+"""Score the episodes of a run while it is running: one by one, or complete groups for a batch reward."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class StoppedEpisode:
         rollout_id: the id of the episode.
         attempt: the attempt number.
         index: the index within the group.
-        request: a function that creates the scoring request; None if the episode ended with an error.
-        score: the line of `scores.jsonl` for this attempt; None if unscored.
+        request: a function that creates the scoring request, or None if the episode ended with an error.
+        score: the line of `scores.jsonl` for this attempt, or None if it is unscored.
     """
 
     rollout_id: str
@@ -44,11 +44,11 @@ class StoppedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ScoringUnit:
-    """Episodes that are scored in one call, in group order; empty if all ended with an error.
+    """Episodes that are scored in one call, in the order of the group; empty if all ended with an error.
 
     Attributes:
         episodes: the episodes without errors.
-        group: the hash of their ids and attempts, on which a batch reward's scores depend; None for a pointwise reward.
+        group: the hash of the ids and attempts on which the scores of a batch reward depend; None for other rewards.
     """
 
     episodes: Sequence[StoppedEpisode]
@@ -69,10 +69,10 @@ class ScoringUnit:
 
 
 class ScoringUnits:
-    """Collects stopped episodes into scoring units.
+    """Collector of stopped episodes, which returns complete scoring units.
 
     Args:
-        mode: the reward's mode.
+        mode: the mode of the reward.
         group_size: the number of episodes per group, including failed ones; None if known only at the end of the run.
     """
 
@@ -119,9 +119,9 @@ def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | 
 
 
 class RunClock:
-    """A clock of the seconds since a run started, possibly in an earlier process. Create it inside the event loop.
+    """A clock of the seconds since the start of a run, possibly in an earlier process; create it in the event loop.
 
-    Within a process it is monotonic, even if the system clock changes.
+    The clock is monotonic within a process, even if the system clock changes.
 
     Args:
         started_at: the time at which the run started.
@@ -133,7 +133,7 @@ class RunClock:
         self._zero_s = self._loop.time() - elapsed.total_seconds()
 
     def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
-        """Return the times of a result: its submission, the start and end of each call, and now as completion."""
+        """Return the times of a result that is complete now: its submission, and the start and end of each call."""
         return {
             "submitted_s": self._since(ticket.submitted_at),
             "attempts": [[self._since(began), self._since(ended)] for began, ended in ticket.spans[index]],
@@ -145,12 +145,12 @@ class RunClock:
 
 
 class UnitScoring:
-    """Submits units to the reward agent and records each result as it arrives.
+    """Submission of scoring units to the reward agent, with each result recorded as it arrives.
 
     Args:
         reward: the reward of the run.
         agent: the open agent of this reward.
-        takers: the task group that takes the results.
+        takers: the task group that receives the results.
         clock: the clock of the run.
         record: a function called with each score and its line of `scores.jsonl`.
         max_concurrency: the concurrency of the run.

@@ -1,7 +1,7 @@
 """Statistics of scores: clustered intervals, unbiased pass@k, bootstrap, paired comparisons and their corrections.
 
-All functions are pure. Unscored values (None) are excluded and counted, never treated as zeros. SciPy would be a large
-dependency for two functions of Student's t, so they are implemented here.
+All functions are pure. Unscored values (None) are excluded and counted, but never treated as zeros. Student's t
+distribution is implemented here, because SciPy would be a large dependency for two functions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _NORMAL = NormalDist()
 class Interval:
     """A mean with its confidence interval.
 
-    Bounds are None with fewer than two samples, and for equal scores outside [0, 1] in `bounded_interval`.
+    The bounds are None if there are fewer than two samples, and in `bounded_interval` also if all scores are equal and
+    outside [0, 1].
 
     Attributes:
         mean: the mean of the scored values.
@@ -73,7 +74,7 @@ class Interval:
 
 
 def safe_mean(values: Sequence[float] | np.ndarray) -> float:
-    """Return the mean, even if the sum overflows."""
+    """Return the mean, without overflow of the sum."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
@@ -148,7 +149,7 @@ def bounded_interval(
         confidence: the probability that the interval covers the true mean.
 
     Raises:
-        ValueError: as `mean_interval`.
+        ValueError: as for `mean_interval`.
     """
     interval = mean_interval(scores, clusters, confidence)
     if interval.standard_error is None:
@@ -358,7 +359,7 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 
 class SampleMean(NamedTuple):
-    """A mean over samples, None without samples; the `left_out` samples have too few attempts."""
+    """A mean over samples, or None without samples; `left_out` counts the samples with too few attempts."""
 
     mean: float | None
     n_samples: int
@@ -366,12 +367,12 @@ class SampleMean(NamedTuple):
 
 
 def mean_pass_at_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """Return the mean of `pass_at_k` over samples, each passed as (scored attempts, passes)."""
+    """Return the mean of `pass_at_k` over samples, each of which is a pair (scored attempts, passes)."""
     return _mean_over_samples(pass_at_k, attempts, k)
 
 
 def mean_pass_hat_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """Return the mean of `pass_hat_k` over samples, each passed as (scored attempts, passes)."""
+    """Return the mean of `pass_hat_k` over samples, each of which is a pair (scored attempts, passes)."""
     return _mean_over_samples(pass_hat_k, attempts, k)
 
 
@@ -443,7 +444,7 @@ def bootstrap_mean(
     confidence: float = 0.95,
     method: Method = "bca",
 ) -> Bounds:
-    """Return the bootstrap interval of a mean, as `bootstrap_bounds` does, but faster, by resampling cluster sums."""
+    """Return the bootstrap interval of a mean; faster than `bootstrap_bounds`, since it resamples cluster sums."""
     value_N = np.asarray(values, dtype=np.float64)
     if not np.isfinite(value_N).all():
         raise ValueError("a value is not finite")
@@ -499,7 +500,7 @@ _MOST_ENUMERATED = 32
 
 
 class SignFlipTest(NamedTuple):
-    """The p-value; `is_exact` is true if all signs were enumerated instead of sampled."""
+    """The p-value of the test; `is_exact` is True if all signs were enumerated instead of sampled."""
 
     p: float
     is_exact: bool
@@ -507,14 +508,14 @@ class SignFlipTest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairedFigures:
-    """Statistics of the samples' differences.
+    """Statistics of the differences of the samples.
 
     Attributes:
         interval: the mean with Student's t interval.
         bootstrap: the BCa interval of the mean; None if all differences are equal.
         permutation: the sign-flip test.
         p_t: the p-value of the paired t-test; None if all differences are equal.
-        cohens_dz: the mean in standard deviations of the differences; None like `p_t`.
+        cohens_dz: the mean in standard deviations of the differences; None if all differences are equal.
         cliffs_delta: the share of better samples minus the share of worse ones.
     """
 
@@ -534,7 +535,7 @@ def paired_figures(
     seed: int = 0,
     resamples: int = 10_000,
 ) -> PairedFigures:
-    """Return all statistics of the samples' differences.
+    """Return all statistics of the differences of the samples.
 
     Args:
         differences: (G,) the difference of each sample.
@@ -667,7 +668,7 @@ def _checked(differences: Sequence[float] | Floats) -> Floats:
 
 
 def _deviation(difference_G: Floats) -> float | None:
-    """Return the standard deviation; None if it is only rounding error, or for fewer than two values."""
+    """Return the standard deviation, or None if it is only rounding error or there are fewer than two values."""
     if len(difference_G) < 2 or np.ptp(difference_G) <= _ALIKE * float(np.abs(difference_G).max()):
         return None
     return float(np.std(difference_G, ddof=1))

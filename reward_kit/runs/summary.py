@@ -1,4 +1,4 @@
-"""The summary of a run: one row per policy, with errors, failures and limits kept apart.
+"""The summary of a run: one row per policy, which distinguishes errors, failures and limits.
 
 An *error* is an episode or reward that raised; the episode has no score. A *failure* is a scored episode below the pass
 threshold. A *limit* is an episode that was cut off; it may still be scored.
@@ -35,7 +35,7 @@ MOST_TAGS = 50
 
 
 class JudgeCall(NamedTuple):
-    """The judge's usage for one score. Episodes that were judged together share a call."""
+    """The usage of a judge for one score. Episodes that were judged together share a call."""
 
     scored_id: str  # of the group, or of the only episode
     usage: str
@@ -74,7 +74,7 @@ class EpisodeRow:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
-        """Return the row of one record of `episodes.jsonl`."""
+        """Create the row of a record of `episodes.jsonl`."""
         failure = record.get("failure") or {}
         return cls(
             rollout_id=record["rollout_id"],
@@ -94,7 +94,7 @@ class EpisodeRow:
 
     @classmethod
     def from_episode(cls, episode: SingleAgentEpisode) -> EpisodeRow:
-        """Return the row of an episode in memory."""
+        """Create the row of an episode in memory."""
         facts = get_facts(episode)
         failure = facts.get("failure") or {}
         return cls(
@@ -114,7 +114,7 @@ class EpisodeRow:
         )
 
     def add_score(self, record: Mapping[str, Any]) -> None:
-        """Add the episode's record of `scores.jsonl`."""
+        """Add the record of the episode in `scores.jsonl`."""
         failure = record.get("failure") or {}
         self.score = record.get("score")
         self.score_error = failure.get("class")
@@ -128,7 +128,7 @@ class EpisodeRow:
 
     @property
     def is_unfinished(self) -> bool:
-        """True if the run's budget cut it off; the episode is rerun on resume."""
+        """True if the budget of the run cut off the episode, which is then rerun on resume."""
         return self.stop_reason == StopReason.RUN_LIMIT
 
     @property
@@ -139,7 +139,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class SliceSummary:
-    """The figures of a policy's episodes whose samples have a tag; `score` is None if none is scored."""
+    """The figures of a policy for the samples with a tag; `score` is None if no episode is scored."""
 
     samples: int
     episodes: int
@@ -152,10 +152,12 @@ class SliceSummary:
 class PolicySummary:
     """The column of a policy in the summary table; figures exclude unscored episodes.
 
-    `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples with `k` scored episodes, the largest number of
-    any sample; `pass_excluded` samples have fewer, because of errors. `judge_cost` is in US dollars, None without a
-    judge or a known price; `cost` does not include it. `metrics` has the mean of each metric over the episodes that
-    have it, None if none has; `n_unscored` counts the others. `tags` has the figures of each tag of the samples.
+    `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples with `k` scored episodes, where `k` is the
+    largest number of any sample; `pass_excluded` is the number of samples with fewer, because of errors.
+
+    `judge_cost` is in US dollars, or None without a judge or a known price; `cost` does not include it. `metrics`
+    has the mean of each metric over the episodes that have it, or None if no episode has it; `n_unscored` counts the
+    other episodes. `tags` has the figures of each tag of the samples.
     """
 
     policy: str
@@ -180,6 +182,7 @@ class PolicySummary:
     imputed: int = 0
     pass_excluded: int = 0
     judge_cost: float | None = None
+    judge_calls: int = 0
     metrics: Mapping[str, Interval | None] = field(default_factory=dict)
     tags: Mapping[str, SliceSummary] = field(default_factory=dict)
 
@@ -200,12 +203,12 @@ def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | Non
 
 
 def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
-    """Count the tool calls that were answered with an error: bad arguments, unknown tools, tools that raised."""
+    """Count the tool calls that were answered with an error, such as invalid arguments or an unknown tool."""
     return sum("error" in tool for info in infos if info for tool in info.get("tools", ()))
 
 
 def metric_scores(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of a stored result without the judge's usage; None for an invalid one."""
+    """Return the metrics of a stored result without the usage of the judge; an invalid metric is None."""
     scores: dict[str, float | None] = {}
     for name, metric in (result.get("metrics") or {}).items():
         if name != METRIC:
@@ -236,7 +239,9 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
     costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # no cost without a known price
-    judge_costs = [cost for call in {row.judge_call for row in rows} if call and (cost := call.cost) is not None]
+    judge_calls = {row.judge_call for row in rows if row.judge_call is not None}
+    judge_costs = [call.cost for call in judge_calls]
+    is_judge_priced = bool(judge_calls) and None not in judge_costs
     first = next((row for row in rows if row.is_error), None)
     return PolicySummary(
         policy=policy,
@@ -259,7 +264,8 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         first_error=first.error_message if first else None,
         first_traceback=first.error_traceback if first else None,
         imputed=sum(row.is_imputed for row in rows),
-        judge_cost=math.fsum(judge_costs) if judge_costs else None,
+        judge_cost=math.fsum(filter(None, judge_costs)) if is_judge_priced else None,
+        judge_calls=len(judge_calls),
         pass_excluded=len(passes) - len(complete),
         metrics=_summarize_metrics(rows),
         tags=_summarize_tags(rows, threshold),
@@ -284,7 +290,7 @@ def summarize_slice(rows: Sequence[EpisodeRow], threshold: float) -> SliceSummar
 
 
 def _summarize_metrics(rows: Sequence[EpisodeRow]) -> dict[str, Interval | None]:
-    """Return the mean of each metric, in the order in which the reward gives them; a missing value is not zero."""
+    """Return the mean of each metric, in the order of the reward; missing values are excluded."""
     samples, means = [row.sample_id for row in rows], {}
     for name in dict.fromkeys(name for row in rows for name in row.metrics):
         values = [row.metrics.get(name) for row in rows]
@@ -307,7 +313,7 @@ class Threshold(NamedTuple):
         return f"lower bound of the {mean}" if self.by_lower_bound else mean
 
     def value(self, summary: PolicySummary) -> float | None:
-        """Return the compared value; None if it is unknown, which fails the gate."""
+        """Return the compared value, or None if it is unknown, in which case the gate fails."""
         interval = summary.score if self.metric is None else summary.metrics.get(self.metric)
         return None if interval is None else interval.low if self.by_lower_bound else interval.mean
 

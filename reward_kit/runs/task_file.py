@@ -1,7 +1,7 @@
-"""Parse a task file: YAML with the line of every key, its overrides, and the validated definition.
+"""Parse a task file, apply overrides, and validate the definition.
 
-`parse_task` is the first of the three steps of a run (parse, resolve, plan). Nothing that a file names is loaded or
-executed here. Each error is one line with file, line, key and value.
+`parse_task` is the first of the three steps before a run (parse, resolve, plan). The code and files to which a task
+refers are not loaded or executed here. Each error is one line with the file, line, key and value.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LocatedYaml:
 
     @classmethod
     def from_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
-        """Return a document without a file or lines, from Python values."""
+        """Create a document without a file and line numbers from Python values."""
         made = object.__new__(cls)
         made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
         try:
@@ -142,7 +142,7 @@ def error_context(located: LocatedYaml, *location: str | int) -> Iterator[None]:
 
 @contextmanager
 def overrides_in_python() -> Iterator[None]:
-    """Make messages in the block name the parameter `overrides` instead of the option -T."""
+    """Make error messages in the block refer to the parameter `overrides` instead of the option -T."""
     token = _IS_PYTHON.set(True)
     try:
         yield
@@ -151,12 +151,12 @@ def overrides_in_python() -> Iterator[None]:
 
 
 def override_source() -> str:
-    """Return the option or parameter of overrides, for messages."""
+    """Return the name of the option or parameter for overrides, for error messages."""
     return "overrides" if _IS_PYTHON.get() else "-T"
 
 
 def format_override(key: str, value: str = "") -> str:
-    """Return an override in the form that a user writes, for messages."""
+    """Format an override as a user writes it, for error messages."""
     if _IS_PYTHON.get():
         return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
     return f"-T {key}={value or '…'}"
@@ -203,7 +203,7 @@ def _index(items: list[Any], key: str, dotted: str) -> int:
 def parse_task(
     located: LocatedYaml, overrides: Mapping[str, Any] | None = None, *, has_rows: bool = False
 ) -> TaskDefinitionModel:
-    """Return the validated definition of a task, without loading or executing what it names."""
+    """Return the validated definition of a task, without loading or executing the code to which it refers."""
     overrides = overrides or {}
     definition = validate_model(located, overrides, TaskDefinitionModel, "a task file")
     if located.is_written:  # only the command line or Python may loosen the sandbox
@@ -246,7 +246,7 @@ def parse_task(
 
 
 def validate_model(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
-    """Validate a file's data with overrides applied."""
+    """Validate the data of a file with overrides applied."""
     if not isinstance(located.data, dict):
         raise ConfigError(f"{located.path}: {what} must be a mapping of keys, got {located.data!r:.60}")
     data = apply_overrides(located.data, overrides)
@@ -265,7 +265,7 @@ def validate_model(located: LocatedYaml, overrides: Mapping[str, Any], model: ty
 
 
 def error_location(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
-    """Return the source of a key: the command line, or a line of the file."""
+    """Return the location of a key for error messages: the command line, or a line of the file."""
     dotted = ".".join(map(str, location))
     is_new = bool(location) and location[0] not in located.data  # set by an override
     is_given = any(f"{dotted}.".startswith(f"{key}.") or (is_new and key.startswith(f"{dotted}.")) for key in overrides)

@@ -1,7 +1,7 @@
-"""Python objects that define a task instead of names in a task file: reward, tools, rows and policies.
+"""Python objects that define a task instead of references in a task file: rewards, tools, rows and policies.
 
-A reward object runs in this process without a sandbox. A run with objects cannot be resumed, since no file describes
-them; their source text is copied into the run if it is available.
+A reward object runs in this process without a sandbox. A run with objects cannot be resumed, since it is not described
+by a file; the source code of the objects is copied into the run if it is available.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def source_text(value: Any) -> str:
 
 
 def _notebook_class_source(kind: type) -> str:
-    """Return the source of a class in a notebook cell, found through its methods."""
+    """Return the source of a class that was defined in a notebook cell, which is found by its methods."""
     codes = (
         getattr(inspect.unwrap(item), "__code__", None) for item in vars(kind).values() if inspect.isfunction(item)
     )
@@ -77,7 +77,7 @@ class TaskObjects:
 
     Attributes:
         reward: the reward function or class.
-        rewards: those of several rewards that are objects, by name.
+        rewards: if the task has several rewards, those that are objects, by name.
         tools: the task's tools.
         rows: its dataset.
         policy: the default policy of runs.
@@ -113,7 +113,7 @@ class TaskObjects:
 
 
 def wrap_reward_object(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpec, str]:
-    """Wrap a reward object for calls in this process, with a note that it is unconfined."""
+    """Wrap a reward object for calls in this process, and return it with a note that it is not sandboxed."""
     spec = load_in_process(reward, definition.reward_options)
     sandbox = definition.sandbox
     asked = next((key for key in sandbox.model_fields_set if getattr(sandbox, key) not in (None, "in_process")), None)
@@ -171,7 +171,7 @@ def resource_reference(kind: Any) -> str:
 
 
 def copy_sources(objects: Mapping[str, Any]) -> dict[str, InputCopy]:
-    """Return copies of the known source texts of these objects."""
+    """Return copies of the source code of these objects, if known."""
     texts = {name: source_text(one) for name, one in objects.items()}
     return {name: InputCopy(".py", text.encode("utf-8", "backslashreplace")) for name, text in texts.items() if text}
 
@@ -183,5 +183,5 @@ def copy_rows(rows: Sequence[Mapping[str, Any]]) -> InputCopy:
 
 
 def placeholder_path(folder: Path | None, name: str) -> Path:
-    """Return a placeholder path for a task without a file, in the directory to which paths are relative."""
+    """Return a placeholder path for a task without a file, in the directory to which its paths are relative."""
     return (folder or Path()) / f"Task {name!r}".replace("/", "-").replace("\0", "")

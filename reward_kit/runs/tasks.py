@@ -1,7 +1,7 @@
-"""Resolve what a task names: its resources, tools, reward, samples and files.
+"""Resolve the references of a task to resources, tools, rewards, samples and files.
 
-`resolve_task` is the second of the three steps of a run (parse, resolve, plan). It reports all errors before anything
-is written. Each error is one line with file, line, key and value.
+`resolve_task` is the second of the three steps before a run (parse, resolve, plan). It reports all errors before
+anything is written. Each error is one line with the file, line, key and value.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _COMPOSITE = "composite"
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """A loaded task, with all objects that its file names.
+    """A loaded task, with all objects to which its file refers.
 
     Attributes:
         definition: the validated file.
@@ -98,11 +98,11 @@ class LoadedTask:
 
 
 def load_task(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> LoadedTask:
-    """Parse a task file and resolve all objects that it names.
+    """Parse a task file, and resolve all its references.
 
     Args:
         path: the YAML file.
-        overrides: keys to override, dotted for nested ones (`limits.wall_time_s`).
+        overrides: the keys to override; nested keys are dotted, such as `limits.wall_time_s`.
         stored: the names of overrides that come from an earlier run's file, including "base_url" if it does. Like the
             task file, they cannot send an API key to an address.
 
@@ -122,7 +122,7 @@ def resolve_task(
     *,
     stored: Collection[str] = (),
 ) -> LoadedTask:
-    """Parse a task document, possibly from another file or Python, and resolve the objects it names."""
+    """Parse a task document, which may come from a different file or Python, and resolve all its references."""
     overrides, objects = overrides or {}, objects or TaskObjects()
     folder = located.path.resolve().parent
     of_user = frozenset({*overrides, "base_url"}) - {*stored} if located.is_written else frozenset({""})
@@ -168,7 +168,7 @@ def resolve_task(
 
 
 def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
-    """Read a task file and its dataset, without importing or executing any code that they name."""
+    """Read a task file and its dataset, without importing or executing the code to which they refer."""
     located = LocatedYaml(path)
     definition = parse_task(located)
     samples = tuple(read_samples(definition, path.resolve().parent))
@@ -198,7 +198,7 @@ def _resolve_reward(
     objects: TaskObjects,
     of_user: Collection[str],
 ) -> tuple[Reward | None, Sequence[str]]:
-    """Return the task's reward and notes on it; errors name the line of the key."""
+    """Load the reward of the task, and return it with notes; errors include the line of the key."""
     if definition.rewards is None:
         return _resolve_one_reward(located, definition, overrides, objects.reward, of_user)
     parts, notes = {}, dict[str, None]()
@@ -220,7 +220,7 @@ def _resolve_one_reward(
     of_user: Collection[str],
     section: tuple[str | int, ...] = (),
 ) -> tuple[Reward | None, Sequence[str]]:
-    """Return a reward and notes on it; `section` is its position in the task file, `live` its object, if any."""
+    """Load a reward, and return it with notes; `section` is its key in the task file, and `live` its object, if any."""
     path, options = definition.reward_function_path or "", definition.reward_options
     prefix = ".".join(map(str, section))
     try:
@@ -285,14 +285,14 @@ def credit_code(credit: CreditModel) -> list[str]:
 
 
 def make_assigner(credit: CreditModel) -> CreditAssigner:
-    """Return the assigner of a `credit:` block."""
+    """Create the assigner of a `credit:` block."""
     from reward_kit.rl_processing import CreditAssigner
 
     return CreditAssigner(credit.estimator, step_rewards=credit.step_rewards, **credit.options())
 
 
 def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
-    """Return the assigner of a `credit:` block; errors name its line."""
+    """Create the assigner of a `credit:` block; errors include the line of the block."""
     try:
         return make_assigner(credit)
     except ConfigError as error:
@@ -303,7 +303,7 @@ def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: 
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:
-    """Load the only `ToolRegistry` of a tools module."""
+    """Load the `ToolRegistry` of a tools module, which must define exactly one."""
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
@@ -319,10 +319,10 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
 
 
 def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, samples: Sequence[Sample]) -> list[str]:
-    """Render the messages of every sample, so that a missing field is found before the run.
+    """Render the messages of all samples to detect missing fields before the run.
 
     Returns:
-        A note for each column in single braces, which are not a template, so that the agent would see them.
+        A note for each column name in single braces, which is not replaced and would be visible to the agent.
     """
     prompt = Prompt(definition)
     problems: list[str] = []
@@ -421,7 +421,7 @@ def complete_resource_config(
 
 
 def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
-    """Raise ConfigError if a tool needs a resource that the task lacks."""
+    """Raise ConfigError if a tool requires a resource that the task does not have."""
     asking = {name: tool for name, tool in (tools.get_tools() if tools else {}).items() if tool.resource_parameters}
     if asking and definition.resource_type is None:
         name = next(iter(asking))
@@ -440,7 +440,7 @@ def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> 
 
 
 def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> None:
-    """Raise ConfigError if a row sets keys other than per-sample data, or names an unknown resource."""
+    """Raise ConfigError if a row sets a key that is not allowed per sample, or refers to an unknown resource."""
     if definition.resource_type is None:
         if unused := next((sample for sample in samples if sample.resource_config), None):
             raise ConfigError(f"{unused.where}: resource_config has no effect: the task has no resource_type")
@@ -461,14 +461,14 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
 
 
 async def check_resource_starts(task: LoadedTask, samples: Sequence[Sample] | None = None) -> bool:
-    """Start the resource once for each set of configuration keys among the samples, to detect errors before the run.
+    """Start the resource once for each set of configuration keys in the samples, to detect errors before the run.
 
     Args:
         task: the task.
         samples: the samples to consider; by default all.
 
     Returns:
-        True if every start offers tools, or the task has no resource.
+        True if the resource has tools after every start, or if the task has no resource.
 
     Raises:
         ConfigError: the resource does not exist, rejects its configuration, or cannot be reset; or a name in `tools` is
@@ -508,7 +508,7 @@ async def check_resource_starts(task: LoadedTask, samples: Sequence[Sample] | No
 
 
 def _reject_missing_tools(task: LoadedTask, missing: Sequence[Mapping[str, str]]) -> None:
-    """Raise ConfigError for a name in `tools` that is missing at every start."""
+    """Raise ConfigError if a name in `tools` is not a tool of any start."""
     for index, name in enumerate(task.definition.tools or ()):
         if all(name in one for one in missing):
             is_in_file = "tools" in task.located.data and not any(key.split(".")[0] == "tools" for key in task.of_user)
@@ -517,7 +517,7 @@ def _reject_missing_tools(task: LoadedTask, missing: Sequence[Mapping[str, str]]
 
 
 def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield every key of a configuration, dotted."""
+    """Yield the dotted names of all keys of a configuration."""
     for key, value in config.items():
         yield f"{prefix}{key}"
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Trust in directories: the code that a task file would run, and the user's consent to it.
+"""Find the code that a task file would run, and record the user's consent.
 
-A task file can run code: it names tools, rewards, policies, resources and commands. A command therefore asks once per
-directory before it loads any of them, as direnv and VS Code do. This module imports and executes none of the code that
-it reads.
+A task file can run code, since it refers to tools, rewards, policies, resources and commands. A command therefore asks
+once per directory before it loads any of them, as direnv and VS Code do. This module does not import or execute the
+code that it reads.
 
 Consent is stored outside the directory, in `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), with the
 SHA-256 of every file that would run. The user is asked again about a new or changed file, unless they answered
@@ -45,9 +45,9 @@ _MODULE_KEYS = ("tools_module_path", "custom_reward_function.path")
 
 @dataclass(frozen=True, slots=True)
 class PlannedCode:
-    """The code that a command would run: files with their SHA-256, and the settings that name them.
+    """The code that a command would run: files with their SHA-256, and the settings that refer to them.
 
-    `typed` settings come from the command line, `stored` ones from a possibly untrusted `run.json`.
+    `typed` settings come from the command line, and `stored` settings from a `run.json`, which may be untrusted.
     """
 
     folder: Path
@@ -87,7 +87,7 @@ def plan_reference_code(references: Sequence[str], folder: Path) -> PlannedCode:
 
 
 class _Search:
-    """Collects the executable settings of documents in reading order, and their files."""
+    """Collector of the executable settings in documents, in reading order, and of their files."""
 
     def __init__(self) -> None:
         self.settings: dict[str, None] = {}
@@ -96,7 +96,7 @@ class _Search:
         self.runs_code = False
 
     def visit_document(self, path: Path, document: Any, overrides: Mapping[str, Any]) -> None:
-        """Visit a task or train file, and the task files that a train file names."""
+        """Visit a task or train file, and the task file to which a train file refers."""
         if path in self.documents or not isinstance(document, Mapping):
             return
         self.documents.add(path)
@@ -135,7 +135,7 @@ class _Search:
                 self.code.setdefault(file.resolve(), user_module_name(file.resolve()))
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
-        """Add the code, if any, that a text names in a form that `load_object` accepts."""
+        """Add the code to which a text refers, if it has a form that `load_object` accepts."""
         if "\0" in text or len(text) > _LONGEST_REFERENCE:
             return
         locations = [text.rpartition(":")[0], "" if ":" in text else text.rpartition(".")[0]]
@@ -183,7 +183,7 @@ def _words(command: str) -> list[str]:
 
 
 def _find_module(location: str, folder: Path) -> tuple[str, Path] | None:
-    """Return the module of a dotted name and its file, without importing it."""
+    """Return the module in a dotted name and its file, without importing the module."""
     parts = location.split(".")
     if "/" in location or not all(parts):
         return None
@@ -224,7 +224,7 @@ def trust(code: PlannedCode, *, always: bool = False) -> None:
 
 
 def record_folder() -> Path:
-    """Return the directory of the records; removing a file revokes its consent."""
+    """Return the directory of the consent records; removing a file revokes the consent."""
     state = os.environ.get("XDG_STATE_HOME") or ""
     base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
     return base / "reward-kit" / "trust"

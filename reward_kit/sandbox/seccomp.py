@@ -170,7 +170,7 @@ def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> byt
     """
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
-        raise linux.SetupError("build the system call filter", f"there is no table of system calls for {machine}")
+        raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
     allow, deny = answer(ALLOW), answer(errno_action(errno.EPERM))
     rules = {known[name]: code for name, code in _by_argument(allow, deny).items() if name in known}
     names = [*_ALLOWED.split(), *(_FOR_SUBPROCESSES.split() if may_start_processes else ())]
@@ -188,7 +188,7 @@ def build_for_zygote(machine: str) -> bytes:
     """Return the filter of a process without namespaces that starts sandboxed processes and needs no network."""
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
-        raise linux.SetupError("build the system call filter", f"there is no table of system calls for {machine}")
+        raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
     deny = answer(errno_action(errno.EPERM))
     return assemble(arch, {known[name]: deny for name in _NOT_FOR_ZYGOTES.split()}, answer(ALLOW))
 

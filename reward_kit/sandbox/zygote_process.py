@@ -135,7 +135,7 @@ class ZygoteProcess:
 
     @property
     def prepared_pid(self) -> int:
-        """The pid of the prepared child; 0 if there is none."""
+        """The pid of the prepared child; 0 if not prepared."""
         return self._prepared.pid if self._prepared is not None else 0
 
     @property

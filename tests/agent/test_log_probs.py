@@ -24,7 +24,7 @@ SAID: dict[str, list[dict[str, Any] | None]] = {
     "no log-probabilities": [{"prompt_ids": [1], "token_ids": [2]}, None],
     "only what an endpoint reports": [{"usage": USAGE, "finish_reason": "length"}, {"usage": USAGE}],
     "a part of the tokens": [{"token_ids": [3], "logprobs": [-0.5]}, {"prompt_ids": [1, 2]}],
-    "a context written anew": [WHOLE, {**WHOLE, "prompt_ids": [9], "segment_reason": "reasoning stripped"}],
+    "a rewritten context": [WHOLE, {**WHOLE, "prompt_ids": [9], "segment_reason": "reasoning stripped"}],
 }
 
 

@@ -330,7 +330,7 @@ class TestInteraction:
         shown.page.hover('[data-place="0 2"]')
         assert shown.page.locator(".peer").count() == 1, "all four stand in one frame"
         shown.page.hover('[data-place="3 1"]')
-        assert shown.page.locator(".peer").count() == 0, "nobody else was in the attic"
+        assert shown.page.locator(".peer").count() == 0, "no other episode visited the attic"
         assert "nothing to compare" in shown.page.inner_text(".tree-panel")
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -153,7 +153,7 @@ def test_untrusted_texts_execute_nothing_and_keep_the_layout(window: Opened, tmp
     for fold in opened.page.locator("#view details:not([open]) > summary").all():
         if fold.is_visible():
             fold.click()
-    assert opened.page.title() == "other · reward-kit", "no script of a stranger ran"
+    assert opened.page.title() == "other · reward-kit", "no untrusted script ran"
     assert opened.page.locator("#view img, #view script, #view iframe").count() == 0
     assert opened.sticking_out() == []
     assert opened.page.evaluate("document.getElementById('view').textContent.length") < 1_000_000

@@ -11,6 +11,7 @@ import pytest
 from reward_kit.report.run_page import write_report
 from tests.browser.conftest import Opened
 from tests.browser.test_credit_picture import SCORES, WALKS, stored
+from tests.browser.walks import compared_walks, write_walks
 from tests.browser.window import PHONE, Window
 
 pytestmark = pytest.mark.campaign
@@ -104,12 +105,41 @@ def test_traceback_of_an_error_is_readable(window: Opened, tmp_path: Path) -> No
     traceback = (
         'Traceback (most recent call last):\n  File "tools.py", line 3, in pay\n    1 / 0 <b>\nZeroDivisionError'
     )
-    failure = {"class": "crash", "where": "EnvironmentFailure", "message": "tool pay: boom", "traceback": traceback}
+    failure = {"class": "crash", "where": "EnvironmentFailure", "message": "tool 'pay': boom", "traceback": traceback}
     rewrite(run, {"failure": failure, "stop_reason": "error"})
     shown = opened(window, run)
     element = shown.page.locator(".failure")
-    assert element.inner_text().split("\n")[:2] == ["crash in EnvironmentFailure", "tool pay: boom"]
+    assert element.inner_text().split("\n")[:2] == ["error in tool pay", "tool 'pay': boom"]
     assert traceback in element.inner_text() and element.locator("b").count() == 0
+
+
+def test_judge_usage_is_not_a_metric(window: Opened, tmp_path: Path) -> None:
+    run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
+    usage = "calls=1 cached=0 prompt_tokens=231 completion_tokens=12 cost_usd=0.000042"
+    lines = [json.loads(line) for line in (run / "scores.jsonl").read_text().splitlines()]
+    for line in lines:
+        metrics = {"tone": {"score": 0.5, "reason": "curt"}, "judge_usage": {"score": 0.0, "reason": usage}}
+        line["result"] = (line["result"] or {}) | {"metrics": metrics}
+    (run / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report(run)
+    shown = opened(window, run).page
+    assert shown.locator(".metrics dt").all_inner_texts() == ["tone"]
+    assert "judge: 1 call, 243 tokens, $0.000042" in shown.locator(".episode-result").inner_text().split("\n")
+    assert shown.locator("nav a[href='#metrics']").count() == 1
+
+
+def test_failed_tool_call_is_marked_in_the_episode_and_side_by_side(window: Opened, tmp_path: Path) -> None:
+    walks = [*compared_walks(1)]
+    for episode, _ in walks[:1]:
+        episode["steps"][2]["info"] = {"tools": [{"name": "go", "error": "blocked", "is_valid": False}]}
+    run = write_report(write_walks(tmp_path, walks, is_credited=False))
+    name = walks[0][0]["rollout_id"]
+    for view in (f"#/episode/{name}", "#/sample/s00000"):
+        page = window().open(run, view).page
+        page.locator(".result").first.wait_for()
+        failed = page.locator(".result.failed")
+        assert failed.count() == 1 and "tool error" in failed.inner_text()
+        assert walks[0][0]["messages"][5]["content"] in failed.inner_text(), "the result of the second call"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -213,3 +213,30 @@ def measure(opened: Window, *, is_served: bool) -> None:
     )
     print("\n20,000 episodes: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in measured.items()))
     assert opened.page.get_by_role("grid").get_attribute("aria-rowcount") == "11"
+
+
+@pytest.mark.parametrize("way", ["key", "cell", "row"])
+def test_escape_returns_the_focus_to_the_cell(window: Opened, page: Path, way: str) -> None:
+    opened = window().open(page)
+    rendered = opened.page.locator(".matrix-space > [role=row]", has_text="s00033")
+    opened.page.locator(".matrix-space a[tabindex='0']").focus()
+    for _ in range(33):
+        opened.page.keyboard.press("ArrowDown")
+    rendered.wait_for()
+    if way == "key":
+        opened.page.keyboard.press("Enter")
+    elif way == "cell":
+        rendered.get_by_role("link").nth(1).click()
+    else:
+        rendered.locator(".cell-plain").click()
+    opened.page.get_by_role("heading", name="s00033").wait_for()
+    before = opened.page.evaluate("() => document.activeElement.tagName")
+    assert before == "H2"
+    opened.page.keyboard.press("Escape")
+    opened.page.locator("#main").wait_for(state="visible")
+    opened.page.wait_for_timeout(100)  # the grid is rendered again after a resize
+    focused = "() => [document.activeElement.dataset.row, document.activeElement.dataset.column]"
+    assert opened.page.evaluate(focused) == ["33", "1" if way == "cell" else "0"]
+    box, grid = rendered.bounding_box(), opened.page.locator("[data-matrix]").bounding_box()
+    assert box is not None and grid is not None
+    assert grid["y"] <= box["y"] <= grid["y"] + grid["height"] - box["height"], "the row is in sight"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from reward_kit.report.run_page import write_report
 from tests.browser.conftest import Opened
-from tests.browser.walks import GROUP, walks_page
+from tests.browser.walks import GROUP, compared_walks, walks_page, write_walks
 from tests.browser.window import PHONE, Window
 
 SCORE = 3  # its column in the table of episodes
@@ -179,3 +181,54 @@ def test_report_is_legible_on_a_phone_in_both_color_schemes(
     assert opened.pale() == []
     ground = opened.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 300) == (scheme == "dark")
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with long names, tags, costs, errors and long reasons."""
+    long = [
+        (episode | {"sample": {"tags": ["channel:mail", "customer:returning", "difficulty:hard"]}}, score)
+        for episode, score in compared_walks(9, policies=("a-policy-with-a-long-name-1", "a-policy-with-a-long-name-2"))
+    ]
+    for number, (episode, score) in enumerate(long):
+        episode["rollout_id"] = score["rollout_id"] = f"breakfast-order-for-the-first-customer-{number:010}"
+        episode["sample_id"] = f"breakfast-order-for-the-first-customer-{number // 2}"
+        episode["usage"] = {"prompt_tokens": 123_456, "completion_tokens": 12, "cost": 0.0000123}
+        score["result"] = score["result"] | {"reason": "refunded ['A-1002'], wanted [] " * 10}
+    labels = [{"rollout_id": long[0][0]["rollout_id"], "label": "pass", "note": "a note that is long " * 5}]
+    run = write_walks(tmp_path_factory.mktemp("tagged"), long, is_credited=False)
+    (run / "labels.jsonl").write_text("".join(json.dumps(label) + "\n" for label in labels))
+    return write_report(run)
+
+
+def test_list_shows_all_columns_in_rows_of_two_lines(window: Opened, tagged: Path) -> None:
+    opened = window().open(tagged)
+    table = opened.page.locator("[data-table=episodes] table")
+    width = opened.page.locator("[data-table=episodes] .scroll:has(table)").evaluate("(one) => one.clientWidth")
+    assert table.evaluate("(one) => one.scrollWidth") <= width, "no column is out of sight"
+    rows = table.locator("tbody tr")
+    assert max(rows.nth(at).bounding_box()["height"] for at in range(rows.count())) < 60  # type: ignore[index]
+    tags = table.locator(".below", has_text="channel:mail").first
+    assert tags.get_attribute("title") == "channel:mail · customer:returning · difficulty:hard"
+    assert table.locator("td[data-of=outcome]", has_text="error").inner_text().split() == ["error", "timeout"]
+    ends = table.locator(".ends > :last-child").all_inner_texts()
+    assert ends[0] == "000000" and "name-2" in ends
+
+
+def test_list_has_cards_with_the_score_first_on_a_phone(window: Opened, tagged: Path) -> None:
+    opened = window(PHONE).open(tagged)
+    row = opened.page.locator("[data-table=episodes] tbody tr").first
+    tops = {
+        key: row.locator(f"td[data-of={key}]").bounding_box()["y"]  # type: ignore[index]
+        for key in ("rollout", "score", "sample", "reason", "steps")
+    }
+    assert sorted(tops, key=tops.__getitem__) == ["rollout", "score", "sample", "reason", "steps"]
+    assert opened.sticking_out() == []
+
+
+def test_number_of_matches_is_next_to_the_search(window: Opened, small: Path) -> None:
+    opened = window().open(small)
+    matches = opened.page.locator("[data-table=episodes] [data-matches]")
+    assert matches.inner_text() == ""
+    opened.page.locator("[data-table=episodes]").get_by_label("search").fill("r0000")
+    opened.page.get_by_text("10 of 200 match").wait_for()

@@ -29,7 +29,7 @@ calls = []
 
 @registry.tool
 async def wait() -> str:
-    "Wait, from the sixth time on until somebody has looked."
+    "From the sixth call on, wait until the test creates the file `looked`."
     calls.append(1)
     while len(calls) > 5 and not Path(__file__).with_name("looked").exists():
         await asyncio.sleep(0.02)

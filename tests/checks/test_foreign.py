@@ -208,7 +208,7 @@ def of_node(number: int, **values: Any) -> Callable[[dict[str, Any]], None]:
 
 
 NODE_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "a message nobody sampled is learnt": (of_node(1, sampled=False), "mask-on-prompt"),
+    "an unsampled message is trained on": (of_node(1, sampled=False), "mask-on-prompt"),
     "the mask is too long": (of_node(1, mask=[True] * 3 + [False]), "length-mismatch"),
     "logprobs off the actions": (of_node(1, logprobs=[-1.0] * 4), "length-mismatch"),
     "advantages of another node": (of_node(1, advantages=[0.5]), "length-mismatch"),

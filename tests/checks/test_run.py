@@ -195,7 +195,7 @@ def test_credit_of_a_missing_episode_is_reported(recorded: Path, tmp_path: Path)
         in done.stdout
     )
     assert done.stdout.splitlines()[-1].endswith(": 1 error, 0 warnings in 3 episodes")
-    # With a line that cannot be read nobody knows whose it is.
+    # The episode of an unreadable line is unknown.
     with (copy / "episodes.jsonl").open("a", encoding="utf-8") as episodes:
         episodes.write("{}\n")
     assert "credit-steps" not in invoke("check", str(copy)).stdout

@@ -65,7 +65,7 @@ def test_table_shows_intervals_and_the_worst_disagreements(folder: Path) -> None
     assert done.exit_code == 0, done.stderr
     for text in ("kappa quadratic", "kendall tau b", "length gap", "95% interval", "6 of 6 rows scored"):
         assert text in done.stdout
-    worst = done.stdout.partition("The worst disagreements")[2]
+    worst = done.stdout.partition("Largest disagreements")[2]
     assert worst.index("(q5): label 1, score 1.00") < worst.index("(q4): label 5, score 0.10")
     assert "reason: counted" in worst
     assert not (folder / "runs").exists()  # it leaves nothing
@@ -96,7 +96,7 @@ def test_reward_options_are_passed(folder: Path) -> None:
 BAD = {
     "no such file": (["nowhere.csv"], "does not exist"),
     "no such column": (["labels.csv", "--label-column", "stars"], "labels.csv:2: missing column 'stars'"),
-    "no numbers": (["labels.csv", "--levels", "a,b"], "write numbers separated by commas"),
+    "no numbers": (["labels.csv", "--levels", "a,b"], "must be numbers separated by commas"),
     "a label beside the levels": (["labels.csv", "--levels", "1,2,3"], "the label 4 is not among the levels"),
     "no such reward": (["labels.csv", "--reward", "own.py:lenght"], "lenght"),
 }
@@ -175,7 +175,7 @@ def right(messages: list[Message], ground_truth: str) -> EvaluateResult:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--reward", "truthful.py:right"), "needs ground_truth, which no row has"),
+        (("--reward", "truthful.py:right"), "needs ground_truth, but no row has one"),
         (("--reward", "own.py:length", "--threshold", "5"), "5.0 is not in the range 0<=x<=1"),
         (("--reward", "own.py:length", "--pairs", "judge"), "--pairs judge compares two answers"),
     ],

@@ -80,14 +80,14 @@ def test_json_report_is_complete(folder: Path) -> None:
     ("arguments", "said"),
     [
         (("own.py:nobody",), "has no 'nobody'"),
-        (("own.py",), "own.py: name the object to check: own.py:right, own.py:contains"),
-        (("own.py:right", "--ground-truth", "Paris"), "is not JSON"),
+        (("own.py",), "own.py: specify the object to check: own.py:right, own.py:contains"),
+        (("own.py:right", "--ground-truth", "Paris"), "is not valid JSON"),
         (("own.py:right", "--gold", "Paris"), "--ground-truth"),
         (("own.py:right", "--data", "none.jsonl"), "none.jsonl does not exist"),
-        (("own.py:right", "--steps", "3"), "--steps is for a resource and has no effect on a reward"),
-        (("own.py:World", "--gold", "x"), "--gold is for a reward and has no effect on a resource"),
-        (("own.py:right", "--limit", "3"), "--limit is for a task file and has no effect on a reward"),
-        (("task.yaml", "--data", "x.jsonl"), "--data is for a reward and has no effect on a task file"),
+        (("own.py:right", "--steps", "3"), "--steps applies to a resource, but the target is a reward"),
+        (("own.py:World", "--gold", "x"), "--gold applies to a reward, but the target is a resource"),
+        (("own.py:right", "--limit", "3"), "--limit applies to a task file, but the target is a reward"),
+        (("task.yaml", "--data", "x.jsonl"), "--data applies to a reward, but the target is a task file"),
     ],
 )
 def test_invalid_usage_exits_with_two(folder: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -229,7 +229,7 @@ class TestInvalidRuns:
                 ["--fail-on-regression", "runs/done"],
                 "'runs/done' is not a number; put --fail-on-regression after the runs",
             ),
-            (["runs/done", "runs/no", "--lower-bound"], "--lower-bound needs --fail-under"),
+            (["runs/done", "runs/no", "--lower-bound"], "--lower-bound requires --fail-under"),
         ],
         ids=["typo", "margin", "bound"],
     )

@@ -56,7 +56,7 @@ def test_credit_covers_every_step_and_shows_the_extremes(tmp_path: Path) -> None
     assert done.stdout.startswith(
         "Credit by gigpo (omega 0.5, gamma 0.95): 5 steps of 3 episodes, 50.0% of the scored ones share"
     )
-    assert "3, 1 of them unscored and without credit" in done.stdout
+    assert "3, 1 unscored and without credit" in done.stdout
     best = next(line for line in done.stdout.splitlines() if "a.0" in line)
     assert best.split() == ["+0.707", "+0.707", "+0.707", "+0.950", "1", "a", "0", "s0", "a.0"]
     assert "Written to" in done.stderr
@@ -182,7 +182,7 @@ def test_run_without_differences_prints_no_table(tmp_path: Path) -> None:
     episodes = [episode("a", ["s0"]), episode("b", ["s0"], index=1)]
     run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 1.0)])
     done = call(str(run))
-    assert "No step was better or worse than its peers." in done.stdout and "Best steps" not in done.stdout
+    assert "No step is better or worse than comparable steps." in done.stdout and "Best steps" not in done.stdout
     assert "warning: " in done.stderr
 
 
@@ -200,7 +200,7 @@ def test_credit_reports_groups_without_peers(tmp_path: Path) -> None:
         tmp_path, [episode("a", ["s0"]), episode("b", ["s0"], group="h")], [score("a", 1.0), score("b", 0.0)]
     )
     done = call(str(run))
-    assert "2, 2 of them with fewer than two scored episodes" in done.stdout
+    assert "2, 2 with fewer than two scored episodes" in done.stdout
     assert "warning: every group has only one scored trajectory" in done.stderr
 
 

@@ -71,7 +71,8 @@ def test_missing_sandbox_mechanism_is_named_with_its_reason():
 def test_exit_code_is_one_without_a_sandbox():
     done = doctor_without("unshare,landlock")
     assert done.returncode == 1, done.stderr
-    assert "Model-written code is refused here: this machine cannot confine code (namespaces: " in done.stdout
+    assert "Model-written code cannot be run on this machine: " in done.stdout
+    assert "this machine cannot confine code (namespaces: " in done.stdout
     found = json.loads(doctor_without("unshare,landlock", "--json").stdout)
     assert found["sandbox"]["strength"] is None
     assert "Landlock" in found["sandbox"]["strengths"]["landlock"]["reason"]
@@ -139,7 +140,7 @@ class TestEndpoints:
     def test_report_without_an_endpoint_explains_how_to_configure_one(self):
         assert self.told()[1] == []
         shown = CliRunner().invoke(command, standalone_mode=False).stdout
-        assert "none configured: set OPENAI_API_KEY" in shown and "--base-url URL" in shown
+        assert "none configured; set OPENAI_API_KEY" in shown and "--base-url URL" in shown
 
     def test_answering_endpoint_is_timed_and_its_models_counted(self, monkeypatch):
         with Endpoint() as endpoint:
@@ -149,7 +150,7 @@ class TestEndpoints:
             shown = CliRunner().invoke(command, standalone_mode=False).stdout
         assert (one["base_url"], one["outcome"], one["models"]) == (endpoint.url, "ok", 1)
         assert one["seconds"] > 0
-        assert re.search(rf"{endpoint.url}  after \d+ ms: answers, 1 model\n", shown) and "SECRET" not in shown
+        assert re.search(rf"{endpoint.url}  after \d+ ms: available, 1 model\n", shown) and "SECRET" not in shown
         assert set(endpoint.keys) == {"Bearer SECRET"}
 
     def test_key_is_sent_only_to_its_own_endpoint(self, monkeypatch):
@@ -159,7 +160,7 @@ class TestEndpoints:
             again = f"{own.url}/"
             code, told = self.told("--base-url", other.url, "--base-url", locked.url, "--base-url", again)
         assert [one["outcome"] for one in told] == ["ok", "ok", "unauthorized"]
-        assert "requires a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["message"]
+        assert "requires a key, but none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["message"]
         assert f'export {ORIGINS_VARIABLE}="OPENAI_API_KEY={locked.url.removesuffix("/v1")}"' in told[2]["message"]
         assert (own.keys, other.keys, locked.keys) == (["Bearer SECRET"], [None], [None])
         assert code == 1
@@ -187,14 +188,14 @@ class TestEndpoints:
     @pytest.mark.parametrize(
         ("status", "body", "outcome", "words"),
         [
-            (401, "", "unauthorized", "unauthorized (HTTP 401): it does not accept the key of OPENAI_API_KEY"),
+            (401, "", "unauthorized", "unauthorized (HTTP 401): the endpoint rejects the key in OPENAI_API_KEY"),
             (403, "", "unauthorized", "unauthorized (HTTP 403)"),
-            (404, "", "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"),
+            (404, "", "not_found", "not found (HTTP 404): /models does not exist; does the URL end in /v1?"),
             (503, "", "failing", "server error: HTTP 503"),
-            (200, "<html>", "foreign", "does not answer like OpenAI's API"),
-            (200, "[]", "foreign", "does not answer like OpenAI's API"),
-            (200, "[" * 200_000, "foreign", "does not answer like OpenAI's API"),
-            (200, '{"data": []}', "ok", "answers, 0 models"),
+            (200, "<html>", "foreign", "the answer is not that of an OpenAI-compatible API"),
+            (200, "[]", "foreign", "the answer is not that of an OpenAI-compatible API"),
+            (200, "[" * 200_000, "foreign", "the answer is not that of an OpenAI-compatible API"),
+            (200, '{"data": []}', "ok", "available, 0 models"),
         ],
     )
     def test_endpoint_fault_has_an_outcome(self, monkeypatch, status, body, outcome, words):

@@ -39,7 +39,7 @@ from reward_kit import AgentPolicy, EvaluateResult, ForkableResource, PolicyOutp
 from reward_kit.environments.base import tool_spec
 
 async def leak():
-    "Await something that somebody else cancelled."
+    "Await something that another task cancelled."
     foreign = asyncio.get_running_loop().create_future()
     foreign.cancel()
     await foreign
@@ -376,7 +376,7 @@ class TestResume:
     def test_folder_without_a_run_is_named(self, project: Project, monkeypatch: Any) -> None:
         monkeypatch.chdir(project.folder)
         assert "nosuch is not a run" in refused("run", "--resume", "nosuch")
-        assert "no run in runs" in refused("run", "--resume")
+        assert "no runs in runs" in refused("run", "--resume")
 
 
 def options_of(verb: str) -> list[click.Option]:

@@ -227,7 +227,7 @@ async def test_rejected_key_stops_the_run_and_resume_completes_it(
         arguments = ["run", "task.yaml", "--model", "openai/m", "--base-url", server.base_url]
         stopped = await asyncio.to_thread(project.call, *arguments, OPENAI_API_KEY="sk-0123456789")
         assert stopped.returncode == 3 and f"{said}): 0 of 6 episodes are complete" in stopped.stderr, stopped.stderr
-        assert "add --base-url URL to change the URL" in stopped.stderr
+        assert "add --base-url URL; to change the model, start a new run" in stopped.stderr
         script.append(answer("done"))
         resumed = await asyncio.to_thread(project.call, "run", "--resume", OPENAI_API_KEY="sk-0123456789")
     assert resumed.returncode == 0, resumed.stderr
@@ -258,7 +258,7 @@ def test_secret_shown_by_a_tool_or_error_is_in_no_file_of_the_run(project: Proje
     project.write_task(policy={"type": "scripted", "actions": [*calls, {"type": "text", "content": "done"}]})
     secret = "sk-0123456789abcdef"
     done = project.call("run", "task.yaml", "--limit", "1", SHOP_API_KEY=secret)
-    assert done.returncode == 3 and "Every episode ended with an error" in done.stderr
+    assert done.returncode == 3 and "All episodes ended with an error" in done.stderr
     files = {file.name: file.read_bytes() for file in project.run_path().rglob("*") if file.is_file()}
     assert not [name for name, data in files.items() if secret.encode() in data]
     assert files["episodes.jsonl"].count(b"the key is (hidden)") and b"refused (hidden)" in files["run.log"]

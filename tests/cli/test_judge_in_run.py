@@ -92,6 +92,23 @@ async def test_judge_cost_is_in_the_totals_and_counts_towards_max_cost(tmp_path:
     assert f"${paid:.4f}" in done.stdout
 
 
+async def test_cost_limit_stops_a_run_whose_judge_has_no_price(tmp_path: Path) -> None:
+    criteria = {"rubric": {"manners": {"description": "It is polite.", "weight": 2}}}
+    policy = {"type": "scripted", "actions": [{"type": "text", "content": "done"}]}
+    project = Project(
+        tmp_path, rows=4, reward_function_path="judge.py:judge", evaluation_criteria=criteria, policy=policy
+    )
+    options = {"REWARD_KIT_RUN_SANDBOX": "in_process"}
+    async with ChatServer(fair(grades(4))) as server:
+        (tmp_path / "judge.py").write_text(REWARD.format(url=server.base_url))
+        limits = ["--max-cost", "1.5", "--max-concurrency", "1"]
+        stopped = await asyncio.to_thread(project.call, "run", "task.yaml", *limits, **options)
+        free = await asyncio.to_thread(project.call, "run", "task.yaml", **options)
+    assert stopped.returncode == 3 and "the judge's price is unknown" in stopped.stderr
+    assert free.returncode == 0, free.stderr
+    assert "judge cost" in free.stdout and "unknown" in free.stdout.partition("judge cost")[2].splitlines()[0]
+
+
 async def test_cached_run_calls_neither_model_nor_judge_and_reports_its_hits(tmp_path: Path) -> None:
     project = Project(tmp_path, reward_function_path="judge.py:judge", num_rollouts_per_sample=2)
 

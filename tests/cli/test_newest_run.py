@@ -64,7 +64,7 @@ def test_view_may_take_a_training_run(project: Project) -> None:
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_missing_runs_are_reported(project: Project, verb: str) -> None:
     done = project.call(*COMMANDS[verb], "--log-dir", "elsewhere")
-    assert done.returncode == 2 and "no run in elsewhere; start one with `reward-kit run`" in done.stderr, done.stderr
+    assert done.returncode == 2 and "no runs in elsewhere; start one with `reward-kit run`" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
@@ -90,6 +90,6 @@ def test_compare_takes_the_two_newest_runs_of_a_task(project: Project) -> None:
 def test_compare_reports_a_missing_run(project: Project) -> None:
     stored(project.folder / "runs", "alone", 9, task_name="alone")
     done = project.call("compare")
-    assert done.returncode == 2 and "one run of task 'alone', runs/alone; name the runs to compare" in done.stderr
+    assert done.returncode == 2 and "one run of task 'alone', runs/alone; specify the runs to compare" in done.stderr
     none = project.call("compare", "--log-dir", "elsewhere")
-    assert none.returncode == 2 and "no run in elsewhere" in none.stderr
+    assert none.returncode == 2 and "no runs in elsewhere" in none.stderr

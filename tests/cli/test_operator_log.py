@@ -59,7 +59,7 @@ class TestLogSpecification:
         [
             ("inf", "unknown level 'inf'; known: debug, info, warning, error, off; did you mean 'info'?"),
             ("info:provider=debug", "unknown part of the package 'provider'; did you mean 'providers'?"),
-            ("info:runs", "'runs' is not part=level"),
+            ("info:runs", "'runs' must be PART=LEVEL"),
             ("info:runs=loud", "unknown level 'loud'"),
             ("", "unknown level ''"),
         ],

@@ -184,7 +184,7 @@ def test_score_rejects_invalid_runs_and_rewards(project: Project, run: str, rewa
     (path,) = project.runs()
     done = project.call("score", run.replace("RUN", str(path)), "--reward", reward, "--log-dir", "new")
     if told is None:
-        assert done.returncode == 3 and "Every episode ended with an error" in done.stderr, "there is no state to read"
+        assert done.returncode == 3 and "All episodes ended with an error" in done.stderr, "there is no state to read"
     else:
         assert done.returncode == 2 and told in done.stderr, done.stderr
         assert not (project.folder / "new").exists()
@@ -223,6 +223,6 @@ def test_texts_are_scored_as_stored(project: Project) -> None:
     asked = ["score", str(run), "--reward", "other.py:lenient", "-o", "again", "-T", "redact=privacy.py:blot"]
     done = project.call(*asked, OPENAI_API_KEY="sk-a-long-secret-0123")
     assert done.returncode == 0, done.stderr
-    assert "privacy.py:blot when they were stored; they are scored as stored" in done.stderr
+    assert "privacy.py:blot when they were stored, and are scored as stored" in done.stderr
     assert "secrets in 2 of 6 episodes are replaced" in done.stderr
     assert "sk-a-long" not in (project.folder / "again/episodes.jsonl").read_text()

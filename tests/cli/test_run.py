@@ -111,7 +111,7 @@ BAD_INPUT = {
         ["name of the class", "clerk.py:Agent"],
     ),
     "an unknown key of a policy": ({"policy": {"type": "scripted", "action": []}}, [], ["policy.action", "actions"]),
-    "a provider nobody knows": ({}, ["--model", "opnai/x"], ["opnai/x", "openai"]),
+    "an unknown provider": ({}, ["--model", "opnai/x"], ["opnai/x", "openai"]),
     "a tool module that is not there": ({"tools_module_path": "tool.py"}, [], ["no such file", "tool.py"]),
     "a sample that is not there": ({}, ["--sample-id", "q9"], ["q9"]),
     "an override that is no key": ({}, ["-T", "max_stps=3"], ["max_stps"]),
@@ -194,7 +194,7 @@ def test_run_with_only_failed_episodes_exits_with_3(project: Project) -> None:
     project.write_task(reward_function_path="reward.py:broken")
     done = project.call("run", "task.yaml")
     assert done.returncode == 3
-    assert "Every episode ended with an error." in done.stderr
+    assert "All episodes ended with an error." in done.stderr
 
 
 def test_user_exception_shows_its_frame_first_and_logs_the_traceback(project: Project) -> None:

@@ -106,7 +106,7 @@ def test_damaged_run_hides_no_other_run(shelf: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"), [([], "choose what to remove"), (["--older-than", "soon"], "--older-than 'soon'")]
+    ("rule", "said"), [([], "specify the runs to remove"), (["--older-than", "soon"], "--older-than 'soon'")]
 )
 def test_prune_without_a_valid_rule_is_rejected(shelf: Path, rule: list[str], said: str) -> None:
     done = call(shelf, "prune", *rule, catch_exceptions=True)
@@ -114,5 +114,5 @@ def test_prune_without_a_valid_rule_is_rejected(shelf: Path, rule: list[str], sa
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist; name"):
+    with pytest.raises(ConfigError, match="does not exist; pass"):
         call(tmp_path / "nosuch", "list")

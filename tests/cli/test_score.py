@@ -123,7 +123,7 @@ def test_failed_episode_is_kept_and_not_scored(project: Project) -> None:
     assert project.call("run", "task.yaml").returncode == 3
     run = project.run_path()
     done = project.call("score", str(run / "episodes.jsonl"), "--reward", "reward.py:right")
-    assert done.returncode == 3 and "Every episode ended with an error" in done.stderr
+    assert done.returncode == 3 and "All episodes ended with an error" in done.stderr
     (again,) = {*project.runs()} - {run}
     assert len(lines(again / "episodes.jsonl")) == 6 and not lines(again / "scores.jsonl")
 
@@ -145,7 +145,7 @@ def test_invalid_transcript_row_is_named(project: Project, row: dict[str, object
 
 
 def test_check_accepts_tasks_and_resources(project: Project) -> None:
-    assert "ok. 3 samples, 6 episodes by scripted, scored by right" in project.call("check", "task.yaml").stdout
+    assert "ok. 3 samples, 6 episodes with scripted, scored by right" in project.call("check", "task.yaml").stdout
     good = project.call("check", "python_state", "-c", "initial_state={x: 1}")
     assert good.returncode == 0, good.stdout + good.stderr
     (project.folder / "worlds.py").write_text(
@@ -191,7 +191,7 @@ def test_check_and_run_reject_tasks_with_the_same_message(project: Project, keys
 @pytest.mark.parametrize(("option", "value"), [("--config", "x=1"), ("--steps", "3")])
 def test_resource_option_is_rejected_with_a_task_file(project: Project, option: str, value: str) -> None:
     done = project.call("check", "task.yaml", option, value)
-    assert done.returncode == 2 and f"{option} is for a resource" in done.stderr
+    assert done.returncode == 2 and f"{option} applies to a resource" in done.stderr
 
 
 def test_server_without_tools_is_a_warning_and_a_missing_server_an_error(project: Project) -> None:
@@ -225,7 +225,7 @@ def test_rows_without_a_required_ground_truth_are_reported(project: Project) -> 
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right")
     assert done.returncode == 2 and not project.runs()
-    assert "needs ground_truth, which no row has" in done.stderr
+    assert "needs ground_truth, but no row has one" in done.stderr
     assert "rename 'groundtruth' to 'ground_truth'" in done.stderr
     data.write_text("".join(json.dumps(row) + "\n" for row in [TRANSCRIPTS[0], *rows[1:]]))
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "--json")

@@ -112,7 +112,7 @@ def test_export_is_escaped_on_a_terminal_and_verbatim_in_a_pipe(project: Project
     with subprocess.Popen(command, stdout=terminal, **options) as process:
         os.close(terminal)
         seen = b""
-        with contextlib.suppress(OSError):  # the end of a terminal that nobody writes to any more
+        with contextlib.suppress(OSError):  # the end of a terminal without writers
             while part := os.read(reader, 65_536):
                 seen += part
     os.close(reader)

@@ -42,7 +42,7 @@ def check_resume_of_a_finished_run(folder: Path) -> None:
     run = run_path(folder).relative_to(folder)
     done = command_line.call("train", "--resume", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert f"{run} is finished after 2 updates. To train further, raise updates:" in done.stderr
+    assert f"{run} is finished after 2 updates. To continue training, increase updates:" in done.stderr
     assert f"reward-kit train --resume {run} -T updates=4" in done.stderr
     assert [line["update"] for line in metrics_of(folder / run)] == [0, 1, 2]
 
@@ -60,10 +60,13 @@ def check_changed_resume_needs_force(folder: Path) -> None:
     (folder / "reward.py").write_text((folder / "reward.py").read_text() + "\n# another\n")
     # With a train file, --resume takes the latest run of its name.
     refused = command_line.call("train", "train.yaml", "--resume", cwd=folder)
-    assert refused.returncode == 2 and "because these changed: evaluation's reward, reward" in refused.stderr
+    assert refused.returncode == 2 and "because these inputs changed: evaluation's reward, reward" in refused.stderr
     lake_folder(folder, ppo={**TRAIN["ppo"], "lr": 0.02})
     refused = command_line.call("train", "--resume", cwd=folder)
-    assert refused.returncode == 2 and "because these changed: train file (ppo.lr was 0.01, is 0.02)." in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "because these inputs changed: train file (ppo.lr was 0.01, is 0.02)." in refused.stderr
+    )
     forced = command_line.call("train", "--resume", "--force", "-T", "updates=3", cwd=folder)
     assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
 

@@ -99,7 +99,7 @@ def test_code_of_an_untrusted_folder_does_not_run(tmp_path: Path, state: Path, a
     (project.folder / "train.yaml").write_text("task: task.yaml\nupdates: 1\n")
     (project.folder / "labels.csv").write_text("id,label,prompt,response\n1,1,q,a\n")
     done = call(project, *arguments)
-    assert done.returncode == 2 and "not agreed to yet" in done.stderr, done.stderr
+    assert done.returncode == 2 and "not trusted yet" in done.stderr, done.stderr
     assert " --trust\n" in done.stderr and "REWARD_KIT_TRUST=1" in done.stderr
     assert "file: reward.py" in done.stderr or "file: tools.py" in done.stderr
     assert not has_run(project) and not (project.folder / "runs").exists()
@@ -267,7 +267,7 @@ class TestRunFolders:
         for stored in (changes, {"sandbox.level": "in_process"}):
             (run / "run.json").write_text(json.dumps({**header, "overrides": stored, "status": "running"}))
             done = call(project, "run", "--resume", str(run), "--force")
-            assert done.returncode == 2 and "not agreed to yet" in done.stderr, done.stderr
+            assert done.returncode == 2 and "not trusted yet" in done.stderr, done.stderr
         (run / "run.json").write_text(json.dumps({**header, "base_url": "http://127.0.0.1:9/v1"}))
         assert "--base-url: http://127.0.0.1:9/v1" in call(project, "run", "--resume", str(run)).stderr
         assert not (project.folder / "canary").exists()
@@ -318,7 +318,7 @@ class TestRunFolders:
         (run / "summary.json").write_text(json.dumps(summary))
         refused = call(project, "credit", str(run), "--trust")
         assert refused.returncode == 2 and "is not executed. Pass it: reward-kit credit" in refused.stderr
-        assert "not agreed to yet" in call(project, "credit", str(run), "-O", "state_hash=evil.py:key").stderr
+        assert "not trusted yet" in call(project, "credit", str(run), "-O", "state_hash=evil.py:key").stderr
         other = ("score", str(run), "--reward", "reward.py:right", "--trust", "-o", "again")
         assert (
             "no credit is assigned, since a state hash named in run.json is not executed"

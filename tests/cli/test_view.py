@@ -51,21 +51,21 @@ def test_single_run_is_served_and_a_port_in_use_is_rejected(project: Project) ->
 
 def test_requested_port_is_used(project: Project) -> None:
     make_run(project.folder, [episode("a")], [])
-    for _ in range(5):  # whoever else is on this machine may take a port that was free a moment ago
+    for _ in range(5):  # another process may take the free port first
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with viewer(project, ".", "--port", str(port)) as (_, address):
             if address:
                 assert f":{port}/" in address
                 return
-    pytest.fail("five ports in turn were taken by somebody else")
+    pytest.fail("five ports in turn were taken by other processes")
 
 
 def test_missing_folder_is_named(project: Project) -> None:
     with viewer(project, "nosuch") as (process, _):
         errors = process.communicate(timeout=120)[1]
     assert process.returncode == 2
-    assert errors == "error: directory nosuch does not exist; name the directory of the runs, or of one run\n"
+    assert errors == "error: directory nosuch does not exist; pass the directory of the runs or of one run\n"
 
 
 def test_browser_is_opened_only_with_the_open_option(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_browser_is_opened_only_with_the_open_option(project: Project, monkeypat
         assert arguments[0] == str(browser) and token not in told.read_text() and "token" not in told.read_text()
         (opened,) = arguments[1:]
         assert "./run/" in fetched(opened)[0]
-        with pytest.raises(urllib.error.HTTPError, match="403"):  # whoever read the arguments of the browser
+        with pytest.raises(urllib.error.HTTPError, match="403"):  # a process that read the browser's arguments
             fetched(opened)
         assert "./run/" in fetched(address)[0]
         process.send_signal(signal.SIGINT)

@@ -63,7 +63,7 @@ def test_shares_are_left_out_without_scores():
         "credit/steps": 0,
         "credit/groups": 0,
     }
-    assert found.warnings() == ["no trajectory is scored, so there is no credit; inspect the failed scores"]
+    assert found.warnings() == ["no trajectory is scored, so credit cannot be computed; inspect the failed scores"]
 
 
 def test_estimator_without_states_warns_of_no_peers():

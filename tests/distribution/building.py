@@ -22,7 +22,7 @@ CLUTTER = (
     "runs/lake/run.json",
     ".venv/pyvenv.cfg",
 )
-"""What lies about in a clone where somebody works, and is nobody's to ship."""
+"""Files of a working clone that must not be distributed."""
 
 
 @dataclass(frozen=True, slots=True)

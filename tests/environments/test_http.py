@@ -288,7 +288,7 @@ async def test_dead_server_fails_only_the_running_episodes() -> None:
         for resource in (breaker, doomed):
             with pytest.raises(EnvironmentFailure, match=r"(?s)/step: .*; the server ended with exit code 3; .*broke$"):
                 await add(resource, 1)
-        # The base of the group is gone on the server too; its forks begin anew on the next one.
+        # The base of the group is gone on the server too; its forks start again on the next one.
         fresh = await base.fork()
         assert (await add(fresh, 1)).observation == {"value": 1, "target": 10}
         before = time.monotonic()

@@ -125,7 +125,7 @@ def test_call_beyond_the_deadline_is_unscored() -> None:
     @reward_function
     async def never(messages: list[Message]) -> EvaluateResult:
         await asyncio.Event().wait()
-        raise AssertionError("nobody waits so long")
+        raise AssertionError("the deadline should have ended the call")
 
     with as_trl_reward(never, deadline_s=0.01) as reward:
         assert reward(PROMPTS[:2], COMPLETIONS[:2]) == [None, None]
@@ -304,7 +304,7 @@ def test_environments_provide_state_and_return() -> None:
 
 class _NoState(_Play):
     def final_state(self) -> StateSnapshot:
-        raise AssertionError("nobody asks for it")
+        raise AssertionError("must not be requested")
 
 
 class _StateThatBreaks(_Play):

@@ -129,7 +129,7 @@ def test_unscored_episode_is_not_rewarded_zero() -> None:
     assert (trace["ok"], trace["rewards"]) == (False, {"reward": None})
     assert trace["errors"] == [{"type": "DeadlineError", "message": "timeout: too late"}]
     assert trace_score(trace) is None
-    assert trace_score(episode_to_trace(episode)) is None, "nobody scored it"
+    assert trace_score(episode_to_trace(episode)) is None, "the episode is unscored"
     assert trace_to_episode(trace) == episode, "a score is joined to an episode, and no part of it"
 
 

@@ -72,7 +72,7 @@ def test_sync_compute_score_works_in_any_thread_and_event_loop(folder: Path) -> 
     found = compute_score(data_source="x", solution_str="4", ground_truth="4", extra_info={"index": 1})
     assert math.isnan(found.pop("none")) and found == {"score": 1.0, "format": 0.25}
     again = as_compute_score("graded.py:graded", folder=folder, level="in_process")
-    # Each with a loop of its own, the reward opened anew.
+    # Each with its own loop and a newly opened reward.
     assert [asyncio.run(again("x", "4", truth))["score"] for truth in ("4", "5")] == [1.0, 0.0]
 
 

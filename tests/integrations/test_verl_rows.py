@@ -81,7 +81,7 @@ def test_non_tensor_columns_of_verl_rows() -> None:
     assert rows[EPISODE][0] is rows[EPISODE][1]
     by_action = verl_rows([LONG, SHORT], pad_token_id=0, per="action").non_tensor_batch
     assert by_action["anchor_obs"].tolist() == ["s0", "s1", "s2", "s0"]
-    # Nobody has scored them yet, which is no score of NaN.
+    # Not scored yet, which differs from a score of NaN.
     assert "episode_rewards" not in by_action
 
 

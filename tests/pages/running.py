@@ -98,7 +98,7 @@ class PageRunner:
 
     def _environment(self, home: Path) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("REWARD_KIT_", "OPENAI_", "COV_", "PYTEST_"))}
-        # What `init` made is trusted; elsewhere a reader is asked, and nobody can be here.
+        # Folders from `init` are trusted; for others a reader is asked, which is impossible here.
         has_init = any("reward-kit init" in block.body for block in self.page.blocks)
         return kept | {
             **({} if has_init else {"REWARD_KIT_TRUST": "1"}),

@@ -29,7 +29,7 @@ def test_committed_figures_match_the_drawing_script(drawn: dict[str, Path]) -> N
         for name, path in drawn.items()
         if not (DOCS / "pictures" / name).exists() or (DOCS / "pictures" / name).read_bytes() != path.read_bytes()
     ]
-    assert not stale, f"{', '.join(stale)}: draw them anew with `python docs/draw_figures.py`"
+    assert not stale, f"{', '.join(stale)}: redraw them with `python docs/draw_figures.py`"
 
 
 def test_every_figure_is_on_a_page_and_has_a_text_description(drawn: dict[str, Path]) -> None:
@@ -66,4 +66,4 @@ def test_figures_have_a_background_and_colors_for_dark_mode(drawn: dict[str, Pat
         assert "<script" not in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
         used = {kind for kinds in re.findall(r'class="([^"]+)"', text) for kind in kinds.split()}
         styled = set(re.findall(r"\.([a-z]+)\{", text))
-        assert used <= styled, f"{path.name}: nobody says how {sorted(used - styled)} look"
+        assert used <= styled, f"{path.name}: no style for {sorted(used - styled)}"

@@ -72,6 +72,6 @@ def test_page_declares_how_each_block_is_run(page: Page) -> None:
         known = block.language in LANGUAGES or RUN_BY_OTHERS.fullmatch(block.language)
         assert known, f"{page.path}:{block.line}: {block.language!r} is not run by anything"
         why = block.note("not run")
-        assert why != "", f"{page.path}:{block.line}: not run, and nobody says why"
+        assert why != "", f"{page.path}:{block.line}: not run, without a reason"
         if is_tutorial:
             assert why in (None, "installs"), f"{page.path}:{block.line}: a tutorial runs whole"

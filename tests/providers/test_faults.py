@@ -144,7 +144,7 @@ async def test_stream_without_chunks_is_a_provider_error():
 
 async def test_refused_connection_is_reported():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound but not listening: nobody else gets the port either
+        taken.bind(("127.0.0.1", 0))  # bound but not listening, so that no other process gets the port
         chat = ChatEndpoint(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", retry=FAST)
         with pytest.raises(ProviderError, match=r"refused the connection; is the server running\?.*gave up after 5"):
             await chat.complete(REQUEST)

@@ -64,7 +64,7 @@ def test_policy_costs_report_episodes_without_a_price(tmp_path: Path) -> None:
     spent = policy_usage("p", facts(tmp_path, episodes, []).episodes)
     assert (spent.tokens, spent.cost, spent.unpriced) == ({"prompt": 30, "completion": 3}, 0.5, 1)
     assert spent.lengths is not None and (spent.lengths.p50, spent.lengths.most) == (4.0, 6.0)
-    assert (spent.episode_s, spent.policy_s) == (12.0, None), "what nobody knows is not zero"
+    assert (spent.episode_s, spent.policy_s) == (12.0, None), "an unknown value is not zero"
 
 
 def test_scoring_figures_report_calls_and_durations(tmp_path: Path) -> None:
@@ -144,7 +144,13 @@ def test_durations_are_shown_in_a_suitable_unit(value: float | None, said: str) 
 
 
 def test_dollars_are_rounded_to_significant_digits() -> None:
-    assert [dollars(value) for value in (None, 0.00123, 1234.5)] == ["unknown", "$0.0012", "$1,234.50"]
+    assert [dollars(value) for value in (None, 0.0, 0.0000214, 0.00123, 1234.5)] == [
+        "unknown",
+        "$0.0000",
+        "$0.000021",
+        "$0.0012",
+        "$1,234.50",
+    ]
 
 
 @given(st.floats(1e-4, 1e9))

@@ -127,7 +127,7 @@ class TestTicketsThatEndEarly:
             await settled()
             assert (sorted(held.cancelled), list(held.calls)) == (["b", "c", "d"], ["x"])
             held.answer("x")
-            assert (await agent.get_group()).ticket is other, "what else came before it has nobody to take it"
+            assert (await agent.get_group()).ticket is other, "earlier results have no reader"
             with pytest.raises(ConfigError, match="no results are outstanding"):
                 await agent.get_group()
 

@@ -23,7 +23,7 @@ REPEATED = [
     "1/", "½", "²", "\\", "|", "answer is 1. ", "<think>", "</think>", "[1,", "```\n", "(A) ", "!",
 ]  # fmt: skip
 
-# Pieces that the readers look for, in orders that nobody wrote.
+# Pieces that the parsers look for, in unusual orders.
 PIECES = [
     "\\boxed{", "}", "{", "(", ")", "[", "]", "answer is ", "#### ", "or", " and ", ",", "1,000", "3", "x", "^", "_",
     "!", "\\frac", "\\sqrt", "\\pm", "\\le ", "=", "\\begin{pmatrix}", "\\end{pmatrix}", "&", "\\\\", "\\cup",

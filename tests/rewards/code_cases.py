@@ -333,7 +333,7 @@ FORGERIES = [
     Case("reads the machine", "def f(x):\n    return open('/etc/passwd').read()", DOUBLE, 0.0),
     Case("opens a socket", "import socket\ndef f(x):\n    socket.create_connection(('127.0.0.1', 1))", DOUBLE, 0.0),
     Case(
-        "colliding keys keep nobody busy",
+        "colliding keys take little time",
         "def f(x):\n    return {n * (2**61 - 1) for n in range(5_000)}",
         {"test_list": ["assert f(1) == {1}"]},
         0.0,

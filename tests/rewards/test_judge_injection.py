@@ -76,7 +76,7 @@ def in_tool_call(text):
 
 
 def in_sample(text):
-    return {"messages": talk("Lyon"), "sample": {"rubric": text}}  # nobody named it, so it is no rubric
+    return {"messages": talk("Lyon"), "sample": {"rubric": text}}  # not configured as the rubric
 
 
 def in_pair(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from io import StringIO
 from typing import Any
 
@@ -179,6 +180,16 @@ class TestKinds:
             progress.tell(row("a", 0, 1.0))
         first, last = progress.console.export_text().splitlines()
         assert first == "a note" and last.startswith("1/1  score 1.000  ")
+
+    def test_plain_shows_the_wait_while_no_episode_stops(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("reward_kit.runs.display._QUIET_S", 0.05)
+        progress = Progress(1, "plain")
+        progress.display.slowest = lambda: "an answer of gpt, 40s"
+        with progress.display:
+            deadline = time.monotonic() + 20
+            while not (text := progress.console.export_text(clear=False)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+        assert "0/1  slowest: an answer of gpt, 40s" in " ".join(text.splitlines())
 
     def test_rich_display_leaves_only_notes(self) -> None:
         file = StringIO()

@@ -242,7 +242,7 @@ class ActorPool:
                 slots.cancel_scope.cancel()
 
     async def place(self) -> Member:
-        """Return the least loaded actor; if there is none, wait for the next one.
+        """Return the least loaded actor; without one, wait for the next one.
 
         Raises:
             ConfigError: no actor can be started.

@@ -75,6 +75,11 @@ const RK = (() => {
     if (!/[1-9]/.test(size)) return size;
     return (x < 0 ? "−" : "+") + size;
   };
+  const dollars = (x) => {
+    if (x >= 100) return `$${x.toFixed(2)}`;
+    const isSmall = x > 0 && x < 0.001; // shown with two significant digits
+    return `$${x.toFixed(isSmall ? Math.min(12, 1 - Math.floor(Math.log10(x))) : 4)}`;
+  };
   const count = (n) => n.toLocaleString("en");
 
   // The colour class of a number: heat-m4 (-`scale`) … heat-0 … heat-p4 (`scale`); "" if unknown.
@@ -142,17 +147,19 @@ const RK = (() => {
 
   const leaveOverview = () => {
     if (!document.body.classList.contains("viewing")) {
-      state.overview = { at: window.scrollY, focus: document.activeElement };
+      const focus = document.activeElement;
+      state.overview = { at: window.scrollY, focus, isInMatrix: RK.matrix?.space.contains(focus) };
     }
   };
   const backToOverview = () => {
     if (!document.body.classList.contains("viewing")) return;
     show(false).replaceChildren();
     document.title = state.title;
-    const { at, focus } = state.overview ?? { at: 0, focus: null };
+    const { at, focus, isInMatrix } = state.overview ?? { at: 0, focus: null };
     if (location.hash.length > 1) document.getElementById(decoded(location.hash.slice(1)))?.scrollIntoView();
     else window.scrollTo(0, at);
-    if (focus?.isConnected) focus.focus({ preventScroll: true });
+    if (isInMatrix) RK.matrix.focus(); // its cells were rendered again
+    else if (focus?.isConnected) focus.focus({ preventScroll: true });
   };
 
   const route = async () => {
@@ -208,6 +215,7 @@ const RK = (() => {
     count,
     cut,
     data: read("data"),
+    dollars,
     el,
     encoded,
     figure,

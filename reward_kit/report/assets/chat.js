@@ -110,8 +110,9 @@
     const isEmpty = !message.text;
     return el(
       "div",
-      { class: "result" },
+      { class: message.is_error ? "result failed" : "result" },
       el("span", { class: "role" }, "result"),
+      message.is_error ? el("span", { class: "tag bad" }, "tool error") : null,
       isEmpty
         ? el("span", { class: "faint" }, "empty")
         : folded(text, message.is_cut ? message.length : text.length, "code"),

@@ -1,6 +1,6 @@
 // An episode apart from its conversation: the head before it; its score, sample and credit after it.
 (() => {
-  const { el } = RK;
+  const { dollars, el } = RK;
   const MANY_CHANGES = 20; // more are folded
 
   const aside = (title, text) =>
@@ -33,7 +33,6 @@
     episode.error ? el("span", { class: "tag bad" }, `error: ${episode.error}`) : null,
   ];
 
-  const dollars = (cost) => `$${cost.toFixed(4)}`;
   const counted = (tokens) => (tokens === null ? RK.DASH : RK.count(tokens));
 
   // The tokens, latency and cost of a step; only kinds of figures that some step of the episode has.
@@ -64,16 +63,26 @@
     return el("ul", { class: "facts" }, shown);
   };
 
-  const failure = ({ error, error_where: where, error_message: message, traceback }) =>
-    error
+  // The title of an error: the user's tool if it raised it.
+  const failureTitle = ({ error, error_where: where, error_message: message }) => {
+    const tool = /^tool '([^'\n]{1,100})': /.exec(message ?? "")?.[1];
+    if (tool) return `error in tool ${tool}`;
+    if (where === "EnvironmentFailure") return `${error} in the environment`;
+    return where ? `${error} (${where})` : error;
+  };
+
+  const failure = (episode) => {
+    const { error, error_message: message, traceback } = episode;
+    return error
       ? el(
           "div",
           { class: "failure" },
-          el("strong", { class: "stranger" }, where ? `${error} in ${where}` : error),
+          el("strong", { class: "stranger" }, failureTitle(episode)),
           RK.folded(message ?? ""),
           traceback ? RK.folded(traceback, undefined, "code") : null,
         )
       : null;
+  };
 
   const metrics = (episode) => {
     const reasonOf = (one) =>
@@ -83,6 +92,21 @@
       el("dd", null, RK.figure(one.score), reasonOf(one)),
     ]);
     return rows.length ? el("dl", { class: "metrics" }, rows) : null;
+  };
+
+  // The calls, tokens and cost of a judge.
+  const judgeUsage = ({ judge }) => {
+    if (!judge) return null;
+    const known = (name) => (judge[name] === undefined || judge[name] === "unknown" ? null : Number(judge[name]));
+    const [calls, prompt, completion, cost] = ["calls", "prompt_tokens", "completion_tokens", "cost_usd"].map(known);
+    const tokens = prompt === null || completion === null ? null : prompt + completion;
+    const told = [
+      calls === null ? null : `${RK.count(calls)} call${calls === 1 ? "" : "s"}`,
+      known("cached") ? `${RK.count(known("cached"))} cached` : null,
+      tokens === null ? null : `${RK.count(tokens)} tokens`,
+      cost === null ? null : dollars(cost),
+    ].filter(Boolean);
+    return told.length ? el("p", { class: "faint" }, `judge: ${told.join(", ")}`) : null;
   };
 
   const asides = ({ query, response, sample_data: data, ground_truth: truth }) => {
@@ -170,6 +194,7 @@
       el("p", { class: "outcome" }, outcome(episode, "big")),
       episode.reason ? RK.folded(episode.reason, undefined, "reason") : null,
       metrics(episode),
+      judgeUsage(episode),
       asides(episode),
     );
 })();

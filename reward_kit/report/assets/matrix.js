@@ -173,7 +173,9 @@
     // A click beside the links of a row opens its sample.
     onClick({ target }) {
       const link = target.closest("a") ? null : target.closest(".matrix-space > .matrix-row")?.querySelector("a");
-      if (link) RK.go(link.getAttribute("href"));
+      if (!link) return;
+      link.focus({ preventScroll: true });
+      RK.go(link.getAttribute("href"));
     }
 
     onFocus(target) {
@@ -183,6 +185,14 @@
       this.at = { row: Number(row), column: Number(column) };
       target.setAttribute("tabindex", 0);
       this.reveal();
+    }
+
+    // Focus the current cell.
+    focus() {
+      this.reveal();
+      this.drawn = null;
+      this.draw();
+      this.link(this.at)?.focus({ preventScroll: true });
     }
 
     reveal() {
@@ -207,10 +217,7 @@
       };
       this.link(this.at)?.setAttribute("tabindex", -1);
       this.at = to;
-      this.reveal();
-      this.drawn = null;
-      this.draw();
-      this.link(to)?.focus({ preventScroll: true });
+      this.focus();
     }
   }
 

@@ -3,6 +3,7 @@
 (() => {
   const LONGEST = 20000; // displayed characters of a message
   const LONGEST_ACTION = 2000;
+  const USAGE = "judge_usage"; // the metric with a judge's usage
   const DIGEST = /^[0-9a-f]{32,}$/;
   const settings = RK.read("index").credit ?? null; // settings of the run's credit
 
@@ -190,6 +191,17 @@
     };
   };
 
+  // Mark the results of calls that failed; they follow the message of their step in order.
+  const markErrors = (record, messages) => {
+    (record.steps ?? []).forEach((step, t) => {
+      const tools = (record.steps[t + 1]?.info ?? record.final?.info)?.tools ?? [];
+      tools.forEach((tool, place) => {
+        const message = messages[(step?.assistant_turn ?? NaN) + 1 + place];
+        if (tool?.error && message?.role === "tool") message.is_error = true;
+      });
+    });
+  };
+
   // The source of the steps' figures, in words.
   const toldOf = (isCredited, of, hasAll) => {
     const gamma = number(settings?.gamma) ?? 1;
@@ -217,16 +229,22 @@
   // Episodes and groups
 
   const metricsOf = (result) =>
-    Object.entries(result?.metrics ?? {}).map(([name, metric]) => ({
-      name,
-      score: number(metric?.score),
-      reason: plainText(metric?.reason),
-    }));
+    Object.entries(result?.metrics ?? {})
+      .filter(([name]) => name !== USAGE)
+      .map(([name, metric]) => ({ name, score: number(metric?.score), reason: plainText(metric?.reason) }));
+
+  // The usage that judges report as the reason of a metric: `calls=1 cost_usd=0.01`.
+  const judgeOf = (result) => {
+    const told = result?.metrics?.[USAGE];
+    const figures = [...plainText(told?.reason).matchAll(/(\w+)=(unknown|\d+(?:\.\d+)?)(?=\s|$)/g)];
+    return figures.length ? Object.fromEntries(figures.map(([, name, value]) => [name, value])) : null;
+  };
 
   const episodeOf = ({ record, score, credit }, id, group_id, place) => {
     const known = record ?? {};
     const messages = messagesOf(known);
     const { steps, told } = stepsOf(known, score, credit, messages);
+    markErrors(known, messages);
     const { result, failure: broken } = score ?? {};
     const failure = record
       ? (known.failure ?? broken)
@@ -254,6 +272,7 @@
       usage: usageOf(known.usage),
       is_partly_priced: steps.some(({ usage }) => usage.cost === null && usage.completion !== null),
       metrics: metricsOf(result),
+      judge: judgeOf(result),
       query: result?.query ? plainText(result.query) : null,
       response: result?.response ? plainText(result.response) : null,
       sample_data: known.sample ?? null,

@@ -2,12 +2,14 @@
 (() => {
   const PAGE = 50;
   const LONG = 100;
+  const SHORT = 12; // a longer text may be truncated, so that it has a tooltip
+  const TAIL = 6; // the last characters of a long name, which stay visible
   const formats = {
     score: RK.figure,
     signed: RK.signed,
     mean: (x) => x.toFixed(1),
     count: RK.count,
-    cost: (x) => (x >= 100 ? `$${x.toFixed(2)}` : `$${x.toFixed(4)}`),
+    cost: RK.dollars,
     seconds: RK.seconds,
   };
   const tables = {};
@@ -18,6 +20,15 @@
   const tagsOf = (cell) => String(cell).split(" · ");
   const isNothing = (value) => value === null || value === "";
   const isOwn = (href) => /^(#|\/(?!\/)|\.\/)/.test(href);
+
+  // The second line of a cell.
+  const below = (column, value) => RK.el("div", { class: "below stranger", dir: "auto", title: plain(value), "aria-label": column.label }, plain(value));
+
+  // A name in two parts, so that an ellipsis leaves its end visible.
+  const ends = (text) =>
+    text.length > 2 * TAIL + 2 && /^[\x20-\x7e]*$/.test(text)
+      ? RK.el("span", { class: "ends" }, RK.el("span", null, text.slice(0, -TAIL)), RK.el("span", null, text.slice(-TAIL)))
+      : text;
 
   class Table {
     constructor(section) {
@@ -36,6 +47,8 @@
       this.page = 0;
       this.texts = null;
       this.version = 0; // increases when rows change
+      this.matches = section.querySelector("[data-matches]");
+      this.hidden = null; // the columns that are not shown
       this.shown = null; // called with the matching rows
       this.heads = [...section.querySelectorAll("th")];
       this.heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => this.by(place)));
@@ -49,6 +62,15 @@
       this.next.addEventListener("click", () => this.turn(1));
       section.querySelector("[data-clear]").addEventListener("click", () => this.clear());
       this.show(0);
+    }
+
+    // Hide columns without values, and those whose values are second lines of another column.
+    hideColumns() {
+      if (this.hidden?.version === this.version) return;
+      const isEmpty = (place) => this.rows.length > 0 && this.rows.every((row) => isNothing(plain(row[place])));
+      const isHidden = this.columns.map(({ below }, place) => Boolean(below) || isEmpty(place));
+      this.hidden = { version: this.version, has: isHidden };
+      this.heads.forEach((head, place) => (head.hidden = isHidden[place]));
     }
 
     place(key) {
@@ -190,6 +212,7 @@
 
     show(page, isTurned = false) {
       this.section.hidden = "optional" in this.section.dataset && this.rows.length === 0;
+      this.hideColumns();
       const rows = this.chosen();
       const last = Math.max(0, Math.ceil(rows.length / PAGE) - 1);
       this.page = Math.min(Math.max(0, page), last);
@@ -209,7 +232,9 @@
       const text = this.count
         ? `${begin + 1}–${Math.min(begin + PAGE, this.count)} of ${RK.count(this.count)}${of}`
         : `nothing found${of}`;
-      this.status.textContent = this.found && !this.found.ids ? `${text}, searching texts …` : text;
+      const isSearching = this.found && !this.found.ids;
+      this.status.textContent = isSearching ? `${text}, searching texts …` : text;
+      this.matches.textContent = of && !isSearching ? `${RK.count(this.count)} of ${RK.count(this.rows.length)} match` : "";
     }
 
     wantedPolicy() {
@@ -220,20 +245,27 @@
       return RK.el(
         "tr",
         null,
-        this.columns.map((column, place) => this.cell(column, row[place])),
+        this.columns.map((column, place) => this.cell(column, row[place], row, this.hidden.has[place])),
       );
     }
 
-    cell(column, value) {
+    cell(column, value, row, hidden) {
+      const facts = { "data-of": column.key, "data-label": column.label, hidden };
       if (column.kind in formats) {
         const number = plain(value);
         const shown = isNothing(number) ? RK.DASH : formats[column.kind](number);
         const isLink = Array.isArray(value) && isOwn(value[1]);
         const label = `${shown}, transcripts of ${column.label}`;
-        return RK.el("td", { class: "n" }, isLink ? RK.el("a", { href: value[1], "aria-label": label }, shown) : shown);
+        return RK.el("td", { class: "n", ...facts }, isLink ? RK.el("a", { href: value[1], "aria-label": label }, shown) : shown);
       }
       const text = isNothing(value) ? "" : String(plain(value));
-      return RK.el("td", { class: column.kind === "link" ? "id" : column.kind }, this.content(column, value, text));
+      const title = text.length > SHORT ? text : null;
+      return RK.el(
+        "td",
+        { class: column.kind === "link" ? "id" : column.kind, title, ...facts },
+        this.content(column, value, text),
+        this.columns.map((other, place) => (other.below === column.key && row[place] ? below(other, row[place]) : null)),
+      );
     }
 
     content(column, value, text) {
@@ -241,14 +273,14 @@
       if (!text) return null;
       if (column.view) {
         const id = Array.isArray(value) ? value[1] : value;
-        return RK.el("a", { ...stranger, href: RK.href(column.view, id) }, text);
+        return RK.el("a", { ...stranger, href: RK.href(column.view, id), "aria-label": text }, ends(text));
       }
       if (column.kind === "link" && isOwn(value[1])) return RK.el("a", { ...stranger, href: value[1] }, text);
       if (column.filters) {
         const onclick = () => goTo("episodes", column.filters, text);
         return RK.el("button", { type: "button", class: "link stranger", dir: "auto", onclick }, text);
       }
-      if (text.length <= LONG) return RK.el("span", stranger, text);
+      if (text.length <= LONG) return RK.el("span", stranger, column.key === "policy" ? ends(text) : text);
       return RK.el(
         "details",
         null,

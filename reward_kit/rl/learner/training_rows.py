@@ -68,7 +68,7 @@ class TrainingRows:
 
         Raises:
             ConfigError: an array is missing.
-            TrainingError: a token in the loss is the first token of its row, for which there is no prediction.
+            TrainingError: a token in the loss is the first token of its row, which is not predicted.
         """
         if not isinstance(rows, TokenBatch):
             raise ConfigError(f"expected rows from build_rows, got {type_name(rows)}")

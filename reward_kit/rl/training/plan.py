@@ -100,7 +100,7 @@ class TrainingPlan:
         """The section of the trained policy, and the directory to which its paths are relative.
 
         Raises:
-            ConfigError: there is no policy.
+            ConfigError: the policy is missing.
         """
         if (block := self.config.policy) is not None:
             return block, self.folder

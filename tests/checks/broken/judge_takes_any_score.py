@@ -1,4 +1,4 @@
-"""The first score in the text is used, whoever wrote it: openagent-eval issue 74, flexeval pull request 237."""
+"""The first score in the text is used, even a quoted one: openagent-eval issue 74, flexeval pull request 237."""
 
 from __future__ import annotations
 

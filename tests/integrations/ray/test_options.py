@@ -51,7 +51,7 @@ class TestFlags:
             (["--engine", "ray", "-E", "cpus=none"], "-E cpus: expected a number"),
             (["--engine", "ray", "-E", "address=auto"], "-E address: use --address"),
             (["--engine", "ray", "-E", "workers"], "-E 'workers': write key=value"),
-            (["--engine", "ray", "--policy", "human"], "a cluster cannot reach the person at this terminal"),
+            (["--engine", "ray", "--policy", "human"], "a cluster cannot prompt the person at this terminal"),
         ],
     )
     def test_ineffective_and_invalid_engine_options_are_rejected(

@@ -143,7 +143,7 @@ async def test_killed_worker_in_training_loses_only_its_episodes(folder: Path, c
     assert again, "which were collected once more"
     assert_same_course(folder / "cluster", folder / "alone")
     lags = [line["learner/lag_max"] for line in metrics_of(folder / "cluster") if line["update"]]
-    assert lags == [0.0] * 5, "whoever took its place had the newest weights"
+    assert lags == [0.0] * 5, "the replacement had the newest weights"
 
 
 async def test_evaluation_temperature_and_one_step_off_pipeline_work_on_a_cluster(folder: Path, cluster: Any) -> None:

@@ -94,7 +94,7 @@ async def test_resource_is_played_and_scored_by_its_final_state(task_file: Path)
     assert trace.num_turns == len(moves), "the conversation ends with the world"
     episode = trace_to_episode(trace)
     answers = [as_text(message.content) for message in episode.messages if message.role == "tool"]
-    assert len(answers) == len(moves) - 1, "and its last answer is for nobody to read"
+    assert len(answers) == len(moves) - 1, "the last answer is not sent to the model"
     assert episode.get_actions()[0]["name"] == "move"
 
 

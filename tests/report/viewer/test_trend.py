@@ -43,9 +43,9 @@ async def test_trend_lists_the_runs_of_a_task_newest_last(tmp_path: Path) -> Non
         parsed = Parsed(page)
         links = [given["href"] for tag, given in parsed.tags if tag == "a" and "stranger" in (given.get("class") or "")]
         assert links == ["../early/", "../early/", "../unscored/", "../unscored/", "../late/", "../late/"]
-        rows = texts_after(page, "cost episode (median)")
-        assert "early p 2026-01-01 00:00" in rows and "3 0.250 – $1.5000 2 s" in rows
-        assert "3 – – $1.5000 3 s" in rows, "unscored is not 0"
+        rows = texts_after(page, "cost per episode episode (median)")
+        assert "early p 2026-01-01 00:00" in rows and "3 0.250 – $1.5000 $0.5000 2 s" in rows
+        assert "3 – – $1.5000 $0.5000 3 s" in rows, "unscored is not 0"
         assert sum(tag == "svg" for tag, _ in parsed.tags) == 2, "one for each policy"
         index = Parsed((await visitor.get("/")).body)
         assert ["t", "./-/trend?task=t"] in index.column("runs", "task")

@@ -123,7 +123,7 @@ def test_special_tokens_come_first_and_are_one_token_each() -> None:
         ]
         assert tokenizer.encode("".join(marks), add_special_tokens=False) == list(range(8))
         assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 2)
-        # A call's marks are text that somebody reads.
+        # A call's markers are text that is parsed.
         call = tokenizer.encode("<tool_call></tool_call><|end|>", add_special_tokens=False)
         assert call == [8, 9, 2]
         assert tokenizer.decode(call, skip_special_tokens=True) == "<tool_call></tool_call>"

@@ -49,7 +49,7 @@ async def test_killed_and_resumed_two_process_run_equals_a_single_process_run(
     first, _ = several.start("train", "train.yaml", cwd=tmp_path)
     wait_for(tmp_path, "runs/*/checkpoints/step-000001/manifest.json")
     os.kill(first, signal.SIGKILL)
-    assert several.end().codes == [-9, 0], "nobody is left waiting"
+    assert several.end().codes == [-9, 0], "no process is left waiting"
     run = run_of(tmp_path)
     assert RunHeader.read(run).status == "running"
     resumed = several.call("train", "--resume", str(run), cwd=tmp_path)

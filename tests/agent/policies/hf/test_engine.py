@@ -76,7 +76,7 @@ def gap(model: PreTrainedModel, episodes: Sequence[Played], side: str, sampling:
 async def test_recorded_logprobs_equal_a_full_forward_pass(kind: str) -> None:
     model, sampling = tiny_model(kind), Sampling(temperature=0.7)
     async with running(copy.deepcopy(model)) as engine:
-        # More sessions than rows: some compute their contexts anew.
+        # More sessions than rows: some recompute their contexts.
         episodes = await asyncio.gather(*(play(engine, number, sampling=sampling, pauses=9) for number in range(12)))
     for side in ("left", "right"):
         assert gap(model, episodes, side, sampling) < 1e-4
