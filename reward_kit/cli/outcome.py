@@ -25,7 +25,7 @@ from reward_kit.display_text import pluralize
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs import runner
-from reward_kit.runs.display import Display, DisplayKind, duration_text, summary_table
+from reward_kit.runs.display import Display, DisplayKind, duration_text, figure, summary_table
 from reward_kit.runs.plan import Control, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder
@@ -256,15 +256,17 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
     if missing and resume:
         more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
         note.print(f"{resume_line(resume)}{more}")
+        if control.is_failure and resume[:2] == ["reward-kit", "run"]:
+            note.print("To change the model's URL, add --base-url URL; to change the model, start a new run.")
     elif resume and any(summary.scored for summary in policies):
         note.print(f"Read the episodes:  {shlex.join(['reward-kit', 'view', str(outcome.path), '--open'])}")
         again = ["reward-kit", "score", str(outcome.path), "--reward", "FILE.py:FUNCTION"]
         note.print(f"Score them with another reward:  {shlex.join(again)}")
     if broken := sum(sum(summary.errors.values()) for summary in policies):
         log = outcome.path / "run.log"
-        kept = "1 episode ended with an error"
-        kept = kept if broken == 1 else f"{broken} episodes ended with an error"
-        note.print(f"{kept}{f'; tracebacks are in {log}' if log.exists() else ''}")
+        note.print(
+            f"{pluralize(broken, 'episode')} ended with an error{f'; tracebacks are in {log}' if log.exists() else ''}"
+        )
         if resume:
             command = shlex.join([*resume, "--only-failed"])
             fixed = "  (and --force if you have fixed the reward or the task)" if "--resume" in command else ""
@@ -301,8 +303,10 @@ def _gate_failures(policies: Sequence[PolicySummary], threshold: Threshold) -> I
     values = {policy.policy: threshold.value(policy) for policy in policies}
     if missing := [policy for policy, value in values.items() if value is None]:
         yield f"{threshold.what} is unknown for {', '.join(missing)}, because no episode has a value"
-    if below := [policy for policy, value in values.items() if value is not None and value < threshold.least]:
-        yield f"{threshold.what} below {threshold.least:g} for {', '.join(below)}"
+    below = [(policy, value) for policy, value in values.items() if value is not None and value < threshold.least]
+    if below:
+        named = ", ".join(f"{policy} ({figure(value)})" for policy, value in below)
+        yield f"{threshold.what} below {threshold.least:g} for {named}"
 
 
 def resume_line(command: Sequence[str]) -> str:

@@ -206,6 +206,9 @@ def command(**options: Any) -> None:
             task = load_task(args.task_path, args.overrides, stored=stored)
         finally:
             CURRENT_PROVIDER_SESSION.reset(token)
+        for threshold in asked.fail_under:
+            if unknown := threshold.unknown_reward(task.definition):
+                raise ConfigError(f"--fail-under: {unknown}")
         if path is not None and header is not None:
             _refuse_changes(path, header, task, asked.force)
         task = _with_run_limits(task, header, overrides, asked.max_cost)

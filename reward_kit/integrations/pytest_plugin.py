@@ -10,7 +10,7 @@ threshold afterwards:
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
     try:
         arguments = _run_arguments(mark)
         if "task" in arguments:
+            _check_metrics(folder / arguments["task"], arguments.get("overrides"), mark.kwargs.get("thresholds", {}))
             run = evaluate(folder / arguments.pop("task"), log_dir=log_dir, **arguments)
         else:
             run = score_transcripts(folder / arguments.pop("data"), folder=folder, log_dir=log_dir, **arguments)
@@ -164,6 +165,20 @@ def _problem_with_gates(gates: Mapping[str, Any]) -> str:
     if gates["lower_bound"] and gates["threshold"] is None and not thresholds:
         return "lower_bound=True) has no effect without a threshold"
     return ""
+
+
+def _check_metrics(task: Path, overrides: Mapping[str, Any] | None, metrics: Iterable[str]) -> None:
+    """Raise a ConfigError if no reward of the task gives one of the metrics, as far as this is known before the run."""
+    from reward_kit.errors import ConfigError
+    from reward_kit.runs.summary import Threshold
+    from reward_kit.runs.task_file import LocatedYaml, parse_task
+
+    if not metrics:
+        return
+    definition = parse_task(LocatedYaml(task), overrides)
+    for metric in metrics:
+        if unknown := Threshold(0.0, metric).unknown_reward(definition):
+            raise ConfigError(f"thresholds: {unknown}")
 
 
 def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:

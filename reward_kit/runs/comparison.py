@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from reward_kit.errors import ConfigError, StoreError, boundary, did_you_mean
 from reward_kit.runs.display import figure, signed
 from reward_kit.runs.results import read_results
-from reward_kit.runs.run_folder import RunHeader
+from reward_kit.runs.run_folder import GENERATED_NAME, RunHeader
 from reward_kit.runs.statistics import (
     Interval,
     PairedFigures,
@@ -108,6 +108,9 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
         common += 1
     short = ["-".join(parts[common:]) for parts in words] if len(set(folders)) > 1 else folders
+    parents = [side.path.resolve().parent.name for side in sides]  # Such as runs/base and runs/head
+    if len(set(parents)) == len(sides) and all(map(GENERATED_NAME.search, folders)):
+        short = parents
     names = (
         [side.policy for side in sides],
         short,

@@ -213,6 +213,10 @@ class RunHeader(pydantic.BaseModel):
         return self.model_copy(update=changes)
 
 
+GENERATED_NAME = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{6}$")
+"""The end of a name from `new_run_path`."""
+
+
 def new_run_path(log_dir: Path, task_name: str) -> Path:
     """Return `<log_dir>/<task>-<utc>-<id>`, which sorts by time within a task."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name).strip("-")[:60] or "task"

@@ -31,6 +31,7 @@ from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS
 from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.blocking import allow_threads
+from reward_kit.display_text import pluralize
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -491,7 +492,7 @@ class Run:
             allowed = self._error_limit * self._plan.total if self._error_limit < 1 else self._error_limit
             if self._errors > allowed:
                 self._control.finish(
-                    f"--fail-on-error {self._error_limit:g}: {self._errors} episodes ended with an error"
+                    f"--fail-on-error {self._error_limit:g}: {pluralize(self._errors, 'episode')} ended with an error"
                 )
 
     def _rejects_stored(self) -> bool:

@@ -19,6 +19,7 @@ from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.episodes.record import environment_return, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import did_you_mean
+from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.stats import usage_cost
 from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.runs.statistics import (
@@ -315,6 +316,13 @@ class Threshold(NamedTuple):
         """Return the compared value, or None if it is unknown, in which case the gate fails."""
         interval = summary.score if self.metric is None else summary.metrics.get(self.metric)
         return None if interval is None else interval.low if self.by_lower_bound else interval.mean
+
+    def unknown_reward(self, definition: TaskDefinitionModel) -> str | None:
+        """Return the problem if no reward of a task gives the metric; before a run, this is known of named rewards."""
+        names = [reward.name for reward in definition.rewards or ()]
+        if self.metric is None or not names or any(f"{self.metric}.".startswith(f"{name}.") for name in names):
+            return None
+        return f"unknown metric {self.metric!r}{did_you_mean(self.metric, names)}"
 
     def unknown_metric(self, summaries: Iterable[PolicySummary]) -> str | None:
         """Return the problem if no policy has the metric."""

@@ -70,22 +70,28 @@ def test_init_files_are_valid(project: Path) -> None:
 def test_workflow_compares_a_pull_request_with_its_base(project: Path, tmp_path: Path) -> None:
     shutil.copytree(project, tmp_path / "repository", ignore=shutil.ignore_patterns("runs", "kept", "__pycache__"))
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
+    first = ["commit", "-qm", "without a task", "--allow-empty"]
+    for command in (["init", "-q"], first, ["add", "-A"], ["commit", "-qm", "base"]):
         subprocess.run([*git, *command], cwd=tmp_path / "repository", check=True)
     workflow = yaml.safe_load((project / ".github/workflows/evaluate.yml").read_text())
     (step,) = (step for step in workflow["jobs"]["evaluate"]["steps"] if "GITHUB_STEP_SUMMARY" in step.get("run", ""))
     summary = tmp_path / "summary.md"
-    environment = {"BASE": "HEAD", "GITHUB_STEP_SUMMARY": str(summary), **workflow["jobs"]["evaluate"]["env"]}
+    environment = {"GITHUB_STEP_SUMMARY": str(summary), **workflow["jobs"]["evaluate"]["env"]}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-c", step["run"]],
-        cwd=tmp_path / "repository",
-        env={**os.environ, "PATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    for base in ("HEAD^", "HEAD"):
+        done = subprocess.run(
+            ["bash", "-e", "-c", step["run"]],
+            cwd=tmp_path / "repository",
+            env={**os.environ, "PATH": path, **environment, "BASE": base},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        if base == "HEAD^":
+            assert "The base has no task.yaml" in done.stdout and not summary.exists()
+            subprocess.run([*git, "worktree", "remove", "base"], cwd=tmp_path / "repository", check=True)
+    assert re.search(r"\| base .*\| head ", summary.read_text())
     assert re.search(r"\| mean score \| 1\.000 .*\| 1\.000 ", summary.read_text())
 
 

@@ -55,7 +55,7 @@ def test_metrics_are_means_over_the_episodes_that_have_them(project: Project) ->
     ("gates", "code", "messages"),
     [
         (["state=0.5", "0.9", "format=0.75"], 0, []),
-        (["state=0.7", "0.9"], 1, ["Gate failed: mean of 'state' below 0.7 for transcript"]),
+        (["state=0.7", "0.9"], 1, ["Gate failed: mean of 'state' below 0.7 for transcript (0.600)"]),
         (
             ["state=0.7", "format=1"],
             1,

@@ -67,6 +67,16 @@ def test_score_is_the_weighted_mean_and_an_unscored_reward_leaves_the_episode_un
     assert (summary["scored"], summary["errors"]) == (2, {"crash": 1})
 
 
+@pytest.mark.parametrize(
+    ("gate", "problem"),
+    [("rigth=0.9", "did you mean 'right'?"), ("letters=0.2", "unknown metric 'letters'; known: cost, right")],
+)
+def test_gate_on_an_unknown_reward_is_rejected_before_the_run(project: Project, gate: str, problem: str) -> None:
+    done = project.call("run", "task.yaml", "--fail-under", gate, "--fail-under", "right.letters=0.2")
+    assert done.returncode == 2 and problem in done.stderr, done.stderr
+    assert not (project.folder / "runs").exists()
+
+
 def test_resume_scores_with_all_rewards_and_notices_a_change_of_one(project: Project) -> None:
     assert project.call("run", "task.yaml").returncode == 0
     (project.folder / "reward.py").write_text(REWARD.replace('if sample["number"] == 2', "if False"))

@@ -59,6 +59,12 @@ def test_metric_without_values(): pass
 @mark("task.yaml", thresholds={"stat": 0})
 def test_metric_misspelt(): pass
 
+@mark("several.yaml", thresholds={"answer": 0.5, "answer.state": 0.75})
+def test_named_reward(): pass
+
+@mark("several.yaml", thresholds={"anwser": 0.5})
+def test_named_reward_misspelt(): pass
+
 @mark("task.yaml", thresholds={"state": "high"})
 def test_metric_no_number(): pass
 
@@ -111,7 +117,16 @@ def test_no_flag(): pass
 def test_unmarked(reward_kit_run): pass
 """
 LIGHT = {"reward_kit", "reward_kit.lazy", "reward_kit.integrations", PLUGIN}
-PASSED = ("metric", "passes", "needs_no_argument", "broken_is_allowed", "reward", "in_it[a]", "in_it[b]")
+PASSED = (
+    "metric",
+    "named_reward",
+    "passes",
+    "needs_no_argument",
+    "broken_is_allowed",
+    "reward",
+    "in_it[a]",
+    "in_it[b]",
+)
 FAILED = {
     "metric_below": "scripted: the mean of 'state' is 0.750, below the threshold 0.8",
     "metric_without_values": "scripted: the mean of 'never' is unknown; threshold is 0",
@@ -124,6 +139,7 @@ FAILED = {
 REFUSED = {
     "metric_no_number": "reward_kit(thresholds={'state': 'high'}): expected a finite number",
     "metric_no_dict": "reward_kit(thresholds=0.5): expected a dict from names of metrics to numbers",
+    "named_reward_misspelt": "reward_kit: thresholds: unknown metric 'anwser'; did you mean 'answer'?",
     "misspelt": "unknown option 'treshold'; did you mean 'threshold'?",
     "no_file": "tsk\\x1b[2J.yaml",
     "no_number": "reward_kit(threshold='high'): expected a finite number",
@@ -145,6 +161,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers -p no:asyncio\n")
     (folder / "reward.py").write_text(REWARD)
     (folder / "task.yaml").write_text(TASK)
+    several = "rewards: [{name: answer, reward_function_path: 'reward.py:right'}]"
+    (folder / "several.yaml").write_text(TASK.replace("reward_function_path: reward.py:right", several))
     (folder / "broken.yaml").write_text(TASK.replace("rows.jsonl", "broken.jsonl"))
     for name, rows in (("rows", ROWS), ("broken", BROKEN), ("said", SAID)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -426,7 +426,8 @@ class TestErrorLimit:
         assert len(run.rows) == episodes
         assert (control.stop_reason is None) == (limit == 10)
         if control.stop_reason:
-            assert control.stop_reason.startswith(f"--fail-on-error {limit:g}: {episodes} episodes ended with an error")
+            count = "1 episode" if episodes == 1 else f"{episodes} episodes"
+            assert control.stop_reason.startswith(f"--fail-on-error {limit:g}: {count} ended with an error")
         assert status(tmp_path / "run") == ("complete" if episodes == 10 else "interrupted")
 
     async def test_run_without_an_error_limit_runs_everything(self, tmp_path: Path) -> None:
