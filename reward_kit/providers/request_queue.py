@@ -386,6 +386,7 @@ class RequestQueue:
         self._timer: Timer | None = None
         self._patience: Timer | None = None
         self._sending: dict[int, Permit] = {}
+        self._first_sent = math.inf
         self._sent = self._known = 0
         self._paused_until = self._last_answer = self._notified_at = float("-inf")
         self._given_up: str | None = None
@@ -479,6 +480,7 @@ class RequestQueue:
 
     def _admit(self, permit: Permit, now: float) -> None:
         self._sending[permit.request] = permit
+        self._first_sent = min(self._first_sent, now)
         self._sent += 1
         permit.attempts += 1
         permit.number, permit.admitted, permit.is_in = self._sent, now, True
@@ -543,6 +545,9 @@ class RequestQueue:
             self._pause(error, now)
         elif was_probe and self._outage.is_open:
             self._outage.probe_later(now)
+        silent_s = now - self._first_sent
+        if self._last_answer < 0 and isinstance(error, DeadlineError) and silent_s >= self._patience_s(error):
+            self._stop_soon(f"{self._name} has not answered for {silent_s:.0f} s: {self._what(str(error))}", fail=True)
         excused = self._outage.is_open
         is_overloaded = isinstance(error, TransientError) and error.is_overloaded
         # If nothing was answered since it was sent, a rejection concerns the endpoint, not this request.

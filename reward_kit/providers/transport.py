@@ -165,6 +165,10 @@ class Transport:
         import aiohttp
 
         if isinstance(error, aiohttp.ServerTimeoutError):
+            if self._idle_timeout_s >= self._total_timeout_s:  # as for judges, whose answers are not streamed
+                return IdleTimeoutError(
+                    f"{url} sent nothing for total_timeout_s={self._total_timeout_s:g}; raise total_timeout_s"
+                )
             return IdleTimeoutError(
                 f"{url} sent nothing for idle_timeout_s={self._idle_timeout_s:g}; raise idle_timeout_s, or "
                 "stream the answer (stream: true) so that data arrives while the model writes"

@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.errors import ProviderError
 from reward_kit.providers import Rates
-from reward_kit.providers.faults import AccessError, TransientError, UnknownHostError, UnreachableError
+from reward_kit.providers.faults import AccessError, DeadlineError, TransientError, UnknownHostError, UnreachableError
 from reward_kit.providers.request_queue import Permit, RequestQueue
 from tests.providers.fake_clock import FakeClock, settle
 
@@ -225,6 +225,24 @@ async def test_retry_after_pauses_the_whole_queue():
     assert [name for _, name in scene.entered] == [1]
     await scene.clock.advance(5.0)
     assert {name for _, name in scene.entered} == {1, 2}
+
+
+async def test_endpoint_that_never_answers_stops_the_run_at_its_first_timeout_after_a_minute():
+    scene = Scene()
+    scene.request(1, DeadlineError("sent nothing"), seconds=40.0)
+    await scene.clock.advance(45.0)
+    assert scene.watcher.reasons == []
+    scene.request(2, DeadlineError("sent nothing"), seconds=40.0)
+    await scene.clock.advance(45.0)
+    assert len(scene.watcher.reasons) == 1 and "has not answered for 8" in scene.watcher.reasons[0]
+
+
+async def test_timeout_of_an_endpoint_that_has_answered_is_retried():
+    scene = Scene()
+    await answered_once(scene)
+    scene.request(1, DeadlineError("sent nothing"), seconds=90.0)
+    await scene.clock.advance(200.0)
+    assert scene.watcher.reasons == []
 
 
 async def test_retry_after_of_a_rare_rejection_delays_only_its_request():
