@@ -177,7 +177,7 @@ class CreditBatch:
         return {**mean, "unscored": float(len(self.scores) - len(scores))}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of `credit.jsonl`, one per step; the numbers of an unscored episode are None.
+        """Yield the rows of `credit.jsonl`, one per step; an unscored episode has None instead of numbers.
 
         `anchor` numbers the pairs of group and state in order of appearance, and `peers` counts the other scored steps
         with the same pair; both are None for an estimator without states.

@@ -12,7 +12,7 @@ from reward_kit.cli.main import EXIT_CODES, VERBS, program
 
 PREFIX = "REWARD_KIT"
 _EXAMPLES = re.compile(r"^Examples?:\s*")
-_EXITS = re.compile(r"exit(?:s|ed)? (?:with )?1\b", re.IGNORECASE)
+_EXITS = re.compile(r"\bexit with (code )?1\b", re.IGNORECASE)
 _INTRO = """# Command line
 
 This page lists every command with all options. `reward-kit COMMAND --help` shows the same information.

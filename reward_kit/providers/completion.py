@@ -1,7 +1,6 @@
 """Parsing of chat completions from many servers with slightly different formats, streamed or not.
 
-A missing value, such as `usage` or
-    `token_ids`, is None, never zero.
+A missing value, such as `usage` or `token_ids`, is None, never zero.
 """
 
 from __future__ import annotations

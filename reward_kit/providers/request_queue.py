@@ -158,13 +158,18 @@ class Concurrency:
 
     Attributes:
         limit: the current limit; infinite until the first rejection unless `most` is set.
+        tolerates: true if the latest rejection caused no cut because rejections are rare.
     """
 
-    __slots__ = ("_cut_at", "_cuts_in_a_row", "_has_answers", "_most", "_share", "_threshold", "_unrefused", "limit")
+    __slots__ = (
+        *("_cut_at", "_cuts_in_a_row", "_has_answers", "_most", "_share", "_threshold", "_unrefused"),
+        *("limit", "tolerates"),
+    )
 
     def __init__(self, most: int | None = None) -> None:
         self._most = math.inf if most is None else float(most)
         self.limit = self._most
+        self.tolerates = False
         self._threshold = math.inf
         self._cut_at = -1
         self._cuts_in_a_row = 0
@@ -187,9 +192,11 @@ class Concurrency:
         A burst of rejections causes one cut: attempts sent before the cut do not count against the new limit.
         """
         is_news = number > self._cut_at
+        self.tolerates = False
         if is_news:
             self._share += self._weight(in_flight) * (1.0 - self._share)
             if self._share <= _TOLERATED_SHARE and self._has_answers:
+                self.tolerates = True
                 return False
             self._share, self._has_answers = 0.0, False
             self._cut_at, self._unrefused = latest, in_flight
@@ -577,13 +584,17 @@ class RequestQueue:
         return Fault.FAILED if isinstance(error, DeadlineError) else None
 
     def _refused(self, number: int, asked_s: float | None, now: float) -> None:
-        """Reduce the concurrency, and pause as long as the endpoint requests, or longer with each consecutive cut."""
+        """Reduce the concurrency, and pause as long as the endpoint requests, or longer with each consecutive cut.
+
+        A rare rejection delays only its own request.
+        """
         is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
             most_s = self._watcher.outage_time_s or _OUTAGE_S
             if asked_s > most_s:
                 self._stop_soon(f"{self._name} requests a pause of {asked_s:g} s")
-            self._paused_until = max(self._paused_until, now + min(asked_s, most_s))
+            if not self._concurrency.tolerates:
+                self._paused_until = max(self._paused_until, now + min(asked_s, most_s))
         elif is_news:
             self._paused_until = max(self._paused_until, now + self._concurrency.pause_s())
         if is_news and now - self._notified_at >= _TELL_AGAIN_S:

@@ -202,7 +202,7 @@ def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figure
             f"{scoring.untimed:,} scores have no request and arrival times, since an older release wrote them."
         )
     if timeline is None:
-        return [*notes, "The files of this run have no times, so they have no timeline."]
+        return [*notes, "The files of this run have no times, so the timeline is missing."]
     if not timeline.bands:
         notes.append(f"With more than about {MOST_BARS} bars, or more lanes than fit, only totals are drawn.")
     elif any("without waiting requests" in band.title for band in timeline.bands):

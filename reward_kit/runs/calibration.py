@@ -45,7 +45,7 @@ class Settings:
 
 
 class Figure(NamedTuple):
-    """A figure with its interval; both are None if the figure is undefined for these rows."""
+    """A figure with its interval, each None if undefined for these rows."""
 
     name: str
     value: float | None

@@ -227,6 +227,22 @@ async def test_retry_after_pauses_the_whole_queue():
     assert {name for _, name in scene.entered} == {1, 2}
 
 
+async def test_retry_after_of_a_rare_rejection_delays_only_its_request():
+    scene = Scene()
+    for name in range(40):
+        scene.request(name, seconds=0.1)
+    await scene.clock.advance(0.2)
+    scene.request(40, TransientError("later", 20.0, 429), seconds=0.0)
+    for name in range(41, 60):
+        scene.request(name, seconds=0.1)
+    await scene.clock.advance(0.2)
+    scene.entered.clear()
+    scene.request(60)
+    await scene.clock.advance(0.1)
+    assert [name for _, name in scene.entered] == [60]
+    assert scene.queue._concurrency.limit == float("inf")
+
+
 async def test_retry_after_beyond_outage_time_stops_the_run():
     scene = Scene(patience_s=60.0)
     await answered_once(scene)

@@ -150,7 +150,7 @@ def test_page_of_a_run_without_score_times_reports_missing_times(tmp_path: Path)
 
 def test_page_without_times_explains_the_missing_timeline(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path, [episode("r", timing=None)], [score("r", 1.0, timing=None)]))
-    assert "have no times, so there is no timeline" in page.text
+    assert "have no times, so the timeline is missing" in page.text
     assert "timeline" not in [given.get("class") for _, given in page.tags]
 
 
