@@ -24,8 +24,8 @@ from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.loading import make_scorer
-from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
-from reward_kit.runs.calibration import Calibration, Settings, calibrate
+from reward_kit.reward_agent.scoring import Reward, Scorer, check_parameters, check_truth
+from reward_kit.runs.calibration import Calibration, RecordedScorer, Settings, calibrate
 from reward_kit.runs.labels import LabelColumns, Pairs, read_labels
 from reward_kit.runs.task_file import apply_overrides, parse_override
 from reward_kit.runs.tasks import load_task_reward
@@ -48,10 +48,14 @@ def _columns(command: Any) -> Any:
 @click.argument("labels", type=click.Path(path_type=Path))
 @click.option(
     "--reward",
-    required=True,
     metavar="FILE.py:FUNCTION",
     shell_complete=complete_rewards,
     help="The reward function, or reward_kit.rewards:NAME.",
+)
+@click.option(
+    "--metric",
+    metavar="NAME",
+    help="Instead of --reward: a metric that the run of the labels recorded, or score; calls no reward.",
 )
 @set_option("Set an option of the reward.", ("-O", "--option", "options"))
 @click.option("--data", type=click.Path(path_type=Path), help="Transcripts that the rollout_id column refers to.")
@@ -88,7 +92,8 @@ def _columns(command: Any) -> Any:
 @trust_option
 def command(
     labels: Path,
-    reward: str,
+    reward: str | None,
+    metric: str | None,
     options: tuple[str, ...],
     data: Path | None,
     pairs: Pairs,
@@ -112,8 +117,13 @@ def command(
     Examples:
       reward-kit calibrate labels.csv --reward my_reward.py:exact
       reward-kit calibrate labels.csv --reward reward_kit.rewards:llm_judge -O model=your-model
+      reward-kit calibrate runs/RUN/labels.jsonl --metric tone
       reward-kit calibrate pairs.csv --pairs judge --reward reward_kit.rewards:pairwise_judge -O model=your-model
     """
+    if (reward is None) == (metric is None):
+        raise click.UsageError("pass either --reward FILE.py:FUNCTION or --metric NAME")
+    if metric is not None and (options or sandbox or pairs == "judge"):
+        raise click.UsageError("-O, --sandbox and --pairs judge need --reward; --metric calls none")
     try:
         known = tuple(float(part) for part in levels.split(",")) if levels is not None else None
     except ValueError:
@@ -121,13 +131,17 @@ def command(
     settings = Settings(threshold, known, seed, resamples)
     names = LabelColumns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
-    require_trust_in([reward])
-    confinement = sandbox_keys(sandbox)
-    loaded, deadline_s = _loaded(reward, labels.stem, confinement, options)
-    requests = [request for row in rows for request in row.requests]
-    fields = (key for request in requests for key in request.sample)
-    check_truth(loaded, (request.ground_truth for request in requests), fields, "row")
-    scorer, id_ = make_scorer(loaded, deadline_s), loaded.id
+    scorer: Scorer
+    if reward is not None:
+        require_trust_in([reward])
+        confinement = sandbox_keys(sandbox)
+        loaded, deadline_s = _loaded(reward, labels.stem, confinement, options)
+        requests = [request for row in rows for request in row.requests]
+        fields = (key for request in requests for key in request.sample)
+        check_truth(loaded, (request.ground_truth for request in requests), fields, "row")
+        scorer, id_ = make_scorer(loaded, deadline_s), loaded.id
+    else:
+        scorer, id_ = RecordedScorer((data or labels).parent, str(metric)), f"recorded {metric}"
 
     async def run() -> Calibration:
         CURRENT_PROVIDER_SESSION.set(

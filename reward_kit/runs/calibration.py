@@ -9,17 +9,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from reward_kit.agreement import cohens_kappa, kendall_tau_b, spearman
 from reward_kit.display_text import truncate
-from reward_kit.errors import ConfigError, RewardError
+from reward_kit.errors import ConfigError, Failure, RewardError, did_you_mean
+from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.runs.labels import LabeledRow, Pairs
+from reward_kit.runs.results import read_results
 from reward_kit.runs.statistics import Bounds, Floats, Integers, bootstrap_bounds, wilson_bounds
+from reward_kit.typed_interface import EvaluationMode
 
 # Figures of labels and scores
 
@@ -319,6 +323,50 @@ async def calibrate(
         figures=figures,
         worst=sorted(differing, key=lambda item: -abs(item.difference))[:worst],
     )
+
+
+class RecordedScorer:
+    """Returns scores that a run has recorded, so that no reward is called.
+
+    Args:
+        run: the run's directory.
+        metric: a metric of the run's reward, or "score" for the score itself.
+
+    Raises:
+        ConfigError: the run has no such metric.
+    """
+
+    mode: EvaluationMode = "pointwise"
+
+    def __init__(self, run: Path, metric: str) -> None:
+        if not (run / "scores.jsonl").exists():
+            raise ConfigError(f"--metric {metric}: {run} has no scores.jsonl; use labels of a run, or --reward")
+        self._metric = metric
+        self._results = {result.episode["rollout_id"]: result.to_result() for result in read_results(run)}
+        known = {name for result in self._results.values() if result is not None for name in result.metrics}
+        if metric not in {*known, "score"}:
+            raise ConfigError(f"--metric: unknown metric {metric!r}{did_you_mean(metric, {*known, 'score'})}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def score(self, request: ScoringRequest) -> Scored:
+        """Return the recorded score of a rollout."""
+        result = self._results.get(request.rollout_id)
+        metric = None if result is None else result.metrics.get(self._metric)
+        if result is not None and metric is not None and metric.is_score_valid:
+            return Scored(request.rollout_id, EvaluateResult(score=metric.score, reason=metric.reason))
+        if result is not None and metric is None and self._metric == "score" and result.is_score_valid:
+            return Scored(request.rollout_id, result)
+        message = f"the run has no {self._metric!r} of rollout {request.rollout_id}"
+        return Scored(request.rollout_id, failure=Failure("invalid_result", "InvalidResultError", message))
+
+    async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+        """Return the recorded score of each rollout."""
+        return [await self.score(request) for request in requests]
 
 
 class _Row(NamedTuple):

@@ -11,8 +11,11 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
+from reward_kit import Task, evaluate
 from reward_kit.cli.calibrate import command
 from reward_kit.errors import RewardKitError
+from reward_kit.runs.label_file import append_label, parse_label
+from reward_kit.runs.run_folder import read_episodes
 from tests.chat_server import ChatServer, status
 from tests.cli.project import Project
 from tests.rewards.judges import fair
@@ -184,3 +187,34 @@ def test_options_without_effect_are_rejected(folder: Path, arguments: tuple[str,
     (folder / "truthful.py").write_text(TRUTHFUL)
     done = call("labels.csv", *arguments)
     assert done.exit_code == 2 and problem in done.stderr
+
+
+def test_recorded_metric_is_compared_without_calling_a_reward(folder: Path) -> None:
+    (folder / "tone.py").write_text("def tone(messages, sample):\n    return sample['tone'], 'as heard'\n")
+    rows = [{"id": f"q{n}", "tone": tone} for n, tone in enumerate((0.0, 0.25, 0.75, 1.0))]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = Task(
+        "calls",
+        dataset=str(folder / "rows.jsonl"),
+        rewards={"tone": "tone.py:tone"},
+        policy={"type": "scripted", "actions": [{"type": "text", "content": "Hello"}]},
+        initial_user_prompt="Greet.",
+        folder=folder,
+    )
+    run = evaluate(task, log_dir=folder / "runs").path
+    names = {record["sample_id"]: record["rollout_id"] for record in read_episodes(run)}
+    for sample, label in (("q0", "fail"), ("q1", "pass"), ("q2", "pass"), ("q3", "pass")):
+        append_label(run, parse_label({"rollout_id": names[sample], "label": label}))
+    (folder / "tone.py").unlink()
+    labels = str(run / "labels.jsonl")
+    done = call(labels, "--metric", "tone", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["reward"], found["scored"], found["worst"][0]["score"]) == ("recorded tone", 4, 0.25)
+    assert found["figures"]["accuracy"]["value"] == pytest.approx(0.75)
+    assert json.loads(call(labels, "--metric", "score", "--json").stdout)["scored"] == 4
+    wrong = call(labels, "--metric", "tune")
+    assert wrong.exit_code == 2 and "unknown metric 'tune'; did you mean 'tone'?" in wrong.stderr
+    assert "has no scores.jsonl" in call("labels.csv", "--metric", "tone").stderr
+    for arguments in ((), ("--reward", "own.py:length", "--metric", "tone"), ("--metric", "tone", "-O", "most=1")):
+        assert call(labels, *arguments).exit_code == 2
