@@ -166,6 +166,8 @@ class PolicyUsage(NamedTuple):
     tokens: Mapping[str, int]
     cost: float | None
     unpriced: int  # episodes that used tokens without a known price
+    judge_cost: float | None  # None without a judge or a known price
+    judge_unpriced: int  # judge answers without a known price
     episode_s: float | None  # all episodes together
     policy_s: float | None  # the part of `episode_s` in the policy
     environment_s: float | None  # the part of `episode_s` in the environment
@@ -176,16 +178,25 @@ def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage
     """Sum the tokens, US dollars and seconds used by the episodes of a policy."""
     own = [facts for facts in episodes if facts.row.policy == policy]
     usages = [facts.row.usage for facts in own]
+    judge_costs = _judge_costs(own)
     return PolicyUsage(
         policy=policy,
         tokens={name: int(sum(usage.get(key, 0) for usage in usages)) for key, name in _TOKENS.items()},
         cost=_sum(usage.get("cost") for usage in usages),
         unpriced=sum("cost" not in usage and any(usage.get(key) for key in _TOKENS) for usage in usages),
+        judge_cost=_sum(judge_costs),
+        judge_unpriced=judge_costs.count(None),
         episode_s=_sum(facts.duration_s for facts in own),
         policy_s=_sum(facts.policy_s for facts in own),
         environment_s=_sum(facts.environment_s for facts in own),
         lengths=percentiles("one episode", (facts.duration_s for facts in own)),
     )
+
+
+def _judge_costs(episodes: Iterable[EpisodeOutline]) -> list[float | None]:
+    """Return the cost of each judge's answer. Episodes that were judged in one call share its cost."""
+    scores = (facts.score for facts in episodes if facts.score is not None)
+    return list({(score.unit, score.usage): score.cost_usd for score in scores if score.usage}.values())
 
 
 def episode_tokens(facts: EpisodeOutline) -> int:
@@ -211,8 +222,7 @@ def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigur
     calls = timeline.calls if timeline is not None else []
     scores = [facts.score for facts in run.episodes if facts.score is not None]
     complete, groups = groups_complete(run.episodes)
-    # Rollouts judged in one call all report the cost of the whole call; count it once.
-    usages = {(score.unit, score.usage): score.cost_usd for score in scores if score.usage}
+    judge_costs = _judge_costs(run.episodes)
     group_times = []
     for group in grouped(run.episodes, lambda facts: facts.group_id).values():
         done, _ = groups_complete(group)
@@ -231,8 +241,8 @@ def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigur
         calls=sum(len(call.attempts) for call in calls) if calls else None,
         retries=sum(max(0, len(call.attempts) - 1) for call in calls),
         known=sum(not call.attempts for call in calls),
-        cost=_sum(usages.values()),
-        unpriced=sum(cost is None for cost in usages.values()),
+        cost=_sum(judge_costs),
+        unpriced=judge_costs.count(None),
         groups=(len(complete), groups),
         untimed=sum(score.submitted_s is None for score in scores),
     )

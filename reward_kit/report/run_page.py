@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -89,6 +90,7 @@ def run_page(
     episodes = figures.episodes_table(listed, run.pass_threshold, labels, columns if has_tags else None)
     tables = (figures.samples_table(listed, run.pass_threshold), figures.groups_table(listed))
     spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
+    has_judge = any(one.judge_cost is not None or one.judge_unpriced for one in spent)
     page = {
         "title": escape_text(header.task_name, NAME_LENGTH),
         "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
@@ -110,7 +112,8 @@ def run_page(
         "stop_reasons": figures.stop_reasons(run.episodes),
         "failure_classes": figures.failure_classes(run.episodes),
         "slices": slices,
-        "spent": [(one, _cost(one.cost, one.unpriced, sum(one.tokens.values()))) for one in spent],
+        "spent": [(one, _costs(one, has_judge=has_judge)) for one in spent],
+        "has_judge": has_judge,
         "timeline": draw_timeline(timeline) if timeline is not None else None,
         "timeline_notes": _timeline_notes(run, timeline, scoring),
         "scoring": scoring,
@@ -190,6 +193,18 @@ def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
     if cost is None:
         return "unknown" if tokens else DASH
     return f"at least {dollars(cost)} ({unpriced:,} without a price)" if unpriced else dollars(cost)
+
+
+def _costs(used: figures.PolicyUsage, *, has_judge: bool) -> list[str]:
+    """Return the cost of a policy and, in a run with a judge, also that of the judge and the total."""
+    tokens = sum(used.tokens.values())
+    costs = [_cost(used.cost, used.unpriced, tokens)]
+    if has_judge:
+        known = [cost for cost in (used.cost, used.judge_cost) if cost is not None]
+        unpriced = used.unpriced + used.judge_unpriced
+        costs.append(_cost(used.judge_cost, used.judge_unpriced, used.judge_unpriced))
+        costs.append(_cost(math.fsum(known) if known else None, unpriced, unpriced))
+    return costs
 
 
 def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> list[str]:

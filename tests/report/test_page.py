@@ -55,6 +55,31 @@ def test_headline_figures_match_the_summary(tmp_path: Path) -> None:
         assert shown["unscored"] == policy["episodes"] - policy["scored"] == policy["score"]["n_unscored"] > 0
 
 
+def test_cost_table_shows_the_cost_of_the_judge_and_the_total_beside_that_of_the_policy(tmp_path: Path) -> None:
+    def judged(name: str, cost: str) -> dict:
+        metrics = {"judge_usage": {"reason": f"calls=1 cost_usd={cost}"}}
+        return score(name, 1.0, result={"score": 1.0, "reason": "", "metrics": metrics})
+
+    def costs(folder: str, policy_cost: dict, *judge_costs: str) -> tuple[list[str], list[str]]:
+        names = [f"r{number}" for number in range(max(1, len(judge_costs)))]
+        usage = {"prompt_tokens": 10, **policy_cost}
+        scores = [judged(*pair) for pair in zip(names, judge_costs, strict=False)]
+        (tmp_path / folder).mkdir()
+        run = make_run(tmp_path / folder, [episode(name, usage=usage) for name in names], scores)
+        text = write_report(run).read_text(encoding="utf-8")
+        table = text.partition('data-live="spent"')[2].partition("</section>")[0]
+        heads = re.findall(r"<th[^>]*>([^<]*cost)</th>", table)
+        return heads, re.findall(r'<td class="n">([^<]*)</td>', table)[2 : 2 + len(heads)]
+
+    heads, cells = costs("priced", {"cost": 0.5}, "0.25", "0.125")
+    assert heads == ["cost", "judge cost", "total cost"] and cells == ["$1.0000", "$0.3750", "$1.3750"]
+    _, cells = costs("unpriced", {"cost": 0.5}, "0.25", "unknown")
+    assert cells == ["$1.0000", "at least $0.2500 (1 without a price)", "at least $1.2500 (1 without a price)"]
+    _, cells = costs("unknown", {}, "unknown")
+    assert cells == ["unknown", "unknown", "unknown"]
+    assert costs("alone", {"cost": 0.5}) == (["cost"], ["$0.5000"])
+
+
 def test_counts_match_the_summary(tmp_path: Path) -> None:
     run = random_run(tmp_path, 100)
     page, policies = page_of(run), summary_of(run)["policies"]
