@@ -272,7 +272,7 @@ class TestTaskWithCosts:
     def test_policy_without_a_model_is_no_error(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         policy = "policy: {type: openai, base_url: 'http://127.0.0.1:9/v1', OPTION: 0.5}\n"
-        assert "1 episode by the policy that you name" in self.told(folder, policy.replace("OPTION", "temperature"))
+        assert "1 episode with the policy that you pass" in self.told(folder, policy.replace("OPTION", "temperature"))
         (folder / "task.yaml").write_text(self.TASK + policy.replace("OPTION", "temprature"), encoding="utf-8")
         assert "policy.temprature: unknown key" in str(check("task.yaml").exception)
 
