@@ -49,7 +49,7 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward, make_scorer
-from reward_kit.reward_agent.named_rewards import NamedRewards, each_reward
+from reward_kit.reward_agent.named_rewards import NamedRewards, each_call, each_reward
 from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
 from reward_kit.reward_agent.sources import find_module, read_source
@@ -123,7 +123,7 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
 
 def asks_models(reward: Reward) -> bool:
     """Return True if a reward calls models; sandboxed rewards cannot."""
-    specs = (one for one in each_reward(reward).values() if isinstance(one, RewardSpec))
+    specs = (one for one in each_call(reward) if isinstance(one, RewardSpec))
     return any(getattr(resource, "asks_models", False) for spec in specs for resource in spec.resources.values())
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -14,11 +13,10 @@ from typing import Any, NamedTuple, Self
 from reward_kit.models import EvaluateResult, MetricResult
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest, score_unbroken
 from reward_kit.rewards.combinators import weighted_result
-from reward_kit.rewards.judge_prompts import METRIC
-from reward_kit.typed_interface import EvaluationMode
+from reward_kit.rewards.judge_prompts import METRIC, sum_usages
+from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
 _LEVELS = ("in_process", "warm", "isolated")
-_FIGURE = re.compile(r"(\w+)=(\S+)")
 
 
 class RewardPart(NamedTuple):
@@ -63,6 +61,16 @@ class NamedRewards:
     def required(self) -> frozenset[str]:
         """The parameters that any reward requires."""
         return frozenset[str]().union(*(part.reward.required for part in self.parts.values()))
+
+
+def each_call(reward: Reward) -> Iterator[Reward]:
+    """Yield every reward that a score calls, including the parts of combined rewards."""
+    for one in each_reward(reward).values():
+        parts = getattr(one.function, "made_of", {}) if isinstance(one, RewardSpec) else {}
+        if not parts:
+            yield one
+        for part in parts.values():
+            yield from each_call(part)
 
 
 def each_reward(reward: Reward) -> Mapping[str, Reward]:
@@ -143,23 +151,8 @@ class NamedScorer:
                     result.metrics.setdefault(f"{name}.{metric}", value)
         usages = [part.metrics[METRIC].reason for part in results.values() if METRIC in part.metrics]
         if usages:
-            result.metrics[METRIC] = MetricResult(score=0.0, is_score_valid=False, reason=_added(usages))
+            result.metrics[METRIC] = MetricResult(score=0.0, is_score_valid=False, reason=sum_usages(usages))
         asked = next((part for part in results.values() if part.query is not None), None)
         if asked is not None:
             result.query, result.response = asked.query, asked.response
         return replace(common, result=result)
-
-
-def _added(usages: Sequence[str]) -> str:
-    """Return the sum of judges' usages; a figure that one does not know is unknown."""
-    if len(usages) == 1:
-        return usages[0]
-    sums: dict[str, float | None] = {}
-    for name, text in (figure for usage in usages for figure in _FIGURE.findall(usage)):
-        known = sums.get(name, 0.0)
-        sums[name] = None if known is None or text == "unknown" else known + float(text)
-    texts = {
-        name: "unknown" if value is None else f"{value:.6f}" if name == "cost_usd" else f"{value:.0f}"
-        for name, value in sums.items()
-    }
-    return " ".join(f"{name}={text}" for name, text in texts.items())

@@ -15,6 +15,7 @@ from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
 from reward_kit.reward_calls import Caller, OpenReward, fix_options
+from reward_kit.rewards.judge_prompts import METRIC, sum_usages
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
@@ -171,16 +172,23 @@ class CombinedReward:
         return await self._opened[name].call(copies)
 
     async def score(self, **values: Any) -> EvaluateResult:
-        """Return the result of one rollout."""
+        """Return the result of one rollout, with the usage of all judges that were called."""
+        usages: list[str] = []
 
         async def call(name: str) -> EvaluateResult:
             result = await self.call_part(name, values)
+            if METRIC in result.metrics:
+                usages.append(result.metrics[METRIC].reason)
             if result.error is not None or not result.is_score_valid:
                 problem = result.error or result.reason
                 raise InvalidResultError(f"{self.made_of[name].id} returned no valid score: {problem}")
             return result
 
-        return await self.combine(call)
+        result = await self.combine(call)
+        if usages:
+            usage = MetricResult(score=0.0, is_score_valid=False, reason=sum_usages(usages))
+            result = result.model_copy(update={"metrics": {**result.metrics, METRIC: usage}})
+        return result
 
     async def close(self) -> None:
         """Close the parts in reverse order of opening."""

@@ -287,6 +287,13 @@ class JudgeClients:
             finally:
                 await clients.close()
 
+    @staticmethod
+    def unpriced_model(options: Mapping[str, Any]) -> str | None:
+        """Return the model that these options of a judge name, if its price is unknown."""
+        model, price_file = options.get("model"), client_options(options.get("client")).price_file
+        is_priced = price_file is not None and model in load_prices(price_file).models
+        return None if is_priced else model
+
     async def close(self) -> None:
         """Close all connections and files."""
         for client in self._clients.values():

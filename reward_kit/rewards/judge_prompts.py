@@ -34,6 +34,7 @@ from reward_kit.validation import describe_validation_error
 Rubric = Mapping[str, Criterion]
 METRIC = "judge_usage"
 """The metric under which a judge's calls, tokens and dollars are recorded."""
+_FIGURE = re.compile(r"(\w+)=(\S+)")
 DEFAULT_RUBRIC: Rubric = {
     "helpfulness": Criterion(
         description="The answer does what was asked for, all of it, and nothing that gets in the way."
@@ -346,3 +347,18 @@ class Scale(NamedTuple):
     def share(self, grade: float) -> float:
         """Map a grade to [0, 1] on the scale."""
         return (grade - self.lowest) / (self.highest - self.lowest)
+
+
+def sum_usages(usages: Sequence[str]) -> str:
+    """Return the sum of the usages of several judges; a figure that is unknown for one of them is unknown."""
+    if len(usages) == 1:
+        return usages[0]
+    sums: dict[str, float | None] = {}
+    for name, text in (figure for usage in usages for figure in _FIGURE.findall(usage)):
+        known = sums.get(name, 0.0)
+        sums[name] = None if known is None or text == "unknown" else known + float(text)
+    texts = {
+        name: "unknown" if value is None else f"{value:.6f}" if name == "cost_usd" else f"{value:.0f}"
+        for name, value in sums.items()
+    }
+    return " ".join(f"{name}={text}" for name, text in texts.items())

@@ -24,6 +24,7 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
+from reward_kit.reward_agent.named_rewards import each_call
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.inputs import copy_inputs
 from reward_kit.runs.redaction import Redaction, load_redaction, without_hidden, without_secrets
@@ -380,6 +381,8 @@ def _check_labels(labels: Sequence[str]) -> None:
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
     """Raise ConfigError if there is a cost limit but the cost of some actions is unknown."""
+    if task.definition.run_limits.cost is not None and task.reward is not None:
+        _check_judge_prices(task, task.reward)
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
     unknown = {named.label: named.policy for named in policies if not named.policy.knows_cost}
     unknown |= {WHO: user.policy} if user is not None and not user.knows_cost else {}
@@ -403,6 +406,18 @@ def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: Simulat
         f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be enforced: the "
         f"price of {', '.join(unknown)} is unknown; {'; '.join(fixes)}"
     )
+
+
+def _check_judge_prices(task: LoadedTask, reward: Reward) -> None:
+    for one in each_call(reward):
+        for resource in one.resources.values():
+            find = getattr(resource, "unpriced_model", None)
+            if find is not None and (model := find(one.options)) is not None:
+                raise ConfigError(
+                    f"{task.path}: a limit on cost (--max-cost, run_limits.cost) cannot be enforced: the price of the "
+                    f"judge {model!r} is unknown; give the judge a price_file, client: {{price_file: prices.yaml}}, "
+                    f"with a line such as {model}: {{input: 0.25, output: 2.00}}, US dollars per million tokens"
+                )
 
 
 def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> SimulatedUser | None:

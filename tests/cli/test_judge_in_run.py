@@ -19,6 +19,8 @@ from reward_kit.rewards import llm_judge
 judge = with_options(llm_judge, model="judge", base_url="{url}")
 """
 
+POLICY = {"type": "scripted", "actions": [{"type": "text", "content": "done"}]}
+
 
 async def test_judged_run_uses_the_task_rubric_and_replays(tmp_path: Path) -> None:
     criteria = {"rubric": {"manners": {"description": "It is polite.", "weight": 2}}}
@@ -92,21 +94,55 @@ async def test_judge_cost_is_in_the_totals_and_counts_towards_max_cost(tmp_path:
     assert f"${paid:.4f}" in done.stdout
 
 
-async def test_cost_limit_stops_a_run_whose_judge_has_no_price(tmp_path: Path) -> None:
-    criteria = {"rubric": {"manners": {"description": "It is polite.", "weight": 2}}}
-    policy = {"type": "scripted", "actions": [{"type": "text", "content": "done"}]}
-    project = Project(
-        tmp_path, rows=4, reward_function_path="judge.py:judge", evaluation_criteria=criteria, policy=policy
-    )
+NAMED = """
+from reward_kit import with_options
+from reward_kit.rewards import exact_answer, llm_judge, weighted
+
+judge = with_options(llm_judge, model="judge", base_url="{url}"{client})
+both = weighted(judge=judge, exact=exact_answer)
+"""
+OWN = """
+from reward_kit import EvaluateResult, MetricResult, reward_function
+
+@reward_function
+def judge(messages):
+    usage = MetricResult(score=0.0, is_score_valid=False, reason="calls=1 cost_usd=unknown")
+    return EvaluateResult(score=1.0, metrics={"judge_usage": usage})
+"""
+
+
+@pytest.mark.parametrize("reference", ["judge.py:judge", "judge.py:both"])
+async def test_cost_limit_rejects_a_judge_without_a_price_before_the_run(tmp_path: Path, reference: str) -> None:
+    rewards = [
+        {"name": "right", "reward_function_path": "reward.py:right"},
+        {"name": "polite", "reward_function_path": reference},
+    ]
+    project = Project(tmp_path, rows=4, reward_function_path=None, rewards=rewards, policy=POLICY)
     options = {"REWARD_KIT_RUN_SANDBOX": "in_process"}
     async with ChatServer(fair(grades(4))) as server:
-        (tmp_path / "judge.py").write_text(REWARD.format(url=server.base_url))
-        limits = ["--max-cost", "1.5", "--max-concurrency", "1"]
-        stopped = await asyncio.to_thread(project.call, "run", "task.yaml", *limits, **options)
+        (tmp_path / "judge.py").write_text(NAMED.format(url=server.base_url, client=""))
+        rejected = await asyncio.to_thread(project.call, "run", "task.yaml", "--max-cost", "1.5", **options)
+        assert not server.bodies and not (tmp_path / "runs").exists()
         free = await asyncio.to_thread(project.call, "run", "task.yaml", **options)
+        (tmp_path / "prices.yaml").write_text("judge: {input: 1, output: 1}\n")
+        client = ', client={"price_file": "prices.yaml"}'
+        (tmp_path / "judge.py").write_text(NAMED.format(url=server.base_url, client=client))
+        priced = await asyncio.to_thread(project.call, "run", "task.yaml", "--max-cost", "1.5", **options)
+    assert rejected.returncode == 2 and "the price of the judge 'judge' is unknown" in rejected.stderr
+    assert free.returncode == priced.returncode == 0, free.stderr + priced.stderr
+    assert judge_cost(free.stdout) == "unknown" and judge_cost(priced.stdout).startswith("$0.0")
+
+
+def judge_cost(table: str) -> str:
+    return table.partition("judge cost")[2].splitlines()[0].strip()
+
+
+def test_cost_limit_stops_a_run_whose_reward_reports_an_unknown_price(tmp_path: Path) -> None:
+    project = Project(tmp_path, rows=4, reward_function_path="own.py:judge", policy=POLICY)
+    (tmp_path / "own.py").write_text(OWN)
+    options = {"REWARD_KIT_RUN_SANDBOX": "in_process"}
+    stopped = project.call("run", "task.yaml", "--max-cost", "1.5", "--max-concurrency", "1", **options)
     assert stopped.returncode == 3 and "the judge's price is unknown" in stopped.stderr
-    assert free.returncode == 0, free.stderr
-    assert "judge cost" in free.stdout and "unknown" in free.stdout.partition("judge cost")[2].splitlines()[0]
 
 
 async def test_cached_run_calls_neither_model_nor_judge_and_reports_its_hits(tmp_path: Path) -> None:

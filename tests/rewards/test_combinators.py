@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from reward_kit import EvaluateResult, Message, StepOutput, reward_function, with_options
+from reward_kit import EvaluateResult, Message, MetricResult, StepOutput, reward_function, with_options
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.in_process import score_one
 from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rewards.combinators import clip, first_of, gate, weighted
+from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.typed_interface import reward_spec
 
 pytestmark = pytest.mark.asyncio
@@ -84,6 +85,28 @@ async def test_reason_quotes_the_parts_from_the_lowest_score_with_unweighted_par
     assert second.startswith("wordy 0.5 (weight 0.5): many words words") and second.endswith("…") and len(second) < 350
     assert last == "count 0.2 (weight 0): length"
     assert len(scored.result.metrics["wordy"].reason) > 600, "the metric has the full reason"
+
+
+async def test_combined_rewards_report_the_usage_of_all_judges_that_they_called():
+    def judge(cost: str, is_valid: bool = True):
+        @reward_function
+        def judged(messages: list[Message]) -> EvaluateResult:
+            usage = MetricResult(score=0.0, is_score_valid=False, reason=f"calls=1 cost_usd={cost}")
+            return EvaluateResult(score=1.0, is_score_valid=is_valid, metrics={METRIC: usage})
+
+        return judged
+
+    cheap, dear, unpriced, failed = judge("0.25"), judge("0.5"), judge("unknown"), judge("0.5", is_valid=False)
+    cases = [
+        (weighted(a=cheap, b=dear, c=exact), "calls=2 cost_usd=0.750000"),
+        (weighted(a=cheap, b=unpriced), "calls=2 cost_usd=unknown"),
+        (gate(cheap, dear), "calls=2 cost_usd=0.750000"),
+        (clip(weighted(a=dear, b=exact)), "calls=1 cost_usd=0.5"),
+        (first_of(failed, cheap), "calls=2 cost_usd=0.750000"),
+    ]
+    for reward, usage in cases:
+        assert (await score(reward)).result.metrics[METRIC].reason == usage
+    assert METRIC not in (await score(weighted(a=exact))).result.metrics
 
 
 async def test_unscored_part_leaves_the_combination_unscored():
