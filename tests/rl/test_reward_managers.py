@@ -202,7 +202,8 @@ def test_batch_is_scored_in_one_call_by_both_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"), [([1.0], "1 scores for 2 solutions"), (1.0, "must return a list for several solutions, got a float")]
+    ("returned", "told"),
+    [([1.0], "1 scores for 2 solutions"), (1.0, "must return a list for several solutions, got a float")],
 )
 def test_batch_result_of_wrong_length_leaves_all_rows_unscored(returned: Any, told: str) -> None:
     found = BatchRewardManager(WordTokenizer(), 0, lambda solution_strs: returned)(sums("one", "one"), return_dict=True)
