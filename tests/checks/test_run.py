@@ -253,9 +253,9 @@ def test_torn_last_line_is_ignored_and_damaged_line_reported(recorded: Path, tmp
         (("rollouts.jsonl",), "unknown format; pass --format trl or --format verifiers"),
         (("runs/lake-1/episodes.jsonl",), "to check a run, pass the directory runs/lake-1"),
         (("rolouts.jsonl", "--format", "trl"), "did you mean 'rollouts.jsonl'?"),
-        (("runs/lake-1", "--seed", "1"), "--seed is for a reward or a task file or a resource"),
-        (("runs/lake-1", "--format", "trl"), "--format is for a file of rollouts"),
-        (("rollouts.jsonl", "--steps", "1"), "--steps is for a resource"),
+        (("runs/lake-1", "--seed", "1"), "--seed applies to a reward or a task file or a resource"),
+        (("runs/lake-1", "--format", "trl"), "--format applies to a file of rollouts"),
+        (("rollouts.jsonl", "--steps", "1"), "--steps applies to a resource"),
     ],
 )
 def test_invalid_usage_is_rejected(

@@ -103,10 +103,10 @@ def test_extra_info_of_any_type_is_passed_to_a_verl_style_function() -> None:
     [
         (math.nan, "no score (NaN)"),
         (None, "no score (None)"),
-        ("1", "reward gave a str as the score; return a number, (score, query, response)"),
+        ("1", "reward returned a str as the score; return a number, (score, query, response)"),
         ({"acc": 1}, "a mapping without 'score'; it has ['acc']"),
         ((0.5, "query"), "2 values; return (score, query, response)"),
-        (torch.tensor([1.0, 2.0]), "a Tensor of several items as the score"),
+        (torch.tensor([1.0, 2.0]), "a Tensor with several items as the score"),
         (ValueError("no digits"), "ValueError: no digits"),
     ],
 )
@@ -154,7 +154,7 @@ async def test_async_reward_works_inside_an_event_loop() -> None:
 
 def test_missing_required_ground_truth_is_reported() -> None:
     with pytest.raises(
-        ConfigError, match=r"'exact' needs ground_truth, which no row of .* has \(their fields: extra_info"
+        ConfigError, match=r"'exact' needs ground_truth, but no row of .* has one \(their fields: extra_info"
     ):
         naive(exact)(answers([[4]], extra_info=[{}]))
     with pytest.raises(ConfigError, match="'compute_score' needs ground_truth"):
@@ -202,7 +202,8 @@ def test_batch_is_scored_in_one_call_by_both_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"), [([1.0], "1 scores for 2 solutions"), (1.0, "returns a list, not a float")]
+    ("returned", "told"),
+    [([1.0], "1 scores for 2 solutions"), (1.0, "must return a list for several solutions, got a float")],
 )
 def test_batch_result_of_wrong_length_leaves_all_rows_unscored(returned: Any, told: str) -> None:
     found = BatchRewardManager(WordTokenizer(), 0, lambda solution_strs: returned)(sums("one", "one"), return_dict=True)

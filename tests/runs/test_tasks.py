@@ -110,7 +110,7 @@ def test_a_key_without_effect_is_an_error(tmp_path: Path, keys: str, message: st
     ("source", "message"),
     [
         ("def r(messages, groundtruth):\n    pass\n", "unknown parameter 'groundtruth'.*did you mean 'ground_truth'"),
-        ("def r(messages, ground_truth):\n    pass\n", "needs ground_truth, which no sample has"),
+        ("def r(messages, ground_truth):\n    pass\n", "needs ground_truth, but no sample has one"),
         (
             "from reward_kit import reward_function\n"
             "@reward_function(requirements=['no-such-package>=3'])\ndef r(messages):\n    pass\n",
