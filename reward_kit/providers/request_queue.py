@@ -162,7 +162,7 @@ class Concurrency:
     """
 
     __slots__ = (
-        *("_cut_at", "_cuts_in_a_row", "_has_answers", "_most", "_share", "_threshold", "_unrefused"),
+        *("_cut_at", "_cuts_in_a_row", "_has_answers", "_most", "_rejections", "_share", "_threshold", "_unrefused"),
         *("limit", "tolerates"),
     )
 
@@ -176,6 +176,7 @@ class Concurrency:
         self._unrefused = 0
         self._share = 0.0  # running average of the share of rejections since the last cut
         self._has_answers = False  # since the last cut
+        self._rejections = 0  # that caused or followed the last cut
 
     def answered(self, is_scarce: bool, in_flight: int = 1) -> None:
         """Record an answer; the limit grows if requests are waiting because of it (`is_scarce`)."""
@@ -200,12 +201,18 @@ class Concurrency:
                 return False
             self._share, self._has_answers = 0.0, False
             self._cut_at, self._unrefused = latest, in_flight
-            self._cuts_in_a_row += 1
+            self._cuts_in_a_row, self._rejections = self._cuts_in_a_row + 1, 0
             self._threshold = max(1.0, _CUT * in_flight)
             self.limit = min(self.limit, self._threshold)
+        self._rejections += 1
         self._unrefused -= 1
         self.limit = max(1.0, min(self.limit, float(self._unrefused)))
         return is_news
+
+    @property
+    def is_isolated(self) -> bool:
+        """True if the latest rejection is a single one: others of the same round trip may be accepted."""
+        return self._rejections == 1 and self._cuts_in_a_row <= 1 and self._unrefused > 0
 
     @staticmethod
     def _weight(in_flight: int) -> float:
@@ -598,7 +605,7 @@ class RequestQueue:
             most_s = self._watcher.outage_time_s or _OUTAGE_S
             if asked_s > most_s:
                 self._stop_soon(f"{self._name} requests a pause of {asked_s:g} s")
-            if not self._concurrency.tolerates:
+            if not (self._concurrency.tolerates or self._concurrency.is_isolated):
                 self._paused_until = max(self._paused_until, now + min(asked_s, most_s))
         elif is_news:
             self._paused_until = max(self._paused_until, now + self._concurrency.pause_s())

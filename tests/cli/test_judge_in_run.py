@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chat_server import ChatServer, answer
+from tests.chat_server import ChatServer, answer, silent
 from tests.cli.project import Project, lines
 from tests.rewards.judges import data_block, fair, grades
 
@@ -143,6 +143,19 @@ def test_cost_limit_stops_a_run_whose_reward_reports_an_unknown_price(tmp_path: 
     options = {"REWARD_KIT_RUN_SANDBOX": "in_process"}
     stopped = project.call("run", "task.yaml", "--max-cost", "1.5", "--max-concurrency", "1", **options)
     assert stopped.returncode == 3 and "the judge's price is unknown" in stopped.stderr
+
+
+async def test_judge_that_never_answers_ends_the_run_at_its_first_timeout(tmp_path: Path) -> None:
+    limits = {"outage_time_s": 0.1}
+    project = Project(tmp_path, reward_function_path="judge.py:judge", policy=POLICY, run_limits=limits)
+    async with ChatServer([silent()] * 40) as server:
+        client = ', client={"total_timeout_s": 0.5}'
+        (tmp_path / "judge.py").write_text(NAMED.format(url=server.base_url, client=client))
+        done = await asyncio.to_thread(project.call, "run", "task.yaml", REWARD_KIT_RUN_SANDBOX="in_process")
+        assert len(server.bodies) <= 6, "no request is repeated"
+    assert done.returncode == 3
+    assert "total_timeout_s=0.5; raise total_timeout_s" in done.stderr
+    assert "idle_timeout_s" not in done.stderr
 
 
 async def test_cached_run_calls_neither_model_nor_judge_and_reports_its_hits(tmp_path: Path) -> None:

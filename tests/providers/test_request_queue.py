@@ -261,6 +261,22 @@ async def test_retry_after_of_a_rare_rejection_delays_only_its_request():
     assert scene.queue._concurrency.limit == float("inf")
 
 
+async def test_retry_after_of_a_single_rejection_pauses_the_queue_only_if_another_follows():
+    scene = Scene()
+    later = TransientError("later", 20.0, 429)
+    scene.request(0, later, seconds=0.0)
+    for name in range(1, 4):
+        scene.request(name, later if name == 3 else None, seconds=float(name))
+    await scene.clock.advance(0.5)
+    scene.request(4)
+    await scene.clock.advance(2.0)
+    assert 4 in [name for _, name in scene.entered]
+    await scene.clock.advance(1.0)
+    scene.request(5)
+    await scene.clock.advance(10.0)
+    assert 5 not in [name for _, name in scene.entered], "the second rejection of the burst pauses the queue"
+
+
 async def test_retry_after_beyond_outage_time_stops_the_run():
     scene = Scene(patience_s=60.0)
     await answered_once(scene)
