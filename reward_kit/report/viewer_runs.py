@@ -576,7 +576,7 @@ def _with_figures(known: RunRow, summaries: Sequence[PolicySummary]) -> list[Run
             mean=summary.score.mean if summary.score else None,
             low=summary.score.low if summary.score else None,
             high=summary.score.high if summary.score else None,
-            cost=summary.cost,
+            cost=summary.total_cost,
         )
         for summary in summaries
     ] or [known]

@@ -83,7 +83,7 @@ def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str,
 def _part_reason(name: str, result: EvaluateResult, weight: float) -> str:
     """Return a part's score, weight and reason on one line; its metric has the full reason."""
     reason = truncate(" ".join((result.reason or "").split()), _PART_REASON)
-    return f"{name} {result.score:g} (weight {weight:g})" + (f": {reason}" if reason else "")
+    return f"{name} {result.score:.3g} (weight {weight:.3g})" + (f": {reason}" if reason else "")
 
 
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:

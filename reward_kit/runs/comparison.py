@@ -545,6 +545,7 @@ def _side_to_json(side: Side) -> dict[str, Any]:
         "errors": dict(summary.errors),
         "tokens": summary.tokens,
         "cost": summary.cost,
+        "judge_cost": summary.judge_cost,
     }
 
 

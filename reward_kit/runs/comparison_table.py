@@ -13,7 +13,7 @@ from rich.text import Text
 
 from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import Comparison, Difference, Gate, Side
-from reward_kit.runs.display import difference_text, figure, interval_text
+from reward_kit.runs.display import cost_lines, difference_text, figure, interval_text
 
 _NAMES_SHOWN = 10
 _NAME_LENGTH = 60
@@ -95,8 +95,7 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
     ]
     if any(side.summary.tokens for side in sides):
         rows.append(("tokens (per episode)", [tokens_text(side) for side in sides]))
-        rows.append(("cost", [cost_text(side) for side in sides]))
-    return rows
+    return rows + cost_lines([side.summary for side in sides])
 
 
 def sentence(comparison: Comparison, difference: Difference) -> str:
@@ -214,10 +213,3 @@ def tokens_text(side: Side) -> str:
     """Format the number of tokens of all episodes, and per episode."""
     tokens = side.summary.tokens
     return f"{tokens:,} ({tokens / side.summary.episodes:,.0f})"
-
-
-def cost_text(side: Side) -> str:
-    """Format the cost of all episodes in US dollars."""
-    if side.summary.cost is None:
-        return "unknown" if side.summary.tokens else _DASH
-    return f"${side.summary.cost:.4f}"

@@ -166,10 +166,27 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     ]
     if any(summary.tokens for summary in summaries):
         lines.append(("tokens", [f"{summary.tokens:,}" for summary in summaries]))
-        lines.append(("cost", [_cost(summary.cost) for summary in summaries]))
-    if any(summary.judge_calls or summary.judge_cost is not None for summary in summaries):
-        lines.append(("judge cost", [_cost(summary.judge_cost) for summary in summaries]))
+    return lines + cost_lines(summaries)
+
+
+def cost_lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
+    """Return the rows with the costs of policies and judges, without those that do not apply."""
+    lines = []
+    if any(summary.tokens for summary in summaries):
+        lines.append(("cost", [cost_text(summary) for summary in summaries]))
+    if any(summary.judge_calls for summary in summaries):
+        lines.append(("judge cost", [judge_cost_text(summary) for summary in summaries]))
     return lines
+
+
+def cost_text(summary: PolicySummary) -> str:
+    """Format the cost of a policy without its judge."""
+    return _cost(summary.cost, is_used=summary.tokens > 0)
+
+
+def judge_cost_text(summary: PolicySummary) -> str:
+    """Format the cost of the judges of a policy's episodes."""
+    return _cost(summary.judge_cost, is_used=summary.judge_calls > 0)
 
 
 def interval_text(interval: Interval | None) -> str:
@@ -209,8 +226,10 @@ def _number(value: float | None) -> str:
     return "–" if value is None else figure(value)
 
 
-def _cost(value: float | None) -> str:
-    return "unknown" if value is None else f"${value:.4f}"
+def _cost(value: float | None, *, is_used: bool) -> str:
+    if value is None:
+        return "unknown" if is_used else "–"
+    return f"${value:.4f}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -186,6 +186,13 @@ class PolicySummary:
     metrics: Mapping[str, Interval | None] = field(default_factory=dict)
     tags: Mapping[str, SliceSummary] = field(default_factory=dict)
 
+    @property
+    def total_cost(self) -> float | None:
+        """The cost in US dollars including the judge; None if either is unknown."""
+        if self.cost is None or (self.judge_calls and self.judge_cost is None):
+            return None
+        return self.cost + (self.judge_cost or 0.0)
+
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
     """Return the usage of an episode, including its simulated user."""
