@@ -232,7 +232,7 @@ def _converted(value: Any) -> Any:
         return value.item()
     if callable(getattr(kind, "model_dump", None)):
         return value.model_dump(mode="python")
-    raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} has no JSON form")
+    raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be converted to JSON")
 
 
 def _left_behind(lowest: int, channel: int) -> list[str]:

@@ -47,7 +47,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "load": "The file could not be loaded, because of a syntax error, a missing module, or a missing function.",
     "exit": "The process exited before it returned a result.",
     "signal": "The process was killed by a signal, such as a crash of a native extension.",
-    "forbidden_call": "The code made a system call of another architecture.",
+    "forbidden_call": "The code made a system call for another architecture.",
     "type": "The result contains a value that JSON cannot represent.",
     "cycle": "The result contains itself.",
     "setup": "The sandbox could not be set up, so the code was not run; `reward-kit doctor` shows the reason.",
@@ -192,7 +192,7 @@ def _value(evidence: Evidence, limits: Limits) -> Any:
         if status == -_SIGKILL and evidence.cpu_s >= 0.75 * limits.cpu_s:
             raise _beyond_cpu(limits)
         if status == -_SIGSYS:
-            raise _CallFailed("forbidden_call", "the code made a system call of another architecture", "")
+            raise _CallFailed("forbidden_call", "the code made a system call for another architecture", "")
         if status is not None and status < 0:
             raise _CallFailed("signal", f"the process was killed by signal {-status} before it returned a result", "")
         raise _CallFailed("no_result", f"the process exited with status {status} before it returned a result", "")
