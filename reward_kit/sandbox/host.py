@@ -414,7 +414,7 @@ _known: dict[Strength, Availability] = {}
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a strength works on this machine, and if not, the reason."""
+    """The result of testing whether a strength works on this machine."""
 
     strength: Strength
     is_available: bool  # True if a test child was confined
