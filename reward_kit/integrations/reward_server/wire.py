@@ -1,6 +1,6 @@
-"""Requests and answers of a reward server: pydantic models, and reading a body within limits on size and time.
+"""Requests and responses of a reward server: pydantic models, and reading a body within limits on size and time.
 
-Bodies are strict JSON; every error names the field.
+A body must be strict JSON, and every error names the field.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_FIELD = 200
 
 
 class StateBody(BaseModel):
-    """A resource's final state in its stored form."""
+    """The final state of a resource, as it is stored."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="State")
 
@@ -53,7 +53,7 @@ class StateBody(BaseModel):
 
 
 class RolloutBody(BaseModel):
-    """A rollout in the form that a reward function may see."""
+    """A rollout, with the data that a reward function can see."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 
@@ -90,7 +90,7 @@ class ScoreBody(RolloutBody):
 
 
 class BatchBody(BaseModel):
-    """A request for several scores; for a batch reward, the rollouts are one group."""
+    """A request for several scores. For a batch reward, the rollouts form one group."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="BatchRequest")
 
@@ -99,7 +99,7 @@ class BatchBody(BaseModel):
 
 
 class BatchAnswerBody(BaseModel):
-    """Scores in the order of the request."""
+    """The scores, in the order of the request."""
 
     model_config = ConfigDict(strict=True, title="Scores")
 
@@ -115,9 +115,9 @@ class ListBody(BaseModel):
 
 
 def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
-    """Return the answer for a score; see `AnswerBody`.
+    """Return the response for a score; see `AnswerBody`.
 
-    A step index with too many digits leaves only its own rollout unscored.
+    If a step index has too many digits, only its rollout is unscored.
     """
     steps = (scored.result.step_outputs if scored.result is not None else None) or ()
     if any(isinstance(step.step_index, int) and step.step_index.bit_length() > _MOST_BITS for step in steps):
@@ -140,7 +140,7 @@ def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
 
 
 class BodyReader:
-    """Reads request bodies; `bytes` is the total size of the bodies in memory."""
+    """Reads request bodies. `bytes` is the total size of the bodies in memory."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.bytes = 0
@@ -153,7 +153,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: web.BaseRequest) -> AsyncIterator[bytearray]:
-        """Read the body; its bytes count until the block ends, even if only the parsed values remain."""
+        """Read a body. Its size counts until the block ends, even if only the parsed values are still in use."""
         options, most = self._options, int(self._options.max_body_mb * MIB)
         too_large = RefusedError(
             413, "too_large", f"the body exceeds the limit of {options.max_body_mb:g} MiB (max_body_mb)", closes=True
@@ -195,10 +195,12 @@ class BodyReader:
 async def parse_requests(
     body: bytearray, options: ServerOptions, *, is_batch: bool, wants_episodes: bool
 ) -> tuple[list[ScoringRequest], Codec]:
-    """Return the requests in a body, and the codec of its values; episodes are parsed only if the reward uses them.
+    """Parse the requests in a body, and return them with the codec of their values.
+
+    Episodes are parsed only if the reward uses them.
 
     Raises:
-        RefusedError: the request is invalid; the message names the field.
+        RefusedError: If a request is invalid. The message names the field.
     """
     arguments = (body, options, is_batch, wants_episodes)
     if len(body) > _PARSED_IN_A_THREAD:
@@ -269,7 +271,7 @@ def _request(body: RolloutBody, index: int, wants_episode: bool) -> ScoringReque
 
 
 def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
-    """Reject long lists before their items are validated."""
+    """Reject lists that are too long, before their items are validated."""
     messages = rollout.get("messages") if isinstance(rollout, dict) else None
     if not isinstance(messages, list):
         return
@@ -284,7 +286,7 @@ def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
 
 
 def _describe(error: pydantic.ValidationError, prefix: str) -> str:
-    """Describe the problems of a body by field; short values are shown."""
+    """Describe the errors of a body by field, with short values."""
     problems = error.errors(include_url=False)
     lines = []
     for problem in problems[:_MOST_PROBLEMS]:
@@ -306,7 +308,7 @@ def _invalid(message: str) -> RefusedError:
 
 
 def _read_json(body: bytearray) -> Any:
-    """Parse strict JSON, without repeated keys and lone surrogates."""
+    """Parse strict JSON, without duplicate keys and lone surrogates."""
     text = ""
     try:
         text = body.decode("utf-8")
@@ -343,7 +345,7 @@ class _Fault(str):
 
 
 def _first_fault(text: str) -> str:
-    """Describe the first value, with its field, that only lenient JSON parsers accept; "" for other errors."""
+    """Describe the first value that only lenient JSON parsers accept, with its field; "" if there is none."""
 
     def parse_object(pairs: list[tuple[str, Any]]) -> Any:
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
@@ -363,7 +365,7 @@ def _first_fault(text: str) -> str:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value and every key, with its field, in document order."""
+    """Yield all leaf values and keys with their field, in document order."""
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         field, item = waiting.pop()

@@ -42,8 +42,8 @@ class TestFlags:
     @pytest.mark.parametrize(
         ("flags", "expected"),
         [
-            (["--address", "auto"], "--address needs --engine ray"),
-            (["-E", "workers=2"], "-E needs --engine ray"),
+            (["--address", "auto"], "--address requires --engine ray"),
+            (["-E", "workers=2"], "-E requires --engine ray"),
             (["--engine", "ray", "--record", "r"], "--record requires --engine local"),
             (["--engine", "ray", "--replay", "r"], "--replay requires --engine local"),
             (["--engine", "ray", "-E", "worker=2"], "-E worker: unknown key; did you mean 'workers'?"),
