@@ -148,7 +148,7 @@ def _printable(text: str) -> str:
 
 
 def _problem_with_gates(gates: Mapping[str, Any]) -> str:
-    """Return an error in the gates before the run starts, since the run may cost money."""
+    """Return a description of an invalid gate, or "". This runs before the run, which may cost money."""
     thresholds = gates["thresholds"]
     if not isinstance(thresholds, Mapping) or not all(isinstance(name, str) for name in thresholds):
         return f"thresholds={thresholds!r}): expected a dict from names of metrics to numbers"

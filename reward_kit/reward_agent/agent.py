@@ -205,7 +205,10 @@ class AsyncRewardAgent:
         return ticket
 
     async def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
-        """Submit a batch for `get`, which serves the oldest batch first, and return the size of the batch."""
+        """Submit a batch, and return its size.
+
+        Without a ticket, `get` returns the results of the oldest batch first.
+        """
         return len((await self.submit(batch, group_size)).requests)
 
     @overload

@@ -152,9 +152,9 @@ class CallThreads:
                 call.done.set_result(None)
 
     def _ring(self, deadline_s: float) -> None:
-        """Abandon overdue calls.
+        """Abandon the calls that have exceeded the deadline.
 
-        One timer suffices: no call is due before the running ones, or before `deadline_s`.
+        One timer is enough, because a call that starts later also becomes due later.
         """
         now = time.monotonic()
         with self._lock:

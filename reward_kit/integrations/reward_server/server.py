@@ -477,9 +477,9 @@ _http_logger.addFilter(_is_server_fault)
 
 
 class _ProtocolFactory:
-    """Creates the protocol of each connection, up to `max_connections`.
+    """Creates a protocol for each connection, up to `max_connections`.
 
-    The head of the first request must arrive within a time limit.
+    If the head of the first request does not arrive within the time limit, the connection is closed.
     """
 
     def __init__(self, server: web.Server, options: ServerOptions) -> None:
@@ -588,7 +588,7 @@ async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the limit on open files to what the connections need, as far as the system allows it."""
+    """Raise the limit on open files to the number that the connections need, if the system allows it."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit.

@@ -111,7 +111,7 @@ def rollout_output(
 
 
 def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, list[Any]]:
-    """Return the columns with tokens. Reject rows with which TRL would train incorrectly without an error."""
+    """Return the columns with tokens. Raise an error for a row on which TRL would silently train incorrectly."""
     episode = columns.episodes[int(columns.episodes_B[row])]
     start, length = int(columns.starts_B[row]), int(columns.lengths_B[row])
     first = start + int(columns.prompt_lengths_B[row])
