@@ -254,7 +254,7 @@ class AsyncRewardAgent:
         elif not isinstance(ticket, Ticket):
             raise ConfigError(f"ticket must be the result of submit, got {type_name(ticket)}")
         elif not ticket.belongs_to(self) and ticket.requests:
-            raise ConfigError("the ticket belongs to another agent, or to a closed one")
+            raise ConfigError("the ticket belongs to another agent or to one that is closed")
         chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
         if hook_func is None:
             return chunk

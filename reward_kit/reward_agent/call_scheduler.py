@@ -335,7 +335,7 @@ class CallScheduler:
         asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
         budget = f"budget_s={retries.policy.budget_s:g}"
         if asked_s is not None and asked_s > left_s:
-            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the rest of {budget}"
+            call.given_up = f"its Retry-After of {asked_s:g} s exceeds what is left of {budget}"
             return False
         wait_s = retries.policy.wait_s(call.attempts - 1, asked_s, self._jitter)
         if asked_s is None and wait_s > left_s:

@@ -479,11 +479,11 @@ def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> li
     if not isinstance(given, list | tuple):
         raise InvalidResultError(f"{name} returned {type_name(given)}; return a list of scores")
     if len(given) != len(results):
-        raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)}")
+        raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)} rollouts")
     forms = "return a list of numbers, with None for unscored rollouts"
     done: list[EvaluateResult] = []
     for index, (result, before) in enumerate(zip(results, _scores(results), strict=True)):
-        after = _number(given[index], f"{name}, [{index}],", forms)
+        after = _number(given[index], f"{name}, for rollout {index},", forms)
         changes: dict[str, Any] = {}
         if math.isnan(after) and not math.isnan(before):
             error = "post_process_scores returned no score for this rollout"

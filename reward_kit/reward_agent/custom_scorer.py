@@ -41,7 +41,9 @@ class CustomScorer(InProcessScorer):
         if (policy := getattr(kind, "call_retries", None)) is not None:
             what, known = f"{kind.__name__}.call_retries", [each.name for each in fields(RetryPolicy)]
             if not isinstance(policy, Mapping):
-                raise ConfigError(f"{what} must be a mapping with some of {', '.join(known)}, got {type_name(policy)}")
+                raise ConfigError(
+                    f"{what} must be a mapping with some of the keys {', '.join(known)}, got {type_name(policy)}"
+                )
             for name, value in policy.items():
                 if name not in known:
                     raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")

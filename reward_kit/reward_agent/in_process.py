@@ -407,7 +407,7 @@ def warn_unconfined(spec: RewardSpec) -> None:
 @functools.lru_cache(maxsize=1000)
 def _warn_unconfined(id: str, level: str) -> None:
     advice = "to run it in the sandbox, pass a reference, as in load_reward('file.py:function')"
-    logger.warning("reward %r requests %s but runs in_process, without a sandbox: %s", id, level, advice)
+    logger.warning("reward %r requests %s but runs in_process, without a sandbox; %s", id, level, advice)
 
 
 async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:

@@ -102,13 +102,13 @@ def load_reward(
         run_blocking(best_strength("auto"))
     except ConfigError as reason:
         if level == "isolated":
-            problem = f"reward {reference!r} cannot run isolated: {reason}; `reward-kit doctor` shows more"
+            problem = f"reward {reference!r} cannot run isolated: {reason}; run `reward-kit doctor` for details"
             raise ConfigError(problem) from reason
         spec = load_in_process(load_object(reference, folder), options)
         if spec.sandbox == "isolated":
-            problem = f"reward {spec.id!r} requires the level isolated: {reason}; `reward-kit doctor` shows more"
+            problem = f"reward {spec.id!r} requires the level isolated: {reason}; run `reward-kit doctor` for details"
             raise ConfigError(problem) from reason
-        note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; `reward-kit doctor` shows more"
+        note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; run `reward-kit doctor` for details"
         return LoadedReward(replace(spec, weakened_from=level), (note,))
     return _described(reference, folder, choice, level, options)
 
@@ -178,7 +178,7 @@ def load_custom_reward(
     """
     for key, value, names in (("path", str(path), "file"), ("name", name, "function or class")):
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"custom_reward_function.{key} must be the reward's {names}, got {value!r}")
+            raise ConfigError(f"custom_reward_function.{key} must be the {names} of the reward, got {value!r}")
     return load_reward(f"{path}:{name}", folder, choice, reward_kwargs)
 
 
@@ -212,7 +212,7 @@ def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> Load
     url = checked_address(url)
     decided_there = {f"sandbox.{name}": getattr(choice, name) for name in ("level", "read_paths", "preload", "limits")}
     if given := next((name for name, value in {**decided_there, "reward_options": options}.items() if value), None):
-        raise ConfigError(f"{given} has no effect on {url}; set it in the command `reward-kit serve`")
+        raise ConfigError(f"{given} has no effect on {url}; pass it to `reward-kit serve` instead")
     request_options = RequestOptions(timeout_s=min(choice.reward_time_s or _LONGEST_S, _LONGEST_S) + _ANSWER_S)
     try:
         reward = run_blocking(RemoteReward.connect(url, request_options=request_options))
@@ -266,7 +266,7 @@ def _described(
         raise
     if facts.calls_out:
         raise ConfigError(
-            f"reward {facts.id!r} calls a model or has its own sandbox, which is impossible at the "
+            f"reward {facts.id!r} calls a model or has its own sandbox, which is not possible at the "
             f"level {level}; run it with --sandbox in_process"
         )
     notes = tuple(line for line in output.splitlines() if line.strip())

@@ -78,11 +78,15 @@ class AnswerBody(BaseModel):
     model_config = ConfigDict(strict=True, title="Score")
 
     rollout_id: str
-    score: float | None = Field(description="null if the rollout is unscored")
-    result: EvaluateResult | None = Field(description="The return value of the reward function; null if it failed.")
-    error: FailureBody | None = Field(description="The reason for a missing score.")
+    score: float | None = Field(description="The score; null if the rollout is unscored.")
+    result: EvaluateResult | None = Field(
+        description="The return value of the reward function; null if the function failed."
+    )
+    error: FailureBody | None = Field(description="The reason why the score is missing.")
     duration_s: float = Field(ge=0, description="Duration of the call, including the wait for a thread or worker.")
-    sandbox: dict[str, str] | None = Field(description="Where the reward ran.")
+    sandbox: dict[str, str] | None = Field(
+        description="The level and the strength of the sandbox; null without a call."
+    )
     stdout: str = ""
     stderr: str = ""
     is_output_cut: bool = False
@@ -101,7 +105,7 @@ class AboutBody(BaseModel):
     required: list[str] = Field(description="Parameters without a default.")
     level: str = Field(description="Sandbox level: in_process, warm or isolated.")
     digest: str = Field(
-        min_length=8, max_length=200, description="A digest that changes with the reward's code or options."
+        min_length=8, max_length=200, description="A digest that changes with the code or the options of the reward."
     )
     deadline_s: float | None = Field(gt=0, description="Deadline of one call, in seconds.")
     max_batch: int = Field(ge=1, description="Maximum number of rollouts in a request.")
@@ -127,9 +131,9 @@ def checked_address(url: str) -> str:
         is_right = False
     if not is_right:
         if address != (shown := re.split("[?#]", address)[0]):  # The rest of the URL may contain a key.
-            raise ConfigError(f"{shown + '…'!r} is not the address of a reward; it must end with its path")
+            raise ConfigError(f"{shown + '…'!r} is not the address of a reward; remove everything after its path")
         near = address.removesuffix("/score").removesuffix("/score_batch")
-        fix = f"name {near}" if near != address and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
+        fix = f"use {near}" if near != address and _ADDRESS.match(near) else "an address looks like " + _EXAMPLE
         raise ConfigError(f"{url!r} is not the address of a reward; {fix}")
     return address
 
@@ -152,7 +156,7 @@ def key_for(url: str, api_key: str | None = None) -> str:
     """Return the key for a server: `api_key`, or the key in the environment or in the nearest `.env` file."""
     key = (api_key or _key()).strip()
     if not key:
-        raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
+        raise ConfigError(f"no key for {url}; set {KEY_VARIABLE} in the environment or in a .env file")
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) contains characters that are invalid in an HTTP header")
     return key

@@ -32,10 +32,10 @@ def check_installed(texts: Sequence[str], what: str) -> None:
         if is_for_here and (why := _why_unmet(requirement, frozenset())):
             unmet.append((str(requirement), why))
     if unmet:
-        problems = ", and ".join(f"requires {text!r}, and {why}" for text, why in unmet)
+        problems = ", and ".join(f"requires {text!r}, but {why}" for text, why in unmet)
         wanted = " ".join(repr(text) for text, _ in unmet)
         raise ConfigError(
-            f"{what} {problems}; install it (python -m pip install {wanted}), or serve the reward from a "
+            f"{what} {problems}; run `python -m pip install {wanted}`, or serve the reward from a "
             "separate environment (reward-kit serve) and use its URL"
         )
 

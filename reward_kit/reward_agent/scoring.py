@@ -230,7 +230,7 @@ def check_parameters(spec: Reward) -> None:
     for name in sorted(spec.required - offered - spec.resources.keys()):
         near = f"; did you mean {BATCH_NAMES[name]!r}?" if name in BATCH_NAMES else did_you_mean(name, offered)
         if not near.endswith("?"):
-            near = f"; as an option of the reward: -O {name}=…, or reward_options: {{{name}: …}} in the task file{near}"
+            near = f"; to set it, use -O {name}=…, or reward_options: {{{name}: …}} in the task file{near}"
         raise ConfigError(f"reward {spec.id!r} has an unknown parameter {name!r}{near}")
 
 

@@ -80,7 +80,9 @@ class RewardChunk(_RequestColumns):
         placed = np.zeros((len(self.rewards), width), dtype=np.float32)
         for row, (length, reward) in enumerate(zip(self.lengths, self.rewards, strict=True)):
             if length is None or not 1 <= length <= width:
-                raise ConfigError(f"item {self.data_idxs[row]}: response must have 1 to {width} tokens, got {length}")
+                raise ConfigError(
+                    f"item {self.data_idxs[row]}: the response must have 1 to {width} tokens, got {length}"
+                )
             placed[row, length - 1] = np.nan if reward is None else reward
         return placed
 

@@ -468,7 +468,7 @@ def _is_server_fault(record: logging.LogRecord) -> bool:
     """Return True for an error of the server. Invalid HTTP from a client is only logged on one line."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
-        logger.info("no HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
+        logger.info("invalid HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
         return False
     return True
 

@@ -332,7 +332,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
     turns = list(state["assistant_turns"])
     if conversation.turns != turns:
         raise EpisodeError(
-            f"trace {state['id_']}: its model messages are at {conversation.turns}, but were at "
+            f"trace {state['id_']}: the indices of its model messages are {conversation.turns}, but were "
             f"{turns} when the trace was created from an episode"
         )
     messages = [to_json_value(message.to_chat()) for message in conversation.messages]

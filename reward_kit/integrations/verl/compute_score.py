@@ -116,7 +116,7 @@ class PersistentReward:
         failure = scored.failure
         if scored.score is None and self.options.on_unscored == "raise":
             reason = failure.message if failure else "its score is None"
-            error = RewardError(f"reward {self.name!r} is unscored: {reason}")
+            error = RewardError(f"reward {self.name!r}: the rollout is unscored: {reason}")
             error.recorded = failure
             raise error
         metrics = scored.result.metrics if scored.result is not None and failure is None else {}

@@ -86,7 +86,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
         if missing := sorted(set(range(len(steps_E[owner]))) - known):
             raise ConfigError(
                 f"episode {columns.episodes[owner].id_}: step {missing[0]} has no tokens in these rows, but "
-                "other steps have; verl identifies steps by their tokens. Export only episodes whose policy "
+                "other steps do; verl identifies steps by their tokens. Export only episodes whose policy "
                 "records the tokens of all steps"
             )
     if rows["steps"] and all(len(numbers) == 1 for numbers in rows["steps"]):
@@ -262,8 +262,8 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
     ):
         if asked is not None and asked < least:
             raise ConfigError(
-                f"{name} is {asked}, but a row has {least} tokens there, and tokens are never cut off; "
-                f"set at least {least}, or omit such episodes"
+                f"{name} is {asked}, but a row has {least} tokens there, and rows are never truncated; "
+                f"set it to at least {least}, or omit such episodes"
             )
     wanted["both"] = wanted["prompt"] + wanted["completion"]
     # An empty batch, whose width the concatenated batch adopts.
