@@ -1,6 +1,6 @@
-"""Learning: losses, the PPO learner, trainer and pipelines, reward managers, small models and supervised training.
+"""Learning: losses, the PPO learner, the trainer and its pipelines, reward managers, small models, supervised training.
 
-Names load on first use; the submodules are not public.
+Names are imported on first use. The submodules are not public.
 """
 
 from typing import TYPE_CHECKING

@@ -94,14 +94,14 @@ class Checkpoint:
 
 
 class DamagedCheckpoint(NamedTuple):
-    """The directory of a damaged checkpoint, and the reason."""
+    """A damaged checkpoint: its directory and what is wrong with it."""
 
     path: Path
     reason: str
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, if any, and the damaged checkpoints that are newer."""
+    """The newest complete checkpoint, if there is one, and the damaged checkpoints that are newer."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]
@@ -161,13 +161,13 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint; raise `StoreError` if it is damaged."""
+    """Load a checkpoint, or raise a `StoreError` if it is damaged."""
     manifest = verify_checkpoint(path)
     return Checkpoint(path, manifest["step"], read_tree(path, "state"), manifest["score"], manifest["facts"])
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; raise `StoreError` if the manifest or a file is missing or was changed."""
+    """Return the manifest of a checkpoint, or raise a `StoreError` if a file is missing or was changed."""
     manifest = _manifest(path)
     for name, known in manifest["files"].items():
         file = path / name
@@ -199,7 +199,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest complete checkpoint; also return, and log, damaged checkpoints that are newer."""
+    """Find the newest complete checkpoint. Damaged checkpoints that are newer are returned and logged."""
     torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
         if (reason := _find_damage(path)) is None:
@@ -209,7 +209,7 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the highest score; on a tie, the oldest."""
+    """Find the complete checkpoint with the highest score. If several have it, return the oldest."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it
@@ -220,7 +220,7 @@ def best(folder: Path) -> Path | None:
 
 
 def _find_damage(path: Path) -> str | None:
-    """Log and return the reason why a checkpoint is unusable; None if it is complete."""
+    """Return and log the reason why a checkpoint is unusable, or return None if it is complete."""
     try:
         verify_checkpoint(path)
     except StoreError as error:
@@ -230,8 +230,9 @@ def _find_damage(path: Path) -> str | None:
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Remove all checkpoints except the newest `keep`, the newest complete one and the best; return the removed
-    ones.
+    """Remove old checkpoints, and return them.
+
+    The newest `keep` checkpoints, the newest complete one and the best one are kept.
     """
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
@@ -258,7 +259,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Set the global generators to the result of `random_states`."""
+    """Set the states of the global generators to those that `random_states` returned."""
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])
@@ -267,7 +268,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 class StudyBatch(NamedTuple):
-    """The rows on which training stopped, and facts about the failure."""
+    """The rows with which training failed, and facts about the failure."""
 
     rows: TokenBatch
     facts: dict[str, Any]
@@ -291,18 +292,18 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
 
 
 def load_batch_for_study(path: Path) -> StudyBatch:
-    """Load the rows saved by `save_batch_for_study`; raise `StoreError` if they cannot be read."""
+    """Load rows that `save_batch_for_study` saved, or raise a `StoreError` if they cannot be read."""
     tree = read_tree(path, "batch")
     return StudyBatch(TokenBatch(tree["batch"], tree["others"], tree["meta_info"]), tree["facts"])
 
 
 @contextmanager
 def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
-    """Yield a new directory that replaces `path` at the end of the block; an error leaves `path` unchanged.
+    """Yield a new directory that replaces `path` at the end of the block. If the block fails, `path` is unchanged.
 
-    If `path` is a symbolic link, its target is replaced. A kill leaves either the old or the new directory, and
-    possibly a hidden directory next to it. Everything is flushed to disk before the directory is renamed. A private
-    directory is readable by its owner only.
+    If `path` is a symbolic link, its target is replaced. If the process is killed, either the old or the new directory
+    exists, and possibly a hidden directory next to it. All files are flushed to disk before the directory is renamed.
+    Only its owner can read a private directory.
     """
     path = Path(os.path.realpath(path))
     make = make_private_folder if is_private else Path.mkdir
@@ -348,7 +349,7 @@ def _flush(*paths: Path) -> None:
 
 
 def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Write a model and its tokenizer into an existing directory."""
+    """Write a model and its tokenizer to an existing directory."""
     with boundary(StoreError, f"cannot write the model to {folder}"), no_progress_bars():
         model.save_pretrained(folder)
         if tokenizer is not None:
@@ -359,12 +360,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> None:
-    """Write a tree as `name.safetensors` and `name.json`; a repeated tensor is written once.
+    """Write a tree as `name.safetensors` and `name.json`. A tensor that occurs several times is written once.
 
-    If `as_text` is true, an object of another type is stored as text.
+    If `as_text` is true, an object of any other type is stored as text.
 
     Raises:
-        ConfigError: the tree contains an object of another type; the message names its position.
+        ConfigError: If the tree contains an object of an unsupported type. The message contains its position.
     """
     tensors: Tensors = {}
     plain = _Writer(tensors, as_text).plain(tree, name)
@@ -374,7 +375,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 
 
 def read_tree(folder: Path, name: str) -> Any:
-    """Load a tree from `write_tree`, on the CPU; raise `StoreError` if a file is missing or damaged."""
+    """Load a tree that `write_tree` wrote to the CPU, or raise a `StoreError` if a file is missing or damaged."""
     path = folder / f"{name}.json"
     with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors file"):
         plain = json.loads(path.read_text(encoding="utf-8"))

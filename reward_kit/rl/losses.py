@@ -111,7 +111,7 @@ class GlobalBatch:
     def of(
         cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
     ) -> GlobalBatch:
-        """Count rows that are all in memory; see `MaskedTokens` and this class for the arguments."""
+        """Count the tokens of rows that are all in memory. See `MaskedTokens` and this class for the arguments."""
         tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         return cls(tokens.count, tokens.sequences, norm_length)
 
@@ -160,7 +160,7 @@ class MaskedTokens:
         return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
 
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Multiply the values by a factor per token, without a gradient; None means 1."""
+        """Multiply the values by a factor per token, which has no gradient. None means 1."""
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
@@ -168,7 +168,7 @@ class MaskedTokens:
         return Statistic("total", torch.tensor([self.count], device=self.indices_N.device))
 
     def lay(self, values_N: Tensor) -> Tensor:
-        """Return a (B,T) tensor with these values at the included tokens and 0 elsewhere."""
+        """Return a (B, T) tensor with these values for the included tokens and 0 elsewhere."""
         flat = values_N.new_zeros(self.shape.numel())
         return flat.index_put((self.indices_N,), values_N).view(self.shape)
 
@@ -188,15 +188,15 @@ class MaskedTokens:
         return int(self.sequence_N.max()) + 1 if self.count else 0
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
-        """Return (Q,) the sum of each sequence."""
+        """Return (Q,) the sum over each sequence."""
         return values_N.new_zeros(self.sequences).index_add(0, self.sequence_N, values_N)
 
     def sequence_means(self, values_N: Tensor) -> Tensor:
-        """Return (Q,) the mean of each sequence over its included tokens."""
+        """Return (Q,) the mean over the included tokens of each sequence."""
         return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
 
     def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
-        """Return the contribution of these tokens to the loss of the whole batch; 0 without tokens."""
+        """Return how much these tokens contribute to the loss of the whole batch; 0 without tokens."""
         check_choice("aggregation", aggregation, get_args(Aggregation))
         if whole is not None and self.count and not (whole.tokens and whole.sequences):
             raise ConfigError(f"global_batch must also count the {self.count} tokens of these rows, got {whole}")
@@ -237,7 +237,7 @@ class Statistic(NamedTuple):
     parts: Tensor
 
     def value(self) -> Tensor:
-        """The diagnostic as a scalar; NaN without values."""
+        """The diagnostic as a scalar; NaN if there were no values."""
         if self.kind == "mean":
             return self.parts[0] / self.parts[1]
         if self.kind == "effective":
@@ -252,7 +252,7 @@ class Statistic(NamedTuple):
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name; NaN without values. `a | b` combines both; `b` takes precedence for a shared name."""
+    """Scalars by name; NaN if there were no values. `a | b` combines both, and prefers `b` if both have a name."""
 
     def __init__(self, statistics: Mapping[str, Statistic]) -> None:
         self.statistics = dict(statistics)
@@ -273,12 +273,12 @@ class Diagnostics(Mapping[str, Tensor]):
         return f"Diagnostics({self.floats()})"
 
     def floats(self) -> dict[str, float]:
-        """The known diagnostics as numbers, for a log."""
+        """The diagnostics that are known, as numbers for a log."""
         return {name: one.value().item() for name, one in self.statistics.items() if one.is_known()}
 
 
 class Loss(NamedTuple):
-    """A scalar to minimize, and its diagnostics."""
+    """A scalar to minimize, with its diagnostics."""
 
     loss: Tensor
     diagnostics: Diagnostics
@@ -332,14 +332,14 @@ def effective_size_statistic(weights_N: Tensor) -> Statistic:
 
 
 class ClipRange(NamedTuple):
-    """Limits on how far a ratio may move from 1, and the factor c of the dual clip, or None."""
+    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip or None."""
 
     low: float
     high: float
     dual: float | None = None
 
     def checked(self) -> ClipRange:
-        """Return `self`; raise `ConfigError` if a bound is out of range."""
+        """Return `self`, or raise a `ConfigError` if a bound is out of range."""
         check_number("clip_low", self.low, 0.0, 1.0)
         check_number("clip_high", self.high, 0.0)
         if self.dual is not None:
@@ -527,7 +527,7 @@ def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -
 
 
 def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Diagnostics:
-    """Return the shares of tokens clipped at each bound, which get no gradient."""
+    """Return the shares of tokens that are clipped at each bound, and so have no gradient."""
     up_N, down_N = advantages_N > 0.0, advantages_N < 0.0
     measured = _fractions(low_N=down_N & (ratio_N < 1.0 - clip.low), high_N=up_N & (ratio_N > 1.0 + clip.high))
     if clip.dual is not None:
@@ -558,7 +558,7 @@ def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) 
 
 
 class ImportanceWeights(NamedTuple):
-    """A weight per token, without a gradient, and the diagnostics of the weights."""
+    """A weight for each token, without a gradient, and diagnostics of the weights."""
 
     weights_BT: Tensor
     diagnostics: Diagnostics
@@ -609,9 +609,7 @@ def truncated_importance_weights(
 def within_cap(
     proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
 ) -> Tensor:
-    """Return a (B,T) bool mask that is True for included tokens whose weight in `decoupled_ppo_loss` is at most
-    `cap`.
-    """
+    """Return a (B, T) mask of the included tokens whose weight in `decoupled_ppo_loss` is at most `cap`."""
     _check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT)
     return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap))
@@ -670,10 +668,10 @@ def kl_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the divergence from the reference as a loss, to be added with a coefficient.
+    """Return the divergence from the reference as a loss, which is multiplied by a coefficient and added.
 
-    The diagnostics, without `weights_BT`, are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, the
-    mean over sequences of the estimate's sum.
+    The diagnostics are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, the mean over sequences of
+    the sum of the estimates. Both are computed without `weights_BT`.
     """
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
@@ -681,7 +679,7 @@ def kl_loss(
 
 
 class PenalizedRewards(NamedTuple):
-    """(B,T) rewards minus the penalty, without a gradient, and the penalty's diagnostics."""
+    """(B, T) rewards minus the penalty, without a gradient, and diagnostics of the penalty."""
 
     rewards_BT: Tensor
     diagnostics: Diagnostics
@@ -749,12 +747,14 @@ class AdaptiveKLCoefficient:
         self.value, self.target, self.horizon = coefficient, target, horizon
 
     def update(self, kl: float, samples: float) -> float:
-        """Update the coefficient for a divergence, such as `kl_sequence`, measured on `samples` sequences, and return
-        it.
+        """Update the coefficient for a divergence, such as `kl_sequence`, that was measured on `samples` sequences.
+
+        Returns:
+            The new coefficient.
 
         Raises:
-            TrainingError: the divergence is not finite; the coefficient is unchanged.
-            ConfigError: the number of samples is negative or not finite.
+            TrainingError: If the divergence is not finite. The coefficient is unchanged.
+            ConfigError: If the number of samples is negative or not finite.
         """
         check_number("samples", samples, 0.0)
         kl = float(kl)
@@ -765,11 +765,11 @@ class AdaptiveKLCoefficient:
         return self.value
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state for a checkpoint, without target and horizon, which are part of the configuration."""
+        """Return the state for a checkpoint. Target and horizon belong to the configuration and are not included."""
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Load a checkpoint's state; raise `ConfigError` if it has no coefficient."""
+        """Load the state from a checkpoint, or raise a `ConfigError` if it has no coefficient."""
         check_number("the state's value", state.get("value"), 0.0)
         self.value = state["value"]
 
@@ -813,7 +813,10 @@ def entropy_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the negative entropy of the policy, to be added with a coefficient; `entropy` is the mean over tokens."""
+    """Return the negative entropy of the policy, which is multiplied by a coefficient and added.
+
+    The diagnostic `entropy` is the mean over tokens.
+    """
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     entropies_N = tokens.pick("entropies", entropies_BT)
     measured = Diagnostics({"entropy": mean_statistic(entropies_N)})

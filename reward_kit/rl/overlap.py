@@ -56,7 +56,7 @@ class Schedule(StrEnum):
 
     @property
     def updates_early(self) -> bool:
-        """True if a mini-batch is trained on as soon as enough groups are scored."""
+        """True if a mini-batch is used for training as soon as enough groups are scored."""
         return self in (Schedule.MINIBATCH, Schedule.BOTH)
 
     @property
@@ -195,7 +195,7 @@ class Latency:
             raise ConfigError(f"latency uniform: LOW must be at most HIGH, got {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
-        """Draw an array of seconds with this shape."""
+        """Draw an array of durations in seconds with this shape."""
         return _KINDS[self.kind][1](generator, self.figures, size)
 
     def __str__(self) -> str:
@@ -214,7 +214,7 @@ def parse_latency(text: str) -> Latency:
     PATH is a run or its `scores.jsonl`.
 
     Raises:
-        ConfigError: the text cannot be parsed.
+        ConfigError: If the string cannot be parsed.
     """
     kind, _, rest = text.partition(":")
     if kind == "file":
@@ -231,12 +231,12 @@ def parse_latency(text: str) -> Latency:
 
 
 def read_durations(path: Path) -> tuple[float, ...]:
-    """Return the seconds of each call in the `scores.jsonl` of a run; skip an incomplete last line.
+    """Return the duration in seconds of each call in the `scores.jsonl` of a run. An incomplete last line is skipped.
 
     Episodes that a batch reward scored together count as one call.
 
     Raises:
-        ConfigError: the file cannot be read or has no scores, or a line has no duration.
+        ConfigError: If the file cannot be read or has no scores, or a line has no duration.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -285,7 +285,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """Return the work before a step's first call: rollouts up to it, and all earlier updates except the last two."""
+    """Return the work before the first call of a step: rollouts so far, and all earlier updates but the last two."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s
@@ -295,7 +295,7 @@ def _before(settings: PipelineSettings, step: int) -> float:
 
 
 def _after(settings: PipelineSettings, left: int) -> float:
-    """Return the work after the last call of a step: one update, and the unfinished work of the `left` later steps."""
+    """Return the work after the last call of a step: one update, and the rest of the work of the `left` later steps."""
     update_s = settings.minibatches * settings.update_s
     rollouts = max(0, left - 1)  # The next batch may already have its rollouts and log-probabilities.
     training = left * (update_s + settings.publish_s) + rollouts * settings.log_probs_s
@@ -359,33 +359,33 @@ class ScheduleResult:
     order_kept: float | None
 
     def seconds(self, *doing: Doing) -> float:
-        """Return the seconds that the trainer's machine spent on these activities."""
+        """Return for how many seconds the machine of the trainer did these activities."""
         return math.fsum(item.end_s - item.begin_s for item in self.intervals if item.doing in doing)
 
     @property
     def idle_s(self) -> float:
-        """The seconds for which the trainer's machine waited."""
+        """For how many seconds the machine of the trainer waited."""
         return self.seconds("waits_for_rewards", "waits_for_rollouts")
 
     @property
     def utilization(self) -> float:
-        """The share of the time for which the trainer's machine worked."""
+        """The fraction of the time in which the machine of the trainer worked."""
         return 1.0 - self.idle_s / self.makespan_s
 
     @property
     def step_ends_s(self) -> list[float]:
-        """The time in seconds at which each step's weights were published."""
+        """The time in seconds at which the weights of each step were published."""
         ends = {item.step: item.end_s for item in self.intervals if item.doing in ("update", "publish")}
         return [ends[step] for step in range(len(self.batches))]
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The four schedules side by side, with equal latencies.
+    """The results of the four schedules for the same latencies.
 
     Attributes:
         settings: the settings of the trainer.
-        latencies_SC: the seconds of each call, by step.
+        latencies_SC: the duration of each call in seconds, by step.
         results: the results by schedule.
         lower_bound_s: see `lower_bound`.
     """
@@ -396,12 +396,12 @@ class Overlap:
     lower_bound_s: float
 
     def cut(self, schedule: Schedule) -> float:
-        """Return the share of `sync`'s time that a schedule saves."""
+        """Return the fraction of the time of `sync` that a schedule saves."""
         return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
 
 
 def draw_latencies(settings: PipelineSettings, latency: Latency, seed: int = 0) -> Floats:
-    """Draw the seconds of every call, one row per step; equal seeds draw equal numbers."""
+    """Draw the duration of each call in seconds, with one row per step. Equal seeds draw equal numbers."""
     return latency.draw(np.random.default_rng(seed), (settings.steps, settings.calls_per_step))
 
 
@@ -425,12 +425,12 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
 
 def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Start calls in order, each as soon as a slot is free; return their begin and end times.
+    """Start calls in order, each as soon as a slot is free. Return the times at which they begin and end.
 
     Args:
-        latencies_C: seconds of each call.
-        slots: a heap of the times at which the slots become free; updated in place.
-        not_before_s: the earliest start of a call.
+        latencies_C: the duration of each call in seconds.
+        slots: a heap with the times at which slots become free. It is updated in place.
+        not_before_s: the earliest time at which a call may start.
     """
     begins = np.empty(len(latencies_C))
     for index, seconds in enumerate(latencies_C):
@@ -441,7 +441,7 @@ def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s
 
 
 class _Simulation:
-    """A simulation in progress; the machines become free at `trainer_s` and `rollouts_s`."""
+    """A simulation in progress. The machines become free at `trainer_s` and `rollouts_s`."""
 
     def __init__(self, settings: PipelineSettings, schedule: Schedule, latencies_SC: Floats) -> None:
         self.settings, self.schedule, self.latencies_SC = settings, schedule, latencies_SC
@@ -477,7 +477,7 @@ class _Simulation:
         return ScheduleResult(self.schedule, self.trainer_s, intervals, rollouts, batches, staleness, *means)
 
     def _roll_out(self) -> None:
-        """Roll out the next batch, if any, and make its calls."""
+        """Roll out the next batch, if there is one, and start its calls."""
         step, settings = len(self.batches), self.settings
         if step == settings.steps:
             return
@@ -534,7 +534,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def rank_correlation(first_N: Floats, second_N: Floats) -> float | None:
-    """Return Spearman's rank correlation; ties share the mean rank. None if one of the inputs is constant."""
+    """Return Spearman's rank correlation, or None if one of the inputs is constant.
+
+    Equal values share the mean rank.
+    """
     if first_N.min() == first_N.max() or second_N.min() == second_N.max():
         return None
     return float(np.corrcoef(_ranks(first_N), _ranks(second_N))[0, 1])
@@ -561,7 +564,7 @@ _DOINGS: tuple[Doing, ...] = get_args(Doing)
 
 
 class TimelineRow(NamedTuple):
-    """A row of a drawing: its schedule, its content (machine, rollouts, step, calls), and its cells."""
+    """A row of a drawing: its schedule, what it shows (machine, rollouts, step or calls), and its cells."""
 
     schedule: Schedule
     shows: str
@@ -569,7 +572,7 @@ class TimelineRow(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A drawing of the schedules; a cell represents `cell_s` seconds, and steps count from 1."""
+    """A drawing of the schedules. A cell represents `cell_s` seconds, and steps are counted from 1."""
 
     rows: tuple[TimelineRow, ...]
     cell_s: float
@@ -624,9 +627,7 @@ def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
 def _shares(
     intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], field: str
 ) -> list[int | None]:
-    """For each cell, return the index in `kinds` of the `field` value that fills most of it; None if the cell is
-    empty.
-    """
+    """Return for each cell the index in `kinds` of the `field` value that fills most of it, or None if it is empty."""
     filled = np.zeros((len(kinds), len(edges) - 1))
     indices = {kind: index for index, kind in enumerate(kinds)}
     for item in intervals:
@@ -641,7 +642,7 @@ def _letters(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
 
 
 def _calls(result: ScheduleResult, edges: Floats, slots: int) -> str:
-    """Return the mean number of concurrent calls in each cell; any call is shown with at least the lowest level."""
+    """Return the mean number of concurrent calls in each cell. If there are any, at least the lowest level is shown."""
     done = np.zeros(len(edges))
     for batch in result.batches:
         if batch.submitted_s < edges[-1] and batch.ends_C.max() > edges[0]:

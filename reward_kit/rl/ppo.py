@@ -1,7 +1,8 @@
-"""PPO on token rows, in reading order: the learner, one optimizer step, the loss of a micro-batch, diagnostics.
+"""PPO on rows of tokens: the learner, an optimizer step, the loss of a micro-batch, and diagnostics, in this order.
 
-An update runs epochs of mini-batches over the rows of one batch of episodes, and splits each mini-batch into
-micro-batches that fit in memory. The axis `_N` is that of the tokens in the loss, `_M` that of the actions.
+An update trains for several epochs on the rows of one batch of episodes. It divides the rows into mini-batches, and
+each mini-batch into micro-batches that fit in memory. The axis `_N` is that of the tokens in the loss, `_M` that of the
+actions.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 
 
 class DeviceContext(NamedTuple):
-    """The module's device and floating-point type, the micro-batch budget, and the processes that share the batch."""
+    """The device and floating-point type of a module, the micro-batch budget, and the processes that share a batch."""
 
     device: torch.device
     dtype: torch.dtype
@@ -74,7 +75,7 @@ class DeviceContext(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str) -> DeviceContext:
-        """Create the context of a module; on a CPU, also let the process keep freed memory."""
+        """Create the context for a module. On a CPU, also let the process keep freed memory."""
         target = torch.device(device)
         if target.type == "cpu":
             keep_freed_memory()
@@ -83,7 +84,7 @@ class DeviceContext(NamedTuple):
         return cls(target, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
 
     def split(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
-        """Split rows into this process's micro-batches, of similar lengths and within the budget."""
+        """Divide rows into the micro-batches of this process, with similar lengths and within the budget."""
         lengths = rows.lengths_B[chosen]
         # A row that exceeds the budget gets its own micro-batch, since rows are not split.
         parts = micro_batches(lengths, max(self.budget, int(lengths.max(initial=1))), padded=True)
@@ -99,7 +100,7 @@ class _StepRecord(NamedTuple):
 
 
 class _StepCounts(NamedTuple):
-    """The divisors of the losses of one optimizer step."""
+    """The divisors for the losses of an optimizer step."""
 
     policy: GlobalBatch  # Of the policy loss; "decoupled" excludes some tokens
     tokens: GlobalBatch  # Of losses over all tokens
@@ -249,12 +250,12 @@ class PPOLearner:
         return measured | self.config.limits.alarms(measured)
 
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
-        """Compute the gradient of the loss over all rows into the parameters' `grad`, without an optimizer step.
+        """Compute the gradient of the loss over all rows, and store it in `grad` of the parameters.
 
-        `grad_norm` in the diagnostics is the norm before clipping.
+        There is no optimizer step. `grad_norm` in the diagnostics is the norm before clipping.
 
         Raises:
-            TrainingError: no token is in the loss, or a required log-probability is missing.
+            TrainingError: If no token is in the loss, or a required log-probability is missing.
         """
         flat = self._trainable_rows(rows)
         if not flat.count:
@@ -266,8 +267,9 @@ class PPOLearner:
         return _summary([record], 1, self._context.processes)
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """Return (B,T) float32 log-probabilities under the current module, aligned with `input_ids`, 0 outside of
-        actions.
+        """Return (B, T) float32 log-probabilities under the current module, aligned with `input_ids`.
+
+        They are 0 outside of actions.
         """
         flat = TrainingRows.of(rows, "action_mask")
         laid: Array = np.zeros(rows.batch["input_ids"].shape, dtype=np.float32)
@@ -279,7 +281,7 @@ class PPOLearner:
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
         """Return the state from which an identical learner continues exactly.
 
-        If `keep` is false, for a process that only helps to gather shards, its tensors are None.
+        If `keep` is false, tensors become None. This is for a process that only helps to gather shards.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -292,10 +294,10 @@ class PPOLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state. Options are not loaded; an adaptive coefficient without a state starts from its initial value.
+        """Load a state. It contains no options. Without a state, an adaptive coefficient starts from its initial value.
 
         Raises:
-            ConfigError: the weights, or the choice of trainable weights, differ from those of the module.
+            ConfigError: If the weights, or the choice of trainable weights, differ from those of the module.
         """
         with boundary(ConfigError, "the state belongs to a module with other weights, or other trainable weights"):
             load_module(self.module, state["module"])
@@ -315,10 +317,11 @@ class PPOLearner:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
     def _with_loss_columns(self, flat: TrainingRows) -> TrainingRows:
-        """Add the columns that the losses need but that are not recorded.
+        """Add the columns that the losses need and that are not recorded.
 
-        `old` is the denominator of the ratio, and `recomputed` contains the module's log-probabilities before the
-        update. `reference`, `weights`, `is_within` and `old_values` are added only if the options use them.
+        `old` is the denominator of the ratio, and `recomputed` contains the log-probabilities of the module before the
+        update.
+        `reference`, `weights`, `is_within` and `old_values` are only added if the options use them.
         """
         config, recorded = self.config, flat.columns
         if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
@@ -370,10 +373,12 @@ class PPOLearner:
     def _gradients(
         self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None
     ) -> _StepRecord:
-        """Accumulate the gradient of a mini-batch, then read loss and norm, the only synchronization with the device.
+        """Accumulate the gradient of a mini-batch, then read the loss and the norm from the device.
 
-        If `policy` is false, only the value head learns. `gap` enables the comparison of the module's log-probabilities
-        with the sampler's. The gradient is clipped to the norm `limit`.
+        This is the only synchronization with the device. If `policy` is false, only the value head learns. If `gap` is
+        true, the log-probabilities of the module are compared with those of the sampler. The gradient is clipped to the
+        norm
+        `limit`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
@@ -431,7 +436,7 @@ class PPOLearner:
         raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
 
     def _row_diagnostics(self, flat: TrainingRows, version: int) -> dict[str, float]:
-        """Return the diagnostics of the rows as a whole."""
+        """Return the diagnostics of all rows together."""
         measured: dict[str, float] = {}
         columns = flat.columns
         if flat.forced:
@@ -453,9 +458,7 @@ class PPOLearner:
 
 @torch.no_grad()
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
-    """Return (N,) log-probabilities and a critic's (N,) values, which are 0 except on the first token of each
-    action.
-    """
+    """Return (N,) log-probabilities and (N,) values of a critic, which are 0 except at the first token of an action."""
     parts = context.split(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []
     values: list[Tensor] = []
@@ -476,7 +479,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
 
 
 class _LossArguments(TypedDict):
-    """The tokens of a loss, and the reduction of their losses."""
+    """The tokens of a loss, and how their losses are aggregated."""
 
     loss_mask_BT: Tensor
     aggregation: Aggregation
@@ -623,10 +626,10 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 
 
 def version_lag(versions_N: Array, version: int) -> dict[str, float]:
-    """Return the age of tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
+    """Return how old tokens are: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
 
-    `versions_N` contains the policy versions that sampled the tokens, -1 if unknown; `version` is the one before the
-    update.
+    `versions_N` contains the policy version that sampled each token, or -1 if it is unknown. `version` is the version
+    before the update.
     """
     lag = version - versions_N[versions_N >= 0].astype(np.int64)
     if not len(lag):
@@ -635,6 +638,6 @@ def version_lag(versions_N: Array, version: int) -> dict[str, float]:
 
 
 def explained_variance(values: Floats, returns: Floats) -> dict[str, float]:
-    """Return `explained_variance`, 1 - Var(returns - values) / Var(returns); absent if all returns are equal."""
+    """Return `explained_variance`, 1 - Var(returns - values) / Var(returns), unless all returns are equal."""
     spread = float(np.var(returns)) if len(returns) else 0.0
     return {"explained_variance": 1.0 - float(np.var(returns - values)) / spread} if spread > 0.0 else {}

@@ -1,8 +1,8 @@
-"""A batch in the shape of verl's `DataProto` as reward managers use it, and the positions of its rewards.
+"""The batches of reward managers, which have the structure of verl's `DataProto`, and the positions of rewards.
 
-A batch is any object with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's `DataProto`, a
-`TokenBatch`, or a `TokenBatch` after `to_tensors`. In verl's batches, rewards are aligned with `responses`; in a
-`TokenBatch` with `action_mask`, like all its arrays.
+A batch is any object with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: a `DataProto`, a
+`TokenBatch`, or a `TokenBatch` after `to_tensors`. In batches of verl, rewards are aligned with `responses`. In a
+`TokenBatch`, they are aligned with `action_mask`, like all of its arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite.
 
 
 class TokenRewards(NamedTuple):
-    """Rewards with their rows and columns, at most one per position."""
+    """Rewards with their rows and columns. There is at most one for each position."""
 
     rows: Ints
     columns: Ints
@@ -39,9 +39,7 @@ class TokenRewards(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """A batch in the form that reward managers use. A token is *valid* if the policy sampled it and it is not
-    padding.
-    """
+    """A batch, as reward managers use it. A token is *valid* if the policy sampled it and it is not padding."""
 
     arrays: Mapping[str, Tensor]
     others: Mapping[str, Any]  # `non_tensor_batch`
@@ -50,7 +48,7 @@ class RewardBatch:
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
-        """Wrap a batch without copying it; raise an error if an array is missing or has an unexpected shape."""
+        """Wrap a batch without copying it. Raise an error if an array is missing or has an unexpected shape."""
         wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
         arrays = read_tensors(data, (*wanted, "input_ids", "completion_mask"))
         mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
@@ -78,7 +76,7 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of each row's last valid token; -1 if the row has none."""
+        """The column of the last valid token in each row, or -1 if there is none."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
             # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
@@ -91,13 +89,13 @@ class RewardBatch:
 
     @cached_property
     def valid_BT(self) -> Tensor:
-        """A (B,T) mask that is true on valid tokens."""
+        """A (B, T) mask that is true for valid tokens."""
         valid = _truth(self.actions_BT)
         return valid if self.attention_BT is None else valid & _truth(self.attention_BT)
 
     @property
     def is_empty_B(self) -> Bools:
-        """A mask that is true on rows without a valid token."""
+        """A mask that is true for rows without a valid token."""
         empty: Bools = self.last_B < 0
         return empty
 
@@ -107,21 +105,21 @@ class RewardBatch:
         return self.actions_BT.device
 
     def column(self, name: str) -> Any | None:
-        """Return the (B,) entry of `non_tensor_batch`, if any."""
+        """Return an entry (B,) of `non_tensor_batch`, or None if it does not exist."""
         values = self.others.get(name)
         if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
             raise ConfigError(f"non_tensor_batch[{name!r}] must have one item for each of the {len(self)} rows")
         return values
 
     def numbers(self, name: str) -> Floats:
-        """Return the (B,) finite numbers of a required entry of `non_tensor_batch`; None becomes NaN."""
+        """Return an entry (B,) of `non_tensor_batch`, which must exist, as finite numbers. None becomes NaN."""
         if (values := self.column(name)) is None:
             raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
         return as_numbers(values, f"non_tensor_batch[{name!r}]")
 
     @cached_property
     def episodes_B(self) -> Ints:
-        """(B,) the index of each row's episode, by `traj_uid`; if that is missing, every row is an episode."""
+        """(B,) the index of the episode of each row, by `traj_uid`. Without that column, each row is an episode."""
         if (uids := self.column("traj_uid")) is None:
             return np.arange(len(self))
         codes: dict[Any, int] = {}
@@ -135,8 +133,9 @@ class RewardBatch:
 
     @cached_property
     def ends_B(self) -> Bools:
-        """(B,) true on the row that ends its episode: the row marked by `ends_episode`, else the last row with a valid
-        token.
+        """(B,) true for the row that ends its episode.
+
+        This is the row that `ends_episode` marks or, without that column, the last row with a valid token.
         """
         if (ends_episode := self.column("ends_episode")) is not None:
             if any(value not in (True, False) for value in np.asarray(ends_episode).tolist()):
@@ -149,9 +148,9 @@ class RewardBatch:
         return ends
 
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
-        """Return (B,T) float32 on the inputs' device, with each score that is not NaN on its row's last valid token.
+        """Return (B, T) float32 rewards on the device of the inputs. Each score is at the last valid token of its row.
 
-        A row without a valid token gets no reward; `others` are added at their own positions.
+        Scores that are NaN, and rows without a valid token, get no reward. `others` are added at their own positions.
         """
         shape = tuple(self.actions_BT.shape)
         if self.device.type == "cpu":
@@ -172,7 +171,7 @@ class RewardBatch:
         return rewards
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
-        """Return the token ids of a row's prompt and of its response, without padding."""
+        """Return the token ids of the prompt and of the response of a row, without padding."""
         if "responses" in self.arrays:
             prompts, responses = self.arrays.get("prompts"), self.arrays["responses"]
             width = responses.shape[1]
@@ -191,7 +190,7 @@ class RewardBatch:
 
 
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the named arrays that the batch contains, as tensors that share their memory."""
+    """Return the named arrays that the batch contains as tensors, which share their memory."""
     if isinstance(data, PackedBatch):
         raise ConfigError("these rows are packed into one; pass padded rows to a reward manager, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
@@ -216,7 +215,7 @@ def read_non_tensors(data: Any) -> Mapping[str, Any]:
 
 
 def as_numbers(values: Any, name: str) -> Floats:
-    """Return (N,) float64 from finite numbers, 0-d tensors and None (NaN); `name` is used in messages."""
+    """Convert finite numbers, 0-d tensors and None (NaN) to (N,) float64. `name` is used in messages."""
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
         if texts := [value for value in given if isinstance(value, str | bytes)]:
@@ -230,7 +229,7 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """Return (B,) the index of the last nonzero column; -1 if all are zero."""
+    """Return (B,) the index of the last column that is not zero, or -1 if all are zero."""
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 
@@ -244,7 +243,7 @@ def _by_columns(mask_BT: Tensor) -> Ints:
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """Find the columns on a CPU: find the last non-empty block of each row, then search in that block.
+    """Find the columns on a CPU. Find the last block of each row that is not empty, then search in that block.
 
     This is four times as fast as searching all columns.
     """
@@ -274,7 +273,7 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the part that is aligned with the responses: the last columns if the array also covers the prompts."""
+    """Return the part of an array that is aligned with the responses, if the array also covers the prompts."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values
@@ -288,7 +287,7 @@ def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, T
 
 
 def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Convert per-row dicts to arrays with one item per row; None if a row lacks a key.
+    """Convert dictionaries for each row to arrays with one item per row. If a row lacks a key, its item is None.
 
     If all rows have numbers, the array is numeric.
     """

@@ -1,6 +1,6 @@
-"""Reward managers, which turn scores of episodes or answers into token rewards, with the interface of verl's managers.
+"""Reward managers, which convert scores to rewards of tokens and have the interface of verl's managers.
 
-`EpisodeRewardManager` uses existing scores of episodes; the others score single answers with a reward function.
+`EpisodeRewardManager` uses existing scores of episodes. The others score single answers with a reward function.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ logger = logging.getLogger("reward_kit.rl")
 
 
 class Tokenizer(Protocol):
-    """The interface of tokenizers that reward managers use."""
+    """The methods of a tokenizer that reward managers use."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Return the decoded text."""
+        """Return the decoded string."""
 
 
 def check_tokenizer(tokenizer: object) -> None:
-    """Raise `ConfigError` if the tokenizer cannot decode."""
+    """Raise a `ConfigError` if the tokenizer cannot decode."""
     if not callable(getattr(tokenizer, "decode", None)):
         raise ConfigError(f"the tokenizer has no method `decode`; got {tokenizer!r:.80}")
 
@@ -99,9 +99,9 @@ class RunningStatistics:
     m2: float = 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """Return the statistics with `numbers` added; the order of numbers affects only rounding.
+        """Return the statistics including `numbers`, whose order only affects rounding.
 
-        Welford's recurrence, for a whole batch at once (Chan, Golub and LeVeque 1983, eq. 2.1).
+        This is Welford's recurrence for a whole batch (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
         if not len(numbers):
             return self
@@ -116,12 +116,15 @@ class RunningStatistics:
         )
 
     def normalized(self, numbers: Floats) -> Floats:
-        """Return (x - mean) / (std + 1e-8) with the population std; 0 for a single number and for equal numbers."""
+        """Return (x - mean) / (std + 1e-8) with the population std.
+
+        It is 0 for a single number, and for equal numbers.
+        """
         return (numbers - self.mean) / ((math.sqrt(self.m2 / self.count) if self.count else 0.0) + EPSILON)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """Parse the result of `asdict`; raise `ConfigError` if a number is missing or impossible."""
+        """Parse the result of `asdict`. Raise a `ConfigError` if a number is missing or impossible."""
         try:
             read = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -193,7 +196,7 @@ class RewardManager(ABC):
 
     @staticmethod
     def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
-        """Return the batch's `rm_scores`, if any, and the columns named by its `reward_extra_keys`."""
+        """Return the `rm_scores` of a batch, if it has any, and the columns that its `reward_extra_keys` name."""
         tensors = read_tensors(data, ("rm_scores", "responses", "action_mask"))
         if (rewards := tensors.pop("rm_scores", None)) is None:
             return None
@@ -234,7 +237,7 @@ class RewardManager(ABC):
                 echo(f"[{source}][{name}] {text}")
 
     def _texts(self, batch: RewardBatch, row: int) -> list[str]:
-        """Decode a row's prompt and response."""
+        """Decode the prompt and the response of a row."""
         parts, skip = batch.ids(row), self.skips_special_tokens
         with boundary(RewardError, f"tokenizer on row {row}"):
             return [self.tokenizer.decode(part, skip_special_tokens=skip) for part in parts]
@@ -300,11 +303,11 @@ class EpisodeRewardManager(RewardManager):
         self._step_rewards, self._visual_scorer, self._visual_rule = step_rewards, visual_scorer, visual_rule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: plain JSON."""
+        """Return the state for a checkpoint as plain JSON."""
         return {"normalization_type": self.normalization_type, **asdict(self.statistics)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a checkpoint's state; raise `ConfigError` if it is invalid or has another normalization."""
+        """Load the state from a checkpoint. Raise a `ConfigError` if it is invalid or has a different normalization."""
         if not isinstance(state, Mapping):
             raise ConfigError(f"pass the result of state_dict(), got {state!r:.80}")
         if (kind := state.get("normalization_type")) != self.normalization_type:
@@ -349,7 +352,7 @@ class EpisodeRewardManager(RewardManager):
     def _apply_visual(
         self, batch: RewardBatch, scorer: VisualScorer, scores_B: Floats, rows: Ints
     ) -> list[dict[str, str]]:
-        """Apply the visual scorer to the rows' scores in place; return each row's failure."""
+        """Apply the visual scorer to the scores of the rows in place, and return the failure of each row."""
         failures = [{"failure_class": "", "failure": ""} for _ in scores_B]
         inputs = batch.column("multi_modal_inputs")
         for row in rows.tolist():
@@ -374,7 +377,7 @@ class EpisodeRewardManager(RewardManager):
 
 
 def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards:
-    """Return the step rewards of scored episodes at their actions, without None and NaN."""
+    """Return the step rewards of scored episodes at their actions, except for None and NaN."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
@@ -512,7 +515,7 @@ class NaiveRewardManager(RewardManager):
         return requests
 
     def _run(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score all requests in order. A batch reward is called once."""
+        """Score all requests, in order. A batch reward is called once."""
 
         async def run() -> list[Scored]:
             reward, limit, deadline = self._compute_score, self._max_concurrency, self._deadline_s
@@ -529,10 +532,10 @@ class NaiveRewardManager(RewardManager):
 
 
 class BatchRewardManager(NaiveRewardManager):
-    """A reward manager that scores all rows in one call of a batch reward, or of a verl-style function for batches.
+    """A reward manager that scores all rows in a single call of a batch reward or of a batch function as in verl.
 
-    verl's batch function is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a
-    list. See `NaiveRewardManager` for the arguments.
+    The batch function of verl is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, and returns
+    a list. See `NaiveRewardManager` for the arguments.
     """
 
     mode: EvaluationMode = "batch"
@@ -616,7 +619,7 @@ class DAPORewardManager(NaiveRewardManager):
 
 
 def _as_reward(given: Any, mode: EvaluationMode) -> RewardSpec | Scorer:
-    """Return a `Scorer` unchanged, or the spec of a reward of this mode."""
+    """Return a `Scorer` unchanged, or the specification of a reward with this mode."""
     if hasattr(given, "score_group"):
         scorer: Scorer = given
         return scorer

@@ -100,18 +100,18 @@ class ServedPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The padding id: the tokenizer's padding token, else its end-of-text token."""
+        """The token id for padding. If the tokenizer has no padding token, its end-of-text token is used."""
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.tokenizer.eos_token_id)
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the session of one episode."""
+        """Open the session of an episode."""
         return _ServedSession(self, await self._acting.open(context))
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return one action outside of an episode."""
+        """Return an action outside of an episode."""
         return await _ServedSession(self, self._acting).get_action(observation, available_tools_specs)
 
     async def publish(self, version: int) -> None:
@@ -151,13 +151,13 @@ class ServedPolicy(AgentPolicy):
                     self._gate.notify_all()
 
     async def close(self) -> None:
-        """Close the connections to the server, which keeps running."""
+        """Close the connections to the server. The server keeps running."""
         await self._acting.close()
         await self._control.aclose()
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """Block publishing during an answer; yield the version of the weights that sample it."""
+        """Prevent publishing while the server answers. Yield the version of the weights that sample the answer."""
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
@@ -190,7 +190,7 @@ class _ServedSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Request the next message from the server; raise a `PolicyError` if the answer lacks the sampled tokens."""
+        """Request the next message from the server. Raise a `PolicyError` if the sampled tokens are missing."""
         async with self._policy.answering() as version:
             output = await self._acting.get_action(observation, available_tools_specs)
         recorded = output.log_probs or {}

@@ -107,7 +107,7 @@ def sentence(comparison: Comparison, difference: Difference) -> str:
     if difference.verdict == "doubtful":
         p = p_text(difference.p_holm)
         return f"{label} and {base} may differ: {found}, p {p}; the interval and the test disagree; add samples"
-    return f"no difference between {label} and {base} is shown: {found}"
+    return f"the results do not show a difference between {label} and {base}: {found}"
 
 
 def _left_out_text(difference: Difference) -> str | None:

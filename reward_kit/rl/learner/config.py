@@ -30,12 +30,12 @@ _CLIPS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAOptions:
-    """The options of low-rank adapters: their size, and the layers to which they are added.
+    """The size of low-rank adapters, and the layers to which they are added.
 
     Attributes:
-        rank: the rank of an adapter's two matrices.
-        alpha: an adapter's output is multiplied by alpha / rank.
-        targets: the names of linear layers, which are compared with the end of a layer's path; "all-linear" means all
+        rank: the rank of the two matrices of an adapter.
+        alpha: the output of an adapter is multiplied by alpha / rank.
+        targets: the names of linear layers. A name matches if the path of a layer ends with it. "all-linear" means all
             linear layers except the head.
     """
 
@@ -81,7 +81,7 @@ class OffPolicyLimits:
                 check_number(f"limits.{one.name}", limit, 0.0)
 
     def alarms(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
-        """Log each limit that these diagnostics exceed; return the measured values as `alarm/<name>`."""
+        """Log each limit that the diagnostics exceed, and return the measured values as `alarm/<name>`."""
         beyond = {}
         for one in fields(self):
             limit, measured = getattr(self, one.name), diagnostics.get(one.name)
@@ -206,36 +206,36 @@ class PPOConfig:
 
     @property
     def clip(self) -> ClipRange:
-        """The clip range, with the defaults of the loss."""
+        """The clip range, including the defaults of the loss."""
         low, high = _CLIPS[self.loss]
         given = (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
         return ClipRange(*given, self.dual_clip)
 
     @property
     def reduction(self) -> Aggregation:
-        """The aggregation, with the default of the loss."""
+        """The aggregation, or the default of the loss."""
         return self.aggregation or ("seq-mean-token-mean" if self.loss == "gspo" else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
-        """Return the options with the precision resolved, for a module with weights of this type."""
+        """Return the options with the precision for a module whose weights have this type."""
         if self.precision is not None:
             return self
         return replace(self, precision="bfloat16" if dtype == torch.bfloat16 else "float32")
 
     @property
     def of_critic(self) -> tuple[str, ...]:
-        """The names of the critic's options that are set."""
+        """The names of the options of the critic that are set."""
         names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
         return tuple(name for name in names if _is_set(self, name))
 
     @property
     def uses_sampler(self) -> bool:
-        """True if the loss uses the sampler's log-probabilities."""
+        """True if the loss uses the log-probabilities of the sampler."""
         return self.old_logprobs == "sampler" or self.loss == "decoupled" or self.importance is not None
 
     @property
     def recomputes(self) -> bool:
-        """True if the loss uses the module's log-probabilities before the update."""
+        """True if the loss uses the log-probabilities of the module before the update."""
         return self.old_logprobs == "recomputed" or self.loss == "decoupled" or self.importance is not None
 
 
@@ -327,7 +327,10 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 
 
 def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
-    """Return the factor of the learning rate at an update (from 0) of `total`; it is constant after the last one."""
+    """Return the factor of the learning rate for an update, counted from 0.
+
+    It is constant after the last of `total`.
+    """
     if update < config.warmup:
         return (update + 1) / config.warmup
     if config.schedule == "constant" or total is None:

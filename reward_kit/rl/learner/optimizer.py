@@ -1,4 +1,4 @@
-"""Trainable parameters: AdamW in groups, gradient norms, and low-rank adapters (Hu et al. 2022) from `peft`."""
+"""Trainable parameters: AdamW with parameter groups, gradient norms, and low-rank adapters (Hu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _in_value_head(name: str) -> bool:
 
 
 def widen(module: nn.Module) -> None:
-    """Convert trainable half-precision weights to float32, in place.
+    """Convert trainable half-precision weights to float32, in place. Frozen weights are unchanged.
 
-    Near 0.02, neighboring bfloat16 numbers differ by 1e-4, but a step of AdamW is about as long as the learning rate,
-    such as 1e-6, so most steps would be lost to rounding. Frozen weights are unchanged.
+    Near 0.02, neighboring bfloat16 numbers differ by 1e-4. A step of AdamW is about as large as the learning rate, such
+    as 1e-6, so most steps would be lost to rounding.
     """
     half = (torch.bfloat16, torch.float16)
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and one.dtype in half]
@@ -35,7 +35,7 @@ def widen(module: nn.Module) -> None:
 
 
 def check_critic(config: PPOConfig, *, has_values: bool) -> None:
-    """Raise `ConfigError` for options of a critic if the module has no value head."""
+    """Raise a `ConfigError` if options of a critic are set but the module has no value head."""
     if config.of_critic and not has_values:
         raise ConfigError(
             f"{', '.join(config.of_critic)}: the module has no value head; train a PolicyWithValue (set "
@@ -44,16 +44,16 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Create an AdamW optimizer over the groups of `parameter_groups`."""
+    """Create an AdamW optimizer with the groups of `parameter_groups`."""
     groups = parameter_groups(module, config)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
 
 def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any]]:
-    """Return the trainable parameters in groups: by name pattern, value head or policy, and matrix or vector.
+    """Divide the trainable parameters into groups by name pattern, value head or policy, and matrix or vector.
 
     Raises:
-        ConfigError: nothing in the module is trainable, or a pattern of `lr_by_name` applies to no parameter.
+        ConfigError: If the module has no trainable parameters, or a pattern of `lr_by_name` matches none.
     """
 
     def pattern_of(name: str) -> str | None:
@@ -95,7 +95,7 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
 
 
 def rates(config: PPOConfig, factor: float) -> dict[str, float]:
-    """Return the learning rates at this factor under their log names: `lr`, `value_lr` if set, and `lr/<pattern>`."""
+    """Return the learning rates for this factor by the names in logs: `lr`, `value_lr` if set, and `lr/<pattern>`."""
     named = {"lr": config.lr} | {f"lr/{pattern}": rate for pattern, rate in config.lr_by_name.items()}
     if config.value_lr is not None:
         named["value_lr"] = config.value_lr
@@ -111,7 +111,7 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def reorder_optimizer_state(
     names: Sequence[str], theirs: Sequence[str] | None, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Reorder a saved state over the same parameters in other groups, as `optimizer` would have saved it.
+    """Convert a saved state to the order of this optimizer's parameters, whose groups may differ.
 
     `names` and `theirs` are the parameters of this optimizer and of the saved one, in order. None means that the groups
     are the same.
@@ -126,7 +126,7 @@ def reorder_optimizer_state(
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Clip the gradients to a 2-norm, unless `limit` is None; return the norm before clipping, over all shards."""
+    """Clip the gradients to a 2-norm, unless `limit` is None. Return the norm over all shards before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
@@ -160,13 +160,13 @@ def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Return True if there are low-rank adapters in the module."""
+    """Return True if the module has low-rank adapters."""
     return any(_is_adapter(layer) for layer in module.modules())
 
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Disable the module's adapters inside the block."""
+    """Disable the adapters of the module during the block."""
     layers: list[Any] = [layer for layer in module.modules() if _is_adapter(layer)]
     trainable = {parameter: parameter.requires_grad for parameter in module.parameters()}
     for layer in layers:

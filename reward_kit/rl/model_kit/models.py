@@ -203,7 +203,7 @@ def _word_level(
 
 
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[str]:
-    """Count the pieces of texts, excluding marks of the chat template, that are not in the vocabulary."""
+    """Count the pieces of the given strings that are not in the vocabulary, without marks of the chat template."""
     pieces: Counter[str] = Counter()
     for text in texts if tokenizer.unk_token_id is not None else ():
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -214,7 +214,7 @@ def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> 
 
 
 def tool_texts(tools: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the texts of tools in the chat template, for the vocabulary of a tokenizer."""
+    """Return the strings that the chat template writes for tools, for the vocabulary of a tokenizer."""
     return [json.dumps(tool, ensure_ascii=False) for tool in tools]
 
 
@@ -296,7 +296,7 @@ def build_decoder(
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, seed: int) -> None:
-    """Initialize float32 weights in place, as described in `build_decoder`; layers must have the names of Llama."""
+    """Initialize float32 weights in place, as described in `build_decoder`. The layers must have the names of Llama."""
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
         if weights.ndim < 2:
@@ -342,12 +342,12 @@ def compose_embeddings(
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Count the parameters; tied parameters are counted once."""
+    """Count the parameters of a model. Tied parameters count once."""
     return sum(weights.numel() for weights in model.parameters())
 
 
 def describe(model: PreTrainedModel) -> str:
-    """Describe a model in one line: "a decoder of 613.2k parameters (40.1k of them embeddings): 2 layers, …"."""
+    """Describe a model on one line: "a decoder of 613.2k parameters (40.1k of them embeddings): 2 layers, …"."""
     config = model.config
     weights: Any = model.get_input_embeddings().weight
     return (

@@ -1,9 +1,8 @@
-"""Supervised training on the action tokens of episodes, as a warm start for small models before reinforcement learning.
+"""Supervised training on the action tokens of episodes. It prepares small models for reinforcement learning.
 
-The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, optionally with label smoothing.
-
-`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. Prompts and actions are built
-as in `HFAgentPolicy`, so a model sees the same tokens in training as when it acts.
+The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, with optional label smoothing.
+`Demonstrations` converts the actions of an expert to the tokens that a model would have sampled. Prompts and actions
+are built as in `HFAgentPolicy`, so that a model sees the same tokens in training as when it acts.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ class Demonstrations:
 
 
 class DemonstrationWriter:
-    """Writes the actions of one episode, in order; `conversation` is the context so far."""
+    """Converts the actions of one episode to tokens, in order. `conversation` is the context so far."""
 
     def __init__(self, demonstrations: Demonstrations, conversation: TokenConversation) -> None:
         self._options, self._conversation = demonstrations, conversation
@@ -233,13 +232,13 @@ class DemonstratingPolicy(AgentPolicy):
         self._writer = demonstrations.begin()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the expert's session with a separate context."""
+        """Open a session of the expert with a separate context."""
         return DemonstratingPolicy(await self._expert.open(context), self._demonstrations, taught=self._taught)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action with its tokens; raise a `PolicyError` if it cannot be written."""
+        """Return the action of the expert with its tokens. Raise a `PolicyError` if it cannot be written as tokens."""
         output = await self._expert.get_action(observation, available_tools_specs)
         facts = self._writer.write(output.action_structured, observation, available_tools_specs)
         if self._taught is not None and not self._taught(output):
@@ -247,18 +246,18 @@ class DemonstratingPolicy(AgentPolicy):
         return output._replace(log_probs={**(output.log_probs or {}), **(facts or {})} or None)
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Notify the expert that the episode has ended."""
+        """Tell the expert that the episode has ended."""
         await self._expert.on_episode_end(messages)
 
     async def close(self) -> None:
-        """Close the expert's session."""
+        """Close the session of the expert."""
         await self._expert.close()
 
 
 def episode_texts(
     episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
 ) -> list[str]:
-    """Return all texts of episodes for a tokenizer's vocabulary: messages, and actions in their written form.
+    """Return all strings in episodes that a tokenizer's vocabulary should cover: messages and written actions.
 
     Args:
         episodes: the episodes, with messages.
@@ -266,7 +265,7 @@ def episode_texts(
         tools: the result of `get_tools_spec`.
 
     Raises:
-        ConfigError: the action format is unknown.
+        ConfigError: If the action format is unknown.
     """
     if action_format not in FORMATS:
         raise ConfigError(f"action_format: unknown format {action_format!r}{did_you_mean(action_format, FORMATS)}")
@@ -290,7 +289,7 @@ def _write_action(action: Action, tools: Sequence[ToolSchema], form: ActionForma
 
 
 def _as_chat(action: Action) -> dict[str, Any]:
-    """Return the action as a message, without the ids of its calls."""
+    """Return the action as a message, without the ids of its tool calls."""
     chat = assistant_message(action, 0).to_chat()
     for call in chat.get("tool_calls", ()):
         del call["id"]
@@ -349,7 +348,7 @@ class SFTConfig:
         self.learner_options(1)
 
     def learner_options(self, steps: int) -> PPOConfig:
-        """Return the options of optimizer, schedule and forward pass in the form of `PPOConfig`."""
+        """Return the options of the optimizer, the schedule and the forward pass as a `PPOConfig`."""
         return PPOConfig(
             epochs=self.epochs,
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
@@ -365,7 +364,7 @@ class SFTConfig:
 
 
 class SFTProgress(NamedTuple):
-    """The progress after an optimizer step; steps are counted from 1 over all epochs."""
+    """The progress after an optimizer step. Steps are counted from 1 over all epochs."""
 
     epoch: int
     step: int
@@ -376,7 +375,7 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A model's accuracy on action tokens, each predicted from the true preceding tokens."""
+    """The accuracy of a model that predicts each action token from the true tokens before it."""
 
     loss: float  # the mean negative log-probability of an action token, in nats
     token_accuracy: float  # The share of action tokens that have the highest probability
@@ -386,7 +385,7 @@ class Evaluation(NamedTuple):
 
 
 class EpochReport(NamedTuple):
-    """The mean loss of one pass over the rows, and the following evaluation of held-out rows, if any."""
+    """The mean loss of a pass over the rows, and the evaluation of held-out rows after it, if there are any."""
 
     epoch: int
     loss: float
@@ -470,7 +469,7 @@ def _gradient(
     config: SFTConfig,
     device: torch.device,
 ) -> tuple[float, float]:
-    """Accumulate the gradient of a batch; return the loss and the gradient's norm before clipping."""
+    """Accumulate the gradient of a batch. Return the loss, and the norm of the gradient before clipping."""
     optimizer.zero_grad(set_to_none=True)
     count, losses, smoothing = int(flat.counts_B[chosen].sum()), [], config.label_smoothing
     for part in _parts(flat, chosen, config.max_tokens_per_micro_batch):
@@ -500,7 +499,7 @@ def _flat(rows: TokenBatch, config: SFTConfig) -> TrainingRows:
 
 
 def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> list[Ints]:
-    """Return the non-empty rows in batches of rows of similar length, in random order."""
+    """Divide the rows that are not empty into batches of rows with similar lengths, in random order."""
     order = generator.permutation(np.flatnonzero(lengths_B))
     pool = max(_POOL * budget // max(int(lengths_B[order].mean()), 1), 1)
     batches: list[Ints] = []
@@ -516,7 +515,10 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
 
 
 def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
-    """Split rows into parts for single passes through the model; a row beyond the budget is a separate part."""
+    """Divide rows into parts for single passes through the model.
+
+    A row that exceeds the budget is a part of its own.
+    """
     if budget is None:
         return [chosen]
     lengths = flat.lengths_B[chosen]
@@ -524,7 +526,7 @@ def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
 
 
 class _GradingModel(LogprobModel):
-    """Returns 1 for the most likely tokens and 0 for others in place of entropies, which are not needed here."""
+    """Returns 1 for the most likely tokens and 0 for others, instead of entropies, which are not needed here."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -537,7 +539,7 @@ class _GradingModel(LogprobModel):
 
 
 class _SmoothingModel(LogprobModel):
-    """Returns the mean log-probability of the possible tokens, with its gradient, in place of entropies."""
+    """Returns the mean log-probability of the possible tokens, with a gradient, instead of entropies."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -585,10 +587,10 @@ def evaluate(
 
 
 def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenBatch, TokenBatch]:
-    """Split rows by group into training and held-out rows, so that no initial state occurs in both.
+    """Split rows by group into training rows and held-out rows, so that no initial state occurs in both.
 
-    `share`, in (0, 1), is the held-out share of the groups (of the rollouts, if there are no groups). There must be at
-    least two groups; at least one is held out. `seed` determines the choice.
+    `share`, in (0, 1), is the share of groups to hold out, or of rollouts if there are no groups. There must be at
+    least two groups, and at least one is held out. `seed` determines which.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share must be in (0, 1), got {share}")

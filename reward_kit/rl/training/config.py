@@ -1,5 +1,6 @@
-"""The schema of the train file, with the meaning and default of every key. `plan.py` rejects keys that would have no
-effect.
+"""The schema of train files, with the meaning and the default of each key.
+
+`plan.py` rejects keys that would have no effect.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STRICT_OR_NAME = ConfigDict(extra="forbid", json_schema_extra=BY_NAME)
 
 
 def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
-    """Reject unknown keys of a dataclass, which Pydantic ignores, and convert errors to those of Pydantic."""
+    """Reject unknown keys of a dataclass, which Pydantic would ignore, and convert errors to those of Pydantic."""
     for key, known in unknown_keys(data, PPOConfig):
         raise ValueError(f"{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}")
     try:
@@ -44,7 +45,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield the unknown keys of a mapping, or of a mapping within it, each with the keys that the dataclass has."""
+    """Yield the unknown keys of a mapping and of the mappings in it, each with the keys that the dataclass has."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -156,7 +157,7 @@ class RewardModel(BaseModel):
 
 
 class RewardManagerModel(BaseModel):
-    """The conversion of episode scores to rewards on tokens."""
+    """The conversion of episode scores to token rewards."""
 
     model_config = _STRICT_OR_NAME
 
@@ -184,7 +185,7 @@ class RewardManagerModel(BaseModel):
 
 
 class DynamicSamplingModel(BaseModel):
-    """Repeated collection until enough groups have a learning signal (as in DAPO)."""
+    """Collecting more groups until enough of them have a learning signal, as in DAPO."""
 
     model_config = _STRICT
 
@@ -238,7 +239,7 @@ class EvaluationModel(BaseModel):
 
 
 class CheckpointsModel(BaseModel):
-    """The checkpoints. A checkpoint is also written at the end, and when training is interrupted."""
+    """The checkpoints. One is also written at the end, and when training is interrupted."""
 
     model_config = _STRICT
 
@@ -263,7 +264,7 @@ class EarlyStopModel(BaseModel):
 
 
 class WandbModel(BaseModel):
-    """Weights & Biases, which is used only if this section is present, since figures leave the machine."""
+    """Weights & Biases. It is only used if this section is present, because figures are sent to a service."""
 
     model_config = _STRICT
 
@@ -273,7 +274,7 @@ class WandbModel(BaseModel):
 
 
 class LogsModel(BaseModel):
-    """The outputs of figures in addition to `metrics.jsonl`, which is always written."""
+    """Outputs of figures, in addition to `metrics.jsonl`, which is always written."""
 
     model_config = _STRICT
 
@@ -314,5 +315,5 @@ class TrainModel(BaseModel):
 
     @property
     def best_by(self) -> str:
-        """The figure that selects the best checkpoint."""
+        """The name of the figure that selects the best checkpoint."""
         return self.checkpoints.best_by or ("held_out/score" if self.evaluation else "score/mean")

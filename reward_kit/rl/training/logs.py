@@ -1,4 +1,4 @@
-"""The outputs of figures: `metrics.jsonl`, TensorBoard, Weights & Biases, and progress lines on standard error."""
+"""The outputs of figures: `metrics.jsonl`, TensorBoard, Weights & Biases, and progress on standard error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DisplayKind = Literal["rich", "plain", "none"]
 
 
 class MetricsFile:
-    """The file `metrics.jsonl`, with one line per update: `update`, `at` (UTC) and its figures, null if not finite.
+    """The file `metrics.jsonl`. Each line has an `update`, `at` (UTC) and figures, which are null if not finite.
 
     The content of an existing file is kept, except for an incomplete last line.
     """
@@ -47,12 +47,12 @@ class MetricsFile:
         return os.fstat(self._descriptor).st_size
 
     def cut(self, size: int) -> None:
-        """Remove all lines beyond `size` bytes, since their updates will be repeated."""
+        """Remove all lines after `size` bytes, because their updates will be repeated."""
         with wrap_os_errors("cut", self._path):
             os.ftruncate(self._descriptor, min(size, self.size))
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """Append a line; raise `StoreError` if it cannot be written."""
+        """Append a line, or raise a `StoreError` if it cannot be written."""
         known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"update": update, "at": at, **known}, allow_nan=False).encode("ascii") + b"\n"
@@ -60,7 +60,6 @@ class MetricsFile:
             os.write(self._descriptor, line)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
 
@@ -118,7 +117,7 @@ class Logs:
             self._wandb.finish()
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """Write the figures of an update; update 0 is the evaluation before the first update."""
+        """Write the figures of an update. Update 0 is the evaluation before the first update."""
         self.metrics.write(update, figures)
         if self._tensorboard is not None:
             for name, value in figures.items():
@@ -146,8 +145,9 @@ _SHOWN = (
 class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
-    "plain" prints a line per update, "rich" also draws a progress bar, and "none" is silent. `evaluated_every` is the
-    number of updates between evaluations, used to estimate the remaining time; None without evaluations.
+    "plain" prints a line for each update, "rich" also shows a progress bar, and "none" prints nothing.
+    `evaluated_every` is the number of updates between evaluations, which the estimate of the remaining time uses; None
+    without evaluations.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class TrainingDisplay:
             self._live.__exit__(kind, error, trace)
 
     def begin_at(self, updates: int) -> None:
-        """Set the number of updates that were made before."""
+        """Set the number of updates that were made by earlier processes."""
         self._done = updates
 
     def say(self, note: str) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a training run: parse the train file, load the objects that it names, and check their combination."""
+"""The plan of a training run: parse the train file, load the objects that it names, and check that they fit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PLAIN = (bool, int, float, str, list, dict, tuple)
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The samples of evaluations, excluded from training unless another file or dataset also contains them."""
+    """The samples of evaluations. They are excluded from training, unless they come from another file or dataset."""
 
     task: LoadedTask
     samples: tuple[Sample, ...]
@@ -57,7 +57,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """The loaded and checked inputs of a training run, except for the policy."""
+    """The inputs of a training run, loaded and checked, except for the policy."""
 
     located: LocatedYaml  # the train file
     overrides: Mapping[str, Any]  # The overridden keys
@@ -77,7 +77,7 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """The directory of the train file, to which its paths are relative."""
+        """The directory of the train file, the base of its relative paths."""
         return self.path.resolve().parent
 
     @property
@@ -87,9 +87,7 @@ class TrainingPlan:
 
     @property
     def samples_per_minibatch(self) -> int:
-        """The number of groups per update: the whole batch, or a part of it if parts are trained on once they are
-        scored.
-        """
+        """The number of groups in an update, which is a whole batch or the part of it that is trained on early."""
         rollout = self.config.rollout
         if not self.config.pipeline.updates_early:
             return rollout.samples_per_update
@@ -97,10 +95,10 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The section of the trained policy, and the directory to which its paths are relative.
+        """The section of the policy to train, and the base directory of its paths.
 
         Raises:
-            ConfigError: the policy is missing.
+            ConfigError: If there is no policy.
         """
         if (block := self.config.policy) is not None:
             return block, self.folder
@@ -110,17 +108,17 @@ class TrainingPlan:
 
     @property
     def policy_of_user(self) -> set[str]:
-        """The policy options set by the user on the command line or in Python, not in a file."""
+        """The policy options that the user set on the command line or in Python, not in a file."""
         given = self.of_user if self.config.policy is not None else self.task.of_user
         return overridden_keys("policy", self.policy_block[0].options(), given)
 
     def make_policy(self, **changes: Any) -> AgentPolicy:
-        """Create the trained policy, with changed options."""
+        """Create the policy to train, with changed options."""
         block, folder = self.policy_block
         return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the file's content with defaults, as plain JSON."""
+        """Return the content of the file including defaults, as plain JSON."""
         document = self.config.model_dump(mode="json")
         if isinstance(self.config.task, dict):
             document["task"] = apply_overrides(self.config.task, {})
@@ -217,9 +215,7 @@ def _check(
     credit: CreditAssigner,
     held_out: HeldOut | None,
 ) -> None:
-    """Reject inputs that training cannot use, and keys of the file or of `own` that have no effect in this
-    combination.
-    """
+    """Reject inputs that cannot be used for training, and keys of the file or of `own` that would have no effect."""
     definition, rollout = task.definition, config.rollout
     if task.reward is None:
         raise ConfigError(f"{task.path}: training needs scores; set reward_function_path")
@@ -310,7 +306,7 @@ def check_policy(plan: TrainingPlan) -> None:
 
 
 def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
-    """Return the options with the policy's sampling temperature, by which the learner also divides logits."""
+    """Add the sampling temperature of the policy to the options. The learner also divides logits by it."""
     temperature = getattr(getattr(policy, "sampling", None), "temperature", 1.0)
     if temperature == ppo.temperature:
         return ppo

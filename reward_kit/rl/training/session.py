@@ -1,4 +1,4 @@
-"""A training run: updates, evaluations, checkpoints and figures, until the last update or until it is stopped."""
+"""A training run, with its updates, evaluations, checkpoints and figures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def run_training(
     control = Control()
 
     def note_end(status: str) -> int:
-        """Record the status; return the number of updates that a resume would not repeat."""
+        """Record the status, and return the number of updates that a resumed run would not repeat."""
         updates = int((folder.header.training or {}).get("updates", 0))
         folder.update_status(status=status, updates=updates, worked_s=folder.header.timing.worked_s)
         return updates
@@ -159,7 +159,7 @@ class _Session:
         return status
 
     async def _update(self, number: int) -> Figures:
-        """Make one update; return its figures."""
+        """Make one update, and return its figures."""
         trainer, began = self._trainer, time.perf_counter()
         before, totals = dict(trainer.meter.totals), trainer.meter.totals
         every = self._config.logs.episodes_every
@@ -193,7 +193,7 @@ class _Session:
         return figures | self._components.reward_agent.stats.metrics()
 
     def _report_idle(self, figures: Figures) -> None:
-        """Count updates without anything to learn from; report the first one."""
+        """Count updates that had nothing to learn from, and report the first one."""
         has_tokens = figures.get("learner/tokens") != 0.0
         if has_tokens and figures.get("credit/zero_advantage_share") != 1.0:
             return
@@ -229,7 +229,7 @@ class _Session:
         events.updated(progress.updates, figures)
 
     def _save(self) -> None:
-        """Write a checkpoint, unless this update already has one."""
+        """Write a checkpoint, unless there is already one for this update."""
         if self._saved_at == self.progress.updates:
             return
         keep = self._config.checkpoints.keep

@@ -1,4 +1,4 @@
-"""`train`, the Python form of `reward-kit train`, and the steps that both share."""
+"""The function `train`, which is the Python form of `reward-kit train`, and the steps that both share."""
 
 from __future__ import annotations
 
