@@ -1,4 +1,4 @@
-"""Checks of a reward's requirements against the installed packages. Nothing is ever installed."""
+"""Checks whether the packages that a reward requires are installed. Nothing is ever installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ if TYPE_CHECKING:  # most rewards require nothing
 
 
 def check_installed(texts: Sequence[str], what: str) -> None:
-    """Check names, versions and extras; requirements whose marker is false on this machine are skipped."""
+    """Check names, versions and extras. Requirements whose marker is false on this machine are skipped.
+
+    Args:
+        texts: the requirements, such as `sympy>=1.12,<2`.
+        what: the name of the reward in messages.
+
+    Raises:
+        ConfigError: If a requirement is malformed or is not met.
+    """
     if not texts:
         return
     from packaging.requirements import InvalidRequirement, Requirement
