@@ -128,7 +128,8 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         if not fits[self._form]:
             why = {
                 "discrete": (
-                    f"every argument needs an enum, a boolean or bounds, and there can be at most {_MOST_CALLS} calls"
+                    "every argument must be a boolean or have an enum or bounds, "
+                    f"and there can be at most {_MOST_CALLS} calls"
                 ),
                 "text": "it requires exactly one tool with exactly one argument, a string",
             }
@@ -205,7 +206,9 @@ class ResourceEnv(gymnasium.Env[str, Any]):
     def _shown(self, observation: Any) -> str:
         text = as_text(observation)
         if len(text) > self._max_text:
-            raise EnvironmentFailure(f"an observation has {len(text)} characters; raise max_text")
+            raise EnvironmentFailure(
+                f"an observation has {len(text)} characters, more than {self._max_text}; raise max_text"
+            )
         return text
 
     def render(self) -> Any:

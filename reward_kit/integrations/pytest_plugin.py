@@ -35,7 +35,7 @@ _RUN = pytest.StashKey["FinishedRun"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("reward-kit")
     group.addoption(
-        "--reward-kit-log-dir", metavar="DIR", help="directory of the runs; default: pytest's temporary directory"
+        "--reward-kit-log-dir", metavar="DIR", help="directory for the runs; default: pytest's temporary directory"
     )
 
 
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{MARK}(task, *, threshold, thresholds, lower_bound, max_errors, …): run a task file before the test and "
-        "check its means afterwards; with reward= and data= instead of a task, score transcripts",
+        "check its mean scores afterwards; with reward= and data= instead of a task, score transcripts",
     )
 
 
@@ -148,7 +148,7 @@ def _printable(text: str) -> str:
 
 
 def _problem_with_gates(gates: Mapping[str, Any]) -> str:
-    """Return an error in the gates before the run starts, since the run may cost money."""
+    """Return a description of an invalid gate, or "". This runs before the run, which may cost money."""
     thresholds = gates["thresholds"]
     if not isinstance(thresholds, Mapping) or not all(isinstance(name, str) for name in thresholds):
         return f"thresholds={thresholds!r}): expected a dict from names of metrics to numbers"
@@ -219,7 +219,7 @@ def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
         for policy in run.policies:
             value = threshold.value(policy)
             if value is None:
-                yield f"{policy.policy}: the {threshold.what} is unknown; threshold is {least:g}"
+                yield f"{policy.policy}: the {threshold.what} is unknown; the threshold is {least:g}"
             elif value < least:
                 yield f"{policy.policy}: the {threshold.what} is {value:.3f}, below the threshold {least:g}"
 

@@ -192,7 +192,9 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
     """
     where, here = os.uname().nodename, package_version()
     if driver != here:
-        raise ConfigError(f"reward-kit is {here} on {where}, but {driver} in the driver")
+        raise ConfigError(
+            f"reward-kit has version {here} on {where}, but {driver} in the driver; install the same version"
+        )
     with boundary(ConfigError, f"on {where}: the driver's message cannot be read"):
         return pickle.loads(packed)
 

@@ -113,7 +113,7 @@ class TaskWorkers:
             if name in _NOT_NEEDED or path.is_dir() or not path.exists():
                 continue  # The loader reports a required file that is missing.
             if hash_path(path) != task.digests[name]:
-                raise ConfigError(f"the {name} {path} on {here} differs from the driver's")
+                raise ConfigError(f"the {name} {path} on {here} differs from that of the driver")
         location = task.definition.tools_module_path
         tools = load_tools(location, task.folder) if location else None
         args = RunArgs(task_path=task.path, models=self.models, policies=self.policies, base_url=self.base_url)
@@ -184,7 +184,7 @@ def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> di
     """
     known = {**read_dotenv(Path.cwd()), **{name: value for name, value in os.environ.items() if value}}
     if missing := [name for name in asked if name not in known]:
-        raise ConfigError(f"-E env: {missing[0]} is not set here")
+        raise ConfigError(f"-E env: the variable {missing[0]} is not set here")
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     named = [block["api_key_env"] for block in blocks if isinstance(block.get("api_key_env"), str)]
     passed = definition.resource_server.pass_env if definition.resource_server is not None else []

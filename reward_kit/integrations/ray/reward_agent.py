@@ -1,9 +1,9 @@
 """`RayAsyncRewardAgent`, the reward agent as an actor, for trainers that call it from several processes.
 
-It has two main methods, which users of verl know: `compute_reward_pipeline` submits a batch and returns its size; `get`
-waits for a part of a batch, in whole groups. It uses `AsyncRewardAgent`: batches are scored concurrently and never
-mixed, an exception affects only its own rollout, an impossible request raises at once, and all columns of a chunk have
-the same order.
+It has two main methods, which have the same names as in verl. `compute_reward_pipeline` submits a batch and returns
+its size, and `get` waits for a part of a batch, in whole groups. The actor uses an `AsyncRewardAgent`: batches are
+scored concurrently and never mixed, an exception affects only its own rollout, and a request that cannot be fulfilled
+raises an error immediately.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class _RequestColumns(NamedTuple):
 
 
 class RewardChunk(_RequestColumns):
-    """A part of one batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
+    """A part of a batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
-        data_idxs: the indices in the batch, ascending.
-        rewards: the rewards; None if unscored, which is not zero.
+        data_idxs: the indices in the batch, in ascending order.
+        rewards: the rewards. An unscored rollout has None, which is not zero.
         extra_infos: the full results, including failures.
-        batch: the number of the batch, from 1.
+        batch: the number of the batch, counted from 1.
         lengths: the number of tokens in each response, as in `ScoredChunk.lengths`.
-        incomplete_groups: the groups of the batch in which a score is missing.
+        incomplete_groups: the numbers of the groups in which a score is missing.
     """
 
     batch: int
@@ -67,18 +67,22 @@ class RewardChunk(_RequestColumns):
         return chunk
 
     def placed(self, width: int) -> npt.NDArray[np.float32]:
-        """Return (B, width) zeros with each reward at the last token of its response; NaN for an unscored response.
+        """Return an array (B, width) of zeros, with each reward at the last token of its response.
+
+        The reward of an unscored response is NaN.
 
         Args:
-            width: the width of the batch's responses.
+            width: the number of columns of the batch's responses.
 
         Raises:
-            ConfigError: the length of a response is unknown, or outside of 1 to `width`.
+            ConfigError: If the length of a response is unknown, or is not between 1 and `width`.
         """
         placed = np.zeros((len(self.rewards), width), dtype=np.float32)
         for row, (length, reward) in enumerate(zip(self.lengths, self.rewards, strict=True)):
             if length is None or not 1 <= length <= width:
-                raise ConfigError(f"item {self.data_idxs[row]}: response must have 1 to {width} tokens, got {length}")
+                raise ConfigError(
+                    f"item {self.data_idxs[row]}: the response must have 1 to {width} tokens, got {length}"
+                )
             placed[row, length - 1] = np.nan if reward is None else reward
         return placed
 

@@ -202,7 +202,11 @@ class RolloutPool:
         return handle
 
     async def collect(self, group: RayGroup, rollout_index: int) -> SingleAgentEpisode:
-        """Collect one episode, and try again if its process is lost. Raise a `ClusterError` without processes."""
+        """Collect one episode. If its process is lost, try again.
+
+        Raises:
+            ClusterError: If no process is left, and no new one started in time.
+        """
         for losses in range(_MOST_LOSSES):
             # It is unknown which episode killed a process, so the last attempt of each suspect runs alone.
             async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():
@@ -255,7 +259,7 @@ class RolloutPool:
         return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
-        """Tell each process regularly how much the others have used, so that all stop soon after a limit is reached."""
+        """Regularly send each process the usage of the others, so that all stop soon after a limit is reached."""
 
         async def exchange_with(member: Member) -> None:
             spent = await _ask(member, lambda handle: handle.exchange.remote(self._rest(member)))

@@ -278,7 +278,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
         if not (run / FILE).is_file():
             opened = RunFolder.create(run, new_run_header(run.name, plan), plan.redaction)
         elif refused := changes_since(RunHeader.read(run), plan, run).refused:
-            raise ConfigError(f"{run} cannot be resumed, because these changed: {', '.join(refused)}")
+            raise ConfigError(f"{run} cannot be resumed, because these settings or files changed: {', '.join(refused)}")
         else:
             opened = RunFolder(run, plan.redaction)
         with opened as folder:

@@ -95,7 +95,7 @@ def read_keys(file: Path | None) -> tuple[list[str], str]:
     for number, key in keys.items():
         check_key(key, f"--api-key-file {file}:{number}: the key")
     if not keys:
-        raise ConfigError(f"--api-key-file {file} has no key; write one key per line")
+        raise ConfigError(f"--api-key-file {file} contains no key; write one key per line")
     is_open = bool(mode & (stat.S_IRGRP | stat.S_IROTH))
     return list(
         keys.values()

@@ -468,7 +468,7 @@ def _is_server_fault(record: logging.LogRecord) -> bool:
     """Return True for an error of the server. Invalid HTTP from a client is only logged on one line."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
-        logger.info("no HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
+        logger.info("invalid HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
         return False
     return True
 
@@ -477,9 +477,9 @@ _http_logger.addFilter(_is_server_fault)
 
 
 class _ProtocolFactory:
-    """Creates the protocol of each connection, up to `max_connections`.
+    """Creates a protocol for each connection, up to `max_connections`.
 
-    The head of the first request must arrive within a time limit.
+    If the head of the first request does not arrive within the time limit, the connection is closed.
     """
 
     def __init__(self, server: web.Server, options: ServerOptions) -> None:
@@ -588,7 +588,7 @@ async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the limit on open files to what the connections need, as far as the system allows it."""
+    """Raise the limit on open files to the number that the connections need, if the system allows it."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit.

@@ -57,7 +57,7 @@ class RolloutBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 
-    messages: list[Message] = Field(fail_fast=True, description="The whole conversation, in OpenAI chat form.")
+    messages: list[Message] = Field(fail_fast=True, description="The whole conversation, in OpenAI chat format.")
     rollout_id: str | None = Field(
         None, description="The rollout's id in the answer; default: its position in the request."
     )
@@ -162,7 +162,9 @@ class BodyReader:
             raise RefusedError(415, "unsupported_media_type", "send the body uncompressed", closes=True)
         charset = (request.charset or "utf-8").lower()
         if request.content_type != "application/json" or charset not in ("utf-8", "utf8"):
-            message = f"send Content-Type: application/json, in UTF-8, not {request.headers.get('Content-Type')!r:.100}"
+            message = (
+                f"Content-Type must be application/json in UTF-8, got {request.headers.get('Content-Type')!r:.100}"
+            )
             raise RefusedError(415, "unsupported_media_type", message, closes=True)
         taken = request.content_length or 0
         if taken > most:
@@ -225,7 +227,9 @@ def _parse_requests(
         if not isinstance(rollouts, list) or not rollouts:
             raise _invalid("rollouts: expected a list with at least one rollout")
         if len(rollouts) > options.max_batch:
-            raise _invalid(f"rollouts: the request has {len(rollouts)}; the maximum is {options.max_batch} (max_batch)")
+            raise _invalid(
+                f"rollouts: the request has {len(rollouts)} rollouts; the maximum is {options.max_batch} (max_batch)"
+            )
     requests = []
     for index, rollout in enumerate(rollouts):
         prefix = f"rollouts.{index}." if is_batch else ""
@@ -277,7 +281,7 @@ def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
         return
     if len(messages) > options.max_messages:
         most = f"the maximum is {options.max_messages} (max_messages)"
-        raise _invalid(f"{prefix}messages: the rollout has {len(messages)}; {most}")
+        raise _invalid(f"{prefix}messages: the rollout has {len(messages)} messages; {most}")
     for index, message in enumerate(messages):
         for name in ("content", "tool_calls"):
             parts = message.get(name) if isinstance(message, dict) else None
@@ -314,7 +318,7 @@ def _read_json(body: bytearray) -> Any:
         text = body.decode("utf-8")
         value = _decode(text)
     except UnicodeDecodeError as error:
-        raise _not_json(f"the body is not UTF-8 text: byte {error.start}") from None
+        raise _not_json(f"the body is not valid UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise _not_json("the body is nested too deeply") from None
     except ValueError as error:

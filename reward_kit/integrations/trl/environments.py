@@ -343,7 +343,7 @@ class Environment:
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         if self._play is None:
-            raise ToolError("no episode has begun")
+            raise ToolError("no episode has started; call reset first")
         return self._factory.thread.run(self._play.step(name, arguments))
 
 

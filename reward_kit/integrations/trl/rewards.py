@@ -61,7 +61,7 @@ def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
         if not isinstance(given, str | list):
-            raise ConfigError(f"a {what} of TRL must be a text or a list of messages, got {type_name(given)}")
+            raise ConfigError(f"a {what} of TRL must be a string or a list of messages, got {type_name(given)}")
         parts.append([{"role": role, "content": given}] if isinstance(given, str) else given)
     messages, first = _validated([*parts[0], *parts[1]]), len(parts[0])
     turns = [index for index, message in enumerate(messages) if message.role == "assistant" and index >= first]
@@ -295,8 +295,8 @@ class TRLReward:
         of_rollouts = {"assistant_turns"} if "rollout_id" in named else set()
         if clash := sorted(named.keys() & (_NO_COLUMN - of_rollouts) & (self.reward.parameters or set())):
             raise ConfigError(
-                f"{clash[0]!r} of the reward is never taken from the dataset; rename the dataset's column "
-                "with that name"
+                f"the reward's parameter {clash[0]!r} is never taken from the dataset; rename the dataset's column "
+                "with this name"
             )
         return named
 

@@ -259,7 +259,7 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
         lengths = [len(list(same)) for _, same in groupby(prompts)]
         raise ConfigError(
             f"{len(prompts)} prompts do not form groups of {size} equal prompts (lengths of runs of equal "
-            f"prompts: {lengths}), but a group shares one start; make per_device_train_batch_size × "
+            f"prompts: {lengths}), but a group shares one initial state; make per_device_train_batch_size × "
             "steps_per_generation, and per_device_eval_batch_size, multiples of the number of generations"
         )
     return [group[0] for group in cut]

@@ -111,7 +111,7 @@ def rollout_output(
 
 
 def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, list[Any]]:
-    """Return the columns with tokens. Reject rows with which TRL would train incorrectly without an error."""
+    """Return the columns with tokens. Raise an error for a row on which TRL would silently train incorrectly."""
     episode = columns.episodes[int(columns.episodes_B[row])]
     start, length = int(columns.starts_B[row]), int(columns.lengths_B[row])
     first = start + int(columns.prompt_lengths_B[row])
@@ -119,7 +119,7 @@ def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, l
     if columns.rows["allowed_ids"][row] is not None:
         raise ConfigError(
             f"episode {episode.id_}: a constraint restricted sampling to a part of the vocabulary, but TRL "
-            "computes log-probabilities over all of it; set constrain to False"
+            "computes log-probabilities over the whole vocabulary; set constrain to False"
         )
     if not np.isfinite(columns.tokens["logprobs"][completion]).all():
         raise ConfigError(f"episode {episode.id_}: TRL needs log-probabilities, but the policy did not record any")

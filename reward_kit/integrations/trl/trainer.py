@@ -122,7 +122,7 @@ class StepCreditTrainer(StepCreditLoss, GRPOTrainer):
 
 
 def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tensor:
-    """Stack the rows to an array of shape (B, T), padded with 0 on the right like the completions."""
+    """Return the rows as a tensor of shape (B, T), padded with 0 on the right like the completions."""
     padded_BT = torch.zeros(completion_ids_BT.shape, dtype=torch.float32)
     for index, row in enumerate(rows):
         if len(row) > padded_BT.shape[1]:

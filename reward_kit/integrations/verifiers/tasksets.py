@@ -1,4 +1,4 @@
-"""A task file as a taskset of verifiers (v1): one task per sample, scored by the task file's reward.
+"""A task file as a taskset of verifiers (v1), with a task for each sample. The reward of the file scores the tasks.
 
     from reward_kit.integrations.verifiers.tasksets import TaskFileTaskset
 
@@ -7,11 +7,11 @@
 
     __all__ = ["Arithmetic"]
 
-Rollouts use verifiers' harness, limits and retries. Keys of the file that have no effect there are rejected.
-`ResourceTaskset` serves a task's resource and tools.
+Rollouts use the harness, limits and retries of verifiers. Keys of the file that would have no effect there are
+rejected. `ResourceTaskset` provides the resource and the tools of a task.
 
-`as_verifiers_reward` converts a reward function to a reward of verifiers. verifiers has no unscored rollouts and cannot
-handle None, so a failed reward raises an error.
+`as_verifiers_reward` converts a reward function to a reward of verifiers. verifiers has no unscored rollouts and
+cannot handle None, so a failed reward raises an error.
 """
 
 from __future__ import annotations

@@ -172,9 +172,8 @@ def episode_to_trace(
 
     Args:
         episode: a complete episode with messages.
-        scored: the score of the episode. If it is unscored, the reward is None, the error is listed, and the trace is
-            not
-            `ok`, as in verifiers itself.
+        scored: the score of the episode. If the episode is unscored, the trace is not `ok`, its reward is None, and its
+            errors contain the reason, as in verifiers itself.
         advantages: (S,) the advantages of each action: one number for all its tokens, one for each token, or None if
             none are assigned.
 
@@ -333,7 +332,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
     turns = list(state["assistant_turns"])
     if conversation.turns != turns:
         raise EpisodeError(
-            f"trace {state['id_']}: its model messages are at {conversation.turns}, but were at "
+            f"trace {state['id_']}: the indices of its model messages are {conversation.turns}, but were "
             f"{turns} when the trace was created from an episode"
         )
     messages = [to_json_value(message.to_chat()) for message in conversation.messages]

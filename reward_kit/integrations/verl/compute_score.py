@@ -1,4 +1,4 @@
-"""A `compute_score` of verl for any reward. The reward stays open between calls, as in the reward manager.
+"""A `compute_score` for verl that can call any reward. As in the reward manager, the reward stays open between calls.
 
     from reward_kit.integrations.verl.compute_score import as_compute_score
     compute_score = as_compute_score("rewards.py:graded")
@@ -116,7 +116,7 @@ class PersistentReward:
         failure = scored.failure
         if scored.score is None and self.options.on_unscored == "raise":
             reason = failure.message if failure else "its score is None"
-            error = RewardError(f"reward {self.name!r} is unscored: {reason}")
+            error = RewardError(f"reward {self.name!r}: the rollout is unscored: {reason}")
             error.recorded = failure
             raise error
         metrics = scored.result.metrics if scored.result is not None and failure is None else {}
@@ -146,7 +146,8 @@ def scorer_factory(
 class RowRequests(NaiveRewardManager):
     """Creates the scoring request for a row.
 
-    The request contains the episode of the row, if there is one; otherwise, the prompt and the decoded answer.
+    If the row contains an episode, the request is for this episode. Otherwise, it contains the prompt and the decoded
+    answer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

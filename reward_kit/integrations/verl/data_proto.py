@@ -45,14 +45,13 @@ logger = logging.getLogger("reward_kit.integrations.verl")
 
 
 def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
-    """Add columns that contain a list for each row, with one item per action. Can be used as a connector.
+    """Add columns that contain a list for each row, with one item for each action. Can be used as a connector.
 
-    `steps` contains the step numbers of the actions, and `action_lengths` their numbers of tokens. `state_keys`
-    contains the keys of the states before the actions as strings, and `step_rewards` the base rewards, or None if they
-    are not set.
-    `valid_actions` is False if the environment could not parse an action. If every row has one action, `anchor_obs`
-    (the name in verl-agent) is its state key. `reward_kit_episode` is the whole episode, an object that all of its rows
-    share.
+    `steps` contains the step numbers of the actions, and `action_lengths` contains their numbers of tokens.
+    `state_keys` contains the keys of the states before the actions, as strings. `step_rewards` contains the base
+    rewards, or None if they are not set. `valid_actions` is False for an action that the environment could not parse.
+    If every row has one action, `anchor_obs` (the name in verl-agent) is its state key. `reward_kit_episode` is the
+    whole episode, an object that all of its rows share.
 
     Args:
         columns: the columns, with rows from `segment_rows` or `action_rows`.
@@ -87,7 +86,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
         if missing := sorted(set(range(len(steps_E[owner]))) - known):
             raise ConfigError(
                 f"episode {columns.episodes[owner].id_}: step {missing[0]} has no tokens in these rows, but "
-                "other steps have; verl identifies steps by their tokens. Export only episodes whose policy "
+                "other steps do; verl identifies steps by their tokens. Export only episodes whose policy "
                 "records the tokens of all steps"
             )
     if rows["steps"] and all(len(numbers) == 1 for numbers in rows["steps"]):
@@ -206,8 +205,7 @@ def verl_rows(
     Prompts are padded on the left, and responses on the right. If `scores` is passed, the rows have `rm_scores` and
     `token_level_scores`, which are equal and contain the score of each episode at its last sampled token. If a step has
     an advantage, the rows have `advantages` and `returns`. If all log-probabilities are known, they have
-    `rollout_log_probs`.
-    `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
+    `rollout_log_probs`. `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
 
     Args:
         episodes: the episodes. An episode without tokens gets no row.
@@ -215,7 +213,7 @@ def verl_rows(
         pad_token_id: the token id for padding.
         scores: the score of each episode, or None if it is unscored. If None is passed instead of a list, verl scores
             the episodes.
-        per: what a row contains: a "segment" (the default), or an "action" with all text before it as the prompt.
+        per: the content of a row: a "segment" (the default), or an "action" with all text before it as the prompt.
         pipeline: the connectors. The default is `default_pipeline(per)`.
         unscored: whether to omit the rows of an unscored episode, or to keep them with a `response_mask` of zeros.
         prompt_length: the number of columns of `prompts`. The default is the length of the longest prompt.
@@ -264,8 +262,8 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
     ):
         if asked is not None and asked < least:
             raise ConfigError(
-                f"{name} is {asked}, but a row has {least} tokens there, and tokens are never cut off; "
-                f"set at least {least}, or omit such episodes"
+                f"{name} is {asked}, but a row has {least} tokens there, and rows are never truncated; "
+                f"set it to at least {least}, or omit such episodes"
             )
     wanted["both"] = wanted["prompt"] + wanted["completion"]
     # An empty batch, whose width the concatenated batch adopts.
@@ -319,7 +317,8 @@ def from_data_proto(data: Any) -> RestoredEpisodes:
     """Return the episodes of a batch from `to_data_proto`, even if its rows were reordered, repeated or dropped.
 
     If verl or an estimator has added `advantages` and `returns` to the batch, they are stored on the steps. A number
-    that was only rounded to float32 is restored. If all rows of an episode were dropped, it is missing from the result.
+    that differs only because it was rounded to float32 keeps its original precision. An episode is omitted if all of
+    its rows were dropped.
 
     Args:
         data: a `DataProto`, or rows from `verl_rows`.

@@ -137,7 +137,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
             known = ", ".join(map(str, columns)) or "nothing"
             raise ConfigError(
                 f"{estimator} needs {name!r} for every row in addition to verl's tensors, got {known}. verl itself "
-                "passes no such columns to an estimator; use reward_kit's trainers, or compute_advantage of "
+                "does not pass such columns to an estimator; use reward_kit's trainers, or compute_advantage of "
                 "reward_kit.integrations.verl.estimators"
             )
     for name, values in columns.items():

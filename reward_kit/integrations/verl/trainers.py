@@ -87,8 +87,8 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     fetched = _fetch(batch, batch.keys, "extra_fields")
     if "extra_fields" not in set(fetched.keys()):
         raise ConfigError(
-            "the rows in verl's queue have no 'extra_fields'; the agent loop must put there, for each output, "
-            "the state in which each action was taken ('state_keys'), its reward ('step_rewards') "
+            "the rows in verl's queue have no 'extra_fields'; for each output, the agent loop must store there "
+            "the state before each action ('state_keys'), the reward of each action ('step_rewards') "
             "and its number of tokens ('action_lengths')"
         )
     rows: list[Mapping[str, Any]] = [dict(fields or {}) for fields in fetched["extra_fields"]]

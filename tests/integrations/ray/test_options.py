@@ -154,7 +154,7 @@ class TestWorkerPayload:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HF_TOKEN", "h")
         assert environment_for(definition, ["HF_TOKEN"]) == {"MY_KEY": "from-a-file", "HF_TOKEN": "h"}
-        with pytest.raises(ConfigError, match="-E env: NOT_SET_ANYWHERE is not set here"):
+        with pytest.raises(ConfigError, match="-E env: the variable NOT_SET_ANYWHERE is not set here"):
             environment_for(definition, ["NOT_SET_ANYWHERE"])
 
     def test_worker_environment_keeps_key_origin_rules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
