@@ -45,7 +45,7 @@ class LoRAOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 1:
-            raise ConfigError(f"lora.rank must be a whole number of at least 1, got {self.rank!r}")
+            raise ConfigError(f"lora.rank must be an integer of at least 1, got {self.rank!r}")
         check_number("lora.alpha", self.alpha, 0.0)
         if not self.targets:
             raise ConfigError("lora.targets must name at least one layer")
@@ -275,7 +275,7 @@ def _check_values(config: PPOConfig) -> None:
     for name, least in _COUNTS.items():
         count = getattr(config, name)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-            raise ConfigError(f"{name} must be a whole number of at least {least}, got {count!r}")
+            raise ConfigError(f"{name} must be an integer of at least {least}, got {count!r}")
     for name in (*_AT_LEAST_0, *_ABOVE_0):
         if (number := getattr(config, name)) is not None:
             check_number(name, number, 0.0)

@@ -210,7 +210,7 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
             if torch.allclose(after(plain).float(), logits_1V.float(), rtol=1e-3, atol=1e-6):
                 return after
     raise ConfigError(
-        f"{type(module).__name__} changes its logits after the head in an unknown way; raise max_logits "
+        f"{type(module).__name__} changes its logits after the head in an unsupported way; raise max_logits "
         "above tokens times vocabulary, or lower max_tokens_per_micro_batch, so that the head runs in one piece"
     )
 

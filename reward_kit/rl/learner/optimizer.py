@@ -67,23 +67,23 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
         kind = (pattern_of(name), _in_value_head(name), parameter.dim() >= 2)
         groups.setdefault(kind, []).append(parameter)
     if not groups:
-        raise ConfigError("nothing in the module is trainable: no parameter requires a gradient")
+        raise ConfigError("the module has no trainable parameters; set requires_grad for at least one of them")
     used = {pattern for pattern, _, _ in groups}
     for pattern in [one for one in config.lr_by_name if one not in used]:
         if fits := [name for name in trained if fnmatchcase(name, pattern)]:
             raise ConfigError(
-                f"lr_by_name: {pattern!r} has no effect after {pattern_of(fits[0])!r}, which "
+                f"lr_by_name: {pattern!r} has no effect, because the earlier pattern {pattern_of(fits[0])!r} "
                 "matches the same parameters; put it first"
             )
         names = list(trained)
         shown = ", ".join(names if len(names) <= 6 else [*names[:5], names[-1]])
         raise ConfigError(
-            f"lr_by_name: {pattern!r} matches none of the {len(names)} trained parameters, such as {shown}"
+            f"lr_by_name: {pattern!r} does not match any of the {len(names)} trained parameters, such as {shown}"
         )
     of_value = [pattern for pattern, is_value, _ in groups if is_value]
     if config.value_lr is not None and of_value and None not in of_value:
         raise ConfigError(
-            "value_lr has no effect, since patterns of lr_by_name match the whole value head; remove one of them"
+            "value_lr has no effect, because patterns in lr_by_name match the whole value head; remove one of them"
         )
     made: list[dict[str, Any]] = []
     for (fitting, is_value, is_matrix), parameters in groups.items():
@@ -119,7 +119,7 @@ def reorder_optimizer_state(
     if theirs is None or list(theirs) == list(names):
         return dict(state)
     if sorted(theirs) != sorted(names):
-        raise ValueError("the saved state has other trained parameters")
+        raise ValueError("the trained parameters of the saved state are different")
     index_of = {name: index for index, name in enumerate(names)}
     moments = {index_of[theirs[int(index)]]: moment for index, moment in state["state"].items()}
     return {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
@@ -142,7 +142,7 @@ def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f"lora needs peft; {install_hint('lora')}") from error
+        raise ConfigError(f"lora requires peft; {install_hint('lora')}") from error
     if has_adapters(module):
         raise ConfigError("the module already has adapters; remove lora to train the existing ones")
     base: Any = getattr(module, "policy", module)  # a `PolicyWithValue` contains the model and its head

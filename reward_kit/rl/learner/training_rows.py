@@ -74,7 +74,7 @@ class TrainingRows:
             raise ConfigError(f"expected rows from build_rows, got {type_name(rows)}")
         for key in ("input_ids", "attention_mask", mask):
             if key not in rows.batch:
-                raise ConfigError(f"the rows have no {key!r}, which the learner needs; create them with build_rows")
+                raise ConfigError(f"the rows have no {key!r}, which the learner requires; create them with build_rows")
         is_token, takes_part = rows.batch["attention_mask"] != 0, rows.batch[mask] != 0
         lengths = np.count_nonzero(is_token, axis=1).astype(np.int64)
         flat = np.flatnonzero(takes_part & is_token)
@@ -83,7 +83,8 @@ class TrainingRows:
         places = columns_N - (is_token.argmax(axis=1)[rows_N] if len(flat) else 0)
         if len(places) and places.min() == 0:
             raise TrainingError(
-                f"row {rows_N[places.argmin()]}: the first token is a sampled token, but no prediction exists for it"
+                f"row {rows_N[places.argmin()]}: the first token is a sampled token, but no token precedes it to "
+                "predict it"
             )
         sets_N, sets = _allowed(rows, rows_N, places)
         if "value_mask" in rows.batch:
@@ -238,7 +239,7 @@ def to_tensors(
         if key not in arrays:
             raise ConfigError(f"the rows have no {key!r}{did_you_mean(key, arrays)}")
     if pin_memory and not torch.accelerator.is_available():
-        raise ConfigError("pin_memory needs an accelerator, which this machine does not have; remove it")
+        raise ConfigError("pin_memory requires an accelerator, but this machine has none; remove it")
     tensors = {}
     for key, values in arrays.items():
         if keys is None or key in keys:

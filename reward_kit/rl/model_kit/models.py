@@ -141,10 +141,10 @@ def build_tokenizer(
     check_choice("level", level, get_args(Level))
     check_choice("spaces", spaces, get_args(Spaces))
     if level == "byte" and (units or list(words) or list(texts) or spaces == "none"):
-        raise ConfigError("level='byte' has no vocabulary to build; remove texts, words, units and spaces='none'")
+        raise ConfigError("level='byte' builds no vocabulary; remove texts, words, units and spaces='none'")
     for name, expressions in (("units", units), ("dropped", dropped)):
         for expression in expressions:
-            with boundary(ConfigError, f"{name}: {expression!r} is not a regular expression"):
+            with boundary(ConfigError, f"{name}: {expression!r} is not a valid regular expression"):
                 Regex(expression)
     steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(expression), "") for expression in dropped]
     if spaces == "single":
@@ -190,7 +190,7 @@ def _word_level(
         plain = normalizer.normalize_str(text) if normalizer is not None else text
         pieces.update(piece for piece, _ in core.pre_tokenizer.pre_tokenize_str(plain))
     if not pieces:
-        raise ConfigError("level='word' requires texts or words for the vocabulary; for bytes, set level='byte'")
+        raise ConfigError("level='word' requires texts or words for the vocabulary; or set level='byte' to use bytes")
     if spaces != "none" and (words := [piece for piece in pieces if not piece.isspace()]):
         # Add the other form of every piece, with or without a space, and white space.
         others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]

@@ -94,7 +94,10 @@ class Demonstrations:
         self.form = find_action_format(action_format, tokenizer, self.layout.source)
         end = self.layout.end_id if self.layout.end_id is not None else tokenizer.eos_token_id
         if not isinstance(end, int):
-            raise ConfigError("neither eos_token of the tokenizer nor the chat template defines an end-of-answer token")
+            raise ConfigError(
+                "the model has no end-of-answer token; "
+                "set eos_token in the tokenizer, or define it in the chat template"
+            )
         self.end, self.max_context = end, max_context
         self.constraints = TurnConstraints(self.layout, tokenizer, end, _ANY_LENGTH) if constrain else None
         self._in_prompt = {"tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
@@ -185,7 +188,7 @@ class DemonstrationWriter:
         if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
                 f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; use another action_format"
-                + ("" if tools else ", or pass the tools that the action calls")
+                + ("" if tools else ", or pass the tools that are called by the action")
             )
         prompt = self._conversation.prompt(seen, given)
         answer = [*options.layout.encoded(text), options.end]
@@ -596,7 +599,9 @@ def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenB
         raise ConfigError(f"share must be in (0, 1), got {share}")
     names, group_B = np.unique(rows.non_tensor_batch["uid"].astype(str), return_inverse=True)
     if len(names) < 2:
-        raise ConfigError("the rows have only one group, so none can be held out; pass rows of at least two groups")
+        raise ConfigError(
+            "the rows belong to only one group, so no group can be held out; pass rows from at least two groups"
+        )
     count = min(max(round(share * len(names)), 1), len(names) - 1)
     chosen = np.random.default_rng(seed).permutation(len(names))[:count]
     is_held_out: Array = np.isin(group_B, chosen)

@@ -303,7 +303,7 @@ async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
     try:
         trainer.learner.load_state_dict(state["learner"])
     except (ConfigError, RuntimeError, ValueError, KeyError) as error:
-        raise ConfigError(f"{checkpoint.path} does not fit the policy or the optimizer: {error}") from error
+        raise ConfigError(f"{checkpoint.path} was saved with a different policy or optimizer: {error}") from error
     pipeline.load_state_dict(json.loads(state["pipeline"]))
     trainer.version = state["version"]
     if isinstance(trainer.reward_manager, EpisodeRewardManager):

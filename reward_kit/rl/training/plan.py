@@ -103,7 +103,7 @@ class TrainingPlan:
         if (block := self.config.policy) is not None:
             return block, self.folder
         if (block := self.task.definition.policy) is None:
-            raise ConfigError(f"{self.path}: no policy; set the policy to train, such as {{type: hf, model: …}}")
+            raise ConfigError(f"{self.path}: no policy; set the policy to train, for example {{type: hf, model: …}}")
         return block, self.task.folder
 
     @property
@@ -150,7 +150,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     data = located.data if isinstance(located.data, dict) else {}
     if data and "task" not in data and _OF_TASKS & data.keys():
         raise ConfigError(
-            f"{path} is a task file, for `reward-kit run`; a train file refers to it with `task: {path.name}` "
+            f"{path} is a task file for `reward-kit run`; "
+            f"write a train file that refers to it with `task: {path.name}` "
             "and sets the number of updates"
         )
     # `ppo` is a dataclass, and Pydantic ignores unknown keys of dataclasses.
@@ -177,7 +178,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         if evaluation.hold_out >= len(samples):
             raise ConfigError(
                 f"evaluation.hold_out is {evaluation.hold_out}, but {task.path} has only {len(samples)} "
-                "samples; some must remain for training"
+                "samples; keep some of them for training"
             )
         order = np.random.default_rng(derive_seed("hold_out", config.seed)).permutation(len(samples))
         chosen = set(order[: evaluation.hold_out].tolist())
@@ -218,12 +219,12 @@ def _check(
     """Reject inputs that cannot be used for training, and keys of the file or of `own` that would have no effect."""
     definition, rollout = task.definition, config.rollout
     if task.reward is None:
-        raise ConfigError(f"{task.path}: training needs scores; set reward_function_path")
+        raise ConfigError(f"{task.path}: training requires scores; set reward_function_path")
     if held_out is not None and held_out.task.reward is None:
-        raise ConfigError(f"{held_out.task.path}: an evaluation needs scores; set reward_function_path")
+        raise ConfigError(f"{held_out.task.path}: an evaluation requires scores; set reward_function_path")
     if definition.run_limits.model_dump(exclude_none=True):
         raise ConfigError(
-            f"{task.path}: run_limits have no effect in training, which is limited by updates; remove them"
+            f"{task.path}: run_limits have no effect in training, because the number of updates limits it; remove them"
         )
     if isinstance(config.task, dict):
         unused = {"num_rollouts": "rollout.group_size", "num_rollouts_per_sample": "rollout.group_size"}
@@ -231,7 +232,7 @@ def _check(
         unused |= {"credit": "credit"} if config.credit else {}
         for key in [key for key in unused if key in config.task]:
             raise ConfigError(
-                f"{located.where(('task', key))}: task.{key} has no effect, since {unused[key]} is used instead"
+                f"{located.where(('task', key))}: task.{key} has no effect, because {unused[key]} is used instead"
             )
     check_costs(task, [], None)
 
@@ -256,7 +257,7 @@ def _check(
     if config.engine.type == "ray" and policy is not None and policy.options().get("lockstep"):
         where = error_location(located, ("policy", "lockstep"), own) if config.policy else task.path
         raise ConfigError(
-            f"{where}: policy.lockstep: with engine: ray episodes are grouped by timing, so "
+            f"{where}: policy.lockstep: with engine: ray, episodes are grouped by timing, so "
             "lockstep cannot make results reproducible; remove it"
         )
 
@@ -312,7 +313,8 @@ def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
         return ppo
     if ppo.temperature != 1.0:
         raise ConfigError(
-            f"ppo.temperature is {ppo.temperature:g}, but the policy samples at {temperature:g}; remove it"
+            f"ppo.temperature is {ppo.temperature:g}, but the policy samples at a temperature of {temperature:g}; "
+            "remove the key"
         )
     if temperature == 0.0:
         raise ConfigError("the policy samples greedily (temperature 0), so there is nothing to learn from its choices")

@@ -84,7 +84,8 @@ async def run_training(
                         display.begin_at(progress.updates)
                         if difference := why_not_reproducible(checkpoint):
                             display.say(
-                                f"resuming, but results will not be bit-equal to an uninterrupted run: {difference}"
+                                "resuming, but the results will not be bitwise identical to those of an "
+                                f"uninterrupted run: {difference}"
                             )
                     config, first, size = stored_config(plan), progress.updates + 1, progress.metrics_size
                     with Logs(folder.path, plan.config.logs, config, first=first, metrics_size=size) as logs:
@@ -177,7 +178,7 @@ class _Session:
             failed = {name: count for name, count in figures.items() if "score/failed/" in name}
             reasons = ", ".join(f"{count:.0f} {name.rpartition('/')[2]}" for name, count in failed.items())
             raise TrainingError(
-                f"update {number}: no episode of the batch could be scored ({reasons or 'no reason known'})"
+                f"update {number}: no episode of the batch could be scored ({reasons or 'the reason is unknown'})"
             )
         self.progress.totals = dict(totals)
         done = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "sampled_tokens", "episodes")}
