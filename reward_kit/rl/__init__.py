@@ -1,4 +1,4 @@
-"""Learning: losses, the PPO learner, the trainer and its pipelines, reward managers, small models, supervised training.
+"""Reinforcement learning: losses, the PPO learner, the trainer, reward managers, small models and supervised training.
 
 Names are imported on first use. The submodules are not public.
 """

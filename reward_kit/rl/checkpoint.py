@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, and batches saved for debugging, in directories that are complete or absent.
+"""Checkpoints of a training run, and batches saved for debugging. A directory of either is complete or absent.
 
     checkpoints/step-000123/
       model/             weights, configuration and tokenizer in the format of `transformers`, if a model is saved
@@ -6,19 +6,19 @@
       state.json         … and the rest of the state
       manifest.json      the step, score, facts, and the size and SHA-256 of every file; written last
 
-One process writes to a directory of checkpoints. A state is a tree of dicts, lists, tuples, numbers, texts, None,
-tensors and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`; it is restored bit for bit.
-In the JSON, an object whose single key begins with "$" is a value that JSON cannot express:
+Only one process may write to a directory of checkpoints. A state is a tree of dicts, lists, tuples, numbers, strings,
+None, tensors and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`. It is restored exactly.
+In the JSON file, an object whose only key begins with "$" represents a value that JSON cannot express:
 
     {"$tensor": "3"}      the tensor with this name in the safetensors file
     {"$array": "4"}       a NumPy array
     {"$scalar": "5"}      a NumPy number
-    {"$tuple": […]}
-    {"$dict": [[k, v]…]}  a dict with a key that is not a text or begins with "$"
-    {"$float": "nan"}     also "inf" and "-inf"
-    {"$objects": […]}     an array (B,) of any objects
-    {"$allowed_ids": …}   the ids that a constraint allowed at the tokens of a row
-    {"$text": "…"}        the text of an object that could not be stored (`as_text` only)
+    {"$tuple": […]}       a tuple
+    {"$dict": [[k, v]…]}  a dict with a key that is not a string or begins with "$"
+    {"$float": "nan"}     a float that is not finite; also "inf" and "-inf"
+    {"$objects": […]}     a (B,) array of objects
+    {"$allowed_ids": …}   the ids that a constraint allowed for the tokens of a row
+    {"$text": "…"}        the `repr` of an object that cannot be stored (only with `as_text`)
 """
 
 from __future__ import annotations
@@ -117,20 +117,20 @@ def save_checkpoint(
     score: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `folder/step-000123`, replacing an existing directory, and remove leftovers of interrupted writes.
+    """Write the checkpoint `folder/step-000123`. An existing one is replaced, and partial directories are removed.
 
     Args:
-        folder: the directory of one run's checkpoints.
-        step: the number of the last training step, from 0.
-        state: the state that the trainer needs to continue, a tree as described in the module's docstring.
-        model: the model, saved for other programs to load; without it, `state` must contain the weights.
+        folder: the directory of the checkpoints of one run.
+        step: the number of the last training step, counted from 0.
+        state: the state that the trainer needs to continue, a tree as described in the docstring of this module.
+        model: the model, saved for other programs to load. If None, `state` must contain the weights.
         tokenizer: the tokenizer to save with the model.
-        score: the policy's score; higher is better. `prune` keeps the best checkpoint.
-        facts: counters and similar data, as plain JSON.
+        score: the score of the policy; higher is better. `prune` keeps the checkpoint with the highest score.
+        facts: counters and similar data that can be stored as JSON.
 
     Raises:
-        ConfigError: the state contains a value of another type.
-        StoreError: the checkpoint cannot be written; earlier checkpoints remain.
+        ConfigError: If the state contains an object of an unsupported type.
+        StoreError: If the checkpoint cannot be written. Earlier checkpoints are kept.
     """
     if step < 0:
         raise ConfigError(f"step must be at least 0, got {step}")
@@ -230,9 +230,9 @@ def _find_damage(path: Path) -> str | None:
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Remove old checkpoints, and return them.
+    """Remove old checkpoints and return their paths.
 
-    The newest `keep` checkpoints, the newest complete one and the best one are kept.
+    The newest `keep`, the newest complete one and the best are kept.
     """
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
@@ -268,20 +268,20 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 class StudyBatch(NamedTuple):
-    """The rows with which training failed, and facts about the failure."""
+    """The rows for which training failed, and facts about the failure."""
 
     rows: TokenBatch
     facts: dict[str, Any]
 
 
 def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
-    """Save rows with a non-finite loss or gradient in a new directory `study-000`, `study-001`, ….
+    """Save rows with a non-finite loss or gradient to a new directory: `study-000`, `study-001`, and so on.
 
-    Objects other than numbers, texts and arrays are saved as text. `facts` may contain the step, the loss, and the
-    names of parameters with non-finite gradients; its numbers need not be finite.
+    Objects other than numbers, strings and arrays are saved as their `repr`. `facts` may contain the step, the loss and
+    the names of parameters with non-finite gradients. Numbers in it need not be finite.
 
     Raises:
-        StoreError: the files cannot be written.
+        StoreError: If the files cannot be written.
     """
     numbers = [int(match[1]) for path in folder.glob("study-*") if (match := _STUDY_NAME.fullmatch(path.name))]
     path = folder / f"study-{max(numbers, default=-1) + 1:03d}"
@@ -375,7 +375,11 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 
 
 def read_tree(folder: Path, name: str) -> Any:
-    """Load a tree that `write_tree` wrote to the CPU, or raise a `StoreError` if a file is missing or damaged."""
+    """Load a tree that `write_tree` wrote, with tensors on the CPU.
+
+    Raises:
+        StoreError: If a file is missing or damaged.
+    """
     path = folder / f"{name}.json"
     with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors file"):
         plain = json.loads(path.read_text(encoding="utf-8"))

@@ -1,11 +1,10 @@
-"""Training schedules, and an exact simulation of the time that each of them saves by overlapping work with reward
-scoring.
+"""Training schedules, and a simulation of the time that each schedule saves by overlapping work with reward calls.
 
-The simulation uses no clock. A step rolls out a batch, sends it to the reward agent, computes log-probabilities,
-updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time. Up to
-`max_concurrency` reward calls run in parallel and are started in order of submission, as in a batch of
-`AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than `minibatch`
-and `one_step_off`, which take no longer than `sync`.
+The simulation is exact and uses no clock. A step rolls out a batch, sends it to the reward agent, computes
+log-probabilities, updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a
+time. Up to `max_concurrency` reward calls run in parallel and start in the order in which they were submitted, as in a
+batch of `AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than
+`minibatch` and `one_step_off`, which take no longer than `sync`.
 """
 
 from __future__ import annotations
@@ -67,28 +66,28 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """Durations and sizes of a trainer's step.
+    """The durations and sizes of a training step.
 
     Attributes:
         rollout_s: seconds to roll out a batch.
         update_s: seconds to update the policy on one mini-batch.
-        log_probs_s: seconds to compute the log-probabilities of a batch, which need no rewards.
+        log_probs_s: seconds to compute the log-probabilities of a batch, which requires no rewards.
         publish_s: seconds to publish the new weights.
-        handling_s: seconds from the end of a rollout to the batch's first call, for decoding and sending.
-        batch_size: the number of samples in a batch; each is rolled out `group_size` times.
-        group_size: the number of rollouts per sample. Each rollout is one reward call, and a group is complete when all
-            its rollouts are scored.
+        handling_s: seconds from the end of a rollout to the first call of the batch, for decoding and sending.
+        batch_size: the number of samples in a batch. Each sample is rolled out `group_size` times.
+        group_size: the number of rollouts for each sample. Each rollout is one reward call, and a group is complete
+            when all its rollouts are scored.
         minibatch_size: the number of samples in a mini-batch.
         max_concurrency: the maximum number of concurrent reward calls.
         steps: the number of batches.
-        separate_rollouts: whether rollouts run on a second machine instead of the trainer's.
-        log_probs_while_scoring: whether `sync` computes log-probabilities before it waits for scores, as the others
-            always do.
-        one_batch_at_a_time: whether the agent starts a batch once the previous one is scored, instead of once a slot is
-            free.
+        separate_rollouts: True if rollouts run on a second machine instead of that of the trainer.
+        log_probs_while_scoring: True if `sync` computes log-probabilities before it waits for scores, as the other
+            schedules always do.
+        one_batch_at_a_time: True if the agent starts a batch only once the previous batch is scored. If False, it
+            starts a call as soon as a slot is free.
 
     Raises:
-        ConfigError: a value is impossible.
+        ConfigError: If a value is out of range, or `minibatch_size` does not divide `batch_size`.
     """
 
     rollout_s: float
@@ -131,17 +130,17 @@ class PipelineSettings:
 
     @property
     def calls_per_step(self) -> int:
-        """The number of reward calls of one batch."""
+        """The number of reward calls in one step."""
         return self.batch_size * self.group_size
 
     @property
     def train_s(self) -> float:
-        """The seconds of work of one step after its rollouts."""
+        """The duration in seconds of the work of one step after its rollouts."""
         return self.log_probs_s + self.minibatches * self.update_s + self.publish_s
 
     @property
     def minibatches(self) -> int:
-        """The number of updates of one step."""
+        """The number of updates in one step."""
         return self.batch_size // self.minibatch_size
 
 
@@ -163,15 +162,16 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The distribution of a reward call's duration in seconds.
+    """The distribution of the duration of a reward call in seconds.
 
     Attributes:
         kind: "constant", "uniform", "exponential", "lognormal", or "empirical", which draws from measured calls.
-        figures: constant: the seconds; uniform: lowest and highest; exponential: the mean; lognormal: the mean and the
-            standard deviation of the logarithm; empirical: the measured seconds.
+        figures: the parameters of the distribution. For "constant", this is the duration; for "uniform", the minimum
+            and the maximum; for "exponential", the mean; for "lognormal", the mean and the standard deviation of the
+            logarithm; and for "empirical", the measured durations.
 
     Raises:
-        ConfigError: a figure is impossible.
+        ConfigError: If the kind is unknown or a parameter is out of range.
     """
 
     kind: str
@@ -209,9 +209,9 @@ def _form(kind: str) -> str:
 
 
 def parse_latency(text: str) -> Latency:
-    """Parse `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0` or `file:PATH`.
+    """Parse a latency such as `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0` or `file:PATH`.
 
-    PATH is a run or its `scores.jsonl`.
+    PATH is the directory of a run or its `scores.jsonl`.
 
     Raises:
         ConfigError: If the string cannot be parsed.
@@ -265,11 +265,12 @@ def read_durations(path: Path) -> tuple[float, ...]:
 
 
 def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
-    """Return a lower bound in seconds for every schedule whose rollouts use weights at most one version old.
+    """Return a lower bound in seconds for every schedule whose rollouts use weights that are at most one version old.
 
-    The bound is the maximum of two quantities. The first is the work of each machine. The second is, for each range of
-    batches s..t, the sum of the work before their first call, the duration of the calls spread evenly over the slots
-    (at least the longest call), and the work after their last call.
+    The bound is the maximum of two quantities. The first is the work of the machine of the trainer. The second is the
+    maximum over all ranges of consecutive batches of the following sum: the work before their first call, the duration
+    of their calls if these are spread evenly over the slots (or that of the longest call), and the work after their
+    last call.
     """
     steps = range(settings.steps)
     rollouts = 1 if settings.separate_rollouts else settings.steps  # The trainer waits for at least the first rollout.
@@ -285,7 +286,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """Return the work before the first call of a step: rollouts so far, and all earlier updates but the last two."""
+    """Return the work before the first call of a step: all rollouts so far, and all earlier updates but two."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s
@@ -295,7 +296,7 @@ def _before(settings: PipelineSettings, step: int) -> float:
 
 
 def _after(settings: PipelineSettings, left: int) -> float:
-    """Return the work after the last call of a step: one update, and the rest of the work of the `left` later steps."""
+    """Return the work after the last call of a step: one update and the remaining work of the `left` later steps."""
     update_s = settings.minibatches * settings.update_s
     rollouts = max(0, left - 1)  # The next batch may already have its rollouts and log-probabilities.
     training = left * (update_s + settings.publish_s) + rollouts * settings.log_probs_s
@@ -310,7 +311,7 @@ Doing = Literal["rollout", "log_probs", "update", "publish", "waits_for_rewards"
 
 
 class TimelineInterval(NamedTuple):
-    """The activity of a machine in an interval of seconds, for the batch of a step (counted from 0)."""
+    """The activity of a machine during an interval. Times are in seconds, and steps are counted from 0."""
 
     doing: Doing
     step: int
@@ -319,7 +320,7 @@ class TimelineInterval(NamedTuple):
 
 
 class ScoredBatch(NamedTuple):
-    """The reward calls of one batch; `begins_C` and `ends_C` are in the order of its rollouts.
+    """The reward calls of one batch. `begins_C` and `ends_C` are in the order of its rollouts.
 
     Mini-batch m consists of the groups `groups_MG[m]` and is ready for training at `ready_M[m]`.
     """
@@ -336,17 +337,17 @@ class ScheduleResult:
     """The simulation of one schedule.
 
     Attributes:
-        schedule: the schedule.
+        schedule: the simulated schedule.
         makespan_s: seconds until the weights of the last step are published.
-        intervals: work and waiting of the trainer's machine, without gaps.
-        rollouts: the intervals of the separate rollout machine, if any.
+        intervals: the intervals in which the machine of the trainer works or waits, without gaps.
+        rollouts: the intervals of the separate rollout machine, if there is one.
         batches: the reward calls of each step.
-        staleness: the largest number of versions between the weights that sampled a batch and the weights that it
-            updated.
-        latency_bias: Spearman's rank correlation between a group's slowest call and its mini-batch, averaged over
-            steps; 1 if slow groups always come last. None if undefined.
-        order_kept: the rank correlation between a group's mini-batch by submission order and its actual mini-batch; 1
-            if completion does not reorder groups. None with one mini-batch.
+        staleness: the largest number of versions between the weights that sampled a batch and the weights that were
+            trained on it.
+        latency_bias: the rank correlation (Spearman) between the slowest call of a group and its mini-batch, averaged
+            over steps. It is 1 if slow groups always come last, and None if it is undefined.
+        order_kept: the rank correlation between the mini-batch of a group in the order of submission and its actual
+            mini-batch. It is 1 if groups keep their order, and None if there is only one mini-batch.
     """
 
     schedule: Schedule
@@ -359,17 +360,17 @@ class ScheduleResult:
     order_kept: float | None
 
     def seconds(self, *doing: Doing) -> float:
-        """Return for how many seconds the machine of the trainer did these activities."""
+        """Return the time in seconds that the machine of the trainer spent on the given activities."""
         return math.fsum(item.end_s - item.begin_s for item in self.intervals if item.doing in doing)
 
     @property
     def idle_s(self) -> float:
-        """For how many seconds the machine of the trainer waited."""
+        """The time in seconds that the machine of the trainer spent waiting."""
         return self.seconds("waits_for_rewards", "waits_for_rollouts")
 
     @property
     def utilization(self) -> float:
-        """The fraction of the time in which the machine of the trainer worked."""
+        """The fraction of the time that the machine of the trainer spent working."""
         return 1.0 - self.idle_s / self.makespan_s
 
     @property
@@ -385,9 +386,9 @@ class Overlap:
 
     Attributes:
         settings: the settings of the trainer.
-        latencies_SC: the duration of each call in seconds, by step.
-        results: the results by schedule.
-        lower_bound_s: see `lower_bound`.
+        latencies_SC: the duration of each call in seconds, with one row for each step.
+        results: the result of each schedule.
+        lower_bound_s: the lower bound in seconds; see `lower_bound`.
     """
 
     settings: PipelineSettings
@@ -396,12 +397,12 @@ class Overlap:
     lower_bound_s: float
 
     def cut(self, schedule: Schedule) -> float:
-        """Return the fraction of the time of `sync` that a schedule saves."""
+        """Return the fraction of the time that a schedule saves compared with `sync`."""
         return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
 
 
 def draw_latencies(settings: PipelineSettings, latency: Latency, seed: int = 0) -> Floats:
-    """Draw the duration of each call in seconds, with one row per step. Equal seeds draw equal numbers."""
+    """Draw the duration of each call in seconds, with one row for each step. The same seed draws the same numbers."""
     return latency.draw(np.random.default_rng(seed), (settings.steps, settings.calls_per_step))
 
 
@@ -410,10 +411,10 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
     Args:
         settings: the settings of the trainer.
-        latencies_SC: the seconds of each call; `group_size` consecutive calls of a row are a group.
+        latencies_SC: the duration of each call in seconds. `group_size` consecutive calls in a row form a group.
 
     Raises:
-        ConfigError: the latencies have another shape, or a duration is invalid.
+        ConfigError: If the latencies have the wrong shape, or a duration is invalid.
     """
     shape = (settings.steps, settings.calls_per_step)
     if latencies_SC.shape != shape:
@@ -425,7 +426,7 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
 
 def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Start calls in order, each as soon as a slot is free. Return the times at which they begin and end.
+    """Start calls in order, each as soon as a slot is free, and return the times at which they begin and end.
 
     Args:
         latencies_C: the duration of each call in seconds.
@@ -534,9 +535,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def rank_correlation(first_N: Floats, second_N: Floats) -> float | None:
-    """Return Spearman's rank correlation, or None if one of the inputs is constant.
+    """Return the rank correlation (Spearman), or None if one of the inputs is constant.
 
-    Equal values share the mean rank.
+    Equal values have the mean of their ranks.
     """
     if first_N.min() == first_N.max() or second_N.min() == second_N.max():
         return None
@@ -564,7 +565,7 @@ _DOINGS: tuple[Doing, ...] = get_args(Doing)
 
 
 class TimelineRow(NamedTuple):
-    """A row of a drawing: its schedule, what it shows (machine, rollouts, step or calls), and its cells."""
+    """A row of a drawing: its schedule, its label ("machine", "rollouts", "step" or "calls") and its cells."""
 
     schedule: Schedule
     shows: str
@@ -594,12 +595,12 @@ class Timeline(NamedTuple):
 def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
     """Draw two steps of each schedule, starting with the second step, or with the first if there are fewer than four.
 
-    Letters: R rollout, L log-probabilities, U update, P weights published, · waiting for rewards, - waiting for
-    rollouts. The row `step` shows the last digit of the batch's step. The row `calls` shows the number of concurrent
-    reward calls; █ means all slots.
+    The letters are R for a rollout, L for log-probabilities, U for an update and P for publishing weights. A dot means
+    waiting for rewards, and a hyphen means waiting for rollouts. The row `step` shows the last digit of the step. The
+    row `calls` shows the number of concurrent reward calls, where █ means that all slots are used.
 
     Raises:
-        ConfigError: the width is too small.
+        ConfigError: If the width is too small.
     """
     if width < _NARROWEST:
         raise ConfigError(f"a timeline needs at least {_NARROWEST} characters, got {width}")
@@ -627,7 +628,7 @@ def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
 def _shares(
     intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], field: str
 ) -> list[int | None]:
-    """Return for each cell the index in `kinds` of the `field` value that fills most of it, or None if it is empty."""
+    """Return, for each cell, the index in `kinds` of the value that fills most of it, or None if it is empty."""
     filled = np.zeros((len(kinds), len(edges) - 1))
     indices = {kind: index for index, kind in enumerate(kinds)}
     for item in intervals:
@@ -642,7 +643,7 @@ def _letters(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
 
 
 def _calls(result: ScheduleResult, edges: Floats, slots: int) -> str:
-    """Return the mean number of concurrent calls in each cell. If there are any, at least the lowest level is shown."""
+    """Return the mean number of concurrent calls in each cell. A cell with any calls has at least the lowest level."""
     done = np.zeros(len(edges))
     for batch in result.batches:
         if batch.submitted_s < edges[-1] and batch.ends_C.max() > edges[0]:

@@ -1,8 +1,8 @@
-"""The batches of reward managers, which have the structure of verl's `DataProto`, and the positions of rewards.
+"""The batches that reward managers score, which have the structure of verl's `DataProto`, and the positions of rewards.
 
-A batch is any object with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: a `DataProto`, a
-`TokenBatch`, or a `TokenBatch` after `to_tensors`. In batches of verl, rewards are aligned with `responses`. In a
-`TokenBatch`, they are aligned with `action_mask`, like all of its arrays.
+A batch is any object with the attributes `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`, such as a
+`DataProto`, a `TokenBatch`, or a `TokenBatch` that was converted with `to_tensors`. In batches of verl, rewards are
+aligned with `responses`. In a `TokenBatch`, they are aligned with `action_mask`, like all other arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite.
 
 
 class TokenRewards(NamedTuple):
-    """Rewards with their rows and columns. There is at most one for each position."""
+    """Rewards with their rows and columns. Each position has at most one reward."""
 
     rows: Ints
     columns: Ints
@@ -39,7 +39,10 @@ class TokenRewards(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """A batch, as reward managers use it. A token is *valid* if the policy sampled it and it is not padding."""
+    """A batch in the form that reward managers use.
+
+    A token is *valid* if the policy sampled it and it is not padding.
+    """
 
     arrays: Mapping[str, Tensor]
     others: Mapping[str, Any]  # `non_tensor_batch`
@@ -48,7 +51,11 @@ class RewardBatch:
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
-        """Wrap a batch without copying it. Raise an error if an array is missing or has an unexpected shape."""
+        """Wrap a batch without copying it.
+
+        Raises:
+            ConfigError: If an array is missing or has an unexpected shape.
+        """
         wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
         arrays = read_tensors(data, (*wanted, "input_ids", "completion_mask"))
         mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
@@ -76,7 +83,7 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of the last valid token in each row, or -1 if there is none."""
+        """The column of the last valid token in each row, or -1 if the row has none."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
             # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
@@ -89,7 +96,7 @@ class RewardBatch:
 
     @cached_property
     def valid_BT(self) -> Tensor:
-        """A (B, T) mask that is true for valid tokens."""
+        """A (B,T) mask that is true for valid tokens."""
         valid = _truth(self.actions_BT)
         return valid if self.attention_BT is None else valid & _truth(self.attention_BT)
 
@@ -105,21 +112,24 @@ class RewardBatch:
         return self.actions_BT.device
 
     def column(self, name: str) -> Any | None:
-        """Return an entry (B,) of `non_tensor_batch`, or None if it does not exist."""
+        """Return a column (B,) of `non_tensor_batch`, or None if it does not exist."""
         values = self.others.get(name)
         if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
             raise ConfigError(f"non_tensor_batch[{name!r}] must have one item for each of the {len(self)} rows")
         return values
 
     def numbers(self, name: str) -> Floats:
-        """Return an entry (B,) of `non_tensor_batch`, which must exist, as finite numbers. None becomes NaN."""
+        """Return a required column of `non_tensor_batch` as (B,) floats. None becomes NaN, and infinity is rejected."""
         if (values := self.column(name)) is None:
             raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
         return as_numbers(values, f"non_tensor_batch[{name!r}]")
 
     @cached_property
     def episodes_B(self) -> Ints:
-        """(B,) the index of the episode of each row, by `traj_uid`. Without that column, each row is an episode."""
+        """The index of the episode that each row belongs to, according to `traj_uid`.
+
+        If the batch has no `traj_uid`, each row is an episode.
+        """
         if (uids := self.column("traj_uid")) is None:
             return np.arange(len(self))
         codes: dict[Any, int] = {}
@@ -133,9 +143,9 @@ class RewardBatch:
 
     @cached_property
     def ends_B(self) -> Bools:
-        """(B,) true for the row that ends its episode.
+        """A (B,) mask that is true for the row that ends its episode.
 
-        This is the row that `ends_episode` marks or, without that column, the last row with a valid token.
+        This is the row that `ends_episode` marks. If that column is missing, it is the last row with a valid token.
         """
         if (ends_episode := self.column("ends_episode")) is not None:
             if any(value not in (True, False) for value in np.asarray(ends_episode).tolist()):
@@ -148,9 +158,10 @@ class RewardBatch:
         return ends
 
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
-        """Return (B, T) float32 rewards on the device of the inputs. Each score is at the last valid token of its row.
+        """Return (B,T) float32 rewards on the device of the inputs, with each score at the last valid token of its row.
 
-        Scores that are NaN, and rows without a valid token, get no reward. `others` are added at their own positions.
+        Rows without a valid token and rows whose score is NaN get no reward. The rewards in `others` are added at their
+        own positions.
         """
         shape = tuple(self.actions_BT.shape)
         if self.device.type == "cpu":
@@ -171,7 +182,7 @@ class RewardBatch:
         return rewards
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
-        """Return the token ids of the prompt and of the response of a row, without padding."""
+        """Return the token ids of the prompt and of the response in a row, without padding."""
         if "responses" in self.arrays:
             prompts, responses = self.arrays.get("prompts"), self.arrays["responses"]
             width = responses.shape[1]
@@ -190,7 +201,7 @@ class RewardBatch:
 
 
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the named arrays that the batch contains as tensors, which share their memory."""
+    """Return those of the named arrays that the batch contains as tensors. They share the memory of the arrays."""
     if isinstance(data, PackedBatch):
         raise ConfigError("these rows are packed into one; pass padded rows to a reward manager, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
@@ -215,7 +226,10 @@ def read_non_tensors(data: Any) -> Mapping[str, Any]:
 
 
 def as_numbers(values: Any, name: str) -> Floats:
-    """Convert finite numbers, 0-d tensors and None (NaN) to (N,) float64. `name` is used in messages."""
+    """Convert a sequence of finite numbers, 0-d tensors and None (which becomes NaN) to (N,) float64.
+
+    `name` is used in messages.
+    """
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
         if texts := [value for value in given if isinstance(value, str | bytes)]:
@@ -229,7 +243,7 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """Return (B,) the index of the last column that is not zero, or -1 if all are zero."""
+    """Return the index of the last nonzero column of each row, or -1 if all are zero."""
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 
@@ -243,7 +257,7 @@ def _by_columns(mask_BT: Tensor) -> Ints:
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """Find the columns on a CPU. Find the last block of each row that is not empty, then search in that block.
+    """Find the columns on a CPU by searching only the last block of each row that is not empty.
 
     This is four times as fast as searching all columns.
     """
@@ -273,7 +287,7 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the part of an array that is aligned with the responses, if the array also covers the prompts."""
+    """Return the part of an array that is aligned with the responses, because it may also cover the prompts."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values
@@ -287,9 +301,9 @@ def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, T
 
 
 def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Convert dictionaries for each row to arrays with one item per row. If a row lacks a key, its item is None.
+    """Convert one dictionary for each row to arrays with one item for each row.
 
-    If all rows have numbers, the array is numeric.
+    If a row lacks a key, its item is None. An array is numeric if all its items are numbers.
     """
     columns = {}
     for key in dict.fromkeys(key for item in items for key in item):

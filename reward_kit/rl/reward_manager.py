@@ -1,4 +1,4 @@
-"""Reward managers, which convert scores to rewards of tokens and have the interface of verl's managers.
+"""Reward managers, which convert scores to rewards for tokens. They have the interface of the reward managers in verl.
 
 `EpisodeRewardManager` uses existing scores of episodes. The others score single answers with a reward function.
 """
@@ -99,7 +99,7 @@ class RunningStatistics:
     m2: float = 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """Return the statistics including `numbers`, whose order only affects rounding.
+        """Return the statistics with `numbers` added. Their order affects only rounding.
 
         This is Welford's recurrence for a whole batch (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
@@ -116,15 +116,19 @@ class RunningStatistics:
         )
 
     def normalized(self, numbers: Floats) -> Floats:
-        """Return (x - mean) / (std + 1e-8) with the population std.
+        """Return (x - mean) / (std + 1e-8), where std is the population standard deviation.
 
-        It is 0 for a single number, and for equal numbers.
+        The result is 0 if there is only one number or all numbers are equal.
         """
         return (numbers - self.mean) / ((math.sqrt(self.m2 / self.count) if self.count else 0.0) + EPSILON)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """Parse the result of `asdict`. Raise a `ConfigError` if a number is missing or impossible."""
+        """Parse statistics that were converted with `asdict`.
+
+        Raises:
+            ConfigError: If a number is missing or out of range.
+        """
         try:
             read = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -141,7 +145,7 @@ class RunningStatistics:
 
 
 class BatchScores(NamedTuple):
-    """A manager's scores for a batch."""
+    """The scores that a reward manager computes for a batch."""
 
     scores_B: Floats  # Added to each row's last valid token; NaN adds nothing.
     info: dict[str, Column]  # Data about the rows, (B,) each
@@ -150,16 +154,19 @@ class BatchScores(NamedTuple):
 
 
 class RewardManager(ABC):
-    """The base class: use a batch's `rm_scores` unchanged, or score it, assign token rewards and show examples.
+    """The base class of reward managers. It turns scores into token rewards, and can show examples.
+
+    If a batch has `rm_scores`, they are returned unchanged, and the batch is not scored.
 
     Args:
-        tokenizer: the tokenizer that decodes rows to show or score.
-        num_examine: the maximum number of rows shown per data source and batch; each row is shown with probability 0.1.
+        tokenizer: the tokenizer that decodes rows to show or score them.
+        num_examine: the maximum number of rows to show for each data source in a batch. Each row is shown with a
+            probability of 0.1.
         seed: the seed of the generator that chooses these rows.
-        echo: a function that shows one line; by default it logs to "reward_kit.rl" at level INFO.
+        echo: a function that shows a line. By default, lines are logged to "reward_kit.rl" at level INFO.
 
     Raises:
-        ConfigError: an option is invalid.
+        ConfigError: If an option is invalid.
     """
 
     skips_special_tokens = True
@@ -185,18 +192,22 @@ class RewardManager(ABC):
 
         Args:
             data: a batch; see `rl.reward_batches`. If it has `rm_scores`, they are the rewards.
-            return_dict: whether to return `reward_tensor` and `reward_extra_info`, arrays with one item per row.
+            return_dict: whether to return a dict with `reward_tensor` and `reward_extra_info`. The latter contains
+                arrays with one item for each row.
 
         Raises:
-            ConfigError: the batch is incomplete; it is left unchanged.
-            RewardError: the tokenizer cannot decode a row.
+            ConfigError: If the batch is incomplete. It is left unchanged.
+            RewardError: If the tokenizer cannot decode a row.
         """
         rewards, info = self._ready(data) or self._rewarded(data)
         return {"reward_tensor": rewards, "reward_extra_info": info} if return_dict else rewards
 
     @staticmethod
     def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
-        """Return the `rm_scores` of a batch, if it has any, and the columns that its `reward_extra_keys` name."""
+        """Return the `rm_scores` of a batch and the columns that its `reward_extra_keys` name.
+
+        If the batch has no `rm_scores`, return None.
+        """
         tensors = read_tensors(data, ("rm_scores", "responses", "action_mask"))
         if (rewards := tensors.pop("rm_scores", None)) is None:
             return None
@@ -248,27 +259,29 @@ class RewardManager(ABC):
 
 
 class EpisodeRewardManager(RewardManager):
-    """Rewards from scored episodes: `non_tensor_batch["episode_rewards"]`, one score per row.
+    """A reward manager for scored episodes, whose scores are in `non_tensor_batch["episode_rewards"]`.
 
-    An episode's score is added once, to the last valid token of its final row. This is the row marked by
-    `ends_episode`, or else the last row of its `traj_uid` with a valid token. An episode whose score is None or NaN is
-    unscored: its rows get no reward, and `is_scored` is false. The visual scorer is applied first, then normalization;
-    step rewards are added unchanged.
+    The score of an episode is added once, to the last valid token of its final row. The column `ends_episode` marks
+    this row. Without that column, it is the last row with the same `traj_uid` and a valid token. An episode is unscored
+    if its score is None or NaN. Its rows get no reward, and `is_scored` is false for them. The visual scorer is applied
+    first, and then the normalization. Step rewards are added unchanged.
 
     Args:
-        normalize_by_length: the same as normalization_type="length".
-        normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", (score - mean) / (std +
-            1e-8) over all episodes so far, including this batch. Save `state_dict()` with checkpoints.
-        step_rewards: also add the batch's `step_rewards`, each to its action's last token. They are a (B,T) array, as
-            in the rows of `build_rows`, or in `non_tensor_batch` a list per row with one reward per action.
-        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of an
-            episode's final row, if any. None, NaN or an error leaves the episode unscored.
-        visual_rule: whether to multiply the score by the visual score, or to add both.
+        normalize_by_length: a shorthand for normalization_type="length".
+        normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", which computes
+            (score - mean) / (std + 1e-8) over all episodes so far, including this batch. With "variance", save
+            `state_dict()` with checkpoints.
+        step_rewards: whether to add the `step_rewards` of the batch, each to the last token of its action. They are a
+            (B,T) array, as in the rows of `build_rows`, or a column of `non_tensor_batch` that contains a list for each
+            row with one reward for each action.
+        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of the final
+            row of an episode, if there are any. If it raises an error or returns None or NaN, the episode is unscored.
+        visual_rule: "multiply" to multiply the score by the visual score, or "add" to add the two.
 
     The other arguments are those of `RewardManager`.
 
     Raises:
-        ConfigError: an option is unknown or contradicts another option.
+        ConfigError: If an option is unknown or contradicts another option.
     """
 
     skips_special_tokens = False
@@ -303,11 +316,15 @@ class EpisodeRewardManager(RewardManager):
         self._step_rewards, self._visual_scorer, self._visual_rule = step_rewards, visual_scorer, visual_rule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint as plain JSON."""
+        """Return the state for a checkpoint, as plain JSON."""
         return {"normalization_type": self.normalization_type, **asdict(self.statistics)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state from a checkpoint. Raise a `ConfigError` if it is invalid or has a different normalization."""
+        """Load the state from a checkpoint.
+
+        Raises:
+            ConfigError: If the state is invalid or has a different normalization.
+        """
         if not isinstance(state, Mapping):
             raise ConfigError(f"pass the result of state_dict(), got {state!r:.80}")
         if (kind := state.get("normalization_type")) != self.normalization_type:
@@ -377,7 +394,7 @@ class EpisodeRewardManager(RewardManager):
 
 
 def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards:
-    """Return the step rewards of scored episodes at their actions, except for None and NaN."""
+    """Return the step rewards of scored episodes at the positions of their actions. None and NaN are left out."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
@@ -421,20 +438,20 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
 
 
 class NaiveRewardManager(RewardManager):
-    """A reward manager that scores rows against their ground truth, one by one.
+    """A reward manager that scores each row separately against its ground truth.
 
-    A failed reward or invalid score leaves its row unscored: the row gets no reward, `is_scored` is false, and
-    `failure_class` and `failure` contain the reason. Other results (the metrics of an `EvaluateResult`, other keys of
-    verl's dict) are in `reward_extra_info` under their own names.
+    If a reward fails or returns an invalid score, its row is unscored. The row then gets no reward, `is_scored` is
+    false, and `failure_class` and `failure` contain the reason. Further results, such as the metrics of an
+    `EvaluateResult` or other keys of a dict as in verl, are in `reward_extra_info` under their names.
 
     Args:
-        compute_score: a reward function, a `Scorer` (sandboxed), or a function with verl's signature
+        compute_score: a reward function, a `Scorer` (which is sandboxed), or a function with verl's signature
             `compute_score(data_source, solution_str, ground_truth, extra_info)`.
 
     The other arguments are those of `RewardManager`.
 
     Raises:
-        ConfigError: `compute_score` is something else.
+        ConfigError: If `compute_score` has another type.
     """
 
     mode: EvaluationMode = "pointwise"
@@ -532,25 +549,26 @@ class NaiveRewardManager(RewardManager):
 
 
 class BatchRewardManager(NaiveRewardManager):
-    """A reward manager that scores all rows in a single call of a batch reward or of a batch function as in verl.
+    """A reward manager that scores all rows in a single call to a batch reward or a verl-style batch function.
 
-    The batch function of verl is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, and returns
-    a list. See `NaiveRewardManager` for the arguments.
+    The batch function of verl is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a
+    list. See `NaiveRewardManager` for the arguments.
     """
 
     mode: EvaluationMode = "batch"
 
 
 class PrimeRewardManager(NaiveRewardManager):
-    """A reward manager with parallel calls; a call that exceeds the deadline leaves its row unscored, with the class
-    `timeout`.
+    """A reward manager that scores rows in parallel, with a time limit for each call.
 
-    Plain functions run in threads, where a call continues after its deadline until it ends. Run a reward that may hang,
-    or that is CPU-bound in Python, in the sandbox: pass a `Scorer` with its own deadline.
+    A row whose call exceeds the limit is unscored, and its `failure_class` is "timeout".
+
+    Plain functions run in threads, where a call continues after its deadline until it ends. If a reward may hang or is
+    CPU-bound in Python, run it in the sandbox instead: pass a `Scorer` with a deadline.
 
     Args:
         max_concurrency: the maximum number of concurrent calls.
-        deadline_s: the time limit of one call in seconds; must be None with a `Scorer`.
+        deadline_s: the time limit of one call in seconds. It must be None if `compute_score` is a `Scorer`.
 
     The other arguments are those of `NaiveRewardManager`.
     """
@@ -578,9 +596,10 @@ class PrimeRewardManager(NaiveRewardManager):
 class DAPORewardManager(NaiveRewardManager):
     """A `NaiveRewardManager` that also penalizes responses close to the maximum length.
 
-    This is the soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): zero up to max_response_length -
-    overlong_buffer_len tokens, then growing linearly to `overlong_penalty_factor` at max_response_length.
-    `reward_extra_info` contains the penalty as `overlong_penalty`, a number of at most 0.
+    This is the soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13). The penalty is zero up to
+    max_response_length - overlong_buffer_len tokens, and then grows linearly to `overlong_penalty_factor` at
+    max_response_length. It is added to the score, and `reward_extra_info` contains it as `overlong_penalty`, a number
+    of at most 0.
 
     Args:
         max_response_length: the maximum length in tokens.
@@ -619,7 +638,7 @@ class DAPORewardManager(NaiveRewardManager):
 
 
 def _as_reward(given: Any, mode: EvaluationMode) -> RewardSpec | Scorer:
-    """Return a `Scorer` unchanged, or the specification of a reward with this mode."""
+    """Return a `Scorer` unchanged, or the specification of a reward, which must have this mode."""
     if hasattr(given, "score_group"):
         scorer: Scorer = given
         return scorer
@@ -647,10 +666,10 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
     """Create a reward manager by name: batch, dapo, episode, naive or prime.
 
-    `options` are the manager's arguments.
+    `options` are the arguments of the reward manager.
 
     Raises:
-        ConfigError: the name is unknown, or an option is unknown, missing or invalid.
+        ConfigError: If the name is unknown, or an option is unknown, missing or invalid.
     """
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)

@@ -1,10 +1,10 @@
 """A policy whose weights are trained in this process, and sampled by a vLLM or SGLang server that the user runs.
 
-`OpenAIAgentPolicy` requests the answers with their token ids and log-probabilities. `publish` writes the weights to a
-model directory, which the server then loads. It waits until no answer is in flight and holds back new requests, so that
-no answer mixes two versions.
+`OpenAIAgentPolicy` requests answers with their token ids and log-probabilities. `publish` writes the weights to a model
+directory, which the server then loads. It waits until no answer is in flight and holds back new requests, so that no
+answer mixes two versions.
 
-Requests to the servers (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
+The requests to the servers follow the documentation of sleep mode in vLLM and "SGLang for RL Systems":
 
     vLLM    POST /collective_rpc {"method": "reload_weights"}, POST /reset_prefix_cache?reset_running_requests=true;
             needs VLLM_SERVER_DEV_MODE=1, and a server started on the published directory
@@ -39,19 +39,20 @@ class ServedPolicy(AgentPolicy):
     """A trainable policy that acts through a model server.
 
     Args:
-        folder: the model in the format of `transformers`. Its weights are loaded in this process for training.
+        folder: the directory of the model in the format of `transformers`. Its weights are loaded in this process and
+            trained.
         published: the directory from which the server reads weights, on a shared file system. A vLLM server must have
-            been started on it.
+            been started with this directory as its model.
         server: "vllm" or "sglang".
-        base_url: the URL of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
-        model: the model's name on the server; by default `published`.
-        temperature: the sampling temperature. Filters such as top_p are rejected, since they are not recorded.
-        publish_timeout_s: the time limit in seconds for the server to load the weights.
-        api_key: as in `OpenAIAgentPolicy`; also sent when weights are published.
+        base_url: the URL of the OpenAI API of the server, such as "http://127.0.0.1:8000/v1".
+        model: the name of the model on the server. If None, it is `published`.
+        temperature: the sampling temperature. Filters such as top_p are rejected, because they are not recorded.
+        publish_timeout_s: the maximum time in seconds that the server may take to load the weights.
+        api_key: the API key, as in `OpenAIAgentPolicy`. It is also sent when weights are published.
         **options: further options of `OpenAIAgentPolicy`.
 
     Raises:
-        ConfigError: the kind of server is unknown, the directory contains no model, or an option is invalid.
+        ConfigError: If the kind of server is unknown, the directory contains no model, or an option is invalid.
     """
 
     path_options = ("folder", "published")
@@ -117,11 +118,11 @@ class ServedPolicy(AgentPolicy):
     async def publish(self, version: int) -> None:
         """Make the server sample with the current weights of `module`.
 
-        If this fails or is cancelled after the request, the server's weights are unknown, and requests raise an error
-        until the next publish.
+        If this fails or is cancelled after the request is sent, it is unknown which weights the server has. Requests
+        then raise an error until weights are published successfully.
 
         Raises:
-            PolicyError: the server rejected the weights; it continues to sample with the old ones.
+            PolicyError: If the server rejects the weights. It continues to sample with the old ones.
         """
         async with self._gate:
             while self._is_publishing:
@@ -157,7 +158,7 @@ class ServedPolicy(AgentPolicy):
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """Prevent publishing while the server answers. Yield the version of the weights that sample the answer."""
+        """Prevent publishing while the server answers, and yield the version of the weights that it samples with."""
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
@@ -190,7 +191,11 @@ class _ServedSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Request the next message from the server. Raise a `PolicyError` if the sampled tokens are missing."""
+        """Request the next message from the server.
+
+        Raises:
+            PolicyError: If the answer does not contain the sampled tokens.
+        """
         async with self._policy.answering() as version:
             output = await self._acting.get_action(observation, available_tools_specs)
         recorded = output.log_probs or {}
