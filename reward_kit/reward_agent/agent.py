@@ -321,7 +321,7 @@ class AsyncRewardAgent:
 
     @property
     def stats(self) -> AgentStats:
-        """The statistics of the agent. `stats.metrics()` returns them in a form for logging."""
+        """The statistics of the agent. Use `stats.metrics()` to log them."""
         return self._tally.stats(self._pending)
 
     def _oldest(self, chunk_size: int) -> Ticket:

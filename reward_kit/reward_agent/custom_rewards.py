@@ -160,7 +160,7 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
 
 
 def _run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine of `Calls` that never waits, because the reward is synchronous."""
+    """Run a coroutine of `Calls` without an event loop. It never waits, because the reward is synchronous."""
     try:
         coroutine.send(None)
     except StopIteration as done:

@@ -113,7 +113,7 @@ def test_token_advantages_are_placed_at_their_tokens() -> None:
     for wrong in ([0.1, 0.2], float("nan")):
         with pytest.raises(EpisodeError, match="step 0: 3 tokens require one finite advantage, or 3 of them, got"):
             episode_to_trace(episode, advantages=[wrong])
-    with pytest.raises(EpisodeError, match="1 steps but 2 advantages"):
+    with pytest.raises(EpisodeError, match="got 2 advantages for 1 steps"):
         episode_to_trace(episode, advantages=[0.0, 0.0])
 
 

@@ -34,7 +34,7 @@ def ray_module() -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(f"the engine ray: {error}; {install_hint('ray')}") from None
+        raise ConfigError(f"the engine ray is not available: {error}; {install_hint('ray')}") from None
     module: ModuleType = ray
     return module
 

@@ -128,7 +128,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
     def scorer(task: LoadedTask) -> Scorer:
         assert task.reward is not None, "load_plan refuses tasks without one"
         if task.definition.reward_function_path is None:
-            raise ConfigError("engine.reward_workers has no effect on several rewards; remove it, or name one reward")
+            raise ConfigError("engine.reward_workers supports only one reward; remove it, or define a single reward")
         return RayScorer(
             task.reward,
             task.definition.reward_function_path,

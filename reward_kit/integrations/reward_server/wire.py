@@ -1,6 +1,7 @@
-"""Requests and responses of a reward server: pydantic models, and reading a body within limits on size and time.
+"""The requests and responses of a reward server as pydantic models, and a reader for request bodies.
 
-A body must be strict JSON, and every error names the field.
+The reader limits the size of a body and the time it takes to arrive. A body must be strict JSON, and every error
+names the field.
 """
 
 from __future__ import annotations

@@ -311,7 +311,11 @@ class AsyncTRLReward(TRLReward):
 
 
 def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any]) -> TrlConversation:
-    """Return the conversation of an episode of reward-kit, which has several turns, or that of TRL's columns."""
+    """Return the conversation of a row.
+
+    If the row contains an episode of reward-kit, which may have several turns, it is that of the episode. Otherwise, it
+    consists of the prompt and the completion.
+    """
     if "rollout_id" not in row or "messages" not in row:
         return make_conversation(prompt, completion)
     messages = _validated(row["messages"])

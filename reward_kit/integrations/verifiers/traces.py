@@ -240,7 +240,7 @@ def _graph(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the nodes and the model calls of an episode, in the order of its messages."""
     if advantages is not None and len(advantages) != len(episode):
-        raise EpisodeError(f"episode {episode.id_}: {len(episode)} steps but {len(advantages)} advantages")
+        raise EpisodeError(f"episode {episode.id_}: got {len(advantages)} advantages for {len(episode)} steps")
     nodes: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     path: list[int] = []  # The node of each message on the current branch

@@ -317,7 +317,7 @@ def test_trainer_requests_group_rewards(
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ((), r"name a reward: \+reward\.reward_kit\.reward=file\.py:function"),
+        ((), r"no reward is set; set \+reward\.reward_kit\.reward=file\.py:function"),
         (("+reward.reward_kit.reward=x.py:f", "+reward.reward_kit.metrics=[a]"), "metrics has no effect with in_train"),
     ],
 )
