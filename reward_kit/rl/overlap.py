@@ -160,7 +160,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
     "lognormal": (("MEAN", "SIGMA"), _lognormal),
     "empirical": ((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
 }
-"""The parameter names of each distribution."""
+"""The names of the parameters of each distribution, and the function that draws from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 logger = logging.getLogger("reward_kit.rl")
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""A function that is called with the batch on which an update failed, and facts about the failure."""
+"""A function that is called with the batch for which an update failed, and with facts about the failure."""
 
 
 class DeviceContext(NamedTuple):

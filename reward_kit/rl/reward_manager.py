@@ -66,7 +66,7 @@ VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
 SHOWN_SHARE = 0.1
-"""The probability that a row is shown, until the maximum of its data source is reached."""
+"""The probability that a row is shown, until the maximum number for its data source is reached."""
 EPSILON = 1e-8
 """The number added to the standard deviation by which scores are divided."""
 logger = logging.getLogger("reward_kit.rl")
