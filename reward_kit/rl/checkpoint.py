@@ -209,7 +209,7 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the highest score. If several have it, return the oldest."""
+    """Find the complete checkpoint with the highest score. If there are several, return the oldest."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it

@@ -289,7 +289,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """Return the work before the first call of a step: all rollouts so far, and all earlier updates but two."""
+    """Return the work before the first call of a step: all rollouts so far, and earlier updates except the last one."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s

@@ -161,7 +161,7 @@ class PPOLearner:
             raise ConfigError("kl_coefficient requires a reference model; pass reference=…")
         check_critic(config, has_values=self._model.has_values)
         if config.schedule != "constant" and total_steps is None:
-            raise ConfigError(f"schedule {config.schedule!r} ends with the last update; pass total_steps")
+            raise ConfigError(f"schedule {config.schedule!r} requires the number of updates; pass total_steps")
         module.eval()  # no dropout
         if config.gradient_checkpointing:
             base: Any = getattr(module, "policy", module)
