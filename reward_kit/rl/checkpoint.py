@@ -74,7 +74,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"
 PART, OLD = ".part", ".old"
-"""The suffixes of hidden directories used during writing and removal."""
+"""The suffixes of the hidden directories that are used while a directory is written or removed."""
 _NAME = re.compile(r"step-(\d{6,})")
 _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
@@ -136,7 +136,7 @@ def save_checkpoint(
         raise ConfigError(f"step must be at least 0, got {step}")
     for left in [path for end in (PART, OLD) for path in folder.glob(f".*{end}")]:
         shutil.rmtree(left, ignore_errors=True)
-        logger.info("removed %s, left by a killed process", left)
+        logger.info("removed %s, which a killed process left behind", left)
     path = folder / f"step-{step:06d}"
     with atomic_folder(path, is_private=True) as part:
         if model is not None:
@@ -224,7 +224,7 @@ def _find_damage(path: Path) -> str | None:
     try:
         verify_checkpoint(path)
     except StoreError as error:
-        logger.warning("checkpoint %s is damaged and not used: %s", path, error)
+        logger.warning("checkpoint %s is damaged and will not be used: %s", path, error)
         return str(error)
     return None
 
@@ -417,7 +417,7 @@ class _Writer:
         if self._as_text:
             return {"$text": repr(value)}
         raise ConfigError(
-            f"{where} is {type_name(value)}, which cannot be stored in a checkpoint; use numbers, texts or arrays"
+            f"{where} is {type_name(value)}, which cannot be stored in a checkpoint; use numbers, strings or arrays"
         )
 
     def _tensor(self, value: torch.Tensor) -> str:

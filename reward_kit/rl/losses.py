@@ -59,8 +59,8 @@ __all__ = [
     "within_cap",
 ]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""Reductions of (N,) losses: the mean over tokens, or the mean over sequences of the sequence's sum, its mean, or its
-sum divided by a constant length (`GlobalBatch.norm_length`).
+"""The reduction of (N,) losses: to their mean over tokens, or to the mean over sequences of their sum, their mean, or
+their sum divided by a constant length (`GlobalBatch.norm_length`).
 """
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
@@ -68,7 +68,7 @@ KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clipped to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 _LEAST = 1e-12
-"""The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. Counts per process may be below 1."""
+"""The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. The count for one process may be below 1."""
 
 
 def _check_above_0(name: str, number: object) -> None:
@@ -134,12 +134,14 @@ class MaskedTokens:
     def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
         _check_tensor("loss_mask", loss_mask_BT)
         if loss_mask_BT.dim() != 2:
-            raise ConfigError(f"loss_mask must have the axes row and token, got the shape {tuple(loss_mask_BT.shape)}")
+            raise ConfigError(
+                f"loss_mask must have two axes, row and token, but its shape is {tuple(loss_mask_BT.shape)}"
+            )
         self.shape = loss_mask_BT.shape
         self.indices_N = loss_mask_BT.reshape(-1).nonzero().squeeze(1)
         self.count = len(self.indices_N)
         if loss_mask_BT.is_floating_point() and (loss_mask_BT.reshape(-1)[self.indices_N] != 1.0).any():
-            raise ConfigError("loss_mask must be 0 or 1; pass factors per token as weights_BT")
+            raise ConfigError("loss_mask must contain only 0 and 1; pass a factor for each token as weights_BT")
         self._sequence_ids_BT = sequence_ids_BT
         if sequence_ids_BT is not None:
             self._check_shape("sequence_ids", sequence_ids_BT)
@@ -151,7 +153,8 @@ class MaskedTokens:
         _check_tensor(name, values)
         if values.shape != self.shape:
             raise ConfigError(
-                f"{name} has the shape {tuple(values.shape)}, but loss_mask has {tuple(self.shape)}; they must be equal"
+                f"{name} has the shape {tuple(values.shape)}, but loss_mask has {tuple(self.shape)}; "
+                "pass tensors of the same shape"
             )
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
@@ -210,7 +213,7 @@ class MaskedTokens:
             return share
         if whole is None or whole.norm_length is None:
             raise ConfigError(
-                f"{aggregation!r} needs a constant length; pass global_batch=GlobalBatch.of(…, norm_length=…)"
+                f"{aggregation!r} requires a constant length; pass global_batch=GlobalBatch.of(…, norm_length=…)"
             )
         return share / whole.norm_length
 
@@ -772,7 +775,9 @@ class AdaptiveKLCoefficient:
         check_number("samples", samples, 0.0)
         kl = float(kl)
         if not math.isfinite(kl):
-            raise TrainingError(f"the KL divergence from the reference is {kl}; its coefficient stays {self.value:g}")
+            raise TrainingError(
+                f"the KL divergence from the reference is {kl}; its coefficient is still {self.value:g}"
+            )
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + error * min(samples / self.horizon, 1.0)
         return self.value
@@ -800,7 +805,7 @@ def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
     """
     if logits_BTV.dim() != 3 or logits_BTV.shape[:2] != ids_BT.shape:
         raise ConfigError(
-            f"logits must be (B,T,V) and ids (B,T), got {tuple(logits_BTV.shape)} and {tuple(ids_BT.shape)}"
+            f"logits must have the shape (B,T,V) and ids (B,T), got {tuple(logits_BTV.shape)} and {tuple(ids_BT.shape)}"
         )
     chosen = _log_softmax(logits_BTV).gather(-1, ids_BT[:, 1:].unsqueeze(-1)).squeeze(-1)
     return torch.nn.functional.pad(chosen, (1, 0))

@@ -121,7 +121,10 @@ class PipelineSettings:
                 f"batch_size, such as {min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))}"
             )
         if self.rollout_s + self.update_s == 0:
-            raise ConfigError("rollout_s and update_s are both 0, so no work would overlap with the rewards")
+            raise ConfigError(
+                "rollout_s and update_s are both 0, so there is no work to overlap with the rewards; "
+                "set at least one of them"
+            )
         if self.calls_per_step * self.steps > MOST_CALLS:
             raise ConfigError(
                 f"{self.steps} steps of {self.calls_per_step} calls exceed the limit of {MOST_CALLS:,} calls; "
@@ -157,7 +160,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
     "lognormal": (("MEAN", "SIGMA"), _lognormal),
     "empirical": ((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
 }
-"""The parameter names of each distribution."""
+"""The names of the parameters of each distribution, and the function that draws from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class Latency:
             raise ConfigError(f"unknown latency {self.kind!r}{did_you_mean(self.kind, _KINDS)}")
         names = _KINDS[self.kind][0]
         if names and len(self.figures) != len(names):
-            raise ConfigError(f"latency {self.kind} must be written {_form(self.kind)}, with {len(names)} numbers")
+            raise ConfigError(f"latency {self.kind} needs {len(names)} numbers; write it as {_form(self.kind)}")
         if not self.figures:
             raise ConfigError("latency empirical needs at least one measured call")
         for figure in self.figures:
@@ -226,7 +229,7 @@ def parse_latency(text: str) -> Latency:
     try:
         figures = tuple(float(part) for part in rest.split(":"))
     except ValueError:
-        raise ConfigError(f"latency {text!r}: write {_form(kind)}, with numbers") from None
+        raise ConfigError(f"latency {text!r}: {kind} needs numbers; write it as {_form(kind)}") from None
     return Latency(kind, figures)
 
 
@@ -260,7 +263,7 @@ def read_durations(path: Path) -> tuple[float, ...]:
             groups.add((group or "", duration))
             durations.append(duration)
     if not durations:
-        raise ConfigError(f"{path} has no score with a duration")
+        raise ConfigError(f"{path} has no scores with a duration; pass the scores.jsonl of a run")
     return tuple(durations)
 
 
@@ -418,7 +421,7 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
     """
     shape = (settings.steps, settings.calls_per_step)
     if latencies_SC.shape != shape:
-        raise ConfigError(f"latencies must have the shape {shape} (steps, calls), got {latencies_SC.shape}")
+        raise ConfigError(f"latencies must have the shape {shape} for (steps, calls), got {latencies_SC.shape}")
     if not (np.isfinite(latencies_SC) & (latencies_SC >= 0)).all():
         raise ConfigError("a latency must be a finite number of seconds of at least 0")
     results = {schedule: _Simulation(settings, schedule, latencies_SC).run() for schedule in Schedule}
@@ -603,7 +606,7 @@ def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
         ConfigError: If the width is too small.
     """
     if width < _NARROWEST:
-        raise ConfigError(f"a timeline needs at least {_NARROWEST} characters, got {width}")
+        raise ConfigError(f"the width of a timeline must be at least {_NARROWEST} characters, got {width}")
     steps, slots = overlap.settings.steps, min(overlap.settings.max_concurrency, overlap.settings.calls_per_step)
     first = 1 if steps >= _STEPS + 2 else 0
     last = min(first + _STEPS, steps) - 1

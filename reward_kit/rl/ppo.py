@@ -62,7 +62,7 @@ from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 logger = logging.getLogger("reward_kit.rl")
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""A function that is called with the batch on which an update failed, and facts about the failure."""
+"""A function that is called with the batch for which an update failed, and with facts about the failure."""
 
 
 class DeviceContext(NamedTuple):
@@ -140,7 +140,7 @@ class PPOLearner:
         on_failure: OnFailure | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"module: expected a torch module, such as policy.module; got {type_name(module)}")
+            raise ConfigError(f"module must be a torch module, such as policy.module, got {type_name(module)}")
         self.module, self.total_steps, self.on_failure = module, total_steps, on_failure
         self.config = config = config.for_weights(next(module.parameters(), torch.empty(0)).dtype)
         self._context = DeviceContext.of(module, config, device)
@@ -151,14 +151,14 @@ class PPOLearner:
         self._model = LogprobModel(module, config)
         self._reference: LogprobModel | None = None
         if reference is module:
-            raise ConfigError("the reference is the module in training; pass a copy: copy.deepcopy(module)")
+            raise ConfigError("the reference is the module that is being trained; pass a copy: copy.deepcopy(module)")
         if reference is not None:
             self._context.processes.same_weights(reference.to(self._context.device))
             self._reference = LogprobModel(reference.eval().requires_grad_(False), config)
         elif config.kl_coefficient and has_adapters(module):
             self._reference = self._model  # without its adapters the module is unchanged
         if config.kl_coefficient and self._reference is None:
-            raise ConfigError("kl_coefficient needs a reference model; pass reference=…")
+            raise ConfigError("kl_coefficient requires a reference model; pass reference=…")
         check_critic(config, has_values=self._model.has_values)
         if config.schedule != "constant" and total_steps is None:
             raise ConfigError(f"schedule {config.schedule!r} ends with the last update; pass total_steps")
@@ -213,7 +213,7 @@ class PPOLearner:
                 with no_denormals():
                     diagnostics = self._make_epochs(flat, rows, version)
             else:
-                logger.warning("no learning in this update: %s", _why_empty(rows, flat))
+                logger.warning("nothing was learned in this update: %s", _why_empty(rows, flat))
         except BaseException:
             self._generator.set_state(order)
             raise
@@ -303,7 +303,9 @@ class PPOLearner:
             ConfigError: If the state belongs to other weights or another choice of trainable weights than the module
                 has.
         """
-        with boundary(ConfigError, "the state belongs to a module with other weights, or other trainable weights"):
+        with boundary(
+            ConfigError, "the state belongs to a module with different weights or different trainable weights"
+        ):
             load_module(self.module, state["module"])
             names = self._parameter_names()
             moments = reorder_optimizer_state(names, state.get("parameters"), self.optimizer, state["optimizer"])
@@ -329,10 +331,10 @@ class PPOLearner:
         """
         config, recorded = self.config, flat.columns
         if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
-            raise ConfigError(f"the rows have no {missing[0]!r}, which PPO needs; create them with build_rows")
+            raise ConfigError(f"the rows have no {missing[0]!r}, which PPO requires; create them with build_rows")
         if config.uses_sampler and not np.isfinite(recorded["logprobs"]).all():
             raise TrainingError(
-                "a sampled token has no log-probability; PPO needs a policy that records `logprobs`, or "
+                "a sampled token has no log-probability; use a policy that records `logprobs`, or set "
                 "old_logprobs='recomputed'"
             )
         columns: dict[str, Array] = {"old": recorded["logprobs"]}
@@ -349,11 +351,13 @@ class PPOLearner:
         if learns_values:
             if "returns" not in recorded:
                 raise ConfigError(
-                    "a critic needs 'returns' in the rows; create them with build_rows from steps with credit"
+                    "the rows have no 'returns', which a critic requires; "
+                    "create them with build_rows from steps with credit"
                 )
             if not np.isfinite(columns["old_values"][flat.is_first_N]).all():
                 raise TrainingError(
-                    "an action has no recorded value; set old_values='recomputed', or record value estimates"
+                    "an action has no recorded value; "
+                    "set old_values='recomputed', or use a policy that records value estimates"
                 )
         if self._reference is not None:
             is_own = self._reference is self._model
@@ -436,7 +440,7 @@ class PPOLearner:
                 kept = f"; the batch is saved in {path}" if path is not None else ""
             except (RewardKitError, OSError) as error:  # A full disk must not hide the error.
                 kept = f"; the batch could not be saved: {error}"
-        raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
+        raise TrainingError(f"{problem}, with ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
 
     def _row_diagnostics(self, flat: TrainingRows, version: int) -> dict[str, float]:
         """Return the diagnostics that are computed over all rows."""

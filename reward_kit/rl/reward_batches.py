@@ -62,7 +62,7 @@ class RewardBatch:
         attention = arrays.get("attention_mask")
         for name, values in arrays.items():
             if values.dim() != 2 and name != "step_rewards":
-                raise ConfigError(f"{name!r} must have the axes row and token, got the shape {tuple(values.shape)}")
+                raise ConfigError(f"{name!r} must have two axes, row and token, but its shape is {tuple(values.shape)}")
         if "responses" in arrays:
             attention = _align_to_responses("attention_mask", attention, arrays)
             mask = _align_to_responses("response_mask", mask, arrays) if mask is not None else attention
@@ -74,7 +74,8 @@ class RewardBatch:
             )
         if attention is not None and attention.shape != mask.shape:
             raise ConfigError(
-                f"'attention_mask' has the shape {tuple(attention.shape)}, but actions have {tuple(mask.shape)}"
+                f"'attention_mask' has the shape {tuple(attention.shape)}, but the mask of actions has "
+                f"{tuple(mask.shape)}"
             )
         return cls(arrays, read_non_tensors(data), mask, None if attention is mask else attention)
 
@@ -136,9 +137,11 @@ class RewardBatch:
         try:
             numbers = [codes.setdefault(uid, len(codes)) for uid in uids]
         except TypeError as error:
-            raise ConfigError(f"non_tensor_batch['traj_uid'] must contain texts or numbers: {error}") from error
+            raise ConfigError(f"non_tensor_batch['traj_uid'] must contain strings or numbers: {error}") from error
         if None in codes:
-            raise ConfigError("non_tensor_batch['traj_uid'] is None in some row; every row must belong to an episode")
+            raise ConfigError(
+                "non_tensor_batch['traj_uid'] is None in at least one row; every row must belong to an episode"
+            )
         return np.array(numbers, dtype=np.int64)
 
     @cached_property
@@ -175,7 +178,7 @@ class RewardBatch:
                 continue
             if (wrong := np.flatnonzero(~(np.abs(one.values) <= _GREATEST))).size:
                 raise ConfigError(
-                    f"the reward of row {one.rows[wrong[0]]} is {one.values[wrong[0]]:g}, not a finite float32"
+                    f"the reward of row {one.rows[wrong[0]]} is {one.values[wrong[0]]:g}, which is not a finite float32"
                 )
             at, columns = (torch.from_numpy(indices).to(self.device) for indices in one[:2])
             rewards[at, columns] += torch.from_numpy(one.values).to(self.device, torch.float32)
@@ -194,7 +197,7 @@ class RewardBatch:
             before = is_token[: len(is_token) - width] if len(is_token) > width else torch.ones_like(prompt) != 0
             return prompt[before].tolist(), responses[row][is_token[-width:] if width else slice(0)].tolist()
         if "input_ids" not in self.arrays:
-            raise ConfigError("the batch has neither 'responses' nor 'input_ids' to decode")
+            raise ConfigError("the batch cannot be decoded, because it has neither 'responses' nor 'input_ids'")
         ids, later = self.arrays["input_ids"][row], self.arrays.get("completion_mask", self.actions_BT)[row] != 0
         is_token = self.attention_BT[row] != 0 if self.attention_BT is not None else torch.ones_like(later)
         return ids[is_token & ~later].tolist(), ids[is_token & later].tolist()
@@ -203,10 +206,10 @@ class RewardBatch:
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """Return those of the named arrays that the batch contains as tensors. They share the memory of the arrays."""
     if isinstance(data, PackedBatch):
-        raise ConfigError("these rows are packed into one; pass padded rows to a reward manager, and pack them later")
+        raise ConfigError("a reward manager cannot use packed rows; pass padded rows, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
         raise ConfigError(
-            f"a batch needs `batch` and `non_tensor_batch`, like DataProto and TokenBatch; got {type_name(data)}"
+            f"a batch must have `batch` and `non_tensor_batch`, like DataProto and TokenBatch, got {type_name(data)}"
         )
     present = set(data.batch.keys())  # A TensorDict does not support `in`.
     tensors: dict[str, Tensor] = {}
@@ -293,9 +296,10 @@ def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, T
         return values
     whole = width + arrays["prompts"].shape[1] if "prompts" in arrays else max(values.shape[1], width)
     if tuple(values.shape) != (rows, whole):
-        longer = f", or {(rows, whole)} with the prompts" if whole > width else ""
+        longer = f", or {(rows, whole)} including the prompts" if whole > width else ""
         raise ConfigError(
-            f"{name!r} has the shape {tuple(values.shape)}; with 'responses' it must be {(rows, width)}{longer}"
+            f"{name!r} has the shape {tuple(values.shape)}; "
+            f"in a batch with 'responses', it must be {(rows, width)}{longer}"
         )
     return values[:, whole - width :]
 

@@ -66,7 +66,7 @@ VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
 SHOWN_SHARE = 0.1
-"""The probability that a row is shown, until the maximum of its data source is reached."""
+"""The probability that a row is shown, until the maximum number for its data source is reached."""
 EPSILON = 1e-8
 """The number added to the standard deviation by which scores are divided."""
 logger = logging.getLogger("reward_kit.rl")
@@ -82,12 +82,12 @@ class Tokenizer(Protocol):
 def check_tokenizer(tokenizer: object) -> None:
     """Raise a `ConfigError` if the tokenizer cannot decode."""
     if not callable(getattr(tokenizer, "decode", None)):
-        raise ConfigError(f"the tokenizer has no method `decode`; got {tokenizer!r:.80}")
+        raise ConfigError(f"the tokenizer must have a method `decode`, got {tokenizer!r:.80}")
 
 
 def _check_whole(name: str, number: object, low: int) -> None:
     if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < low:
-        raise ConfigError(f"{name} must be a whole number of at least {low}, got {number!r}")
+        raise ConfigError(f"{name} must be an integer of at least {low}, got {number!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class RunningStatistics:
             ) from error
         if read.count < 0 or not math.isfinite(read.mean) or not 0 <= read.m2 < math.inf:
             raise ConfigError(
-                f"invalid running statistics: {read}; count and m2 must be at least 0, and all must be finite"
+                f"invalid running statistics: {read}; count and m2 must be at least 0, and all numbers must be finite"
             )
         if read.count == 0 and read != cls():
             raise ConfigError(f"invalid running statistics: {read}; with count 0, mean and m2 must be 0")
@@ -175,7 +175,7 @@ class RewardManager(ABC):
         _check_whole("num_examine", num_examine, 0)
         _check_whole("seed", seed, 0)
         if echo is not None and not callable(echo):
-            raise ConfigError(f"echo must be a function that takes a line, got {echo!r:.80}")
+            raise ConfigError(f"echo must be a function of one line, got {echo!r:.80}")
         if num_examine:
             check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
@@ -213,7 +213,10 @@ class RewardManager(ABC):
             return None
         shape = next((tuple(mask.shape) for mask in tensors.values()), tuple(rewards.shape))
         if rewards.dim() != 2 or tuple(rewards.shape) != shape:
-            raise ConfigError(f"'rm_scores' must have one reward per token, {shape}, got {tuple(rewards.shape)}")
+            raise ConfigError(
+                f"'rm_scores' must have one reward for each token, so its shape must be {shape}, got "
+                f"{tuple(rewards.shape)}"
+            )
         scores = rewards.detach().reshape(len(rewards), -1).sum(dim=1).to("cpu", torch.float64).numpy()
         keys = (getattr(data, "meta_info", None) or {}).get("reward_extra_keys", ())
         others = read_non_tensors(data)
@@ -305,13 +308,15 @@ class EpisodeRewardManager(RewardManager):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name} must be True or False, got {flag!r}")
         if visual_scorer is not None and (not callable(visual_scorer) or inspect.iscoroutinefunction(visual_scorer)):
-            raise ConfigError(f"visual_scorer must be a plain function of one row's inputs, got {visual_scorer!r:.80}")
+            raise ConfigError(
+                f"visual_scorer must be a function of the inputs of one row, and not async, got {visual_scorer!r:.80}"
+            )
         kind = normalization_type
         if kind is None:
             kind = "length" if normalize_by_length else "none"
         check_choice("normalization_type", kind, get_args(NormalizationType))
         if normalize_by_length and kind != "length":
-            raise ConfigError(f"normalize_by_length=True contradicts normalization_type={kind!r}; use one of them")
+            raise ConfigError(f"normalize_by_length=True contradicts normalization_type={kind!r}; remove one of them")
         self.normalization_type: NormalizationType = kind
         self._step_rewards, self._visual_scorer, self._visual_rule = step_rewards, visual_scorer, visual_rule
 
@@ -326,7 +331,7 @@ class EpisodeRewardManager(RewardManager):
             ConfigError: If the state is invalid or has a different normalization.
         """
         if not isinstance(state, Mapping):
-            raise ConfigError(f"pass the result of state_dict(), got {state!r:.80}")
+            raise ConfigError(f"the state must be a mapping that state_dict() returned, got {state!r:.80}")
         if (kind := state.get("normalization_type")) != self.normalization_type:
             raise ConfigError(
                 f"the state has normalization_type {kind!r}, but the manager has {self.normalization_type!r}"
@@ -341,7 +346,7 @@ class EpisodeRewardManager(RewardManager):
             row = int(wrong[0])
             raise ConfigError(
                 f"episode_rewards[{row}] is {scores[row]:g}, but an earlier row of the same traj_uid has "
-                f"{shared[row]:g}; pass the score of the whole episode, and rewards of steps as 'step_rewards'"
+                f"{shared[row]:g}; pass the score of the whole episode here, and the rewards of steps as 'step_rewards'"
             )
         is_scored = ~np.isnan(scores)
         bears = batch.ends_B & ~batch.is_empty_B & is_scored
@@ -359,7 +364,7 @@ class EpisodeRewardManager(RewardManager):
             if (wrong := np.flatnonzero(bears & ~(lengths >= 1))).size:
                 row = int(wrong[0])
                 raise ConfigError(
-                    f"episode_lengths[{row}] is {lengths[row]:g}, but must be the number of steps of an "
+                    f"episode_lengths[{row}] is {lengths[row]:g}, but it must be the number of steps in the "
                     "episode, at least 1"
                 )
             scores = np.divide(scores, lengths, where=bears, out=np.full_like(scores, np.nan))
@@ -399,9 +404,9 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
             raise ConfigError(
-                f"step_rewards has the shape {tuple(given.shape)}, but actions have "
-                f"{tuple(batch.actions_BT.shape)}; pass one per token, or in non_tensor_batch a list per row "
-                "with one reward per action"
+                f"step_rewards has the shape {tuple(given.shape)}, but the mask of actions has "
+                f"{tuple(batch.actions_BT.shape)}; pass one reward for each token, or put a list for each row "
+                "with one reward for each action into non_tensor_batch"
             )
         at, on = torch.where((given != 0) & batch.valid_BT)
         rows, columns = at.cpu().numpy(), on.cpu().numpy()
@@ -410,7 +415,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
         lists = batch.column("step_rewards")
         if lists is None:
             raise ConfigError(
-                "step_rewards=True, but the batch has no 'step_rewards', on tokens or in non_tensor_batch"
+                "step_rewards=True, but the batch has no 'step_rewards', neither in batch nor in non_tensor_batch"
             )
         # An action is a contiguous run of valid tokens; its last token gets the reward.
         valid = batch.valid_BT.cpu().numpy()
@@ -423,8 +428,8 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
             known = [None] * actions if rewards is None else rewards
             if not hasattr(known, "__len__") or isinstance(known, str):
                 raise ConfigError(
-                    f"non_tensor_batch['step_rewards'][{row}] must be a list with one reward per action, got "
-                    f"{rewards!s:.80}; one number per row, as in verl-agent, is a discounted return"
+                    f"non_tensor_batch['step_rewards'][{row}] must be a list with one reward for each action, got "
+                    f"{rewards!s:.80}; a single number for each row, as in verl-agent, is a discounted return"
                 )
             if len(known) != actions:
                 raise ConfigError(
@@ -512,11 +517,11 @@ class NaiveRewardManager(RewardManager):
                     chat = [each if isinstance(each, Message) else Message.model_validate(each) for each in given]
                 except (TypeError, ValidationError) as error:
                     raise ConfigError(
-                        f"non_tensor_batch['raw_prompt'][{row}] is not a list of messages: {error}"
+                        f"non_tensor_batch['raw_prompt'][{row}] must be a list of messages: {error}"
                     ) from error
             if model is not None and not isinstance(model, Mapping):
                 raise ConfigError(
-                    f"non_tensor_batch['reward_model'][{row}] must be a mapping with 'ground_truth', as in verl; "
+                    f"non_tensor_batch['reward_model'][{row}] must be a mapping with 'ground_truth', as in verl, "
                     f"got {model!r:.80}"
                 )
             requests.append(
@@ -645,12 +650,12 @@ def _as_reward(given: Any, mode: EvaluationMode) -> RewardSpec | Scorer:
     spec = given if isinstance(given, RewardSpec) else build_spec(given)
     if hasattr(spec.function, "each"):
         raise ConfigError(
-            f"reward {spec.id!r} has post_process_scores, which needs groups, but a reward manager scores "
-            "rows; use an AsyncRewardAgent"
+            f"reward {spec.id!r} has post_process_scores, which requires groups, but a reward manager scores "
+            "single rows; use an AsyncRewardAgent"
         )
     if spec.mode != mode:
         other = "BatchRewardManager" if mode == "pointwise" else "NaiveRewardManager"
-        raise ConfigError(f"reward {spec.id!r} is a {spec.mode} reward; use the {other}")
+        raise ConfigError(f"reward {spec.id!r} is a {spec.mode} reward; use {other}")
     return spec
 
 
@@ -681,5 +686,5 @@ def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **opt
         raise ConfigError(f"reward manager {name!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], parameters)}")
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
-            raise ConfigError(f"reward manager {name!r} needs {option}")
+            raise ConfigError(f"reward manager {name!r} requires the option {option!r}")
     return kind(tokenizer, num_examine, **options)

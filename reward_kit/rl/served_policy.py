@@ -72,10 +72,15 @@ class ServedPolicy(AgentPolicy):
     ) -> None:
         check_choice("server", server, get_args(Server))
         if refused := sorted({"top_p", "logprobs", "stream"} & set(options)):
-            raise ConfigError(f"{refused[0]!r} is not allowed for a policy in training, because it is not recorded")
+            raise ConfigError(
+                f"{refused[0]!r} is not allowed for a policy that is being trained, because it is not recorded; "
+                "remove it"
+            )
         self.module, tokenizer = load_model(Path(folder))
         if tokenizer is None:
-            raise ConfigError(f"{folder} has no tokenizer, which the server needs with the weights")
+            raise ConfigError(
+                f"{folder} has no tokenizer, but the server requires one with the weights; save it in this directory"
+            )
         self.tokenizer = tokenizer
         self.published, self.version = Path(published).resolve(), 0
         self.sampling = Sampling(temperature=temperature)
@@ -164,7 +169,7 @@ class ServedPolicy(AgentPolicy):
                 await self._gate.wait()
             if self._in_doubt is not None:
                 raise PolicyError(
-                    f"publishing of version {self._in_doubt} did not finish, so the server's weights are "
+                    f"publishing version {self._in_doubt} did not finish, so the weights of the server are "
                     "unknown; publish again"
                 )
             self._in_flight += 1
@@ -201,7 +206,8 @@ class _ServedSession(AgentPolicy):
         recorded = output.log_probs or {}
         if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if recorded.get(key) is None]:
             raise PolicyError(
-                f"the server's answer has no {missing[0]}: `return_token_ids` is disabled or not supported (vLLM "
-                "supports it from 0.10.2 on, SGLang since July 2026)"
+                f"the answer of the server has no {missing[0]}, because `return_token_ids` is disabled or not "
+                "supported (vLLM "
+                "supports it since version 0.10.2, SGLang since July 2026)"
             )
         return output._replace(log_probs={**recorded, "policy_version": version})

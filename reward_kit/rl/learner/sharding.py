@@ -96,7 +96,8 @@ class Processes:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
             raise ConfigError(
-                f"this is process {_local_rank()} of this machine, which has {count} GPUs; start at most that "
+                f"process {_local_rank()} of this machine has no GPU, because there are only {count}; "
+                "start at most that "
                 "many processes"
             )
         for tensor in (*module.parameters(), *module.buffers()):
@@ -336,7 +337,8 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
         host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
         if not (host and port):
             raise ConfigError(
-                "torch.distributed was set up without MASTER_ADDR and MASTER_PORT; start the processes with torchrun"
+                "torch.distributed was initialized without MASTER_ADDR and MASTER_PORT; "
+                "start the processes with torchrun"
             )
         stores: Any = dist
         # A separate connection, since a waiting collective operation may occupy the other one.
