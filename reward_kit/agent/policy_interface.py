@@ -173,7 +173,7 @@ async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPol
     except (TransientError, AccessError) as error:
         raise ProviderError(str(error)) from error
     if not hasattr(session, "get_action"):
-        raise PolicyError(f"open must return the session, an AgentPolicy for this episode, got {session!r:.80}")
+        raise PolicyError(f"open must return an AgentPolicy, the session for this episode, got {session!r:.80}")
     return cast(AgentPolicy, session)
 
 

@@ -167,7 +167,7 @@ class Toolbox:
         except RewardKitError as error:
             logger.info("%s failed", name, exc_info=error)
             done.failure = Failure.from_exception(error)
-            return f"Error: {error}", {"error": str(error), "is_valid": False}
+            return f"Error: {error}", {"error": str(error)}  # not an invalid action: the agent is not at fault
 
     def _is_own(self, name: str) -> bool:
         is_own = self._registry is not None and name in self._registry.get_tools()

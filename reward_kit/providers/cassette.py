@@ -42,7 +42,7 @@ _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "Limi
 
 
 class CassetteRequest(NamedTuple):
-    """A request in the form used for lookup; the module docstring describes its fields."""
+    """A request, as it is looked up. The module docstring describes its fields."""
 
     key: str
     scope: str
@@ -84,13 +84,13 @@ class Cassette:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 - takes an opener, and is kept
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"the recording {path} cannot be written: {error.strerror}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
             try:
                 lock_file(file.fileno())
             except OSError as error:
-                raise ConfigError(f"cassette {path} is being recorded by another process") from error
+                raise ConfigError(f"the recording {path} is being written by another process") from error
             cassette = cls(path, file, None)
             if path.stat().st_size:
                 # Continue an existing file: drop an incomplete last line, and count on from the recorded occurrences.
@@ -116,7 +116,7 @@ class Cassette:
         try:
             file = path.open("rb")
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
+            raise ConfigError(f"the recording {path} cannot be read: {describe_read_error(path, error)}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
             cassette = cls(path, file, CassetteIndex.read(path, file))
@@ -132,7 +132,7 @@ class Cassette:
         return self._index is not None
 
     def lookup(self, body: bytes, scope: str, url: str) -> CassetteRequest:
-        """Return the lookup form of a request sent by `scope`, such as an episode id; count this occurrence."""
+        """Count this occurrence of a request from `scope`, such as an episode id, and return how to look it up."""
         request = json.loads(body)
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -141,9 +141,9 @@ class Cassette:
         return CassetteRequest(key, scope, occurrence, url, request)
 
     def answer(self, question: CassetteRequest) -> tuple[Any, int]:
-        """Return the recorded answer and its retries.
+        """Return the recorded answer and the number of its retries.
 
-        The answer comes from the same episode, else it is the first unused answer to an equal request.
+        The answer is that of the same episode. If there is none, it is the first unused answer to an equal request.
         """
         assert self._index is not None, "this cassette is recording"
         line = self._index.take(question)
@@ -156,12 +156,11 @@ class Cassette:
         self._write({**question.to_json(), "answer": value, "retries": retries})
 
     def record_error(self, question: CassetteRequest, error: EndpointError) -> None:
-        """Record the endpoint's failure."""
+        """Record that the endpoint failed."""
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
         self._write({**question.to_json(), "error": {"class": kind, "message": str(error)}})
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -172,7 +171,7 @@ class Cassette:
 
 @dataclass(slots=True)
 class _Exchange:
-    """The offset of an exchange, and its request."""
+    """An exchange in the file: its offset and its request."""
 
     offset: int
     number: int
@@ -196,10 +195,10 @@ class CassetteIndex:
 
     @classmethod
     def read(cls, path: Path, file: IO[bytes]) -> CassetteIndex:
-        """Return the index of an open file.
+        """Read the index of an open file.
 
         Raises:
-            ConfigError: the file is not a cassette, or is damaged before its last line.
+            ConfigError: If the file is not a cassette, or is damaged before its last line.
         """
         index = cls(path, file)
         _check_header(path, file)
@@ -233,7 +232,7 @@ class CassetteIndex:
         return index
 
     def take(self, question: CassetteRequest) -> dict[str, Any]:
-        """Return the line that answers a request; raise a ProviderError if no unused exchange is left."""
+        """Return the line that answers a request, or raise a ProviderError if no unused exchange is left."""
         own = self._queues.get((question.scope, question.key), [])
         if question.occurrence < len(own) and not own[question.occurrence].is_taken:
             exchange = own[question.occurrence]
@@ -252,7 +251,7 @@ class CassetteIndex:
         return line
 
     def _miss(self, question: CassetteRequest, recorded: int) -> str:
-        """Describe a request without a recorded answer, and how it differs from the nearest recorded request."""
+        """Describe a request without a recorded answer, and how it differs from the most similar recorded request."""
         asked = question.request
         what = f"{self._path} has no answer to {describe(asked, question.scope)}"
         if recorded:
@@ -283,12 +282,12 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
         file.seek(0)
         first = file.readline(_LONGEST_HEADER)
     except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
+        raise ConfigError(f"the recording {path} cannot be read: {describe_read_error(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
         return  # empty, or with a header whose writer was killed
     header = _parsed(first)
     if header is None or not isinstance(header.get("schema_version"), int):
-        raise ConfigError(f"{path} is not a cassette: its first line is {excerpt(first, limit=80)!r}")
+        raise ConfigError(f"{path} is not a recording: its first line is {excerpt(first, limit=80)!r}")
     if header["schema_version"] > SCHEMA_VERSION:
         raise ConfigError(f"{path} was recorded by a later version (schema_version {header['schema_version']})")
 
@@ -318,9 +317,7 @@ def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Describe the first difference between two requests: in a message, in the number of messages, or in another
-    field.
-    """
+    """Describe the first difference between two requests, in a message, the number of messages, or another field."""
     before, now = _messages(recorded), _messages(asked)
     for number, (old, new) in enumerate(zip(before, now, strict=False)):
         if difference := first_difference(old, new, f"messages[{number}]"):

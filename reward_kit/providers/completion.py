@@ -73,7 +73,7 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The facts about a request that are needed to parse its answer."""
+    """The facts about a request that are needed to parse the answer."""
 
     where: str  # the URL, for messages
     model: str  # the requested model, used to look up prices
@@ -82,10 +82,10 @@ class RequestFacts:
 
 
 def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = None) -> ChatCompletion:
-    """Return the completion in a server's JSON value.
+    """Parse the JSON value that a server returned as a completion.
 
     Raises:
-        ProviderError: the value has no choice, or the choice is malformed.
+        ProviderError: If the value has no choice, or the choice is malformed.
     """
     choices = data.get("choices") if isinstance(data, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -136,7 +136,10 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
 
 
 def _clean(text: Any) -> Any:
-    """Return text that UTF-8 can encode: surrogate pairs split by a stream are joined, lone surrogates are replaced."""
+    """Make a string valid in UTF-8.
+
+    Surrogate pairs that a stream has split are joined, lone surrogates are replaced.
+    """
     if not isinstance(text, str):
         return text
     try:
@@ -168,7 +171,7 @@ def _count(value: Any) -> int | None:
 
 
 def _logprobs(raw: Any) -> tuple[list[float] | None, list[int] | None]:
-    """Return log-probabilities, and token ids if the tokens are written as ids; None for values that a token lacks."""
+    """Return log-probabilities, and token ids if the tokens are written as ids. Missing values are None."""
     entries = raw.get("content") if isinstance(raw, Mapping) else None
     if not entries:
         return None, None
@@ -190,9 +193,9 @@ _PIECE_BYTES = 56
 
 
 class EventReader:
-    """Splits a byte stream into the `data` texts of server-sent events, even if an event spans several chunks.
+    """Extracts the `data` fields of server-sent events from a byte stream, even if an event spans several chunks.
 
-    Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"); chat completions use only `data`.
+    Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"). Chat completions only use `data`.
     """
 
     def __init__(self) -> None:
@@ -223,9 +226,9 @@ class EventReader:
 
 
 class StreamedCompletion:
-    """Combines the chunks of a streamed chat completion into the JSON value of the same answer without streaming.
+    """Combines the chunks of a streamed chat completion to the JSON value of an answer that was not streamed.
 
-    Messages include the URL `where` and hide the `secrets`.
+    Messages contain the URL `where`, and hide the `secrets`.
     """
 
     def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
@@ -245,10 +248,10 @@ class StreamedCompletion:
         self._done = False
 
     def feed(self, chunk: bytes) -> bool:
-        """Process bytes of the stream; return True once its end marker was read.
+        """Process bytes of the stream. Return True after the end marker.
 
         Raises:
-            ProviderError: the stream contains an error, an event that is not JSON, or more data than `safe_input`
+            ProviderError: If the stream contains an error, an event that is not JSON, or more data than `safe_input`
                 allows.
         """
         try:
@@ -265,7 +268,10 @@ class StreamedCompletion:
         return self._done
 
     def result(self) -> dict[str, Any]:
-        """Return the completion as if it had not been streamed; raise a TransientError if the stream was cut short."""
+        """Return the completion as if it had not been streamed.
+
+        Raise a TransientError if the stream was interrupted.
+        """
         if not self._done and self._choice.get("finish_reason") is None:
             raise TransientError(f"{self._where} closed the stream early, without a finish_reason or {_DONE}")
         if not self._choice:
@@ -355,7 +361,7 @@ class StreamedCompletion:
 
 @dataclass(slots=True)
 class _CallParts:
-    """A tool call assembled from streamed pieces."""
+    """A tool call that is assembled from streamed pieces."""
 
     index: int | None
     call_id: str | None = None

@@ -50,7 +50,10 @@ _SAME_AS = {"ws": "http", "wss": "https"}
 
 
 def url_origin(url: str) -> str:
-    """Return the scheme, host and port of a URL without a default port; `ws` counts as `http`, `wss` as `https`."""
+    """Return the scheme, host and port of a URL, without a default port.
+
+    `ws` counts as `http`, and `wss` as `https`.
+    """
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
@@ -61,7 +64,7 @@ def url_origin(url: str) -> str:
 
 
 def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Return the origins that REWARD_KIT_KEY_ORIGINS in the process's environment allows, by variable."""
+    """Return the origins that REWARD_KIT_KEY_ORIGINS in the environment of the process allows, by variable."""
     origins: dict[str, frozenset[str]] = {}
     for entry in re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, "").strip()):
         name, separator, url = entry.partition("=")
@@ -80,7 +83,7 @@ def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
 
 
 def configured_variables(shell: Mapping[str, str]) -> set[str]:
-    """Return the variables that REWARD_KIT_KEY_ORIGINS names, even if another entry is invalid."""
+    """Return the variables in REWARD_KIT_KEY_ORIGINS, even if another entry is invalid."""
     entries = re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, ""))
     return {entry.partition("=")[0] for entry in entries if "=" in entry}
 
@@ -97,13 +100,13 @@ def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, st
 
 
 def allow_command(name: str, origin: str, shell: Mapping[str, str]) -> str:
-    """Return the command that allows an origin for a variable in addition to those already allowed."""
+    """Return the command that allows a further origin for a variable."""
     before = f"${ORIGINS_VARIABLE} " if shell.get(ORIGINS_VARIABLE, "").strip() else ""
     return f'export {ORIGINS_VARIABLE}="{before}{name}={origin}"'
 
 
 def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> None:
-    """Raise a ConfigError if a variable is not configured for a URL; see `allowed_origins` for the arguments."""
+    """Raise a ConfigError if a variable must not be sent to a URL; see `allowed_origins` for the arguments."""
     try:
         origin = url_origin(url)
     except ValueError as error:
@@ -122,10 +125,10 @@ NO_KEY = ""
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """A base URL such as "http://127.0.0.1:8000/v1" and its key; the key is None if none is needed.
+    """A base URL, such as "http://127.0.0.1:8000/v1", and its key, or None if it needs none.
 
     Attributes:
-        no_key: the reason why no key is sent and how to change that; "" if a key is sent.
+        no_key: the reason why no key is sent, and how to change that; "" if a key is sent.
     """
 
     base_url: str
@@ -134,7 +137,7 @@ class EndpointSettings:
 
 
 class _Variables(NamedTuple):
-    """The variables of the process and those of the nearest `.env`."""
+    """The environment variables of the process and the variables in the nearest `.env`."""
 
     shell: Mapping[str, str]
     dotenv: Mapping[str, str]
@@ -153,7 +156,7 @@ class _Variables(NamedTuple):
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
-        """Return True if a variable may be sent to a URL; False if the URL has no origin."""
+        """Return True if a variable may be sent to a URL. A URL without an origin may not receive any."""
         try:
             origin = url_origin(url)
         except ValueError:
@@ -213,12 +216,12 @@ def key_variable(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> str | None:
-    """Return the `api_key_env` with which to resolve the endpoint of a section of a task file.
+    """Return the `api_key_env` for the endpoint of a section in a task file.
 
-    Only this function decides on keys that a file names. Such a variable is sent only to an origin that the user
-    configured for it. The default key is not sent (`NO_KEY`) unless the file's URL is such an origin. `of_user`
-    contains those of the names `base_url` and `api_key_env` that the user, not the file, set on the command line or in
-    Python.
+    This function alone decides about keys that a file names. Such a variable is only sent to an origin that the user
+    has configured for it. The default key is not sent (`NO_KEY`), unless the URL in the file is such an origin.
+    `of_user` contains those of the names `base_url` and `api_key_env` that the user has set on the command line or in
+    Python, rather than in the file.
     """
     if api_key_env == NO_KEY:
         return NO_KEY
@@ -247,7 +250,7 @@ def _is_url_of_dotenv(variables: _Variables) -> bool:
 
 
 def _why_no_key(name: str, url: str, variables: _Variables) -> str:
-    """Return the reason why no key is sent to a URL and how to change that."""
+    """Return the reason why no key is sent to a URL, and how to change that."""
     if not variables.get(name):
         return (
             f"set {name} in the environment or in a .env file, or set base_url (now {OPENAI_URL}) to an "
@@ -266,9 +269,7 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
 
 
 def _checked_url(url: str) -> str:
-    """Return `url` without a trailing slash; reject a URL that may contain a credential, without showing the
-    credential.
-    """
+    """Return `url` without a trailing slash. Reject a URL that may contain a credential, without showing it."""
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
         raise ConfigError(f"base_url {url!r} is not a URL such as http://127.0.0.1:8000/v1")
@@ -287,7 +288,7 @@ def _checked_url(url: str) -> str:
 
 
 def read_dotenv(folder: Path) -> dict[str, str]:
-    """Return the variables of the nearest `.env` in `folder` or above it; {} if no such file can be read."""
+    """Return the variables in the nearest `.env` in `folder` or above it, or {} if no file can be read."""
     for parent in (folder, *folder.parents):
         try:
             text = (parent / ".env").read_text(encoding="utf-8-sig")

@@ -20,7 +20,7 @@ _FIELDS = ("input", "output", "cached")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Prices in US dollars per million tokens; `cached` applies to prompt tokens in the provider's cache."""
+    """Prices in US dollars per million tokens. `cached` is the price of prompt tokens in the cache of the provider."""
 
     input: float
     output: float
@@ -34,8 +34,9 @@ class PriceTable:
     models: Mapping[str, Price]
 
     def cost(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
-        """Return the cost of one completion in US dollars; None for an unknown model. `prompt_tokens` includes cached
-        ones.
+        """Return the cost of a completion in US dollars, or None if the model is unknown.
+
+        `prompt_tokens` includes cached tokens.
         """
         price = self.models.get(model)
         if price is None:

@@ -1,7 +1,7 @@
-"""The queue for one model of an endpoint: rate limits, concurrency, outages and retries of all requests of a run.
+"""The queue for a model of an endpoint: rate limits, concurrency, outages and retries for all requests of a run.
 
-A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt; the wait counts neither as
-an attempt nor toward the retry budget. `development/traffic.md` explains the reasons.
+A request has a `Permit` of its `RequestQueue`, and waits for its turn before each attempt. The wait does not count as
+an attempt, and not toward the retry budget. `development/traffic.md` explains the reasons.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class RetryPolicy:
     cap_s: float = 30.0
 
     def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
-        """Return the seconds to wait before retry number `retry` (from 0): the Retry-After plus full jitter.
+        """Return how many seconds to wait before a retry, counted from 0: the Retry-After plus full jitter.
 
-        The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that requests rejected together are not retried
-        together.
+        The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that requests that were rejected together are
+        not retried together.
         """
         # Far beyond 2**64 the cap applies anyway; the bound keeps the power a float.
         return (retry_after_s or 0.0) + jitter.uniform(0.0, min(self.cap_s, self.base_s * 2.0 ** min(retry, 64)))
@@ -107,21 +107,21 @@ class Bucket:
         self._at = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Return the seconds until `amount` may be taken."""
+        """Return the number of seconds until `amount` can be taken."""
         self._level = min(self._capacity, self._level + (now - self._at) * self._rate)
         self._at = now
         lacking = min(amount, self._capacity) - self._level
         return lacking / self._rate if lacking > _EPSILON else 0.0
 
     def take(self, amount: float) -> None:
-        """Take `amount` from the bucket; a negative amount is returned to it."""
+        """Take `amount` from the bucket. A negative amount is put back."""
         self._level = min(self._capacity, self._level - amount)
 
 
 class TokenEstimate:
-    """An estimate of a request's tokens, learned from the usage of earlier requests.
+    """An estimate of the number of tokens of a request, based on the usage of earlier requests.
 
-    Before the first answer, it assumes 4 bytes of the request per token and an answer of maximum length.
+    Before the first answer, it assumes 4 bytes of the request per token, and an answer of maximum length.
     """
 
     __slots__ = ("_completion", "_tokens_per_byte")
@@ -131,7 +131,7 @@ class TokenEstimate:
         self._completion: float | None = None
 
     def tokens(self, size: int, max_completion: float) -> float:
-        """Return the estimated tokens of a `size`-byte request and an answer of at most `max_completion` tokens."""
+        """Return the estimate for a request of `size` bytes and an answer of at most `max_completion` tokens."""
         return size * self._tokens_per_byte + (max_completion if self._completion is None else self._completion)
 
     def learn(self, size: int, prompt_tokens: int, completion_tokens: int) -> None:
@@ -179,7 +179,7 @@ class Concurrency:
         self._rejections = 0  # that caused or followed the last cut
 
     def answered(self, is_scarce: bool, in_flight: int = 1) -> None:
-        """Record an answer; the limit grows if requests are waiting because of it (`is_scarce`)."""
+        """Record an answer. The limit grows if requests are waiting because of it (`is_scarce`)."""
         self._cuts_in_a_row = 0
         self._has_answers = True
         self._share -= self._weight(in_flight) * self._share
@@ -188,9 +188,9 @@ class Concurrency:
             self.limit = min(self.limit + step, self._most)
 
     def refused(self, number: int, latest: int, in_flight: int) -> bool:
-        """Record a rejection of attempt `number`; return True if it cuts the limit.
+        """Record that attempt `number` was rejected. Return True if this reduces the limit.
 
-        A burst of rejections causes one cut: attempts sent before the cut do not count against the new limit.
+        A burst of rejections reduces it once. Attempts that were sent before do not count against the new limit.
         """
         is_news = number > self._cut_at
         self.tolerates = False
@@ -211,17 +211,18 @@ class Concurrency:
 
     @property
     def is_isolated(self) -> bool:
-        """True if the latest rejection is a single one: others of the same round trip may be accepted."""
+        """True if only the latest request was rejected, so that others of the same round trip may be accepted."""
         return self._rejections == 1 and self._cuts_in_a_row <= 1 and self._unrefused > 0
 
     @staticmethod
     def _weight(in_flight: int) -> float:
-        """Return the weight of one answer in the share of rejections; the average spans about two round trips."""
+        """Return the weight of one answer in the share of rejections, an average over about two round trips."""
         return min(0.2, 0.5 / max(in_flight, 1))
 
     def pause_s(self) -> float:
-        """Return the seconds to pause after a rejection that states no time; the pause grows with each consecutive
-        cut.
+        """Return how many seconds to pause after a rejection without a Retry-After.
+
+        The pause grows with each consecutive reduction of the limit.
         """
         doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
         return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
@@ -233,7 +234,7 @@ _LONGEST_PROBE_S = 30.0
 
 
 class Fault(Enum):
-    """The state of the endpoint that a failed attempt reveals."""
+    """The state of an endpoint that a failed attempt shows."""
 
     REFUSED = "rate limited"
     FAILED = "no answer, or not in time"
@@ -259,7 +260,7 @@ class Outage:
         self._interval_s = _FIRST_PROBE_S
 
     def answered(self) -> float | None:
-        """Record an answer; return the time since which the endpoint was down, or None if it was not."""
+        """Record an answer. Return the time since which the endpoint was down, or None if it was not."""
         since = self.since if self.is_open else None
         self.is_open = self.is_shared = False
         self.since, self.count, self._first = None, 0, -1
@@ -267,8 +268,9 @@ class Outage:
         return since
 
     def failed(self, request: int, fault: Fault, now: float, *, is_last: bool = False) -> bool:
-        """Record a failed attempt; return True if it begins an outage. `is_last` marks the last attempt of a
-        request.
+        """Record a failed attempt, and return True if an outage begins.
+
+        `is_last` is true for the last attempt of a request.
         """
         if self.since is None:
             self.since, self._first = now, request
@@ -285,7 +287,7 @@ class Outage:
         return True
 
     def probe_later(self, now: float) -> None:
-        """Schedule the next probe after twice the previous wait, at most 30 s."""
+        """Schedule the next probe after twice the previous wait, up to 30 s."""
         self.next_probe = now + self._interval_s
         self._interval_s = min(_LONGEST_PROBE_S, 2 * self._interval_s)
 
@@ -309,19 +311,18 @@ class Timer(Protocol):
 
 
 class Clock:
-    """The time of the running loop; can be replaced in tests."""
+    """The time of the running event loop, which tests can replace."""
 
     def now(self) -> float:
         """Return the time in seconds."""
         return time.monotonic()
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Schedule `callback`."""
         return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 class EndpointWatcher(Protocol):
-    """A receiver of an endpoint's status, which decides how long to wait for it."""
+    """Receives the status of an endpoint, and decides how long to wait for it."""
 
     outage_time_s: float | None
 
@@ -331,7 +332,7 @@ class EndpointWatcher(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Permit:
-    """A request's right to use a queue, for all its attempts."""
+    """The permission of a request to use a queue for all its attempts."""
 
     queue: RequestQueue
     request: int  # number of the request
@@ -347,15 +348,18 @@ class Permit:
     is_probe: bool = False
 
     async def enter(self) -> None:
-        """Wait until the next attempt may be made; raise a ProviderError if the run has given up on the endpoint."""
+        """Wait until the next attempt may start. Raise a ProviderError if the run has given up on the endpoint."""
         await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
-        """Report an answer to the attempt, with its usage if known."""
+        """Report that the attempt was answered, with its usage if it is known."""
         self.queue.answered(self, prompt_tokens, completion_tokens)
 
     def failed(self, error: EndpointError, *, is_last: bool) -> bool:
-        """Report a failed attempt; return True if the endpoint is the cause and the attempt does not count."""
+        """Report that the attempt failed.
+
+        Return True if the endpoint is the cause, so that the attempt does not count.
+        """
         return self.queue.failed(self, error, is_last)
 
     def leave(self) -> None:
@@ -370,14 +374,14 @@ class _Waiter(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The time for which a request has been sent, or queued."""
+    """The time that a request has been in flight or in the queue."""
 
     seconds: float
     is_queued: bool
 
 
 class RequestQueue:
-    """The queue of all requests of a run to one model of one endpoint."""
+    """The queue for all requests of a run to a model of an endpoint."""
 
     def __init__(self, name: str, rates: Rates, watcher: EndpointWatcher, clock: Clock | None = None) -> None:
         self.rates = rates
@@ -410,7 +414,7 @@ class RequestQueue:
         return len(self._sending)
 
     def longest_wait(self) -> Wait | None:
-        """Return the longest current wait of a request; None without requests."""
+        """Return the longest time that a request has been waiting, or None without requests."""
         now = self._clock.now()
         waits = [Wait(now - permit.admitted, False) for permit in self._sending.values()]
         waits += [Wait(now - waiter.since, True) for waiter in self._waiting]
@@ -454,7 +458,7 @@ class RequestQueue:
             permit.waited_s += self._clock.now() - began
 
     def _admit_waiting(self) -> None:
-        """Admit the requests that may be sent now and schedule the next check."""
+        """Admit the requests that may be sent now, and schedule the next check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -473,7 +477,7 @@ class RequestQueue:
             self._waiting.popleft()
 
     def _wait_s(self, permit: Permit, now: float) -> float | None:
-        """Return the seconds until the request may be sent; None if it waits for a request in flight."""
+        """Return the number of seconds until the request may be sent, or None if it waits for a request in flight."""
         if self._outage.is_open:
             return None if self._outage.next_probe is None else max(0.0, self._outage.next_probe - now)
         if self.in_flight + 1 > self._concurrency.limit + _EPSILON:
@@ -500,7 +504,7 @@ class RequestQueue:
             self._tokens.take(permit.tokens)
 
     def _release(self, permit: Permit) -> bool:
-        """Release the slot; return whether the attempt was a probe."""
+        """Release the slot. Return True if the attempt was a probe."""
         self._sending.pop(permit.request, None)
         was_probe, permit.is_in, permit.is_probe = permit.is_probe, False, False
         return was_probe
@@ -570,7 +574,7 @@ class RequestQueue:
         return excused
 
     def _rejected(self, error: EndpointError) -> None:
-        """Stop the run if every request so far was rejected, since further requests would be rejected too."""
+        """Stop the run if all requests so far were rejected, because further ones would be too."""
         if self._has_completed or isinstance(error, AccessError | LimitError):
             return
         self._rejections += 1
@@ -580,7 +584,7 @@ class RequestQueue:
             self._stop_soon(f"the first {STREAK} requests all failed; the latest error: {error}")
 
     def _fault(self, error: EndpointError) -> Fault | None:
-        """Return the endpoint state that an error reveals; None if the error concerns only the request."""
+        """Return the state of the endpoint that an error shows, or None if it only concerns the request."""
         has_answered = self._last_answer >= 0
         if isinstance(error, AccessError) and (error.is_certain or not has_answered):
             self._stop_soon(str(error))
@@ -627,12 +631,12 @@ class RequestQueue:
         return _FIRST_REFUSAL_S if self._is_first_refusal(error) else _FIRST_OUTAGE_S
 
     def _is_first_refusal(self, error: EndpointError) -> bool:
-        """Return True if no server ever listened at the address, and the user set no time to wait for it."""
+        """Return True if no server ever listened at the address, and the user has set no time to wait for it."""
         is_default = self._watcher.outage_time_s is None
         return is_default and self._last_answer < 0 and isinstance(error, UnreachableError)
 
     def _pause(self, error: EndpointError, now: float) -> None:
-        """Report an outage, and stop the run when it lasts too long."""
+        """Report an outage, and stop the run if it lasts too long."""
         began = now if self._outage.since is None else self._outage.since
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
         times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
@@ -652,16 +656,17 @@ class RequestQueue:
         self._patience = self._clock.call_later(left_s, lose_patience)
 
     def _what(self, message: str) -> str:
-        """Return an error's message without the URL that this queue's name begins with."""
+        """Return the message of an error without the URL at the start of this queue's name."""
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
-        """Stop outside of any request, so that the request that revealed the problem can be cancelled too."""
+        """Stop outside of any request, so that the request that showed the problem can be cancelled too."""
         asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
 
     def _stop(self, reason: str, *, fail: bool) -> None:
-        """Notify the run, which may cancel waiting requests; if `fail` is true, raise an error in those that still
-        wait.
+        """Notify the run, which may cancel waiting requests.
+
+        If `fail` is true, requests that are still waiting afterwards raise an error.
         """
         self._watcher.give_up(reason)
         if not fail:

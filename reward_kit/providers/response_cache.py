@@ -1,7 +1,7 @@
-"""`ResponseCache`, which stores model answers of earlier runs, so that an unchanged request costs nothing.
+"""A cache of model answers from earlier runs, so that a request that has not changed costs nothing.
 
-Unlike a cassette, a cache answers only the requests that it contains; other requests go to the endpoint. The file is an
-SQLite database, which several runs may use at the same time.
+A cassette must contain every request. A cache sends the requests that it does not contain to the endpoint. The file is
+an SQLite database, which several runs may use at the same time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ResponseCache:
         return hashlib.sha256("\n".join(parts).encode()).digest()
 
     def find(self, key: bytes) -> Any:
-        """Return the JSON value of a cached answer, else None."""
+        """Return the JSON value of a cached answer, or None."""
         row = self._execute("SELECT answer FROM answers WHERE key = ?", key)
         if row is None:
             self.misses += 1
@@ -93,16 +93,14 @@ class ResponseCache:
         self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, answer)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for `summary.json`."""
+        """Return the numbers of hits and misses for `summary.json`."""
         return {"path": str(self.path), "hits": self.hits, "misses": self.misses}
 
     def close(self) -> None:
         self._database.close()
 
     def _execute(self, statement: str, *values: bytes) -> tuple[bytes] | None:
-        """Execute a statement and return its first row; after an error, such as a full disk, only this entry is
-        lost.
-        """
+        """Run a statement and return its first row. If it fails, such as on a full disk, only this entry is lost."""
         try:
             with self._lock:
                 row: tuple[bytes] | None = self._database.execute(statement, values).fetchone()

@@ -1,4 +1,4 @@
-"""`ProviderSession`, the queues, the cassette and the notices that all requests of one run share."""
+"""The queues, the cassette and the notices that all requests of a run share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ProviderSession:
 
     @property
     def is_replaying(self) -> bool:
-        """True if answers come only from a recording."""
+        """True if answers only come from a recording."""
         return self.cassette is not None and self.cassette.is_replaying
 
     @property
@@ -70,7 +70,7 @@ class ProviderSession:
         return any(queue.is_down for queue in self._queues.values())
 
     def longest_wait(self) -> tuple[float, str] | None:
-        """Return the seconds and the reason of the longest current wait of a request; None without requests."""
+        """Return the longest wait of a request in seconds, and the reason, or None without requests."""
         waits = ((wait, model) for (_, model), queue in self._queues.items() if (wait := queue.longest_wait()))
         wait, model = max(waits, default=(None, ""))
         if wait is None:
@@ -78,10 +78,10 @@ class ProviderSession:
         return wait.seconds, f"a request queued for {model}" if wait.is_queued else f"an answer of {model}"
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
-        """Return the queue of a model at an endpoint; the same pair always returns the same queue.
+        """Return the queue of a model at an endpoint. The same pair always has the same queue.
 
         Raises:
-            ConfigError: the queue exists with other rates.
+            ConfigError: If the queue exists with different rates.
         """
         rates = rates or Rates()
         queue = self._queues.get((url, model))
@@ -95,17 +95,17 @@ class ProviderSession:
         return queue
 
     def report_missing_key(self, problem: str) -> None:
-        """Report a missing key that a real run would need; reported once."""
+        """Report a key that is missing and that an actual run would need. It is reported once."""
         if problem not in self._reported:
             self._reported.add(problem)
             self.tell(problem)
 
     def tell(self, line: str) -> None:
-        """Pass on a line to `notice`."""
+        """Pass a line on to `notice`."""
         self.notice(line)
 
     def give_up(self, reason: str) -> None:
-        """Pass on the first reason to `gave_up`."""
+        """Pass the first reason on to `gave_up`."""
         if not self._has_given_up and self.gave_up is not None:
             self._has_given_up = True
             self.gave_up(reason)
@@ -123,7 +123,7 @@ def endpoint_for(
     api_key: str | None = None,
     api_key_env: str | None = None,
 ) -> EndpointSettings:
-    """Call `resolve_endpoint` for this session: a replay needs no key, and in a dry run a missing key is a notice."""
+    """Call `resolve_endpoint` for this session. A replay needs no key; in a dry run, a missing key is only reported."""
     named = (base_url, api_key, api_key_env)
     if traffic is None or not traffic.is_dry_run:
         return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
@@ -137,7 +137,7 @@ def endpoint_for(
 
 
 def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """Call `key_variable` for this session: a replay sends no key, and in a dry run an error is a notice."""
+    """Call `key_variable` for this session. A replay sends no key; in a dry run, an error is only reported."""
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
         return named  # the file's own; a wrong value is rejected where it is used

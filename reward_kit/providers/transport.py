@@ -1,7 +1,7 @@
-"""The only module that sends bytes to a model endpoint: a POST over aiohttp that distinguishes every failure.
+"""The only module that sends bytes to model endpoints: POST requests over aiohttp, with an error for each failure.
 
-`development/transport.md` explains, with measurements, why aiohttp is used instead of an SDK. All higher layers call
-`Transport.post`, so a test or a recorder replaces only that method. aiohttp is imported with the first request.
+`development/transport.md` explains with measurements why aiohttp is used instead of an SDK. All other modules call
+`Transport.post`, so a test or a recorder only replaces this method. aiohttp is imported by the first request.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Transport:
             raise self._fault(error, url, secrets) from error
 
     async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Any:
-        """Return the JSON value at a URL; None if no answer arrives within `timeout_s`."""
+        """Return the JSON value at a URL, or None if it does not arrive within `timeout_s`."""
         import aiohttp
 
         session = await self._session_of_this_loop()
@@ -134,7 +134,7 @@ class Transport:
         return None
 
     async def aclose(self) -> None:
-        """Close every connection. A later request opens new ones."""
+        """Close all connections. A later request opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -196,7 +196,7 @@ class Transport:
 
 
 def header_secrets(headers: Mapping[str, str]) -> list[str]:
-    """Return the header values that messages must not show."""
+    """Return the header values that messages must not contain."""
     values = (value.removeprefix("Bearer ") for name, value in headers.items() if name != "Content-Type")
     return [value for value in values if len(value) >= _SECRET_CHARS]
 
@@ -205,8 +205,8 @@ def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]
     """Parse the JSON value of an answer.
 
     Raises:
-        TransientError: the answer is not JSON.
-        TooLargeError: it has too many values.
+        TransientError: If the answer is not JSON.
+        TooLargeError: If the answer has too many values.
     """
     if "html" in content_type.lower() or answer[:64].lstrip()[:1] == b"<":
         raise HtmlError(f"{what} with an HTML page: {excerpt(answer, secrets)}")
@@ -219,7 +219,7 @@ def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:
-    """Pass an event stream to its reader until the reader needs no more."""
+    """Pass an event stream to its reader until the reader is finished."""
     import aiohttp
 
     async for chunk in content.iter_any():

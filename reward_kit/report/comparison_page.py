@@ -76,7 +76,7 @@ def comparison_page(comparison: Comparison, folder: Path) -> str:
         "forest": draw_forest(comparison),
         "labels": [escape_text(side.label, NAME_LENGTH) for side in sides],
         "lines": [(name, [escape_text(cell, NAME_LENGTH) for cell in cells]) for name, cells in figures],
-        "metrics": metric_lines(comparison),
+        "metrics": metric_lines(comparison.differences),
         "samples": samples,
     }
     return render(

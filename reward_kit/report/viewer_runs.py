@@ -401,7 +401,7 @@ class RunRow(NamedTuple):
     low: float | None = None  # of the 95% interval
     high: float | None = None
     cost: float | None = None
-    began: str = ""  # in UTC, to the minute
+    began: str = ""  # in UTC, to the second
     note: str = ""
 
 
@@ -525,7 +525,7 @@ class RunCatalog:
             task=escape_text(header.task_name, NAME_LENGTH),
             status=header.status_now(entry.is_open),
             total=header.total,
-            began=f"{header.timing.started_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M}",
+            began=f"{header.timing.started_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S}",
         )
         if header.training is not None:
             done = header.training.get("updates")

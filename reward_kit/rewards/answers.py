@@ -313,7 +313,7 @@ def choice_answer(
     if len(chosen) > 1:
         return passed(False, f"several choices, {', '.join(sorted(chosen))}, in {where}")
     letter = next(iter(chosen))
-    return passed(letter == right, f"the choice {letter} {'is' if letter == right else 'is not'} {right}")
+    return passed(letter == right, f"choice {letter} {'is' if letter == right else 'is not'} {right}")
 
 
 def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:

@@ -49,7 +49,7 @@ async def test_sync_policy_methods_are_rejected_with_the_fix():
 
 
 async def test_open_without_return_is_rejected():
-    with pytest.raises(PolicyError, match=r"open must return the session.*got None"):
+    with pytest.raises(PolicyError, match=r"open must return an AgentPolicy.*got None"):
         await open_session(OpensNothing(), EpisodeContext("e", 0))
 
 

@@ -70,7 +70,7 @@ class ReplayPolicy(AgentPolicy):
                 self._by_id[rollout_id] = max(line, self._by_id.get(rollout_id, line))
                 self._by_position[position] = max(line, self._by_position.get(position, line))
         if policy is not None and policy not in labels:
-            raise ConfigError(f"{self._file} has no episode of policy {policy!r}{did_you_mean(policy, labels)}")
+            raise ConfigError(f"{self._file} has no episodes of policy {policy!r}{did_you_mean(policy, labels)}")
         if not labels:
             raise ConfigError(f"{self._file} has no finished episode")
         if policy is None and len(labels) > 1:

@@ -96,7 +96,7 @@ class TestEarlyErrors:
         (counting.folder / "mine.py").write_text((counting.folder / "mine.py").read_text() + "\n")
         with pytest.raises(ExceptionGroup) as caught:
             await carried_out(plan, folder / "run", engine)
-        assert "differs from the driver's" in str(first_of(caught.value))
+        assert "differs from that of the driver" in str(first_of(caught.value))
         assert "the policy" in str(first_of(caught.value))
 
 
@@ -180,5 +180,5 @@ async def test_api_key_reaches_the_workers_but_no_file(
     assert said == {f"it has {len(secret)} letters"}
     assert len(files_in(home)) > 10
     assert not [file for file in files_in(home) + files_in(folder) if secret.encode() in file.read_bytes()]
-    with pytest.raises(ConfigError, match="-E env: NOT_SET_HERE is not set here"):
+    with pytest.raises(ConfigError, match="-E env: the variable NOT_SET_HERE is not set here"):
         engine_for(counting, env=["NOT_SET_HERE"])

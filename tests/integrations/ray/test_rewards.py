@@ -166,7 +166,7 @@ class TestAgent:
         chunk = ray.get(agent.get.remote(4))
         assert (chunk.data_idxs, chunk.lengths, chunk.batch) == ([0, 1, 2, 3], [1, 1, 4, 4], 1)
         assert chunk.placed(4).nonzero()[1].tolist() == [0, 0, 3, 3]
-        with pytest.raises(ConfigError, match="item 2: response must have 1 to 3 tokens, got 4"):
+        with pytest.raises(ConfigError, match="item 2: the response must have 1 to 3 tokens, got 4"):
             chunk.placed(3)
 
     def test_an_exception_affects_only_its_own_rollout(self, started: list[Any], rewards: Path) -> None:

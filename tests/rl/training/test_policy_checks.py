@@ -40,13 +40,13 @@ def hf(model: Path, options: dict[str, Any]) -> dict[str, Any]:
         (
             {"temperature": 0.7},
             {"temperature": 0.5},
-            r"train.yaml:\d+: ppo.temperature is 0.5, but the policy samples at 0.7",
+            r"train.yaml:\d+: ppo.temperature is 0.5, but the policy samples at a temperature of 0.7",
         ),
         ({}, {"value_clip": 0.2}, r"train.yaml:\d+: value_clip: the module has no value head.* value_head: true"),
         (
             {},
             {"lr_by_name": {"*nrom*": 1.0}},
-            r"train.yaml:\d+: lr_by_name: '\*nrom\*' matches none of the \d+ trained parameters",
+            r"train.yaml:\d+: lr_by_name: '\*nrom\*' does not match any of the \d+ trained parameters",
         ),
         ({}, {"lora": {"targets": ["nowhere"]}}, r"train.yaml:\d+: lora.targets"),
         ({"device": "abacus"}, {}, "device: 'abacus' cannot be used"),
