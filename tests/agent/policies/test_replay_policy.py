@@ -333,7 +333,7 @@ class TestRecordedRun:
         assert again.messages[-1].text == "I am b"
         with pytest.raises(ConfigError, match="has episodes of a, b; set policy to one of them"):
             ReplayPolicy(tmp_path)
-        with pytest.raises(ConfigError, match="no episode of policy 'c'"):
+        with pytest.raises(ConfigError, match="no episodes of policy 'c'"):
             ReplayPolicy(tmp_path, policy="c")
 
     def test_invalid_run_folder_is_rejected(self, tmp_path):
