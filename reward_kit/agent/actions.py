@@ -104,7 +104,7 @@ def _json_default(value: Any) -> Any:
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    raise TypeError(f"{type_name(value)} has no JSON form; return text or plain data")
+    raise TypeError(f"{type_name(value)} cannot be converted to JSON; return text or plain data")
 
 
 # Created once, because `json.dumps` with options creates an encoder per call.

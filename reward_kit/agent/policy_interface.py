@@ -191,7 +191,7 @@ async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPol
     except (TransientError, AccessError) as error:
         raise ProviderError(str(error)) from error
     if not hasattr(session, "get_action"):
-        raise PolicyError(f"open must return an AgentPolicy, the session for this episode, got {session!r:.80}")
+        raise PolicyError(f"open must return the session for this episode, an AgentPolicy, got {session!r:.80}")
     return cast(AgentPolicy, session)
 
 
@@ -295,7 +295,7 @@ def check_output(output: object) -> PolicyOutput:
             raise PolicyError(f"get_action must return a PolicyOutput or a 4-tuple, got {type(output).__name__}")
         output = PolicyOutput(*output)
     if not isinstance(output.raw_policy_output, str | None):
-        raise PolicyError(f"raw_policy_output must be text or None, got {output.raw_policy_output!r}")
+        raise PolicyError(f"raw_policy_output must be a string or None, got {output.raw_policy_output!r}")
     if not isinstance(output.value_estimate, numbers.Real | None):
         raise PolicyError(f"value_estimate must be a number or None, got {output.value_estimate!r}")
     if output.log_probs is not None:
@@ -308,7 +308,7 @@ def check_output(output: object) -> PolicyOutput:
         raise PolicyError(f"a text action needs a 'content' string, got {action!r}")
     for key in ("content", "reasoning_content"):
         if not isinstance(action.get(key), str | None):
-            raise PolicyError(f"{key!r} of an action must be text or None, got {action[key]!r}")
+            raise PolicyError(f"{key!r} of an action must be a string or None, got {action[key]!r}")
     if kind == "tool_calls" and not (isinstance(action.get("calls"), list | tuple) and action["calls"]):
         raise PolicyError(f"a tool_calls action needs 'calls', a list of at least one call, got {action!r}")
     for key in ("results", "prompt_messages"):
@@ -328,8 +328,8 @@ def _check_log_probs(log_probs: Any) -> None:
         raise PolicyError(f"policy_version must be an integer, got {log_probs['policy_version']!r}")
     token_ids, logprobs = log_probs.get("token_ids"), log_probs.get("logprobs")
     if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
-        raise PolicyError(f"{len(token_ids)} token_ids but {len(logprobs)} logprobs")
-    with boundary(PolicyError, "prompt_ids and token_ids must be 32-bit integers, and logprobs numbers"):
+        raise PolicyError(f"log_probs has {len(token_ids)} token_ids but {len(logprobs)} logprobs")
+    with boundary(PolicyError, "prompt_ids and token_ids must be 32-bit integers, and logprobs must be numbers"):
         for typecode, values in (("i", log_probs.get("prompt_ids")), ("i", token_ids), ("d", logprobs)):
             if values is not None and (typecode == "i" or token_ids is not None):
                 array(typecode, values)

@@ -278,7 +278,7 @@ def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
         elif name in ("join", "wordwrap", "urlize", "xmlattr") and hasattr(value, "__len__"):
             _spend(len(value) * (texts + 1))
         elif name == "sum" and isinstance(kwargs.get("start", rest[1] if len(rest) > 1 else 0), str | list | tuple):
-            raise TemplateLimitError("it sums texts or lists, for which the size of the result is unknown; use 'join'")
+            raise TemplateLimitError("it sums strings or lists, so the size of the result is unknown; use 'join'")
         result = function(*args, **kwargs)
         return result if isinstance(result, Iterator) else _paid(result)
 

@@ -180,7 +180,7 @@ class ScriptedUser(SimulatedUser):
             texts = _check_texts(sample.row["replies"], f"sample {sample.id!r}: replies")
         else:
             raise ConfigError(
-                f"sample {sample.id!r} has no 'replies', and the task's scripted user does not define any"
+                f"sample {sample.id!r} has no 'replies', and the scripted user of the task does not define any"
             )
         return ScriptedPolicy([{"type": "text", "content": text} for text in texts])
 
@@ -232,7 +232,7 @@ class UserSession:
             output = await next_action(self._policy, conversation, None, label=WHO)
         action = output.action_structured
         if action["type"] not in ("text", "terminate"):
-            raise PolicyError(f"{WHO} called a tool, but users have no tools: {action!r:.200}")
+            raise PolicyError(f"{WHO} called a tool, but it has no tools: {action!r:.200}")
         text = action.get("content") or ""
         stops = action["type"] == "terminate" or self._stop_phrase in text
         known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}

@@ -200,7 +200,7 @@ class GroupStart:
             key = await self._state_key(resource)
             if self._key is not None and key != self._key:
                 raise EnvironmentFailure(
-                    f"{type(resource).__name__}: a fork has the state key {key}, but its origin has "
+                    f"{type(resource).__name__}: a fork has the state key {key}, but the original has "
                     f"{self._key}; fork() does not copy the state"
                 )
             with self._call(f"reseed_noise of {type(resource).__name__}"):
@@ -228,7 +228,7 @@ class GroupStart:
             first,
             "run_group(n) starts all episodes of a group in the same state"
             if self._shared is None
-            else "it was passed as environment=, and its state changed in between",
+            else "the state of the resource passed as environment= has changed in between",
         )
         return f"{self.group_id}-{hash_key(key)[:8]}"
 

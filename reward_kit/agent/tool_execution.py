@@ -125,7 +125,7 @@ class Toolbox:
             facts["name"] = name
             if len(text) > limit:
                 half, facts["cut"] = limit // 2, True
-                note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters left out …]\n"
+                note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters omitted …]\n"
                 text = f"{text[:half]}{note}{text[len(text) - half :]}"
             done.messages.append(Message(role="tool", name=name, tool_call_id=call_id, content=text))
             done.info.setdefault("tools", []).append(facts)
@@ -242,7 +242,7 @@ class ToolErrors:
         ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
         offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
         there = f"known: {offered}" if offered else "the episode has no tools"
-        return [f"{pluralize(self._unknown_calls, 'call')} named an unknown tool: {named} ({there})"]
+        return [f"{pluralize(self._unknown_calls, 'call')} to unknown tools: {named} ({there})"]
 
 
 CURRENT_TOOL_ERRORS: ContextVar[ToolErrors | None] = ContextVar("CURRENT_TOOL_ERRORS", default=None)

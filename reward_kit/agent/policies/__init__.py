@@ -103,7 +103,7 @@ def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path
             continue
         if not (folder / value).exists() and folder.is_dir():
             near = did_you_mean(value, (entry.name for entry in folder.iterdir()))
-            return f". Looked for in {folder}{near if near.endswith('?') else ''}"
+            return f". It was looked up in {folder}{near if near.endswith('?') else ''}"
     return ""
 
 

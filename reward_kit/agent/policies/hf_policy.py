@@ -122,7 +122,7 @@ class HFAgentPolicy(AgentPolicy):
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             self.tokenizer = tokenizer
         elif self._source is None:
-            raise ConfigError("tokenizer: a model object needs its tokenizer; pass tokenizer")
+            raise ConfigError("tokenizer: missing; pass the tokenizer that belongs to the model object")
         else:
             self.tokenizer = self._source.load_tokenizer(str(tokenizer) if tokenizer is not None else None)
         chosen = {"action_format": None if action_format == "auto" else action_format}

@@ -196,7 +196,7 @@ class RecordingEndpoint:
     def _answerer(self, request: web.Request) -> Answerer:
         answerer = self._answerers.get(request.match_info["token"])
         if answerer is None:
-            raise web.HTTPNotFound(text="no running episode has this address")
+            raise web.HTTPNotFound(text="no running episode uses this URL")
         return answerer
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -469,7 +469,7 @@ class _AgentSession(AgentPolicy):
         with boundary(PolicyError, _AGENT_CODE):
             result = await (agent(task, self.base_url) if is_async else _run_in_thread(agent, task, self.base_url))
         if not isinstance(result, str | None):
-            raise PolicyError(f"the agent must return text or None, got {type_name(result)}")
+            raise PolicyError(f"the agent must return a string or None, got {type_name(result)}")
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:

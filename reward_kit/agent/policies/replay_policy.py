@@ -171,7 +171,7 @@ class _ReplaySession(AgentPolicy):
                     continue
                 self._report(f"message {index} ({old.role}) differs{difference}")
             elif (only := old or new) is not None:
-                state = "missing now" if new is None else "new"
+                state = "missing" if new is None else "not in the recording"
                 self._report(f"message {index} ({only.role}): {only.text!r:.120} is {state}")
             return
         self._compared = len(before)
@@ -216,7 +216,8 @@ class _ReplaySession(AgentPolicy):
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
                 self._report(
-                    f"{call['name']} {call['arguments']!r} has a different answer than recorded: {answer!r:.200}"
+                    f"{call['name']} {call['arguments']!r} returned a different result than in the recording: "
+                    f"{answer!r:.200}"
                 )
         if "results" in own:
             action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
@@ -232,7 +233,7 @@ def episodes_file(run: Path) -> Path:
     file = run / "episodes.jsonl" if run.is_dir() else run
     if not file.is_file():
         raise ConfigError(
-            f"run: {run} is not a run to replay; set a directory that contains episodes.jsonl, or that file"
+            f"run: {run} is not a run; set it to a directory that contains episodes.jsonl, or to that file"
         )
     return file
 

@@ -336,7 +336,7 @@ class Engine:
         for turn in self._callers:
             if not turn.is_over and (self._is_closed or turn.slot.is_closed):
                 closed = "the engine" if self._is_closed else f"the session of {turn.slot.rank!r}"
-                turn.error = PolicyError(f"{closed} was closed in this turn")
+                turn.error = PolicyError(f"{closed} was closed during this turn")
                 self._over.append(turn)
         self._deliver()
         for turn in [*self._running.turns.values()]:

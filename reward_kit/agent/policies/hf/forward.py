@@ -535,7 +535,7 @@ def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str
     # One name is enough for tied weights.
     problems += [f"missing {name}" for name in own if name not in given and own[name].data_ptr() not in places]
     return problems + [
-        f"{name} is {tuple(new.shape)}, not {tuple(own[name].shape)}"
+        f"{name} has the shape {tuple(new.shape)}, expected {tuple(own[name].shape)}"
         for name, new in given.items()
         if name in own and new.shape != own[name].shape
     ]

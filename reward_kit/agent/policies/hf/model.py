@@ -186,7 +186,7 @@ class ModelSource(NamedTuple):
         if not is_cached:
             raise ConfigError(
                 f"{what} {place!r}: it is neither a directory nor a {what} in the local cache of the hub; "
-                "set download: true to fetch it"
+                "set download: true to download it"
             )
 
 
