@@ -84,13 +84,13 @@ class Cassette:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 - takes an opener, and is kept
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"the recording {path} cannot be written: {error.strerror}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
             try:
                 lock_file(file.fileno())
             except OSError as error:
-                raise ConfigError(f"cassette {path} is being recorded by another process") from error
+                raise ConfigError(f"the recording {path} is being written by another process") from error
             cassette = cls(path, file, None)
             if path.stat().st_size:
                 # Continue an existing file: drop an incomplete last line, and count on from the recorded occurrences.
@@ -116,7 +116,7 @@ class Cassette:
         try:
             file = path.open("rb")
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
+            raise ConfigError(f"the recording {path} cannot be read: {describe_read_error(path, error)}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
             cassette = cls(path, file, CassetteIndex.read(path, file))
@@ -282,12 +282,12 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
         file.seek(0)
         first = file.readline(_LONGEST_HEADER)
     except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
+        raise ConfigError(f"the recording {path} cannot be read: {describe_read_error(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
         return  # empty, or with a header whose writer was killed
     header = _parsed(first)
     if header is None or not isinstance(header.get("schema_version"), int):
-        raise ConfigError(f"{path} is not a cassette: its first line is {excerpt(first, limit=80)!r}")
+        raise ConfigError(f"{path} is not a recording: its first line is {excerpt(first, limit=80)!r}")
     if header["schema_version"] > SCHEMA_VERSION:
         raise ConfigError(f"{path} was recorded by a later version (schema_version {header['schema_version']})")
 

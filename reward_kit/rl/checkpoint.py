@@ -74,7 +74,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"
 PART, OLD = ".part", ".old"
-"""The suffixes of hidden directories used during writing and removal."""
+"""The suffixes of the hidden directories that are used while a directory is written or removed."""
 _NAME = re.compile(r"step-(\d{6,})")
 _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
@@ -209,7 +209,7 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the highest score. If several have it, return the oldest."""
+    """Find the complete checkpoint with the highest score. If there are several, return the oldest."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it

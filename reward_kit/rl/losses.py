@@ -59,8 +59,8 @@ __all__ = [
     "within_cap",
 ]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""Reductions of (N,) losses: the mean over tokens, or the mean over sequences of the sequence's sum, its mean, or its
-sum divided by a constant length (`GlobalBatch.norm_length`).
+"""The reduction of (N,) losses: to their mean over tokens, or to the mean over sequences of their sum, their mean, or
+their sum divided by a constant length (`GlobalBatch.norm_length`).
 """
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
@@ -68,7 +68,7 @@ KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clipped to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 _LEAST = 1e-12
-"""The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. Counts per process may be below 1."""
+"""The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. The count for one process may be below 1."""
 
 
 def _check_above_0(name: str, number: object) -> None:

@@ -160,7 +160,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
     "lognormal": (("MEAN", "SIGMA"), _lognormal),
     "empirical": ((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
 }
-"""The parameter names of each distribution."""
+"""The names of the parameters of each distribution, and the function that draws from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """Return the work before the first call of a step: all rollouts so far, and all earlier updates but two."""
+    """Return the work before the first call of a step: all rollouts so far, and earlier updates except the last one."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s

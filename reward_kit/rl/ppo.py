@@ -62,7 +62,7 @@ from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 logger = logging.getLogger("reward_kit.rl")
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""A function that is called with the batch on which an update failed, and facts about the failure."""
+"""A function that is called with the batch for which an update failed, and with facts about the failure."""
 
 
 class DeviceContext(NamedTuple):
@@ -161,7 +161,7 @@ class PPOLearner:
             raise ConfigError("kl_coefficient requires a reference model; pass reference=…")
         check_critic(config, has_values=self._model.has_values)
         if config.schedule != "constant" and total_steps is None:
-            raise ConfigError(f"schedule {config.schedule!r} ends with the last update; pass total_steps")
+            raise ConfigError(f"schedule {config.schedule!r} requires the number of updates; pass total_steps")
         module.eval()  # no dropout
         if config.gradient_checkpointing:
             base: Any = getattr(module, "policy", module)

@@ -66,7 +66,7 @@ VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
 SHOWN_SHARE = 0.1
-"""The probability that a row is shown, until the maximum of its data source is reached."""
+"""The probability that a row is shown, until the maximum number for its data source is reached."""
 EPSILON = 1e-8
 """The number added to the standard deviation by which scores are divided."""
 logger = logging.getLogger("reward_kit.rl")
@@ -140,7 +140,7 @@ class RunningStatistics:
                 f"invalid running statistics: {read}; count and m2 must be at least 0, and all numbers must be finite"
             )
         if read.count == 0 and read != cls():
-            raise ConfigError(f"invalid running statistics: {read}; with count 0, mean and m2 must be 0")
+            raise ConfigError(f"invalid running statistics: {read}; if count is 0, mean and m2 must be 0")
         return read
 
 
@@ -309,7 +309,7 @@ class EpisodeRewardManager(RewardManager):
                 raise ConfigError(f"{name} must be True or False, got {flag!r}")
         if visual_scorer is not None and (not callable(visual_scorer) or inspect.iscoroutinefunction(visual_scorer)):
             raise ConfigError(
-                f"visual_scorer must be a function of the inputs of one row, and not async, got {visual_scorer!r:.80}"
+                f"visual_scorer must be a synchronous function of the inputs of one row, got {visual_scorer!r:.80}"
             )
         kind = normalization_type
         if kind is None:

@@ -19,14 +19,14 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.tokens.columns import Array, Ints
 
 
-def _check_same_keys(batches: Sequence[Mapping[str, Array]], what: str) -> None:
+def _check_same_keys(batches: Sequence[Mapping[str, Array]], part_name: str) -> None:
     every = set().union(*batches)
     partial = sorted(key for key in every if not all(key in batch for batch in batches))
     if partial:
         lacking = [str(i) for i, batch in enumerate(batches) if any(key not in batch for key in partial)]
         raise ConfigError(
             f"batches with different keys cannot be concatenated: batch {', '.join(lacking)} has no "
-            f"{', '.join(partial)} in {what}; select the same keys in each batch"
+            f"{', '.join(partial)} in {part_name}; select the same keys in each batch"
         )
 
 
@@ -220,12 +220,12 @@ class TokenBatch:
             ConfigError: If a key is unknown.
         """
         parts = []
-        for wanted, part, what in (
+        for wanted, part, part_name in (
             (keys, self.batch, "batch"),
             (non_tensor_keys, self.non_tensor_batch, "non_tensor_batch"),
             (meta_info_keys, self.meta_info, "meta_info"),
         ):
-            _check_known(wanted or (), part, what)
+            _check_known(wanted or (), part, part_name)
             parts.append(dict(part) if wanted is None else {key: part[key] for key in wanted})
         return TokenBatch(*parts)
 
@@ -251,12 +251,12 @@ class TokenBatch:
         if len(self) != len(other):
             raise ConfigError(f"both batches of a union must have the same rows, got {len(self)} and {len(other)} rows")
         parts = []
-        for what in ("batch", "non_tensor_batch"):
-            first, second = getattr(self, what), getattr(other, what)
+        for part_name in ("batch", "non_tensor_batch"):
+            first, second = getattr(self, part_name), getattr(other, part_name)
             for key in first.keys() & second.keys():
                 if not same_value(first[key], second[key]):
                     raise ConfigError(
-                        f"{what}[{key!r}] differs between the two batches; rename or remove it in one of them"
+                        f"{part_name}[{key!r}] differs between the two batches; rename or remove it in one of them"
                     )
             parts.append({**first, **second})
         return TokenBatch(parts[0], parts[1], _merged_meta([self.meta_info, other.meta_info]))
@@ -357,7 +357,7 @@ def _rows(index: Any) -> int | np.integer[Any] | slice | Array:
     return rows if rows.dtype == np.bool_ else rows.astype(np.int64)
 
 
-def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], what: str) -> None:
+def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], part_name: str) -> None:
     for key in wanted:
         if key not in part:
-            raise ConfigError(f"unknown key {key!r} in {what}{did_you_mean(key, part)}")
+            raise ConfigError(f"unknown key {key!r} in {part_name}{did_you_mean(key, part)}")

@@ -68,9 +68,9 @@ class Columns:
             raise ConfigError(
                 "episodes must be a list of episodes, such as the episodes of the group that run_group returns"
             )
-        for given, what in ((step_data, "step lists"), (scores, "scores")):
-            if given is not None and len(given) != len(episodes):
-                raise ConfigError(f"{len(episodes)} episodes require {len(episodes)} {what}, got {len(given)}")
+        for items, name in ((step_data, "step lists"), (scores, "scores")):
+            if items is not None and len(items) != len(episodes):
+                raise ConfigError(f"{len(episodes)} episodes require {len(episodes)} {name}, got {len(items)}")
         counts = [len(episode) for episode in episodes] if step_data is None else [len(steps) for steps in step_data]
         # float64 converts None to NaN.
         scores_E = np.array([None] * len(episodes) if scores is None else list(scores), dtype=np.float64)
@@ -94,8 +94,8 @@ class Columns:
             ConfigError: If a column has the wrong length.
         """
         sizes = {"steps": int(self.step_starts_E[-1]), "tokens": int(self.lengths_B.sum()), "rows": len(self.lengths_B)}
-        for axis, given in (("steps", steps), ("tokens", tokens), ("rows", rows)):
-            for key, values in (given or {}).items():
+        for axis, added in (("steps", steps), ("tokens", tokens), ("rows", rows)):
+            for key, values in (added or {}).items():
                 if np.shape(values) != (sizes[axis],):
                     shape = np.shape(values)
                     raise ConfigError(f"the {axis} column {key!r} must have the shape ({sizes[axis]},), got {shape}")

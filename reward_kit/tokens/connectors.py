@@ -307,7 +307,7 @@ _FACTS = ("data_source", "extra_info", "reward_model", "success", "multi_modal_i
 def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
     facts = get_facts(episode)
     sample = facts.get("sample") or {}
-    given = sample.get("extra_info")
+    extra_info = sample.get("extra_info")
     ending = {"sample_id": facts.get("sample_id"), "stop_reason": facts.get("stop_reason")}
     infos = reversed(episode.get_infos() if episode.is_reset else [])
     outcomes = (info[key] for info in infos for key in ("success", "won") if info.get(key) is not None)
@@ -318,7 +318,7 @@ def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
                 others.setdefault(kind, []).append(part.get(kind, part))
     return {
         "data_source": sample.get("data_source") or "unknown",
-        "extra_info": {**(given if isinstance(given, Mapping) else {}), **ending},
+        "extra_info": {**(extra_info if isinstance(extra_info, Mapping) else {}), **ending},
         "reward_model": {"ground_truth": facts.get("ground_truth")},
         "success": next((bool(outcome) for outcome in outcomes), None),
         "multi_modal_inputs": others,

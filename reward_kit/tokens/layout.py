@@ -197,7 +197,7 @@ def micro_batches(
     wanted = -(-len(parts) // multiple_of) * multiple_of
     if wanted > len(sizes):
         raise ConfigError(
-            f"{len(sizes)} rows cannot be split into {wanted} parts, the smallest multiple of multiple_of={multiple_of}"
+            f"{len(sizes)} rows cannot be split into {wanted} parts, the number that multiple_of={multiple_of} requires"
         )
     if not padded:
         even = _lightest_first(sizes, wanted)

@@ -94,7 +94,7 @@ def test_impossible_budgets_and_multiples_are_rejected() -> None:
     with pytest.raises(ConfigError, match="multiple_of must be at least 1, got 0"):
         micro_batches([3], 10, multiple_of=0)
     with pytest.raises(
-        ConfigError, match="2 rows cannot be split into 4 parts, the smallest multiple of multiple_of=4"
+        ConfigError, match="2 rows cannot be split into 4 parts, the number that multiple_of=4 requires"
     ):
         micro_batches([3, 3], 10, multiple_of=4)
 

@@ -1,9 +1,9 @@
 """The log-probabilities, entropies and values of a module, computed only for the tokens in the loss.
 
 Most tokens of an episode are observations, which need no logits. A hook before the head of the module selects the
-hidden states that predict tokens in the loss. The head is the most expensive layer of a small model, and runs only on
-them. In the last layer, only the keys and values are needed for all tokens; `LastLayer` computes everything else only
-for the selected ones.
+hidden states that predict tokens in the loss, so that the head runs only on these. It is the most expensive layer of a
+small model. In the last layer, only the keys and values are needed for all tokens. `LastLayer` computes everything else
+only for the selected tokens.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ AfterHead = Callable[[Tensor], Tensor]
 FORBIDDEN = -1e30
 """The logit of a token that a constraint forbids. Its probability is 0 and, unlike with -inf, no entropy is NaN."""
 _CLOSE = 0.02
-"""The relative tolerance of comparisons; above the error of bfloat16, and far below the difference between two
-tokens.
-"""
+"""The relative tolerance of comparisons, above the error of bfloat16 and far below the difference of two tokens."""
 
 
 class Scores(NamedTuple):
@@ -43,9 +41,9 @@ class LogprobModel:
     """A model that computes the scores of the tokens in a micro-batch.
 
     Args:
-        module: a causal language model of `transformers`, with or without adapters or a value head; or any module that
+        module: a causal language model of `transformers`, with or without adapters or a value head, or any module that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
-        config: the options, of which `temperature`, `precision`, `max_logits` and whether entropies are used matter.
+        config: the options. Only `temperature`, `precision`, `max_logits` and the use of entropies matter here.
     """
 
     def __init__(self, module: nn.Module, config: PPOConfig) -> None:
@@ -67,8 +65,8 @@ class LogprobModel:
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
         """Score a micro-batch. The result has a graph if gradients are enabled.
 
-        If `values_only` is true, only the values have a gradient, which ends at the hidden states. Entropies cost as
-        much as log-probabilities.
+        If `values_only` is true, only the values have a gradient, and it does not reach the layers below the value
+        head. Computing entropies costs as much as computing log-probabilities.
         """
         with self._precision(part.ids_BT.device):
             if self._head is None:
@@ -193,7 +191,7 @@ def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction 
 
 
 def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
-    """Return the operation between the head and the logits, such as a soft cap. It is found by a trial on one token."""
+    """Return the operation between the head and the logits, such as a soft cap, found by a trial on one token."""
     config = getattr(module, "config", None)
     known: list[AfterHead] = []
     # The configuration is read first: a cap has no visible effect on small logits, but matters once they grow.
@@ -219,9 +217,9 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
 class LastLayer:
     """The parts of a last layer `x + attention(norm(x))` that is followed by operations on single tokens.
 
-    Keys and values are computed for all tokens; the attention's output, the feed-forward part and the last norm are
-    computed only for the scored tokens. This saves a fifth of the work with two layers, and a fiftieth with
-    twenty-four. Hooks do it for one forward pass; the model's code is unchanged.
+    Keys and values are computed for all tokens. The output of the attention, the feed-forward part and the last norm
+    are computed only for the scored tokens. This saves a fifth of the work in a model with two layers, and a fiftieth
+    with twenty-four. Hooks do this for one forward pass, and the code of the model is unchanged.
     """
 
     layer: nn.Module
@@ -230,9 +228,9 @@ class LastLayer:
 
     @contextmanager
     def only_at(self, indices_N: Tensor) -> Iterator[None]:
-        """Reduce the hidden states in forward passes during this block to (1, N, H).
+        """Reduce the hidden states in forward passes during this block to (1,N,H).
 
-        The indices refer to the ids as a flat array (B·T).
+        The indices refer to the ids as a flat array of B·T tokens.
         """
         whole: list[Tensor] = []
 
@@ -258,7 +256,7 @@ class LastLayer:
 
 @torch.no_grad()
 def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
-    """Return the last layer of a causal language model, or None if a trial shows that it has a different structure.
+    """Return the last layer of a causal language model, or None if a trial shows that its structure is different.
 
     The module must be in evaluation mode. `head` computes logits from hidden states.
     """

@@ -1,4 +1,4 @@
-"""Trainable parameters: AdamW with parameter groups, gradient norms, and low-rank adapters (Hu et al. 2022)."""
+"""The trainable parameters: AdamW with parameter groups, gradient norms, and low-rank adapters (Hu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
 
 
 def rates(config: PPOConfig, factor: float) -> dict[str, float]:
-    """Return the learning rates for this factor by the names in logs: `lr`, `value_lr` if set, and `lr/<pattern>`."""
+    """Return the learning rates for this factor under their names in logs: `lr`, `value_lr` and `lr/<pattern>`."""
     named = {"lr": config.lr} | {f"lr/{pattern}": rate for pattern, rate in config.lr_by_name.items()}
     if config.value_lr is not None:
         named["value_lr"] = config.value_lr
@@ -111,10 +111,10 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def reorder_optimizer_state(
     names: Sequence[str], theirs: Sequence[str] | None, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Convert a saved state to the order of this optimizer's parameters, whose groups may differ.
+    """Convert a saved state to the order of the parameters in this optimizer, whose groups may differ.
 
-    `names` and `theirs` are the parameters of this optimizer and of the saved one, in order. None means that the groups
-    are the same.
+    `names` and `theirs` are the names of the parameters in this optimizer and in the saved one, in order. If `theirs`
+    is None, the groups are the same.
     """
     if theirs is None or list(theirs) == list(names):
         return dict(state)
@@ -126,18 +126,18 @@ def reorder_optimizer_state(
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Clip the gradients to a 2-norm, unless `limit` is None. Return the norm over all shards before clipping."""
+    """Clip the gradients to a 2-norm unless `limit` is None, and return the norm over all shards before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
-    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place; only they and a value head are trained.
+    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place. Only they and a value head are trained.
 
-    Initially they have no effect, since one of an adapter's two matrices is 0; the other is random.
+    Initially, they have no effect, because one of the two matrices of an adapter is 0. The other is random.
 
     Raises:
-        ConfigError: `peft` is not installed, the module already has adapters, or no layer matches a target.
+        ConfigError: If `peft` is not installed, the module already has adapters, or no layer matches a target.
     """
     try:
         import peft

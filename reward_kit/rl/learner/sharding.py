@@ -67,7 +67,7 @@ class Processes:
     def shard(self, module: nn.Module, precision: torch.dtype = torch.float32) -> None:
         """Shard the parameters of a module over the processes, in place, before an optimizer is created.
 
-        Each layer that `transformers` does not split is a unit of its own. Its parameters are gathered for the forward
+        Each layer that `transformers` does not split forms a separate unit. Its parameters are gathered for the forward
         and the backward pass, and then freed. The remaining layers form another unit. All processes start with the
         weights of the first process.
 
@@ -96,9 +96,8 @@ class Processes:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
             raise ConfigError(
-                f"process {_local_rank()} of this machine has no GPU, because there are only {count}; "
-                "start at most that "
-                "many processes"
+                f"process {_local_rank()} of this machine has no GPU, because there are only {count} GPUs; "
+                "start at most that many processes"
             )
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
@@ -172,7 +171,7 @@ def shardable_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def whole(state: Any, *, keep: bool = True) -> Any:
-    """Gather the shards of all processes on the CPU, for a `state_dict` of a module or an optimizer.
+    """Gather the shards of all processes on the CPU, for the `state_dict` of a module or an optimizer.
 
     Every process must call this function with a tree of the same structure. If `keep` is false, tensors become None.
     """
@@ -190,7 +189,7 @@ def whole(state: Any, *, keep: bool = True) -> Any:
 
 @torch.no_grad()
 def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
-    """Copy the weights of a module, sharded or not, to a target that is not sharded. All processes must call it."""
+    """Copy the weights of a module, sharded or not, to a target that is not sharded. All processes must call this."""
     own = target.state_dict() if target is not None else {}
     for name, tensor in module.state_dict().items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -249,7 +248,7 @@ class ProcessGroup:
         dist.broadcast_object_list([order], 0, group=self._orders)
 
     def next_order(self) -> tuple[Any, ...] | None:
-        """Wait for the next order of the first process, and return it, or None after the last one."""
+        """Wait for the next order from the first process and return it. After the last order, return None."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, group=self._orders)
         order: tuple[Any, ...] = box[0]
@@ -426,7 +425,7 @@ _CHANGING = ("update", "load_state_dict")
 
 
 def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
-    """Execute the orders of the first process until its last order or its end. The other processes call this.
+    """Execute the orders of the first process until it sends its last order or ends. The other processes call this.
 
     Signals are ignored, because the first process stops the others. A signal to all of them would interrupt an update
     for which the first process is still waiting.
@@ -436,11 +435,11 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
         make: a function that creates the learner for the same module from the first order.
 
     Returns:
-        True after a last order. If False, a thread may still be waiting in a collective operation, so the process
-        should exit.
+        True if the last order was received. If False, a thread may still be waiting in a collective operation, so the
+        process should exit.
 
     Raises:
-        RewardKitError: If this process cannot continue, and cannot report it to the first process.
+        RewardKitError: If this process cannot continue, and cannot report this to the first process.
     """
 
     def obey() -> None:

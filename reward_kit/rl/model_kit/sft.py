@@ -53,28 +53,26 @@ TaughtFunction = Callable[[SingleAgentEpisode, int], bool]
 _TEXT = Plain()  # Without tools, every action is a text.
 _ANY_LENGTH = 2**31
 _POOL = 64
-"""The number of batches whose rows are sorted by length together; there is little padding, but batches vary between
-epochs.
-"""
+"""The number of batches whose rows are sorted by length together, so that there is little padding but batches vary."""
 
 
 class Demonstrations:
-    """Writes actions as the tokens of one model, with the options of the `HFAgentPolicy` that will act.
+    """Writes actions as the tokens of a model, with the options of the `HFAgentPolicy` that will act later.
 
     Args:
-        tokenizer: the model's tokenizer, with a chat template.
+        tokenizer: the tokenizer of the model, with a chat template.
         action_format: the name of the format of tool calls.
-        constrain: record the ids that the policy's constraint would have allowed at each token, so that `SFTConfig`
-            with `use_allowed_ids` trains with the masks that will apply when the model acts.
-        tools_in_prompt: pass the tools to the template.
+        constrain: whether to record the ids that the constraint of the policy would have allowed for each token. With
+            `use_allowed_ids` in `SFTConfig`, training then uses the same masks as the policy will use when it acts.
+        tools_in_prompt: whether to pass the tools to the chat template.
         tool_role: the role of messages with tool results, "tool" or "user".
-        chat_template: the chat template; by default the tokenizer's.
-        template_options: variables of the chat template.
-        max_context: the maximum number of tokens in a context; the action that exceeds it and all later actions are
-            omitted. None means no limit.
+        chat_template: the chat template. If None, it is that of the tokenizer.
+        template_options: variables for the chat template.
+        max_context: the maximum number of tokens in a context. The first action that exceeds it and all later actions
+            are left out. None means no limit.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, or the format is unknown.
+        ConfigError: If the tokenizer has no chat template, or the format is unknown.
     """
 
     def __init__(
@@ -111,18 +109,19 @@ class Demonstrations:
     ) -> list[SingleAgentEpisode]:
         """Return copies of the episodes with the tokens of every action, for `build_rows`.
 
-        Log-probabilities are unknown. An action that only ends the episode has no tokens. The number of tokens outside
-        the vocabulary is logged.
+        Log-probabilities are unknown. An action that only ends the episode has no tokens. The number of tokens that are
+        not in the vocabulary is logged.
 
         Args:
             episodes: the episodes, with messages as recorded by the rollout worker.
-            tools: the result of `get_tools_spec` of the episodes' resource or, if it varies, a function of an episode
-                and a step; None if there are no tool calls.
-            taught: a function that returns True if the action of an episode's step should be learned; other actions,
-                such as mistakes, only appear in the context of later actions. None means that every action is learned.
+            tools: the tools that `get_tools_spec` of the resource returns. If they vary, a function that takes an
+                episode and a step and returns the tools. None if there are no tool calls.
+            taught: a function that takes an episode and a step, and returns True if the action of the step should be
+                learned. Other actions, such as mistakes, appear only in the context of later actions. If None, every
+                action is learned.
 
         Raises:
-            ConfigError: an action, written in this format, is not parsed as the same action.
+            ConfigError: If an action is written in this format but would be parsed as a different action.
         """
         made = []
         for episode in episodes:
@@ -169,11 +168,12 @@ class DemonstrationWriter:
             specs: the available tools.
 
         Returns:
-            `prompt_ids`, `token_ids` and, if any, `segment_reason` and `allowed_ids`, as in `PolicyOutput.log_probs`;
-            None for an action that only ends the episode, and once the context is full.
+            A dict with `prompt_ids`, `token_ids` and, if present, `segment_reason` and `allowed_ids`, as in
+            `PolicyOutput.log_probs`. None if the action only ends the episode, or if the context is full.
 
         Raises:
-            PolicyError: the written action is not parsed as the same action, or the constraint does not allow it.
+            PolicyError: If the written action would be parsed as a different action, or the constraint does not allow
+                it.
         """
         if action["type"] == "terminate" or self._is_full:
             return None
@@ -213,13 +213,13 @@ class DemonstrationWriter:
 class DemonstratingPolicy(AgentPolicy):
     """A policy that acts like an expert, and records the tokens that a model would have sampled.
 
-    Use it for environments whose tools vary, since records of episodes do not store the tools.
+    Use it for environments in which the tools vary, because records of episodes do not contain the tools.
 
     Args:
-        expert: the policy that acts.
+        expert: the policy that chooses the actions.
         demonstrations: the writer of the actions.
-        taught: a function that returns True if an output of the expert should be learned; other outputs, such as
-            mistakes, only appear in the context of later outputs. None means that every output is learned.
+        taught: a function that returns True if an output of the expert should be learned. Other outputs, such as
+            mistakes, appear only in the context of later outputs. If None, every output is learned.
     """
 
     is_free = True
@@ -241,7 +241,11 @@ class DemonstratingPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the action of the expert with its tokens. Raise a `PolicyError` if it cannot be written as tokens."""
+        """Return the action of the expert with its tokens.
+
+        Raises:
+            PolicyError: If the action cannot be written as tokens.
+        """
         output = await self._expert.get_action(observation, available_tools_specs)
         facts = self._writer.write(output.action_structured, observation, available_tools_specs)
         if self._taught is not None and not self._taught(output):
@@ -260,12 +264,12 @@ class DemonstratingPolicy(AgentPolicy):
 def episode_texts(
     episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
 ) -> list[str]:
-    """Return all strings in episodes that a tokenizer's vocabulary should cover: messages and written actions.
+    """Return all strings in episodes that the vocabulary of a tokenizer should cover: messages and written actions.
 
     Args:
         episodes: the episodes, with messages.
-        action_format: hermes, llama, mistral, plain or bare.
-        tools: the result of `get_tools_spec`.
+        action_format: "hermes", "llama", "mistral", "plain" or "bare".
+        tools: the tools that `get_tools_spec` of the resource returns.
 
     Raises:
         ConfigError: If the action format is unknown.
@@ -301,31 +305,31 @@ def _as_chat(action: Action) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTConfig:
-    """The options of supervised training. The learning rate first rises, then falls along a cosine, over all steps.
+    """The options of supervised training. The learning rate first rises, and then falls along a cosine.
 
     Attributes:
         epochs: the number of passes over the rows.
-        max_tokens_per_batch: the maximum number of tokens in an optimizer step, including padding; a longer row is a
-            separate batch.
-        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the model; None means a whole
-            batch.
-        lr: the peak learning rate.
-        warmup_share: the share of all steps over which the learning rate rises.
-        min_lr_share: the learning rate at the end, as a share of `lr`.
+        max_tokens_per_batch: the maximum number of tokens in an optimizer step, including padding. A longer row forms a
+            batch by itself.
+        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the model. If None, a whole batch
+            is one pass.
+        lr: the maximum learning rate.
+        warmup_share: the fraction of all steps in which the learning rate rises.
+        min_lr_share: the learning rate at the end, as a fraction of `lr`.
         betas: the betas of AdamW.
-        weight_decay: the weight decay of AdamW, applied to matrices.
-        max_grad_norm: the 2-norm to which the gradient is clipped; None disables clipping.
-        use_allowed_ids: if rows record the ids that a constraint allowed, compute the loss over these ids only; a token
-            without an alternative is skipped, since its loss is always 0.
-        label_smoothing: the share of the target that is spread evenly over the possible tokens. With `use_allowed_ids`,
-            these are the tokens that a constraint allowed, if any, otherwise the vocabulary. It preserves a model's
-            exploration.
-        precision: "bfloat16" runs the model in autocast; weights and loss are float32. None selects "bfloat16" for a
-            model of that type, otherwise "float32".
+        weight_decay: the weight decay of AdamW, which is applied to matrices.
+        max_grad_norm: the 2-norm to which the gradient is clipped. If None, it is not clipped.
+        use_allowed_ids: whether to compute the loss only over the ids that a constraint allowed, if rows record them. A
+            token without an alternative is then skipped, because its loss is always 0.
+        label_smoothing: the fraction of the target that is distributed evenly over the possible tokens. These are the
+            tokens that the constraint allowed if `use_allowed_ids` is set and there is a constraint, and the whole
+            vocabulary otherwise. Smoothing preserves the exploration of a model.
+        precision: "bfloat16" runs the model in autocast, while weights and loss are float32. If None, the type of the
+            model determines the precision.
         seed: the seed of the order of rows.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     epochs: int = 1
@@ -406,23 +410,25 @@ def fit(
     on_failure: OnFailure | None = None,
     device: torch.device | str = "cpu",
 ) -> list[EpochReport]:
-    """Train a model on the actions of episodes, in place and without dropout; the same seed gives the same weights.
+    """Train a model on the actions of episodes, in place and without dropout. The same seed gives the same weights.
 
-    Half-precision weights become float32, as in `PPOLearner`. On the CPU, denormal numbers count as 0 during training,
-    since they can make a badly initialized model 40 times slower, and the process keeps freed memory for reuse.
+    Half-precision weights become float32, as in `PPOLearner`. On a CPU, denormal numbers are treated as 0 during
+    training, because they can make a badly initialized model 40 times slower. The process also keeps freed memory for
+    reuse.
 
     Args:
         model: a causal language model of `transformers`.
-        rows: the result of `build_rows`.
+        rows: the rows that `build_rows` returned.
         config: the options.
         held_out: the rows to evaluate after each epoch; see `split_rows`.
-        progress: a function called after each optimizer step.
-        on_failure: a function called with the rows and facts about a non-finite loss or gradient, for debugging.
+        progress: a function that is called after each optimizer step.
+        on_failure: a function for debugging, which is called with the rows and with facts about a non-finite loss or
+            gradient.
         device: the device to which the model is moved.
 
     Raises:
-        ConfigError: no row has an action token.
-        TrainingError: a loss or gradient is not finite; that step is skipped.
+        ConfigError: If no row has an action token.
+        TrainingError: If a loss or gradient is not finite. That optimizer step is skipped.
     """
     if torch.device(device).type == "cpu":
         keep_freed_memory()
@@ -518,9 +524,9 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
 
 
 def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
-    """Divide rows into parts for single passes through the model.
+    """Divide rows into parts, each for one pass through the model.
 
-    A row that exceeds the budget is a part of its own.
+    A row that exceeds the budget forms a part by itself.
     """
     if budget is None:
         return [chosen]
@@ -529,7 +535,7 @@ def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
 
 
 class _GradingModel(LogprobModel):
-    """Returns 1 for the most likely tokens and 0 for others, instead of entropies, which are not needed here."""
+    """A model whose entropies are replaced with the accuracy: 1 for the most likely token and 0 for others."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -542,7 +548,7 @@ class _GradingModel(LogprobModel):
 
 
 class _SmoothingModel(LogprobModel):
-    """Returns the mean log-probability of the possible tokens, with a gradient, instead of entropies."""
+    """A model whose entropies are replaced with the mean log-probability of the possible tokens, with a gradient."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -566,13 +572,13 @@ class _SmoothingModel(LogprobModel):
 def evaluate(
     model: nn.Module, rows: TokenBatch, config: SFTConfig | None = None, *, device: torch.device | str = "cpu"
 ) -> Evaluation:
-    """Measure how well a model predicts the actions of these rows.
+    """Measure how well a model predicts the actions in these rows.
 
     Args:
         model: a causal language model of `transformers`.
-        rows: the result of `build_rows`, with at least one action token.
-        config: the options; only precision, batch sizes and `use_allowed_ids` are used.
-        device: the model's device.
+        rows: the rows that `build_rows` returned, with at least one action token.
+        config: the options. Only the precision, the batch sizes and `use_allowed_ids` are used.
+        device: the device of the model.
     """
     config = config or SFTConfig()
     flat, options = _flat(rows, config), config.learner_options(1)
@@ -592,8 +598,13 @@ def evaluate(
 def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenBatch, TokenBatch]:
     """Split rows by group into training rows and held-out rows, so that no initial state occurs in both.
 
-    `share`, in (0, 1), is the share of groups to hold out, or of rollouts if there are no groups. There must be at
-    least two groups, and at least one is held out. `seed` determines which.
+    At least one group is held out, so there must be at least two groups. A rollout without a group is a
+    group by itself.
+
+    Args:
+        rows: the rows to split.
+        share: the fraction of groups to hold out, between 0 and 1 (exclusive).
+        seed: the seed that determines which groups are held out.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share must be in (0, 1), got {share}")

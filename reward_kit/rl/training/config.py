@@ -1,4 +1,4 @@
-"""The schema of train files, with the meaning and the default of each key.
+"""The schema of train files, with the description and the default of each key.
 
 `plan.py` rejects keys that would have no effect.
 """
@@ -35,7 +35,7 @@ _STRICT_OR_NAME = ConfigDict(extra="forbid", json_schema_extra=BY_NAME)
 
 
 def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
-    """Reject unknown keys of a dataclass, which Pydantic would ignore, and convert errors to those of Pydantic."""
+    """Reject unknown keys of a dataclass, which Pydantic would ignore, and convert errors to Pydantic errors."""
     for key, known in unknown_keys(data, PPOConfig):
         raise ValueError(f"{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}")
     try:
@@ -45,7 +45,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield the unknown keys of a mapping and of the mappings in it, each with the keys that the dataclass has."""
+    """Yield each unknown key of a mapping and of the mappings in it, with the keys that the dataclass has."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -92,7 +92,7 @@ Metric = Annotated[
 
 
 class RolloutModel(BaseModel):
-    """The episodes of one update."""
+    """The episodes that are collected for one update."""
 
     model_config = _STRICT
 
@@ -147,7 +147,7 @@ class EngineModel(BaseModel):
 
 
 class RewardModel(BaseModel):
-    """The calls of the task's reward."""
+    """The options for calling the reward of the task."""
 
     model_config = _STRICT
 
@@ -185,7 +185,7 @@ class RewardManagerModel(BaseModel):
 
 
 class DynamicSamplingModel(BaseModel):
-    """Collecting more groups until enough of them have a learning signal, as in DAPO."""
+    """Dynamic sampling as in DAPO: collect more groups until enough of them have a learning signal."""
 
     model_config = _STRICT
 
@@ -240,7 +240,7 @@ class EvaluationModel(BaseModel):
 
 
 class CheckpointsModel(BaseModel):
-    """The checkpoints. One is also written at the end, and when training is interrupted."""
+    """The checkpoints. One is also written at the end and when training is interrupted."""
 
     model_config = _STRICT
 
@@ -266,7 +266,10 @@ class EarlyStopModel(BaseModel):
 
 
 class WandbModel(BaseModel):
-    """Weights & Biases. It is only used if this section is present, because figures are sent to a service."""
+    """Logging to Weights & Biases.
+
+    It is enabled only if this section is present, because it sends figures to a service.
+    """
 
     model_config = _STRICT
 
@@ -276,7 +279,7 @@ class WandbModel(BaseModel):
 
 
 class LogsModel(BaseModel):
-    """Outputs of figures, in addition to `metrics.jsonl`, which is always written."""
+    """The outputs of figures in addition to `metrics.jsonl`, which is always written."""
 
     model_config = _STRICT
 

@@ -27,7 +27,7 @@ Figures = dict[str, float]
 WAIT = "wait_for_scores"
 """The stage in which training waits for scores."""
 SCORING = "scoring"
-"""The stage from the first reward call of a batch to its last."""
+"""The stage from the first reward call of a batch to the last one."""
 _UPDATE_SUMS = ("tokens", "optimizer_steps", "effective_sample_size")
 _CREDIT_SUMS = ("credit/trajectories", "credit/unscored", "credit/steps", "credit/groups", "credit/anchors")
 
@@ -38,7 +38,7 @@ def sampled_tokens(episode: SingleAgentEpisode) -> int:
 
 
 def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], pass_threshold: float) -> Figures:
-    """Return the mean, the extremes and the passes of scored episodes, and the unscored ones by failure class."""
+    """Return the mean, the extremes and the pass rate of scores, and the number of failures of each class."""
     known = [score for score in scores if score is not None]
     figures: Figures = {"unscored": float(len(scores) - len(known))}
     if known:
@@ -107,8 +107,8 @@ def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[s
 class Meter:
     """Collects the figures of one update at a time.
 
-    `totals` contains `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes` contains the
-    episodes scored since the last `take`.
+    `totals` contains the numbers of `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes`
+    contains the episodes that were scored since the last call of `take`.
     """
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
@@ -125,7 +125,7 @@ class Meter:
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
-        """Measure the time of the block in seconds. Blocks that overlap are each counted in full."""
+        """Measure the duration of the block in seconds. Blocks that overlap are each counted in full."""
         began = time.perf_counter()
         try:
             yield
@@ -136,7 +136,7 @@ class Meter:
         self._seconds[stage] += seconds
 
     def count(self, name: str, number: int = 1) -> None:
-        """Add to the count of events with this name."""
+        """Add to the number of events with this name."""
         self._counts[name] += number
 
     def add_collected(self, episodes: Sequence[SingleAgentEpisode]) -> None:
@@ -160,7 +160,7 @@ class Meter:
         self._credit.append(figures)
 
     def take(self) -> Figures:
-        """Return the figures since the last call."""
+        """Return the figures since the last call, and start over."""
         figures = prefixed("score", score_figures(self._scores, self._failures, self.pass_threshold))
         figures |= prefixed("episode", episode_figures(self.episodes))
         if self._credit:
@@ -179,7 +179,7 @@ class SupportsLogprobs(Protocol):
     """A learner that computes log-probabilities under its weights, such as `PPOLearner`."""
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """Return (B, T) log-probabilities aligned with `input_ids`, and 0 outside of actions."""
+        """Return log-probabilities as (B,T), aligned with `input_ids`. They are 0 outside of actions."""
 
 
 class UpdateRecorder:
@@ -200,7 +200,8 @@ class UpdateRecorder:
     def add_update(self, rows: TokenBatch, learner: object) -> None:
         """Add the rows of a finished update, and the learner after it.
 
-        The ratio of a token is exp(its current log-probability - the one that was recorded when it was sampled).
+        The ratio of a token is the exponential of the difference between its current log-probability and the one that
+        was recorded when it was sampled.
         """
         if not isinstance(learner, SupportsLogprobs):
             return
@@ -230,9 +231,9 @@ class UpdateRecorder:
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """Return the record of an episode as in `episodes.jsonl`, with the results of the update under `training`.
 
-        These are its `score`, its `credit` as lines of `credit.jsonl`, and for each action with recorded tokens, in
-        order, its `advantages` (one number, null if it is not in the loss) and `ratios` (one per token, null if a
-        log-probability is unknown). Unknown parts are omitted.
+        The results are its `score`, its `credit` as in the lines of `credit.jsonl`, and the `advantages` and `ratios`
+        of each action with recorded tokens, in order. The advantage is one number, or null if the action is not in the
+        loss. There is one ratio for each token, or null if a log-probability is unknown. Unknown parts are left out.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]
         ratios, advantages = self._ratios[episode.id_], self._advantages[episode.id_]

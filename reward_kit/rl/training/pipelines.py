@@ -1,9 +1,9 @@
-"""The orders of the trainer's calls: sequential, or with rollouts and scoring during updates.
+"""The orders in which training calls the trainer: one step after another, or with overlapping steps.
 
-    sync          collect, score, learn; nothing overlaps
+    sync          collect, score and learn; nothing overlaps
     minibatch     train on a part of the batch as soon as its groups are scored
-    one_step_off  roll out the next batch while this one is scored and trained on, with weights that are one
-                  version older than those that will learn from it
+    one_step_off  roll out the next batch while this one is scored and trained on; its weights are then one version
+                  older than the weights that learn from it
     both          minibatch and one_step_off combined
 
 In every order, each token records the version of the weights that sampled it.
@@ -78,7 +78,7 @@ class Pipeline:
         await self._tasks.__aexit__(None, None, None)
 
     async def step(self, *, more: bool) -> Figures:
-        """Process a batch, from its samples to the next version of the weights. Return the diagnostics of the update.
+        """Process a batch, from its samples to the next version of the weights, and return the diagnostics.
 
         If `more` is true, another batch follows, which may be rolled out early.
         """
@@ -182,13 +182,13 @@ class Pipeline:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. Must be called before the first step."""
+        """Load a state. This must be called before the first step."""
         self.stream.position, self.trainer.collected = state["position"], state["collected"]
         self._waiting = [[episode_from_record(record) for record in group] for group in state["rolled_out"]]
 
 
 class _Group(NamedTuple):
-    """The (G,) episodes of one sample and their scores; `number` is the number of the request."""
+    """The (G,) episodes of one sample, and their scores. `number` is the number of the request."""
 
     number: int
     episodes: list[SingleAgentEpisode]
@@ -198,7 +198,7 @@ class _Group(NamedTuple):
 class _PendingBatch:
     """Groups that are being rolled out or scored. Each is scored as soon as its episodes are finished.
 
-    `tasks` stay open until all scores have arrived. `episodes` contains the groups that were rolled out but not
+    `tasks` remain open until all scores have arrived. `episodes` contains the groups that were rolled out but not
     returned, by index.
     """
 
@@ -270,9 +270,9 @@ class Progress:
 
 
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
-    """Write a checkpoint from which a run resumes exactly. Keep the latest `keep` checkpoints and the best one.
+    """Write a checkpoint from which a run resumes exactly, and remove all but the latest `keep` and the best one.
 
-    `score` is the value of the metric that selects the best checkpoint, if it is known.
+    `score` is the value of the metric that selects the best checkpoint, or None if it is unknown.
     """
     trainer = pipeline.trainer
     manager = trainer.reward_manager
@@ -297,7 +297,11 @@ def latest_state(folder: Path) -> Checkpoint | None:
 
 
 async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
-    """Restore a checkpoint before the first step. Raise a `ConfigError` if the model or optimizer is different."""
+    """Restore a checkpoint before the first step.
+
+    Raises:
+        ConfigError: If the model or the optimizer is different.
+    """
     state: dict[str, Any] = checkpoint.state
     trainer = pipeline.trainer
     try:
@@ -316,14 +320,14 @@ async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
 
 
 def _arithmetic() -> dict[str, Any]:
-    """Return the settings that affect how results are rounded."""
+    """Return the settings that affect the rounding of results."""
     return {"threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def why_not_reproducible(checkpoint: Checkpoint) -> str:
-    """Return why the results of a resumed run will differ in the last bits from those of an uninterrupted run.
+    """Return why a resumed run will differ from an uninterrupted run in the last bits.
 
-    The result is "" if they will be equal.
+    The result is "" if it will not.
     """
     before, now = checkpoint.facts, _arithmetic()
     return ", ".join(

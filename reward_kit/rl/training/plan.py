@@ -1,4 +1,4 @@
-"""The plan of a training run: parse the train file, load the objects that it names, and check that they fit."""
+"""The plan of a training run: parse the train file, load the objects that it names, and check them together."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PLAIN = (bool, int, float, str, list, dict, tuple)
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The samples of evaluations. They are excluded from training, unless they come from another file or dataset."""
+    """The samples for evaluations. They are excluded from training unless they come from another file or dataset."""
 
     task: LoadedTask
     samples: tuple[Sample, ...]
@@ -77,7 +77,7 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """The directory of the train file, the base of its relative paths."""
+        """The directory of the train file, to which relative paths in it refer."""
         return self.path.resolve().parent
 
     @property
@@ -87,7 +87,7 @@ class TrainingPlan:
 
     @property
     def samples_per_minibatch(self) -> int:
-        """The number of groups in an update, which is a whole batch or the part of it that is trained on early."""
+        """The number of groups in an update: a whole batch, or the part of it that is trained on early."""
         rollout = self.config.rollout
         if not self.config.pipeline.updates_early:
             return rollout.samples_per_update
@@ -95,7 +95,7 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The section of the policy to train, and the base directory of its paths.
+        """The section of the policy to train, and the directory to which its paths refer.
 
         Raises:
             ConfigError: If there is no policy.
@@ -108,7 +108,7 @@ class TrainingPlan:
 
     @property
     def policy_of_user(self) -> set[str]:
-        """The policy options that the user set on the command line or in Python, not in a file."""
+        """The options of the policy that the user set on the command line or in Python rather than in a file."""
         given = self.of_user if self.config.policy is not None else self.task.of_user
         return overridden_keys("policy", self.policy_block[0].options(), given)
 
@@ -118,7 +118,7 @@ class TrainingPlan:
         return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the content of the file including defaults, as plain JSON."""
+        """Return the content of the file with all defaults, as plain JSON."""
         document = self.config.model_dump(mode="json")
         if isinstance(self.config.task, dict):
             document["task"] = apply_overrides(self.config.task, {})
@@ -132,16 +132,17 @@ class TrainingPlan:
 
 
 def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> TrainingPlan:
-    """Load a train file and all objects that it names except the policy.
+    """Load a train file and all objects that it names, except for the policy.
 
     Args:
         path: the YAML file.
-        overrides: keys to override, dotted for nested ones; those that begin with `task.` apply to the task.
-        stored: the keys of `overrides` that come from an earlier run's file; like the train file itself, they cannot
-            send an API key to an endpoint.
+        overrides: values that replace those in the file. Nested keys are dotted. Keys that begin with `task.` apply to
+            the task.
+        stored: the keys of `overrides` that come from the file of an earlier run. Like the train file itself, they
+            cannot send an API key to an endpoint.
 
     Raises:
-        ConfigError: the file is invalid; the message has one line per problem.
+        ConfigError: If the file is invalid. The message has one line for each problem.
     """
     overrides = dict(overrides or {})
     of_task = {key.removeprefix("task."): one for key, one in overrides.items() if key.startswith("task.")}
@@ -263,10 +264,13 @@ def _check(
 
 
 def check_policy(plan: TrainingPlan) -> None:
-    """Raise `ConfigError` if a policy cannot be trained with this plan, before any weights are loaded.
+    """Check that a policy can be trained with this plan, before any weights are loaded.
 
     A language model is built from its configuration on the meta device, so that `ppo:` is checked against its
     parameters. For a custom policy, only the class and the names of its options are known before it is created.
+
+    Raises:
+        ConfigError: If the policy cannot be trained.
     """
     block, folder = plan.policy_block
     kind = policy_class(block.type, block.options(), folder)
@@ -307,7 +311,7 @@ def check_policy(plan: TrainingPlan) -> None:
 
 
 def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
-    """Add the sampling temperature of the policy to the options. The learner also divides logits by it."""
+    """Add the sampling temperature of the policy to the options, because the learner also divides logits by it."""
     temperature = getattr(getattr(policy, "sampling", None), "temperature", 1.0)
     if temperature == ppo.temperature:
         return ppo

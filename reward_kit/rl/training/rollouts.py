@@ -1,4 +1,4 @@
-"""Collecting groups of episodes: the order of samples, concurrency, lockstep, and evaluations on held-out samples."""
+"""The collection of groups of episodes: the order of samples, concurrency, lockstep, and evaluations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from reward_kit.tokens import build_rows
 
 
 class SampleStream:
-    """An endless stream of samples, which are shuffled in each epoch. `position` is the number of samples taken."""
+    """An endless stream of samples, which are shuffled in each epoch.
+
+    `position` is the number of samples taken so far.
+    """
 
     def __init__(self, samples: Sequence[Sample], seed: int) -> None:
         if not samples:
@@ -50,14 +53,14 @@ class SampleStream:
 
     @property
     def epoch(self) -> float:
-        """The number of passes over the samples so far."""
+        """The number of completed passes over the samples."""
         return self.position / len(self._samples)
 
 
 class LockstepBarrier(AgentPolicy):
     """A trainable policy whose sessions start together. Each `open` waits until all expected sessions are opened.
 
-    An engine that computes all open sessions together would otherwise start with the environment that is ready first.
+    Without it, an engine that computes all open sessions together would start with the environment that is ready first.
     Its batches, and therefore the last bits of its results, would depend on timing.
     """
 
@@ -86,7 +89,7 @@ class LockstepBarrier(AgentPolicy):
         self._expected, self._arrived, self._complete = sessions, 0, anyio.Event()
 
     def give_up(self) -> None:
-        """Expect one session less, because it will not be opened."""
+        """Expect one session fewer, because it will not be opened."""
         self._expected -= 1
         self._release_if_complete()
 
@@ -135,11 +138,10 @@ Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
 
 
 class Collector:
-    """Collects groups of episodes per sample, with up to `max_concurrency` episodes in flight; None means all of a
-    call.
+    """Collects a group of episodes for each sample, with up to `max_concurrency` episodes at a time.
 
-    With a `LockstepBarrier`, episodes are collected in waves that start together, so that timing does not affect which
-    episodes act at the same time.
+    If `max_concurrency` is None, all episodes of a call run concurrently. With a `LockstepBarrier`, episodes are
+    collected in waves that start together, so that timing does not affect which episodes act at the same time.
     """
 
     def __init__(self, group_size: int, max_concurrency: int | None = None) -> None:
@@ -190,7 +192,7 @@ class Collector:
 
 @dataclass(slots=True)
 class HeldOutEvaluation:
-    """Evaluates the current weights on held-out samples. The random draws are always the same."""
+    """Evaluates the current weights on held-out samples. The random choices are always the same."""
 
     worker: TrainingWorker  # a worker whose policy acts as in evaluations
     reward_agent: AsyncRewardAgent
@@ -226,7 +228,7 @@ class HeldOutEvaluation:
 
 
 def evaluation_policy(policy: Any, temperature: float | None) -> Any:
-    """Return a policy for evaluations with the same weights at this temperature, or the same policy for None."""
+    """Return a policy with the same weights at the given temperature. If it is None, return the same policy."""
     if temperature is None:
         return policy
     sampling = getattr(policy, "sampling", None)

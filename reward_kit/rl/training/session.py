@@ -51,17 +51,18 @@ async def run_training(
     interruptible: Interruptible,
     factories: Factories | None = None,
 ) -> TrainingOutcome:
-    """Train a policy; if the directory has checkpoints, continue from the latest one.
+    """Train a policy. If the directory contains checkpoints, continue from the latest one.
 
     Args:
         plan: the training plan.
         folder: the open directory of the run.
         display: the progress display.
         interruptible: a context manager in which the user can stop the run.
-        factories: the factories of components in other processes; by default all components are in this process.
+        factories: the functions that create components in other processes. By default, all components are in this
+            process.
 
     Raises:
-        RewardKitError: training cannot continue; the state of the last checkpoint is preserved.
+        RewardKitError: If training cannot continue. The state of the last checkpoint is kept.
     """
     use_threads(plan.config.threads)
     allow_threads(plan.config.rollout.samples_per_update * plan.config.rollout.group_size)
@@ -124,10 +125,10 @@ class _Session:
         self._began = time.perf_counter() - progress.worked_s
 
     async def run(self, *, resumed: bool) -> str:
-        """Train; return "complete" or "interrupted".
+        """Train, and return "complete" or "interrupted".
 
         Raises:
-            TrainingError: a loss or a gradient is not finite, or no episode of a batch could be scored.
+            TrainingError: If a loss or a gradient is not finite, or no episode of a batch could be scored.
         """
         progress, config = self.progress, self._config
         self._saved_at = progress.updates if resumed else -1
@@ -264,13 +265,13 @@ class _Session:
 
 
 def save_weights(folder: Path, policy: AgentPolicy) -> bool:
-    """Write a policy's model, with adapters merged, and its tokenizer in a format that others can load.
+    """Write the model and the tokenizer of a policy in a format that other programs can load. Adapters are merged.
 
     Returns:
-        True if the policy is a model of `transformers`; for other policies nothing is written.
+        True if the policy is a model of `transformers`. For other policies, nothing is written.
 
     Raises:
-        StoreError: the model cannot be written.
+        StoreError: If the model cannot be written.
     """
     if "transformers" not in sys.modules:  # If transformers is not imported, the policy is not one of its models.
         return False

@@ -46,7 +46,7 @@ from reward_kit.tokens import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The open components of a run. `evaluation` is None if no samples are held out."""
+    """The open components of a run. `evaluation` is None if there are no held-out samples."""
 
     pipeline: Pipeline
     evaluation: HeldOutEvaluation | None
@@ -55,7 +55,7 @@ class Components:
 
 
 class Workers(NamedTuple):
-    """The worker that collects episodes for training, and the one for evaluations, if there are any."""
+    """The worker that collects episodes for training, and the worker for evaluations, if there are any."""
 
     worker: TrainingWorker
     held_out: TrainingWorker | None
@@ -69,7 +69,7 @@ class _NoTokenizer:
 
 
 def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
-    """Create the learner for the weights of a policy. A copy of the current weights is the reference."""
+    """Create the learner for the weights of a policy. Its reference is a copy of the current weights."""
 
     def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> None:
         save_batch_for_study(folder / "studies", rows, facts)
@@ -99,7 +99,7 @@ async def _local_workers(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterat
 
 
 def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession | None = None) -> RLRolloutWorker:
-    """Create the worker that collects episodes of a task, on any machine. Its endpoints share `traffic`."""
+    """Create a worker that collects episodes of a task, on any machine. Its endpoints share `traffic`."""
     # The label is part of ids and seeds, so a wrapped policy must keep its label.
     user = make_user(task, traffic)
     return RLRolloutWorker(task.definition, policy, tools=task.tools, user=user, policy_label="policy")
@@ -112,7 +112,7 @@ def _local_scorer(task: LoadedTask) -> Scorer:
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """Functions that create the components of a run, which may run in other processes. By default, none does."""
+    """Functions that create the components of a run, possibly in other processes. By default, there are none."""
 
     learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = make_learner
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Workers]] = _local_workers
@@ -190,7 +190,7 @@ async def open_components(
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of threads that torch uses. None does not change it."""
+    """Set the number of threads that torch uses. If None, it is unchanged."""
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -208,7 +208,7 @@ def sharded_learner_factory(
 
 
 def follow_training(group: ProcessGroup) -> bool:
-    """Take part in training in a process other than the first; see `follow`."""
+    """Take part in training as a process other than the first; see `follow`."""
 
     def make(path: str, overrides: Mapping[str, Any]) -> PPOLearner:
         plan = load_plan(Path(path), overrides)
