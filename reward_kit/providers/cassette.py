@@ -274,7 +274,7 @@ class CassetteIndex:
             return f"{what}: the recording is empty"
         exchange, request = nearest[0], nearest[1]["request"]
         near = f"line {exchange.number}, {describe(request, exchange.scope)}"
-        return f"{what}; the nearest is {near}; they differ{_difference(request, asked)}"
+        return f"{what}; the most similar request is {near}; they differ{_difference(request, asked)}"
 
 
 def _check_header(path: Path, file: IO[bytes]) -> None:

@@ -78,7 +78,7 @@ def encode_json(value: Any) -> str:
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ProviderError(f"the request cannot be sent, because it has no JSON form: {error}") from error
+        raise ProviderError(f"the request cannot be sent, because it cannot be converted to JSON: {error}") from error
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:

@@ -619,9 +619,11 @@ class RequestQueue:
 
     def _notify_limit(self) -> None:
         wait_s = self._paused_until - self._clock.now()
-        pause = f", and none for {wait_s:.0f} s" if wait_s >= 1 else ""
+        pause = f", after a pause of {wait_s:.0f} s" if wait_s >= 1 else ""
         most = int(self._concurrency.limit)
-        self._watcher.tell(f"{self._name} limits the rate; at most {most} requests in flight from now on{pause}")
+        self._watcher.tell(
+            f"{self._name} limits the rate; at most {most} requests will be in flight from now on{pause}"
+        )
 
     def _patience_s(self, error: EndpointError) -> float:
         if self._watcher.outage_time_s is not None:
@@ -717,7 +719,7 @@ async def with_retries(
             if is_last:
                 why = f"; gave up after {counted} attempts (max_attempts)" if counted > 1 else ""
             elif asked_s is not None and asked_s > left_s:
-                why = f"; its Retry-After of {asked_s:g} s exceeds the rest of {budget}"
+                why = f"; its Retry-After of {asked_s:g} s exceeds what is left of {budget}"
                 why += "; raise retry_budget_s to wait for it"
             else:
                 wait_s = policy.wait_s(counted - 1, asked_s, jitter)

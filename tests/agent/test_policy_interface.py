@@ -49,7 +49,7 @@ async def test_sync_policy_methods_are_rejected_with_the_fix():
 
 
 async def test_open_without_return_is_rejected():
-    with pytest.raises(PolicyError, match=r"open must return an AgentPolicy.*got None"):
+    with pytest.raises(PolicyError, match=r"open must return the session.*got None"):
         await open_session(OpensNothing(), EpisodeContext("e", 0))
 
 
@@ -80,13 +80,13 @@ def test_policy_output_has_four_fields():
         (PolicyOutput({"type": "text"}), "needs a 'content' string"),
         (PolicyOutput({"type": "tool_calls", "calls": []}), "a list of at least one call"),
         (PolicyOutput({"type": "tool_call", "name": 3}), "a tool call needs a 'name' string"),
-        (PolicyOutput({"type": "terminate", "content": 3}), "'content' of an action must be text or None, got 3"),
-        (PolicyOutput(text("x"), b"raw"), "raw_policy_output must be text or None"),
+        (PolicyOutput({"type": "terminate", "content": 3}), "'content' of an action must be a string or None, got 3"),
+        (PolicyOutput(text("x"), b"raw"), "raw_policy_output must be a string or None"),
         (PolicyOutput(text("x"), None, []), "log_probs and its usage must be mappings"),
         (PolicyOutput(text("x"), None, {"token_ids": [1], "logprobs": []}), "1 token_ids but 0 logprobs"),
         (PolicyOutput(text("x"), None, {"prompt_ids": [None]}), "prompt_ids and token_ids must be 32-bit integers"),
         (PolicyOutput(text("x"), None, {"token_ids": [2**40]}), "prompt_ids and token_ids must be 32-bit integers"),
-        (PolicyOutput(text("x"), None, {"token_ids": [1], "logprobs": ["a"]}), "logprobs numbers"),
+        (PolicyOutput(text("x"), None, {"token_ids": [1], "logprobs": ["a"]}), "logprobs must be numbers"),
         (PolicyOutput(text("x"), None, {"policy_version": "a"}), "policy_version must be an integer, got 'a'"),
         (PolicyOutput(text("x"), None, None, "1"), "value_estimate must be a number or None, got '1'"),
     ],

@@ -188,7 +188,7 @@ async def test_unusual_text_survives_the_files_in_one_line(tmp_path: Path) -> No
     (raw,) = (tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines()
     episode = load_episode(tmp_path / "run", json.loads(raw))
     assert episode.messages[-1].text == STRANGE
-    assert episode.messages[-2].text.startswith(STRANGE[:60]) and "characters left out" in episode.messages[-2].text
+    assert episode.messages[-2].text.startswith(STRANGE[:60]) and "characters omitted" in episode.messages[-2].text
     assert episode.get_actions(1) == text(STRANGE)
 
 
