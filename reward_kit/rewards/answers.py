@@ -79,7 +79,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
         return FinalAnswer(short, "whole")
     if unmarked == "last_number" and (number := last_number(text)):
         return FinalAnswer(number, "last_number")
-    return FinalAnswer("", "none", "the reply marks no final answer" if short else "the reply is empty")
+    return FinalAnswer("", "none", "the reply has no marked final answer" if short else "the reply is empty")
 
 
 def last_number(text: str) -> str:
@@ -170,10 +170,10 @@ def _marked(text: str) -> str:
 
 
 LONGEST = 100_000
-"""The maximum number of characters of an answer; a longer one is wrong."""
+"""The maximum number of characters in an answer. A longer answer is wrong."""
 Normalization = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
 SQUAD: Final[tuple[Normalization, ...]] = ("casefold", "punctuation", "articles", "whitespace")
-"""The normalization steps of SQuAD 1.1's evaluation (Rajpurkar 2016), in its order."""
+"""The normalization steps of the SQuAD 1.1 evaluation (Rajpurkar 2016), in order."""
 _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 
 
@@ -234,9 +234,9 @@ def exact_answer(
     accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]
     wanted = {normalize_text(text, normalise) for text in accepted}
     if not wanted:
-        raise RewardError("exact_answer needs a ground_truth, but the sample's list is empty")
+        raise RewardError("exact_answer needs a ground_truth, but the list of the sample is empty")
     if "" in wanted and any(text.strip() for text in accepted):
-        raise RewardError(f"exact_answer: a ground_truth is empty after {', '.join(normalise)}")
+        raise RewardError(f"exact_answer: a ground_truth is empty after normalization ({', '.join(normalise)})")
     text = last_text(messages)
     if "think>" in text:
         text = last_answer(messages)
@@ -321,13 +321,13 @@ def choice_answer(
     chosen = _letters_in(marked.text[:LONGEST_TEXT], letters, texts) if marked.text else set()
     where = quoted(marked.text) if marked.text else marked.why
     if not chosen and unmarked == "last_letter":
-        where = "no letter stands alone, in brackets or in bold type"
+        where = "no letter is in brackets, in bold, or alone on its line"
         alone = [match[1] or match[2] for match in _LAST.finditer(reply)]
         chosen = set([letter for letter in alone if letter in letters][-1:])
     if not chosen:
         return passed(False, f"no choice: {where}")
     if len(chosen) > 1:
-        return passed(False, f"several choices, {', '.join(sorted(chosen))}, in {where}")
+        return passed(False, f"{len(chosen)} different choices ({', '.join(sorted(chosen))}) in {where}")
     letter = next(iter(chosen))
     return passed(letter == right, f"choice {letter} {'is' if letter == right else 'is not'} {right}")
 
@@ -476,7 +476,8 @@ def list_answer(
         "f1": 2 * recall * precision / (recall + precision) if common else float(is_right),
         "jaccard": common / union if union else 1.0,
     }
-    reason = f"{common} of {len(expected)} expected items, among {len(stated)} listed{', in order' if ordered else ''}"
+    in_order = " in order" if ordered else ""
+    reason = f"{common} of {len(expected)} expected items are listed{in_order}, {len(stated)} items in all"
     metrics = {name: MetricResult(score=share, reason=reason) for name, share in shares.items()}
     return EvaluateResult(score=shares.get(partial, float(is_right)), reason=reason, metrics=metrics)
 

@@ -44,14 +44,16 @@ from reward_kit.typed_interface import reward_function
 PassRate = Literal["fraction", "all"]
 Runs = Literal["fresh", "together"]
 Ask = Callable[[Sequence[Any]], Awaitable[list[Outcome]]]
-"""A function that sends inputs to one program, in one process."""
+"""A function that sends inputs to a program and returns the outcomes. All inputs go to the same process."""
 _PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "sage"})
 _INSIDE = "reward_kit.rewards.program_runner"
 _LEAST_KB = 256
 _REFUSAL = "model-written programs run only in a sandbox"
 _SLOTS_PER_CPU = 2
-"""Programs that sleep leave the processor to others. With more than two slots per CPU, correct programs could exceed
-wall time limits.
+"""The number of sandbox slots per CPU.
+
+Programs that sleep leave the processor to other programs. With more than two slots, correct programs could exceed their
+limits of wall time.
 """
 _TOOL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _HEADERS = ("/usr/include", "/usr/local/include", "/usr/libexec/gcc", "/etc/alternatives")
@@ -119,7 +121,8 @@ class _Verdict(NamedTuple):
 def _check_order(options: Mapping[str, Any]) -> None:
     if options["tolerance"] and options["unordered"]:
         raise ConfigError(
-            "option 'unordered': it excludes tolerance, since matches would depend on the order; remove one"
+            "option 'unordered' cannot be combined with tolerance, because the matches would depend on the order; "
+            "remove one of them"
         )
 
 
@@ -185,14 +188,14 @@ class CodeSandboxes:
                 sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
                 try:
                     self._sandbox = await self._stack.enter_async_context(sandbox)
-                # Keep the reason, because trying again is slow, and the result would be the same for every rollout.
+                # Keep the reason. Trying again is slow and would fail in the same way for every rollout.
                 except ConfigError as error:
                     self._refusal = (
                         f"{_REFUSAL}: {error}; alternatively, serve the reward from a Linux container and use its URL"
                     )
                 except OSError as error:
                     self._refusal = (
-                        f"{_REFUSAL}, and none can be set up ({error}); a reward that creates a sandbox must "
+                        f"{_REFUSAL}, and no sandbox can be set up ({error}); a reward that creates a sandbox must "
                         "run at the level in_process, not inside another sandbox"
                     )
         if self._sandbox is None:
@@ -278,7 +281,7 @@ async def python_code(
         made = f"load_script({text!r}, {suite.setup!r})"
     source = f"from {_INSIDE} import load_function, load_script\nask = {made}\n"
     if len(source) > SOURCE_LIMIT:
-        return _zero_result(f"the program has {len(text):,} characters")
+        return _zero_result(f"the program is too long ({len(text):,} characters)")
     program = Program(source, "ask", "<harness>", form="plain", imports=(_INSIDE, *preload))
     async with AsyncExitStack() as stack:
         ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
@@ -441,7 +444,7 @@ def _judge_output(test: RunTest, output: str, is_cut: bool, rules: Rules) -> _Ve
     return _Verdict(
         f"printed {show_value(output)}{', and more' if is_cut else ''}",
         f"on the input {show_value(test.stdin)} it ",
-        f", and {show_value(test.stdout)} was expected",
+        f", but {show_value(test.stdout)} was expected",
     )
 
 

@@ -40,7 +40,9 @@ from reward_kit.rewards.option_types import is_close
 from reward_kit.rewards.program_runner import decode, encode
 
 Stdout = Literal["lines", "tokens", "exact"]
-""""lines" ignores white space at the ends of lines and of the output; "tokens" compares words; "exact" compares
+"""The comparison of outputs.
+
+"lines" ignores white space at the ends of lines and of the output, "tokens" compares words, and "exact" compares
 exactly.
 """
 _SEQUENCES = ("list", "tuple")
@@ -318,7 +320,7 @@ def conditions_of(source: str, function: str, what: str) -> list[Condition]:
         else:
             reader.read(statement)
     if not reader.conditions:
-        raise RewardError(f"{what} has no assertion about {function}")
+        raise RewardError(f"{what} has no assertion that calls {function}")
     return reader.conditions
 
 
@@ -367,10 +369,10 @@ class _Reader:
         test = taker.visit(copy.deepcopy(written))
         if not taker.calls:
             if not _value(test, self.names, is_ours=True):
-                raise _Unknown("it calls nothing and is false")
+                raise _Unknown("it does not call the function and is false")
             return
         known = {*self.names, *taker.answers, *_FUNCTIONS, "math"}
-        for inner in ast.walk(test):  # Reject expressions that no answers could make valid.
+        for inner in ast.walk(test):  # Reject expressions that are invalid for any answer.
             if isinstance(inner, ast.Name) and inner.id not in known:
                 raise _Unknown(f"unknown name {inner.id}")
             if isinstance(inner, ast.Call):
@@ -502,7 +504,7 @@ def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> A
         if not is_ours or sizes[0] * sizes[1] > _MOST_ITEMS:
             raise _Unknown("a sequence of this length is not supported")
     elif isinstance(how, ast.Mod) and not are_numbers:
-        raise _Unknown("formatting texts is not supported")
+        raise _Unknown("string formatting is not supported")
     return _OPERATORS[type(how)](left, right)
 
 
@@ -565,7 +567,7 @@ class CallTest:
     @property
     def wanted(self) -> str:
         """The expected value, formatted as the end of a message, or "" if `asked` already contains it."""
-        return "" if isinstance(self.expected, Condition) else f", and {show_value(self.expected)} was expected"
+        return "" if isinstance(self.expected, Condition) else f", but {show_value(self.expected)} was expected"
 
 
 class RunTest(NamedTuple):
@@ -611,7 +613,8 @@ def parse_suite(ground_truth: Any) -> Suite:
             function = _text(data.get("function") or _called(sources.values()), "function")
             if not function:
                 raise RewardError(
-                    'the assertions of ground_truth.test_list do not call a function; add its name: "function": "solve"'
+                    "the assertions of ground_truth.test_list do not call a function; name the function: "
+                    '"function": "solve"'
                 )
         else:
             sources = {"ground_truth.test": _text(data["test"], "test")}
@@ -624,7 +627,9 @@ def parse_suite(ground_truth: Any) -> Suite:
     elif {"inputs", "outputs"} <= data.keys():
         inputs, outputs = _items(data, "inputs"), _items(data, "outputs")
         if len(inputs) != len(outputs):
-            raise RewardError(f"ground_truth has {len(inputs)} inputs and {len(outputs)} outputs")
+            raise RewardError(
+                f"ground_truth has {len(inputs)} inputs but {len(outputs)} outputs; each input needs one output"
+            )
         function = _text(data.get("fn_name") or "", "fn_name")
         for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True)):
             if not function:
@@ -666,7 +671,9 @@ def _parse_test(test: Any, function: str, where: str) -> CallTest | RunTest:
         if test.get("testtype", "functional" if function else "stdin") != "functional":
             return RunTest(given, wanted, label)
         if not function:
-            raise RewardError(f'{where} is a call; write {{"function": "solve", "tests": […]}} around the list')
+            raise RewardError(
+                f'{where} is a call, but the function is not named; write {{"function": "solve", "tests": […]}}'
+            )
         try:
             arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
             return _call_test(function, arguments, {}, json.loads(wanted), label)
@@ -717,7 +724,7 @@ def _parsed(value: Any) -> Any:
     except (ValueError, RecursionError) as error:
         if value.lstrip().startswith("assert"):
             return [value]
-        raise RewardError(f"ground_truth is text, but not JSON ({error}); {_FORMS}") from None
+        raise RewardError(f"ground_truth is a string, but not JSON ({error}); {_FORMS}") from None
 
 
 def _items(data: Mapping[str, Any], name: str) -> list[Any]:
@@ -729,7 +736,7 @@ def _items(data: Mapping[str, Any], name: str) -> list[Any]:
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} must be text, got {type_name(value)}")
+        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} must be a string, got {type_name(value)}")
     return value
 
 

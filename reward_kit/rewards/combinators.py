@@ -21,7 +21,7 @@ from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
 Reward = Callable[..., Any]
 Call = Callable[[str], Awaitable[EvaluateResult]]
-"""A function that calls the part with this name on the rollout; it raises an error if the part is unscored."""
+"""A function that calls the part with the given name on the rollout. It raises an error if the part is unscored."""
 _PART_REASON = 300  # characters of a part's reason that the reason of `weighted` quotes
 _LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolated")
 
@@ -105,7 +105,7 @@ def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = 
     async def combine(call: Call) -> EvaluateResult:
         first = await call("condition")
         if first.score < at_least:
-            reason = f"the condition scores {first.score:g}, below {at_least:g}: {first.reason}"
+            reason = f"the condition scored {first.score:g}, which is less than {at_least:g}: {first.reason}"
             return EvaluateResult(score=0.0, reason=reason, metrics={"condition": _metric(first)})
         result = await call("reward")
         return result.model_copy(update={"metrics": {**result.metrics, "condition": _metric(first)}})
@@ -145,7 +145,7 @@ def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
                 return await call(name)
             except RewardKitError as error:
                 problems.append(str(error))
-        raise InvalidResultError(f"{id}: none of {len(names)} rewards returned a score: {'; '.join(problems)}")
+        raise InvalidResultError(f"{id}: none of the {len(names)} rewards returned a score: {'; '.join(problems)}")
 
     return combined(id, dict(zip(names, rewards, strict=True)), combine)
 

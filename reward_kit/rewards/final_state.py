@@ -138,7 +138,7 @@ MOST_ROWS: Final = 100_000
 """The maximum number of rows in a table or query."""
 _CELL_TYPES = (int, float, str, bytes, type(None))
 _AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|unrecognized token|You can)')
-"""Errors that the agent's tables and views cannot cause, since SQLite has already parsed them."""
+"""Errors that the tables and views of the agent cannot cause, because SQLite has already parsed them."""
 _QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re.IGNORECASE | re.DOTALL)
 
 
@@ -175,7 +175,9 @@ def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateM
     for pointer, value in expected.items():
         is_there, at_pointer = _follow(state, pointer)
         problem = (
-            difference(value, at_pointer, comparing) if is_there else f": {abbreviate(value)} is expected, missing"
+            difference(value, at_pointer, comparing)
+            if is_there
+            else f": expected {abbreviate(value)}, but it is missing"
         )
         yield StateMismatch(pointer, problem.removeprefix(": ").lstrip())
 
@@ -201,7 +203,7 @@ def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
     """Return True and the value at a JSON pointer, or False and None if the pointer leads nowhere."""
     if pointer and not pointer.startswith("/"):
         raise RewardError(
-            f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole"
+            f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole state"
         )
     for part in pointer.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
@@ -230,11 +232,11 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
         try:
             wanted = base64.b64decode(expected["base64"], validate=True)
         except (ValueError, TypeError):
-            raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
+            raise RewardError("final_state_matches: the base64 content of an expected file cannot be decoded") from None
     else:
         raise RewardError(
-            f"final_state_matches: an expected file cannot be {type_name(expected)}; write its text, null if "
-            'it must not exist, true for any content, or {"base64": …}'
+            f"final_state_matches: the content of a file cannot be {type_name(expected)}; write a string, null if "
+            'the file must not exist, true for any content, or {"base64": …}'
         )
 
     def as_read(content: str | bytes) -> str | bytes:
@@ -274,12 +276,12 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -> str:
     wanted, columns = _wanted_rows(source, rows)
 
-    def backticked(name: str) -> str:  # SQLite would treat an unknown name in double quotes as a text.
+    def backticked(name: str) -> str:  # SQLite would treat an unknown name in double quotes as a string.
         return "`" + name.replace("`", "``") + "`"
 
     names = ", ".join(map(backticked, columns)) or "*"
     inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else backticked(source)
-    try:  # Limit the rows, since a view may be endless.
+    try:  # Limit the rows, because a view may be endless.
         got = state.query(f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}")
     except EnvironmentFailure as error:
         if _AUTHORS_MISTAKE.match(str(error)):
@@ -295,7 +297,7 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -
                 'final_state_matches: for rows, match="subset" cannot be combined with tolerance or ordered'
             )
         first = next((row for row in wanted if row_key(row) in missing), None)
-        return "" if first is None else f"missing row {_shown_row(first)}"
+        return "" if first is None else f"the row {_shown_row(first)} is missing"
     width = len(wanted[0]) if wanted else len(got[0]) if got else 0
     result = QueryResult(len(got[0]) if got else width, got)
     if not same_rows([QueryResult(width, wanted)], result, how.ordered, "in_order", how.tolerance):

@@ -421,7 +421,7 @@ OPENERS = (
     *("first", "firstly", "first of all", "second", "secondly", "third", "thirdly", "fourth", "fifth"),
     *("next", "then", "after that", "finally", "lastly"),
 )
-"""Phrases that begin a step if a comma follows."""
+"""Phrases that start a step if a comma follows."""
 _DECORATION = re.compile(r"[\s>#*_]*")
 _BULLET = re.compile(r"[-*+•–](?=[ \t])")
 _NUMBER = re.compile(r"(?:\(\d{1,3}\)|\d{1,3}[.)])(?:\*\*|__)?(?=\s|$)")
@@ -472,7 +472,9 @@ def reasoning_steps(
         line = text[start:end].partition("\n")[0]
         steps.append(line if word_count(line) >= min_words else text[start:end])
     different = {tuple(_WORDS.findall(step.casefold())) for step in steps if word_count(step) >= min_words}
-    reason = f"{len(different)} different steps with words, of {len(steps)} markers; {at_least} are required"
+    reason = (
+        f"{len(different)} different steps with words were found after {len(steps)} markers; {at_least} are required"
+    )
     return EvaluateResult(score=min(1.0, len(different) / at_least), reason=reason)
 
 

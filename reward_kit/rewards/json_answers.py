@@ -197,7 +197,7 @@ def _truth(ground_truth: Any, reward: str) -> Any:
 
 
 DEEPEST: Final = 50
-"""The maximum nesting depth of a value; comparing a deeper value would exceed Python's recursion limit."""
+"""The maximum nesting depth of a value. Comparing a deeper value would exceed the recursion limit of Python."""
 
 
 class ComparisonRules(NamedTuple):
@@ -368,7 +368,7 @@ def _reject_duplicate_keys(pairs: Pairs) -> dict[str, Any]:
 decoder: Final = strict_decoder(_reject_duplicate_keys)
 """A strict decoder that raises a ValueError if an object has a duplicate field."""
 LONGEST_MATCHED: Final = 10_000
-"""The maximum length of a text or name that is matched against a schema's regular expressions."""
+"""The maximum length of a string or name that is matched against the regular expressions of a schema."""
 
 
 def schema_violation(value: Any, schema: Any, formats: bool) -> str:
@@ -386,7 +386,7 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
     text = json.dumps(as_json(schema), sort_keys=True)
     validator = _validator(text, formats)
     if '"pattern' in text and _longest(value) > LONGEST_MATCHED:
-        return f"a text is longer than {LONGEST_MATCHED:,} characters, which is the limit for matching patterns"
+        return f"a string is longer than {LONGEST_MATCHED:,} characters, which is the limit for matching patterns"
     import referencing.exceptions
 
     try:

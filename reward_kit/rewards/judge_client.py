@@ -41,7 +41,7 @@ from reward_kit.validation import describe_validation_error
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
 SCOPE = "judge"
-"""The scope of judges' requests in a recording; within this scope, only their content identifies them."""
+"""The scope of the requests of judges in a recording. Within it, requests are identified only by their content."""
 T = TypeVar("T")
 _OWN_KEYS = frozenset({"model", "messages", "stream", "stream_options", "seed", "response_format", "n"})
 
@@ -387,7 +387,7 @@ class JudgeClient:
         seed = self._options.seed
         if votes > 1 and seed is None:
             raise ConfigError(
-                "judge, option client.seed: several votes need a seed, because otherwise all votes would be equal"
+                "judge, option client.seed: several votes need a seed, because all votes would be equal without one"
             )
         asked = [self._vote(question, None if seed is None else seed + vote, usage) for vote in range(votes)]
         results = await asyncio.gather(*asked, return_exceptions=True)

@@ -33,7 +33,7 @@ from reward_kit.validation import describe_validation_error
 
 Rubric = Mapping[str, Criterion]
 METRIC = "judge_usage"
-"""The metric under which a judge's calls, tokens and dollars are recorded."""
+"""The name of the metric that records the calls, tokens and cost of a judge."""
 _FIGURE = re.compile(r"(\w+)=(\S+)")
 DEFAULT_RUBRIC: Rubric = {
     "helpfulness": Criterion(
@@ -169,8 +169,8 @@ def _map_texts(value: Any, change: Callable[[str], Any]) -> Any:
 Form = str | range | tuple[str | int, ...] | Mapping[str, Any]
 """The form of a part of a verdict.
 
-A string describes any text, a range is a list of grades for several items, a tuple contains allowed words or numbers,
-and a mapping lists exactly the required members.
+A string stands for any string and describes it. A range stands for a list of its numbers. A tuple contains the allowed
+words or numbers, and a mapping contains exactly the required members.
 """
 
 
@@ -209,10 +209,10 @@ class UnreadableVerdict(ValueError):
 def _read(value: Any, form: Form, where: str) -> Any:
     """Return the value if it has the form. True is not accepted as 1."""
     if isinstance(form, str):
-        fits, wanted = isinstance(value, str), "a text"
+        fits, wanted = isinstance(value, str), "a string"
     elif isinstance(form, range):
         fits = isinstance(value, list) and all(type(item) is int and item in form for item in value)
-        wanted = f"a list of whole numbers from 1 to {len(form)}"
+        wanted = f"a list of integers from 1 to {len(form)}" if form else "an empty list"
     elif isinstance(form, tuple):
         fits, wanted = type(value) in (str, int) and value in form, _in_words(form)
     else:
@@ -222,7 +222,7 @@ def _read(value: Any, form: Form, where: str) -> Any:
     if not isinstance(form, Mapping):
         return sorted(set(value)) if isinstance(form, range) else value
     if missing := form.keys() - value.keys():
-        raise UnreadableVerdict(f"{where} lacks {min(missing)!r}")
+        raise UnreadableVerdict(f"{where} has no member {min(missing)!r}")
     if extra := value.keys() - form.keys():
         raise UnreadableVerdict(f"{where} has a member {min(extra)!r:.60} that was not requested")
     return {name: _read(value[name], part, f"{where}.{name}") for name, part in form.items()}
@@ -273,7 +273,7 @@ class Question:
                 copied from the data, which cannot contain the code.
         """
         if len(text) > _LONGEST_VERDICT:
-            raise UnreadableVerdict(f"the answer has {len(text)} characters")
+            raise UnreadableVerdict(f"the answer is too long ({len(text)} characters)")
         text = text.rpartition("</think>")[2].strip()
         first, _, rest = text.partition("\n")
         if first.strip() in ("```", "```json", "```JSON") and rest.endswith("```"):
@@ -316,7 +316,7 @@ def parse_rubric(given: Any, where: str) -> Rubric:
         raise ConfigError(f"{where}: a rubric must have 1 to {_MOST_DIMENSIONS} dimensions, got {len(rubric)}")
     for name in rubric:
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME or name == METRIC:
-            raise ConfigError(f"{where}: {name!r:.80} cannot name a dimension; use a short printable name")
+            raise ConfigError(f"{where}: {name!r:.80} is not a valid name for a dimension; use a short printable name")
     return rubric
 
 
@@ -346,7 +346,7 @@ class Scale(NamedTuple):
         lowest, highest = scale
         if not 0 <= lowest < highest <= 100:
             raise ConfigError(
-                f"judge, option scale: must be two whole numbers from 0 to 100, lowest first, got {scale!r}"
+                f"judge, option scale: must be two integers from 0 to 100, the lowest first, got {scale!r}"
             )
         return cls(lowest, highest)
 

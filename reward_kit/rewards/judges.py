@@ -120,7 +120,7 @@ async def llm_judge(
     elif rubric_key is not None:
         own = (sample or {}).get(rubric_key)
         if own is None:
-            raise RewardError(f"llm_judge: the sample has no field {rubric_key!r} with its rubric")
+            raise RewardError(f"llm_judge: the sample has no rubric in its field {rubric_key!r}")
         chosen = parse_rubric(own, f"llm_judge, the sample's {rubric_key!r}")
     elif (of_task := (evaluation_criteria or {}).get("rubric")) is not None:
         chosen = parse_rubric(of_task, "evaluation_criteria.rubric")
@@ -144,7 +144,7 @@ async def llm_judge(
         verdicts = await judge.ask(question, usage, votes)
     medians = {name: float(statistics.median(one["grades"][name] for one in verdicts)) for name in chosen}
     shares = {name: grading.share(grade) for name, grade in medians.items()}
-    ends = f"of {grading.lowest} to {grading.highest}"
+    ends = f"on a scale from {grading.lowest} to {grading.highest}"
     metrics = {name: MetricResult(score=shares[name], reason=f"{medians[name]:g} {ends}") for name in chosen}
     listed = ", ".join(f"{name} {grade:g}" for name, grade in medians.items())
     return EvaluateResult(
@@ -157,7 +157,7 @@ async def llm_judge(
 ScoreBy = Literal["faithfulness", "attribution"]
 Label = Literal["supported", "contradicted", "not_found", "no_claim"]
 _LABELS: tuple[Label, ...] = ("contradicted", "not_found", "supported", "no_claim")
-"""All labels, the strictest first."""
+"""All labels, from the strictest to the least strict."""
 _GROUNDED_TASK = """\
 You check an answer against passages. `request` is what was asked, `passages` are all that may be relied on, \
 `sentences` are the answer. Label each sentence: "supported" where the passages say everything that it states, \
@@ -262,12 +262,13 @@ async def grounded_judge(
         )
     counts = (
         f"of {claims} sentences with claims, {labels['supported']} are supported, {labels['contradicted']} "
-        f"contradicted, {labels['not_found']} not found"
+        f"are contradicted, and {labels['not_found']} are not found"
     )
     metrics = {
         "faithfulness": MetricResult(score=labels["supported"] / claims, reason=counts),
         "attribution": MetricResult(
-            score=attributed / claims, reason=f"{attributed} cite a passage that supports them"
+            score=attributed / claims,
+            reason=f"{attributed} of {claims} sentences with claims cite a passage that supports them",
         ),
     }
     return EvaluateResult(
@@ -377,9 +378,7 @@ async def pairwise_judge(
     other = baseline
     if baseline_key is not None:
         if (value := (sample or {}).get(baseline_key)) is None:
-            raise RewardError(
-                f"pairwise_judge: the sample has no field {baseline_key!r}, which should contain the other answer"
-            )
+            raise RewardError(f"pairwise_judge: the sample has no answer in its field {baseline_key!r}")
         other = as_text(value)
     elif other is None:
         other = as_text(require_truth(ground_truth, "pairwise_judge"))
@@ -400,7 +399,11 @@ async def pairwise_judge(
     is_consistent = won_as_first == won_as_second
     score = won_as_first if is_consistent else 0.5
     verdict = {1.0: "the answer is better", 0.0: "the other answer is better", 0.5: "neither is better"}[score]
-    reason = f"{verdict} in both positions" if is_consistent else "the verdict changes with the position: a tie"
+    reason = (
+        f"{verdict} in both positions"
+        if is_consistent
+        else "the verdict changes with the position, which counts as a tie"
+    )
     metrics = {
         "consistent": MetricResult(score=float(is_consistent), reason="the same verdict in both positions"),
         "won_as_first": MetricResult(score=won_as_first, reason="the rollout's answer came first"),

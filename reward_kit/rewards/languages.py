@@ -62,8 +62,8 @@ _COMMON_CODES: Final = (
     "ta te th tr uk ur vi zh"
 )
 _COMMON: Final = frozenset(_COMMON_CODES.split())
-"""The candidate languages for any text. If all languages were candidates, short English sentences could pass for
-Afrikaans.
+"""The candidate languages for any text. If all languages were candidates, short English sentences could be
+mistaken for Afrikaans.
 """
 _CONFIDENT: Final = 0.8
 _MOST_PIECES: Final = 1_000
@@ -151,7 +151,7 @@ def same_language(
     share = right / (right + others.total())
     reason = f"{right} of {right + others.total()} words are in {target.name}"
     if others:
-        reason += f"; others are in {', '.join(name for name, _ in others.most_common(3))}"
+        reason += f"; the others are in {', '.join(name for name, _ in others.most_common(3))}"
     return EvaluateResult(score=min(1.0, share / enough), reason=reason)
 
 
@@ -277,7 +277,7 @@ def _sentences(text: str) -> Iterator[_Sentence]:
     If there are too many sentences, groups of them are joined.
     """
     text = "\n".join(lines_without_code(text))
-    for opening, closing in _FORMULAS:  # in linear time; an unclosed delimiter is ignored
+    for opening, closing in _FORMULAS:  # takes linear time; a delimiter that is not closed is ignored
         kept, position = [], 0
         while (begin := text.find(opening, position)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
             kept.append(text[position:begin])

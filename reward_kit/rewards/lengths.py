@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=0)]
 def _check_bounds(options: Mapping[str, Any]) -> None:
     at_least, at_most = options["at_least"], options["at_most"]
     if at_most is None and not at_least:
-        raise ConfigError("option 'at_most': set at_least, at_most or both")
+        raise ConfigError("option 'at_most': no bound is set; set at_least, at_most or both")
     if at_most is not None and at_least > at_most:
         raise ConfigError(f"option 'at_least' must not be greater than at_most, got {at_least} and {at_most}")
 

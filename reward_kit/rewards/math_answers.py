@@ -167,7 +167,7 @@ def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]
     given = require_truth(ground_truth, reward)
     texts = [truth_text(str(item)) for item in (given if isinstance(given, list | tuple) else [given])]
     if not texts or not all(texts):
-        raise RewardError(f"{reward} needs a ground_truth, but the sample's is empty")
+        raise RewardError(f"{reward} needs a ground_truth, but the ground_truth of the sample is empty")
     return texts
 
 

@@ -14,11 +14,11 @@ from pydantic import Field
 from reward_kit.errors import ConfigError, install_hint
 
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""The maximum absolute or relative difference of two numbers."""
+"""The maximum absolute or relative difference between two numbers."""
 Closeness = Annotated[float, Field(ge=0, lt=1)]
-"""The maximum relative or absolute difference of two numbers, whichever is larger."""
+"""The maximum relative or absolute difference between two numbers, whichever is larger."""
 Seconds = Annotated[float, Field(gt=0, le=28_000)]
-"""Seconds of CPU time. The wall time limit, three times as many plus one, must not exceed a day."""
+"""A limit of CPU time in seconds. The limit of wall time, which is three times as long plus 1 s, is at most a day."""
 Megabytes = Annotated[int, Field(ge=16, le=1 << 20)]
 """A memory limit in MiB, in the range of `sandbox.limits`."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -146,7 +146,7 @@ def sql_result(
     database = _Database(_database_bytes(source, sample, state, resource), limits, max_rows)
     results = [_gold_results(database, query, ordered, ties) for query in queries]
     if empty == "unscored" and not any(one.rows for several in results for one in several):
-        raise RewardError("the gold query returns no rows, and many wrong queries would also return none")
+        raise RewardError("the gold query returns no rows, so a match would prove little")
     answer = last_answer(messages)
     block = select_block(answer, _TAGS, "last")
     query = block if block is not None else answer if unfenced == "whole" else ""
@@ -164,7 +164,7 @@ def sql_result(
         choices = [[one] for one in several] if ties == "any" else [several if has_order(gold) else several[:1]]
         problems = [same_rows(golds, result, counts, columns, tolerance) for golds in choices]
         if "" in problems:
-            return passed(True, f"it returns the rows of the gold query; rows: {len(result.rows)}")
+            return passed(True, f"it returns the rows of the gold query ({pluralize(len(result.rows), 'row')})")
         problem = problem or problems[0]
     return passed(False, problem)
 
@@ -179,12 +179,13 @@ def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource:
         names = [resource] if resource else [name for name in state if isinstance(state[name], SqliteState)]
         if len(names) != 1 or names[0] not in state:
             raise RewardError(
-                f"several resources have a state ({', '.join(state)}); select the database with the option resource"
+                f"several resources have a state ({', '.join(state)}); select the database with the option 'resource'"
             )
         state = state[names[0]]
     if not isinstance(state, SqliteState):
         raise RewardError(
-            "sql_result needs a database: a sqlite resource in the task, or seed_sql or database next to the query"
+            "sql_result needs a database; use a sqlite resource in the task, or add seed_sql or database to the "
+            "ground_truth or the sample"
         )
     return state.serialize()
 
@@ -234,8 +235,8 @@ def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> li
                 results.append(database.run(text))
     if ties == "unscored" and any(same_rows([results[0]], one, False, "in_order", 1e-9) for one in results):
         raise RewardError(
-            "the gold query may return different rows, because rows tie in its ORDER BY or it has a LIMIT "
-            f"without ORDER BY; add a tie-break, or accept any of them with ties='any': {gold[:200]}"
+            "the gold query can return different rows, because its ORDER BY has ties or its LIMIT has no ORDER BY; "
+            f"add a tie-break, or accept every possible result with ties='any': {gold[:200]}"
         )
     return results
 

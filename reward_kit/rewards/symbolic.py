@@ -21,7 +21,7 @@ from reward_kit.errors import RewardError, install_hint
 from reward_kit.rewards.quantities import FUNCTIONS, close
 
 MOST_CALLS: Final = 3_000_000
-"""The maximum number of function calls in all of math-verify's comparisons for one answer; they take a few seconds."""
+"""The maximum number of function calls in all comparisons for one answer. That many calls take a few seconds."""
 _LONGEST_EXPRESSION: Final = 300
 _MATHEMATICS: Final = ("sympy.", "mpmath.", "antlr4.", "latex2sympy2_extended.", "math_verify.")
 _NUMBERS: Final = re.compile(r"[0-9]+")

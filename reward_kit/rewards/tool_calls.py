@@ -40,9 +40,9 @@ class _ParsedCall(NamedTuple):
 
 
 Strings = Literal["exact", "casefold", "bfcl"]
-"""The comparison of texts: exactly; ignoring case; or as on the Berkeley Function-Calling Leaderboard.
+"""The comparison of strings: exact, without case, or as on the Berkeley Function-Calling Leaderboard.
 
-The leaderboard also removes spaces and the characters ,./-_*^ and treats single and double quotes as equal.
+The leaderboard ignores case, removes spaces and the characters ,./-_*^, and treats single and double quotes as equal.
 """
 
 
@@ -141,16 +141,18 @@ def tool_calls_match(
         )
     turns_seen = [message for message in agent_messages(messages, assistant_turns) if message.role == "assistant"]
     if not turns_seen:
-        return passed(False, "the agent wrote nothing and made no call")
+        return passed(False, "the agent wrote no message and made no call")
     by_turn = [calls for message in turns_seen if (calls := _message_calls(message, text_calls))]
     written = [call for calls in (by_turn if turns == "all" else by_turn[-1:]) for call in calls]
     if len(written) > MOST_CALLS or sum(len(call.arguments) for call in written) > LONGEST:
-        return passed(False, f"{len(written)} calls are too many or too long")
-    with boundary(RewardError, "tool_calls_match: a tool's schema is malformed"):
+        return passed(False, f"the agent made {len(written)} calls, which are too many or too long")
+    with boundary(RewardError, "tool_calls_match: the schema of a tool is malformed"):
         made = [_made(call, schemas, validate) for call in written]
         if not expected:
             called = ", ".join(quoted(call.name) for call in made[:3])
-            return passed(not made, f"no call was expected, and {called or 'none'} was made")
+            return passed(
+                not made, f"no call was expected, {f'but {called} was called' if made else 'and none was made'}"
+            )
         known, unknown = schemas or {}, ToolSchema(True, same)
         shares = [[_share(one, call, known.get(one.name, unknown)) for call in made] for one in expected]
         pair = best_in_order if ordered else best_pairs
@@ -181,7 +183,7 @@ def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[Mad
     """Return the reason why an expected call was not counted."""
     near = [index for index, call in enumerate(made) if call.name == expected.name and shares[index] < 1.0]
     if not near:
-        return f"; {quoted(expected.name)} was not called" + (f", {quoted(made[0].name)} was" if made else "")
+        return f"; {quoted(expected.name)} was not called" + (f", but {quoted(made[0].name)} was" if made else "")
     nearest = made[max(near, key=shares.__getitem__)]
     if nearest.problem:
         return f"; {quoted(expected.name)}: {nearest.problem}"
@@ -191,14 +193,14 @@ def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[Mad
         return f"; {quoted(expected.name)}: it is right"
     wanted = f"{abbreviate(expected.arguments[name])} was" if name in expected.arguments else "it was not"
     given = f"is {abbreviate(nearest.arguments[name])}" if name in nearest.arguments else "is missing"
-    return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, {wanted} expected"
+    return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, but {wanted} expected"
 
 
 def _made(call: _ParsedCall, schemas: Mapping[str, ToolSchema] | None, validate: str) -> MadeCall:
     if call.problem:
         return MadeCall(call.name, {}, call.problem)
     try:
-        # Some models send an empty text for a tool without parameters.
+        # Some models send an empty string for a tool without parameters.
         arguments = read_json(call.arguments) if call.arguments.strip() else {}
     except ValueError as error:
         return MadeCall(call.name, {}, f"its arguments cannot be read: {error}")
@@ -533,7 +535,7 @@ class ToolSchema:
         except (KeyError, IndexError, ValueError, TypeError):
             raise RewardError(
                 f"the schema of tool {self._tool!r} refers to {path!r}, which is not part of it; add that "
-                "part to the schema, since other documents are not fetched"
+                "part to the schema, because other documents are not fetched"
             ) from None
         return part
 
