@@ -143,7 +143,7 @@ class Cassette:
     def answer(self, question: CassetteRequest) -> tuple[Any, int]:
         """Return the recorded answer and the number of its retries.
 
-        The answer is that of the same episode. If there is none, it is the first unused answer to an equal request.
+        The answer is that of the same episode. If none exists, it is the first unused answer to an equal request.
         """
         assert self._index is not None, "this cassette is recording"
         line = self._index.take(question)

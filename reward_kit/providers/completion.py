@@ -1,6 +1,6 @@
 """Parsing of chat completions from many servers with slightly different formats, streamed or not.
 
-A missing value, such as `usage` or `token_ids`, is None, never zero.
+A missing value, such as `usage` or `token_ids`, is `None`, never zero.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _count(value: Any) -> int | None:
 
 
 def _logprobs(raw: Any) -> tuple[list[float] | None, list[int] | None]:
-    """Return log-probabilities, and token ids if the tokens are written as ids. Missing values are None."""
+    """Return log-probabilities, and token ids if the tokens are written as ids. Missing values are `None`."""
     entries = raw.get("content") if isinstance(raw, Mapping) else None
     if not entries:
         return None, None

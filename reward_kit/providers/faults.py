@@ -45,7 +45,7 @@ class TransientError(ProviderError):
     """Raised for a failure that a retry may avoid.
 
     Attributes:
-        retry_after_s: the Retry-After of the endpoint in seconds, or None if there is none.
+        retry_after_s: the Retry-After of the endpoint in seconds, or None if it sent none.
         status: the HTTP status, or None for other failures.
     """
 

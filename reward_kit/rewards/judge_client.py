@@ -152,7 +152,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """A judge's answer and its cost; figures that the endpoint does not report are None."""
+    """A judge's answer and its cost; figures that the endpoint does not report are `None`."""
 
     text: str
     prompt_tokens: int | None = None

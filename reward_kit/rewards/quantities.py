@@ -204,7 +204,7 @@ class Unit:
 
 
 class Quantity(NamedTuple):
-    """A cleaned text, split into value and unit; `number` is None if the value is not a plain number."""
+    """A cleaned text, split into value and unit; `number` is `None` if the value is not a plain number."""
 
     value: str
     number: Fraction | None
@@ -279,7 +279,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """Split a cleaned text into value and unit; the unit is None if missing."""
+    """Split a cleaned text into value and unit; the unit is `None` if missing."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):

@@ -62,7 +62,7 @@ def last_answer(messages: Sequence[Message]) -> str:
 
 
 def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> list[Message]:
-    """Return the messages at `assistant_turns`, or all assistant messages if that is None."""
+    """Return the messages at `assistant_turns`, or all assistant messages if that is `None`."""
     if assistant_turns is None:
         return [message for message in messages if message.role == "assistant"]
     return [messages[position] for position in assistant_turns if 0 <= position < len(messages)]

@@ -240,7 +240,7 @@ class RecentResults:
         self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the cached result for a key. If there is none, call `make` and store its result."""
+        """Return the cached result for a key. If none exists, call `make` and store its result."""
         if key in self._known:
             self._known.move_to_end(key)
             known: _Value = self._known[key]
@@ -281,7 +281,7 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 class PromptTokens(NamedTuple):
     """The input of the model in one turn: the whole context.
 
-    The reason is None if the context extends the previous one. Otherwise it says why the context was rewritten.
+    The reason is `None` if the context extends the previous one. Otherwise it says why the context was rewritten.
     """
 
     ids: list[int]
