@@ -141,7 +141,7 @@ def test_default_workers_leave_room_for_reward_workers(cluster: Any) -> None:
 
 def test_impossible_workers_are_rejected_and_possible_ones_awaited(cluster: Any) -> None:
     asked = RayOptions(workers=1, reward_workers=4)
-    with pytest.raises(ConfigError, match=r"beside 4 that call the reward .*; request less with -E cpus or -E rew"):
+    with pytest.raises(ConfigError, match=r"in addition to 4 that call the reward .*; request less with -E cpus"):
         workers_to_start(asked, is_own=True, option="-E {}")
     assert workers_to_start(asked, is_own=False, option="-E {}") == 1
     with pytest.raises(ConfigError, match="or wait for nodes with -E workers"):
