@@ -122,7 +122,9 @@ def status_error(
 ) -> ProviderError | LimitError:
     """Return the error for an HTTP status. It contains the message of the provider and the given advice."""
     if 300 <= status < 400:
-        return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to that URL")
+        return ProviderError(
+            f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to that URL"
+        )
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):

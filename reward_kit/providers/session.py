@@ -95,7 +95,7 @@ class ProviderSession:
         return queue
 
     def report_missing_key(self, problem: str) -> None:
-        """Report once that a key is missing that an actual run would need."""
+        """Report a missing key that an actual run would need. Each problem is reported only once."""
         if problem not in self._reported:
             self._reported.add(problem)
             self.tell(problem)
