@@ -40,7 +40,7 @@ _MEMORY = 0.1  # the weight of the latest answer in a running average
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rate limits that the user sets for one model at one endpoint. If a limit is None, there is no such limit.
+    """The rate limits that the user sets for one model at one endpoint. None means that there is no limit.
 
     Attributes:
         requests_per_minute: the maximum number of attempts that begin in a minute.
