@@ -73,7 +73,7 @@ class RunBudget:
 
 
 class EpisodeClock:
-    """A clock that measures the time of an episode, without the time that requests wait in a queue.
+    """A clock that measures the time of an episode, excluding the time that its requests wait in a queue.
 
     If that time counted, an outage that pauses the run would use up the time limit of every running episode.
 
@@ -91,7 +91,7 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """The number of seconds that have elapsed so far, without pauses."""
+        """The number of seconds that have elapsed so far, excluding pauses."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 

@@ -60,7 +60,10 @@ NO_TOOLS = Tools("", None)
 
 
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
-    """Return the tools of a turn with a key. The key is always computed, because specifications may change in place."""
+    """Return the tools of a turn with a key.
+
+    The key is computed again in each turn, because specifications may change in place.
+    """
     return Tools(_TOOLS_ENCODER.encode(specs), specs) if specs else NO_TOOLS
 
 
@@ -207,7 +210,7 @@ class ChatLayout:
         return text
 
     def _mark_nested(self, value: Any) -> Any:
-        """Mark control tokens everywhere in a value, also in parameter names, which `mark_control_tokens` skips."""
+        """Mark control tokens everywhere in a value, including parameter names, which `mark_control_tokens` skips."""
         if isinstance(value, Mapping):
             return {self._mark_nested(key): self._mark_nested(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
