@@ -20,7 +20,7 @@ from reward_kit.task_parts import RunLimitsModel
 class ActionUsage(NamedTuple):
     """The tokens that were read and written for one action, and its cost in US dollars.
 
-    If the price is unknown, the cost is None.
+    If the price is unknown, the cost is `None`.
     """
 
     tokens: int = 0
@@ -38,7 +38,7 @@ class RunBudget:
     """The limits of one run, and the usage that counts toward them.
 
     Args:
-        limits: the limits of the run. By default there are none.
+        limits: the limits of the run. By default, no limits apply.
         seconds: the time that earlier processes have already spent on the same run.
     """
 
@@ -73,12 +73,12 @@ class RunBudget:
 
 
 class EpisodeClock:
-    """A clock that measures the time of an episode, without the time that requests wait in a queue.
+    """A clock that measures the time of an episode, excluding the time that its requests wait in a queue.
 
     If that time counted, an outage that pauses the run would use up the time limit of every running episode.
 
     Args:
-        limit_s: the time limit of the episode in seconds. If None, there is no limit.
+        limit_s: the time limit of the episode in seconds. If None, no limit applies.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
@@ -91,20 +91,20 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """The number of seconds that have elapsed so far, without pauses."""
+        """The number of seconds that have elapsed so far, excluding pauses."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 
     @property
     def left_s(self) -> float | None:
-        """The number of seconds that remain, at least 0. None if there is no limit."""
+        """The number of seconds that remain, at least 0. None if no limit applies."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     @contextmanager
     def deadline(self, seconds: float | None) -> Iterator[anyio.CancelScope | None]:
         """Cancel the block after `seconds` on this clock.
 
-        If `seconds` is None, the block is not limited, and no cancel scope is created, because a scope costs time.
+        If `seconds` is `None`, the block is not limited, and no cancel scope is created, because a scope costs time.
         """
         if seconds is None:
             yield None

@@ -135,7 +135,7 @@ class StepData(BaseModel):
         base_reward: the reward of this step, or None.
         advantage: the advantage of the action. None if credit has not been assigned, or if the episode has no score.
         return_to_go: the target for the critic. If the policy reported a value V, it is A + V, otherwise G_k, the
-            discounted return from this step on. None if `advantage` is None.
+            discounted return from this step on. None if `advantage` is `None`.
     """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
@@ -223,7 +223,7 @@ def write_log_probs(
 
 
 def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
-    """Return the token data of the t-th action, or None if there is none.
+    """Return the token data of the t-th action, or None if none exists.
 
     `turn` is the turn of the action, `episode.tokens.turns().get(t)`.
     """

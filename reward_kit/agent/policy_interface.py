@@ -159,7 +159,7 @@ class AgentPolicy(ABC):
 
         Args:
             observation: the whole conversation so far, with the new messages at its end. It must not be changed.
-            available_tools_specs: the tools that can be called now, in OpenAI format. None if there are none.
+            available_tools_specs: the tools that can be called now, in OpenAI format, or None.
         """
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:

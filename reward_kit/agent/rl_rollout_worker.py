@@ -130,7 +130,7 @@ class RLRolloutWorker:
             the worker creates the `resource_type` of the task.
         tools: the tools that the task defines. By default, those of a `Task`.
         user: the simulated user, which answers when the agent writes text. By default, that of a `Task`.
-        budget: a budget that all episodes of a run share. By default, there is no limit.
+        budget: a budget that all episodes of a run share. By default, no limit applies.
         policy_label: the name of the policy in ids and records. By default, the name of its class.
 
     Raises:
@@ -402,7 +402,7 @@ class RLRolloutWorker:
             live.stop(StopReason.USER_STOPPED)
 
     async def _observe(self, resource: ForkableResource | None) -> str:
-        """Return the first observation of the environment, or "" if there is none or the task hides it."""
+        """Return the first observation of the environment, or "" if none exists or the task hides it."""
         if resource is None or not self.task_definition.observation:
             return ""
         with self._environment_call("get_observation", resource):
@@ -557,7 +557,7 @@ class RLRolloutWorker:
         return environment_call(what, self.task_definition.limits.environment_time_s, resource)
 
     def _policy_seconds(self, live: LiveEpisode) -> float | None:
-        """Return the number of seconds in which the policy must answer, or None if there is no limit."""
+        """Return the number of seconds in which the policy must answer, or None if no limit applies."""
         limits = (self.task_definition.limits.policy_time_s, live.clock.left_s)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 

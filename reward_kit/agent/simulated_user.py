@@ -309,7 +309,7 @@ def _check_texts(value: Any, what: str) -> list[str]:
 
 
 class _UserTurn(NamedTuple):
-    """A recorded message of the user. It is None if the user ended the conversation without text."""
+    """A recorded message of the user. It is `None` if the user ended the conversation without text."""
 
     message: Message | None
     facts: Mapping[str, Any]

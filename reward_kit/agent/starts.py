@@ -102,7 +102,7 @@ class SharedEnvironment:
 class EpisodeStart:
     """The identity of an episode, its seeds, and its private resource.
 
-    If the task has only tools, the resource is None.
+    If the task has only tools, the resource is `None`.
     """
 
     rollout_id: str

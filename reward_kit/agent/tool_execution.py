@@ -85,7 +85,7 @@ class Toolbox:
         self.missing: dict[str, str] = {}
 
     async def specs(self) -> list[ToolSpec] | None:
-        """Return the tools that can be called now, or None if there are none.
+        """Return the tools that can be called now, or None.
 
         Raises:
             ConfigError: If two tools have the same name.

@@ -73,7 +73,7 @@ def filter_groups(
         keep_step_signal: True to keep a group with equal scores if any of its step advantages is nonzero, which means
             that the same outcome was reached in different ways (A_S of GiGPO).
         step_advantages: (B,) the step advantages of each trajectory, required for `keep_step_signal`. A step advantage
-            that is not set is None or NaN.
+            that is not set is `None` or NaN.
         unscored: "ignore" to judge a group by its scored members, or "drop" to drop every group that has an unscored
             member. A group with fewer than two scored members is always dropped.
 

@@ -56,7 +56,7 @@ def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:
 def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
     """Return copies of the steps in which `advantage` and `return_to_go` are set.
 
-    Both are None if the credit is NaN. `return_to_go` is the target for a critic: A + V if the policy estimated V, or
+    Both are `None` if the credit is NaN. `return_to_go` is the target for a critic: A + V if the policy estimated V, or
     G_k if it did not.
     """
     numbers = zip(credit.advantages_S.tolist(), credit.returns_S.tolist(), strict=True)

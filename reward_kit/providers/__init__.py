@@ -1,4 +1,4 @@
-"""Access to model endpoints: transport, retries, prices, and which keys a server may receive.
+"""Access to model endpoints: the transport, retries, prices, and the keys that each server may receive.
 
 Names are imported on first use, so that importing this package is fast.
 """

@@ -1,6 +1,6 @@
 """Chat completions from an OpenAI-compatible endpoint: encoding, sending, retrying, parsing and pricing.
 
-Each message of a conversation is encoded only once, not again in every later turn.
+Each message of a conversation is encoded only once, and not again in every later turn.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EncodedMessages:
         self._encoded: list[str] = []
 
     def update(self, conversation: Sequence[Message]) -> None:
-        """Set the conversation. Only messages that are not the same objects as before are encoded."""
+        """Set the conversation. A message is encoded only if it is not the same object as before."""
         known = 0
         for old, new in zip(self._messages, conversation, strict=False):
             if old is not new:
@@ -74,7 +74,11 @@ class EncodedMessages:
 
 
 def encode_json(value: Any) -> str:
-    """Encode `value` as compact ASCII JSON, or raise a ProviderError if it cannot be converted to JSON."""
+    """Encode a value as compact ASCII JSON.
+
+    Raises:
+        ProviderError: If the value cannot be converted to JSON.
+    """
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -82,7 +86,7 @@ def encode_json(value: Any) -> str:
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:
-    """Encode a request as the body to send. Its `messages` may be an `EncodedMessages`."""
+    """Return the body for a request. Its `messages` may be an `EncodedMessages`."""
     messages = request.get("messages")
     if not isinstance(messages, EncodedMessages):
         return encode_json(dict(request)).encode("ascii")
@@ -97,7 +101,7 @@ _MOST_NAMES = 8
 
 
 def _model_names(listed: Any) -> list[str]:
-    """Return the model names in the answer of `/models`. They are untrusted, so they are shortened."""
+    """Return the names of the models in an answer of `/models`. They are untrusted, so they are shortened."""
     rows = listed.get("data") if isinstance(listed, Mapping) else None
     found = [row.get("id") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     return [excerpt(name, limit=80) for name in found if isinstance(name, str)]
@@ -167,7 +171,7 @@ class ChatEndpoint:
         return f"ChatEndpoint({self._url!r})"
 
     def queue(self, model: str) -> RequestQueue | None:
-        """Return the queue for a model, or None without a `ProviderSession`.
+        """Return the queue for a model, or None if there is no `ProviderSession`.
 
         Raises:
             ConfigError: If another endpoint in the same session has different rates for the model.
@@ -182,14 +186,14 @@ class ChatEndpoint:
         """Send a request and return the first choice of the completion.
 
         Args:
-            request: the body of a chat completion request. `messages` may be an `EncodedMessages`; with `stream: true`,
-                the answer is streamed but returned as a whole.
-            scope: the sender, such as an episode id; recordings are separated by scope.
+            request: the body of a chat completion request. Its `messages` may be an `EncodedMessages`. With `stream:
+                true`, the answer is streamed, but it is returned as a whole.
+            scope: the sender, such as an episode id. Recordings are separated by scope.
 
         Raises:
-            ProviderError: the endpoint rejected the request, all retries failed, or a replay has no answer.
-            DeadlineError: the request took too long; the message names the limit and how to raise it.
-            LimitError: the conversation no longer fits the model.
+            ProviderError: If the endpoint rejected the request, all retries failed, or a replay has no answer.
+            DeadlineError: If the request took too long. The message names the limit and says how to raise it.
+            LimitError: If the conversation no longer fits the context of the model.
         """
         if request.get("stream") and "stream_options" not in request:
             request = {**request, "stream_options": {"include_usage": True}}
@@ -221,7 +225,7 @@ class ChatEndpoint:
         return await asyncio.shield(self._advice)
 
     async def _find_advice(self, model: str) -> str:
-        """Derive advice for a wrong URL or model from the endpoint's list of models."""
+        """Request the list of models from the endpoint, and derive advice for a wrong URL or model from it."""
         is_versioned = re.search(r"/v\d", urlsplit(self._base).path) is not None
         for base in [self._base] if is_versioned else [self._base, f"{self._base}/v1"]:
             names = _model_names(await self._transport.get(f"{base}/models", self._headers, _ADVICE_TIMEOUT_S))
@@ -232,13 +236,13 @@ class ChatEndpoint:
         return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"
 
     async def aclose(self) -> None:
-        """Close the connections. Must be called once, when no requests are in flight."""
+        """Close the connections. Call this once, when no requests are in flight."""
         await self._transport.aclose()
 
     async def _ask_cached(
         self, cache: ResponseCache, scope: str, request: Mapping[str, Any], body: bytes, facts: RequestFacts
     ) -> ChatCompletion:
-        """Return the cached answer of an earlier run, which costs nothing, or send the request and store the answer."""
+        """Return the cached answer of an earlier run, which costs nothing. If none exists, send the request."""
         key = cache.key(self._url, body, scope)
         if (known := cache.find(key)) is None:
             value, completion = await self._ask(request, body, facts)
@@ -250,7 +254,7 @@ class ChatEndpoint:
         return dataclasses.replace(completion, usage=dataclasses.replace(completion.usage, cost=0.0))
 
     async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[Any, ChatCompletion]:
-        """Send a request. Return the JSON value of the answer, and the completion that it contains."""
+        """Send a request, and return the JSON value of the answer and the completion in it."""
         began = time.monotonic()
 
         async def attempt() -> tuple[Any, ChatCompletion]:

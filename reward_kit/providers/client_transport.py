@@ -1,6 +1,6 @@
-"""A transport that uses the client of the user: an `AsyncOpenAI`, an `AsyncAzureOpenAI` or an `httpx.AsyncClient`.
+"""A transport that uses a client of the user: an `AsyncOpenAI`, an `AsyncAzureOpenAI` or an `httpx.AsyncClient`.
 
-Proxies, certificates, headers and tokens are those of the client. Retries and queues are those of the run.
+The client determines the proxies, certificates, headers and tokens. The run determines the retries and queues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Send = Callable[[str, Mapping[str, str], bytes, float], AbstractAsyncContextMana
 
 
 class ClientTransport(Transport):
-    """A transport that sends requests with the client of the user, and does not close it."""
+    """A transport that sends requests with a client of the user. It does not close the client."""
 
     def __init__(self, send: Send, *, idle_timeout_s: float, total_timeout_s: float) -> None:
         super().__init__(idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
@@ -45,10 +45,10 @@ class ClientTransport(Transport):
             ) from error
 
     async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Any:
-        """Return None. The client of the user only sends what the run needs."""
+        """Return None, because the client should send only the requests that the run needs."""
 
     async def aclose(self) -> None:
-        """Do nothing. The owner of the client closes it."""
+        """Do nothing, because the owner of the client closes it."""
 
 
 async def _read_answer(response: Any, url: str, secrets: list[str], on_chunk: Callable[[bytes], bool] | None) -> Any:
@@ -71,7 +71,11 @@ async def _read_answer(response: Any, url: str, secrets: list[str], on_chunk: Ca
 
 
 def http_sender(client: Any, query: str = "") -> Send:
-    """Return a function that sends with an `httpx.AsyncClient`. Raise a ConfigError for other objects."""
+    """Return a function that sends requests with an `httpx.AsyncClient`.
+
+    Raises:
+        ConfigError: If the client has another type.
+    """
     if not (hasattr(client, "stream") and hasattr(client, "__aenter__")):
         raise ConfigError(f"http_client: expected an httpx.AsyncClient, got {type_name(client)}")
 
@@ -88,9 +92,10 @@ def http_sender(client: Any, query: str = "") -> Send:
 
 
 def openai_sender(client: Any) -> Send:
-    """Return a function that sends with an `AsyncOpenAI` or `AsyncAzureOpenAI`.
+    """Return a function that sends requests with an `AsyncOpenAI` or `AsyncAzureOpenAI`.
 
-    Raise a ConfigError for other objects.
+    Raises:
+        ConfigError: If the client has another type.
     """
     if not (hasattr(client, "chat") and hasattr(client, "with_options") and hasattr(client, "__aenter__")):
         raise ConfigError(f"client: expected an AsyncOpenAI or AsyncAzureOpenAI, got {type_name(client)}")

@@ -1,8 +1,8 @@
-"""Errors of endpoints, with messages that suggest a fix, and whether a retry may help.
+"""Errors of endpoints. Their types say whether a retry may help, and their messages suggest a fix.
 
-These types are used between a transport and a `ChatEndpoint`, which raises an ordinary `ProviderError` or
-`DeadlineError` when it gives up. Secrets are masked before a message is truncated, so that no part of a secret
-remains.
+These types are used between a transport and a `ChatEndpoint`. When the `ChatEndpoint` gives up, it raises an ordinary
+`ProviderError` or `DeadlineError`. Secrets are masked before a message is shortened, so that no part of a secret
+remains in it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class TransientError(ProviderError):
     """Raised for a failure that a retry may avoid.
 
     Attributes:
-        retry_after_s: the Retry-After of the endpoint in seconds, or None if there is none.
-        status: the HTTP status, or None for other failures.
+        retry_after_s: the Retry-After of the endpoint in seconds. None if none exists.
+        status: the HTTP status. None for other failures.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None, status: int | None = None) -> None:
@@ -61,7 +61,7 @@ class TransientError(ProviderError):
 
     @property
     def is_overloaded(self) -> bool:
-        """True if lower concurrency may help."""
+        """True if fewer concurrent requests may help."""
         return self.status in _OVERLOADED
 
 
@@ -70,7 +70,7 @@ class UnreachableError(TransientError):
 
 
 class UnknownHostError(ProviderError):
-    """Raised if the host name cannot be resolved, or its certificate is rejected.
+    """Raised if the name of the host cannot be resolved, or if its certificate is rejected.
 
     Either the URL is wrong or the network is down.
     """
@@ -81,14 +81,14 @@ class WrongEndpointError(ProviderError):
 
 
 class HtmlError(TransientError):
-    """Raised if the answer is an HTML page. It comes from a proxy that may recover, or the URL is wrong."""
+    """Raised if the answer is an HTML page. It may come from a proxy that recovers, or the URL may be wrong."""
 
 
 class AccessError(ProviderError):
     """Raised if the key or the account was rejected.
 
     Attributes:
-        is_certain: True if all requests with this key will fail. Status 403 may only concern this request.
+        is_certain: True if all requests with this key will fail. Status 403 may concern only this request.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -99,7 +99,7 @@ class AccessError(ProviderError):
     def explained(self, no_key: str) -> AccessError:
         """Return this error with the reason why no key was sent.
 
-        If a key was sent, or the account lacks credit, return `self`.
+        If a key was sent, or if the account has no credit, the error is returned unchanged.
         """
         is_about_key = no_key and self._status in (401, 403)
         return AccessError(f"{self}; no key was sent: {no_key}", self._status) if is_about_key else self
@@ -120,9 +120,11 @@ def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = (), advice: str = ""
 ) -> ProviderError | LimitError:
-    """Return the error for an HTTP status, with the message of the provider and the given advice."""
+    """Return the error for an HTTP status. It contains the message of the provider and the given advice."""
     if 300 <= status < 400:
-        return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to it")
+        return ProviderError(
+            f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to that URL"
+        )
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
@@ -143,9 +145,9 @@ def status_error(
 
 
 def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:
-    """Return the error for a body `{"error": …}` with a successful status.
+    """Return the error for a body `{"error": …}` that was sent with a successful status.
 
-    Routers send it if they have already started to answer.
+    Routers send such a body if the error occurs after they have begun to answer.
     """
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
@@ -155,7 +157,7 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
 
 
 def excerpt(text: bytes | str, secrets: Iterable[str] = (), limit: int = EXCERPT_CHARS) -> str:
-    """Return at most `limit` characters of a string on one line, without secrets."""
+    """Return at most `limit` characters of a string, on one line and without secrets."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     for secret in secrets:
@@ -173,7 +175,7 @@ def _text_of(error: Any) -> str:
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Return the number of seconds to wait, or None if the headers contain no valid value. It is never negative."""
+    """Return the number of seconds to wait, at least 0. None if the headers contain no valid value."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -225,22 +227,22 @@ _LONGEST_CHAIN = 10
 
 
 class TransientFailure(NamedTuple):
-    """A temporary failure of an endpoint, and its Retry-After, if it sent one."""
+    """A temporary failure of an endpoint, with its Retry-After if it sent one."""
 
     retry_after_s: float | None
 
 
 def find_transient_failure(error: BaseException) -> TransientFailure | None:
-    """Return the temporary failure that an error of any client, or its cause, reports, or None."""
+    """Return the temporary failure that caused an error of any client, or None if none exists."""
     fault = client_error(error, "the endpoint")
     return TransientFailure(fault.retry_after_s) if isinstance(fault, TransientError) else None
 
 
 def client_error(error: BaseException, where: str) -> EndpointError | None:
-    """Return the endpoint error for an error of a model or HTTP client or for its cause, or None for other errors.
+    """Return the endpoint error for an error of a model client or HTTP client. None if it is another error.
 
-    An error is recognized by an HTTP status, its own or that of its response, or by the name of its class: openai,
-    anthropic, httpx, aiohttp, requests and others.
+    The error or one of its causes is recognized by its HTTP status, by the HTTP status of its response, or by the name
+    of its class. This covers openai, anthropic, httpx, aiohttp, requests and others.
     """
     cause: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
@@ -284,7 +286,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 class client_errors:
-    """Convert errors of model and HTTP clients in the block to endpoint errors. Other errors are not changed.
+    """A block in which errors of model clients and HTTP clients become endpoint errors. Other errors do not change.
 
     Args:
         where: the endpoint, for messages.

@@ -61,7 +61,7 @@ def comparison_page(comparison: Comparison, folder: Path) -> str:
     page = {
         "title": f"{len(sides)} runs compared"
         if len(sides) > 2
-        else f"{escape_text(sides[1].label, NAME_LENGTH)} beside {baseline}",
+        else f"{escape_text(sides[1].label, NAME_LENGTH)} compared with {baseline}",
         "version": software_versions()["reward_kit"],
         "facts": [
             f"baseline {baseline}",

@@ -349,7 +349,7 @@ class WatchedRun:
 
 
 def _read(path: Path, place: LineRange | None) -> bytes:
-    """Return the bytes of a line range, or b"" if it is None."""
+    """Return the bytes of a line range, or b"" if it is `None`."""
     if place is None:
         return b""
     with wrap_os_errors("read", path), path.open("rb") as file:

@@ -54,7 +54,7 @@ class Retries:
             class `provider_error`; see `providers/faults.py`.
         seed: the seed of the jitter. If None, it is random.
         max_share: the maximum ratio of retries to calls that were started within the time budget of the policy. `SPARE`
-            further retries are always allowed. Failures beyond this limit are not retried. If None, there is no limit.
+            further retries are always allowed. Failures beyond this limit are not retried. If None, no limit applies.
 
     Raises:
         ConfigError: If a class is unknown, or the share is not positive.
@@ -218,7 +218,7 @@ class CallScheduler:
             self._tasks.start_soon(self._work, call)
 
     def _take(self) -> Call | None:
-        """Return the next call, or None if there is none or the rate limit does not allow one yet."""
+        """Return the next call, or None if none exists or the rate limit does not allow one yet."""
         while (call := self._next()) is not None:
             if not call.is_wanted:
                 self._promote_follower(call)

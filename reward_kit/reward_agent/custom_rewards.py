@@ -404,7 +404,7 @@ class CustomAnswer(EvaluateResult):
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
-    """Convert a return value to a result. If it is None or NaN, the score of the result is invalid."""
+    """Convert a return value to a result. If it is `None` or NaN, the score of the result is invalid."""
     if isinstance(returned, EvaluateResult):
         return returned
     if inspect.isawaitable(returned):

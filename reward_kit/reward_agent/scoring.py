@@ -94,7 +94,7 @@ class ScoringRequest:
         )
 
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
-        """Return the values that a pointwise reward takes, or all values if `wanted` is None.
+        """Return the values that a pointwise reward takes, or all values if `wanted` is `None`.
 
         The values are copies, so the reward can modify them.
         """

@@ -68,7 +68,7 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
 
 
 def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
-    """Return the last definition of a name in a scope, or None if there is none.
+    """Return the last definition of a name in a scope, or None if none exists.
 
     The name may be dotted, for a definition inside a class.
     """
@@ -124,7 +124,7 @@ def refuse_network(text: str, name: str, file: str, level: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of the user. `text` is None for a directory without `__init__.py`."""
+    """A module of the user. `text` is `None` for a directory without `__init__.py`."""
 
     filename: str
     text: str | None

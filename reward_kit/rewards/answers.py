@@ -83,7 +83,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
 
 
 def last_number(text: str) -> str:
-    """Return the last number in `text` as it is written, or "" if there is none."""
+    """Return the last number in `text` as it is written, or "" if none exists."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]

@@ -132,7 +132,7 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
     """Return a reward that uses the result of the first of several rewards that returns a score.
 
-    For example, it can compare the answer exactly if there is a ground truth, and call a judge if there is none.
+    For example, it can compare the answer exactly if there is a ground truth, and call a judge if none exists.
     """
     if not rewards:
         raise ConfigError("first_of() needs at least one reward")

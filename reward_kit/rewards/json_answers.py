@@ -117,7 +117,7 @@ def json_schema_answer(
 
     Args:
         messages: the conversation. Only the last assistant message is read, without its reasoning.
-        ground_truth: the schema of this sample, as an object or a JSON string. It is used if `schema` is None.
+        ground_truth: the schema of this sample, as an object or a JSON string. It is used if `schema` is `None`.
         schema: the schema for all samples.
         answer: the place of the JSON in the reply, as in `json_answer`.
         formats: True to check the keyword `format` too, as far as the library supports it. In the standard, the keyword

@@ -154,7 +154,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """The answer of a judge with its usage. A field is None if the endpoint did not report it."""
+    """The answer of a judge with its usage. A field is `None` if the endpoint did not report it."""
 
     text: str
     prompt_tokens: int | None = None
@@ -190,7 +190,7 @@ class AnswerCache:
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
-        """Return the cached answer, or None if there is none."""
+        """Return the cached answer, or None if none exists."""
         return self._known.get(key)
 
     def keep(self, key: str, answer: Answer) -> None:
@@ -314,7 +314,7 @@ async def open_judge(
     cache: str | None,
     options: ClientOptions | dict[str, Any] | None,
 ) -> AsyncIterator[JudgeClient]:
-    """Yield a client of the worker. If `clients` is None, as in a direct call, yield a temporary client."""
+    """Yield a client of the worker. If `clients` is `None`, as in a direct call, yield a temporary client."""
     async with AsyncExitStack() as stack:
         if clients is None:
             clients = JudgeClients()

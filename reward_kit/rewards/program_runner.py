@@ -207,7 +207,7 @@ def _run_program(
 ) -> tuple[int | None, str, str]:
     """Return the exit status and the beginnings of the output and the errors.
 
-    The status is None if the program exceeded a time limit.
+    The status is `None` if the program exceeded a time limit.
     """
     import contextlib
     import resource

@@ -207,7 +207,7 @@ class Unit:
 
 
 class Quantity(NamedTuple):
-    """A cleaned text, split into a value and a unit. `number` is None if the value is not a plain number."""
+    """A cleaned text, split into a value and a unit. `number` is `None` if the value is not a plain number."""
 
     value: str
     number: Fraction | None
@@ -282,7 +282,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """Split a cleaned text into a value and a unit. The unit is None if the text has none."""
+    """Split a cleaned text into a value and a unit. The unit is `None` if the text has none."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):

@@ -53,7 +53,7 @@ def quoted(text: str, limit: int = 60) -> str:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """Return the text of the last assistant message, or "" if there is none."""
+    """Return the text of the last assistant message, or "" if none exists."""
     return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
 
 
@@ -66,7 +66,7 @@ def last_answer(messages: Sequence[Message]) -> str:
 
 
 def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> list[Message]:
-    """Return the messages at `assistant_turns`, or all assistant messages if it is None."""
+    """Return the messages at `assistant_turns`, or all assistant messages if it is `None`."""
     if assistant_turns is None:
         return [message for message in messages if message.role == "assistant"]
     return [messages[position] for position in assistant_turns if 0 <= position < len(messages)]
@@ -168,7 +168,7 @@ def lines_without_code(text: str) -> Iterator[str]:
 def select_block(text: str, tags: Collection[str], choice: Choice) -> str | None:
     """Return the text of the chosen block, or None if no block matches.
 
-    Blocks that have one of the `tags` match. If there are none, untagged blocks match. Blocks with other tags never
+    Blocks that have one of the `tags` match. If none exist, untagged blocks match. Blocks with other tags never
     match, because they may contain a shell session or an example of output.
     """
     blocks = fenced_blocks(text)

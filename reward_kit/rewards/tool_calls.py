@@ -100,7 +100,7 @@ def tool_calls_match(
             `{"tool_calls": […]}`. Allowed values are written as `[{"function": {"argument": [allowed values…]}}]`,
             where "" allows the argument to be left out. All of these can also be a JSON string. `[]` scores 1 only if
             no call is made, even with `extra="ignore"`.
-        sample: the row of the dataset. If `tools` is None, the tool specifications are read from its field `tools`,
+        sample: the row of the dataset. If `tools` is `None`, the tool specifications are read from its field `tools`,
             `functions` or `function`.
         assistant_turns: the positions of the messages that the agent wrote. Example calls in the prompt are ignored. If
             None, all assistant messages are used.

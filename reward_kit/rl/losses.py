@@ -6,7 +6,7 @@ The functions share these arguments:
     old_logprobs_BT  log-probabilities under the policy that sampled, or under the trained policy before the update
     advantages_BT    the advantage of each token
     loss_mask_BT     1 for tokens included in the loss, else 0
-    clip_low         the largest distance of a ratio below 1; 1 means that there is no limit
+    clip_low         the largest distance of a ratio below 1; 1 means unlimited
     clip_high        the largest distance of a ratio above 1
     weights_BT       a factor for each token, such as `truncated_importance_weights`; None means 1
     aggregation      how the losses of tokens are reduced to one number

@@ -282,7 +282,7 @@ class PPOLearner:
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
         """Return a state from which an identical learner continues exactly.
 
-        If `keep` is false, all tensors are None. This is for a process that only helps to gather shards.
+        If `keep` is false, all tensors are `None`. This is for a process that only helps to gather shards.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -467,7 +467,7 @@ class PPOLearner:
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
     """Return the log-probabilities (N,) and the values (N,) of a critic.
 
-    The values are 0 except for the first token of each action. They are None if there is no critic.
+    The values are 0 except for the first token of each action. They are `None` if there is no critic.
     """
     parts = context.split(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []

@@ -307,7 +307,7 @@ def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, T
 def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
     """Convert one dictionary for each row to arrays with one item for each row.
 
-    If a row lacks a key, its item is None. An array is numeric if all its items are numbers.
+    If a row lacks a key, its item is `None`. An array is numeric if all its items are numbers.
     """
     columns = {}
     for key in dict.fromkeys(key for item in items for key in item):

@@ -256,7 +256,7 @@ class MetricDifference(NamedTuple):
     """The paired difference of a metric that both runs have.
 
     `missing` is the number of samples of both runs without a value to pair; the means exclude them. The means are
-    None if no sample is left.
+    `None` if no sample is left.
     """
 
     name: str

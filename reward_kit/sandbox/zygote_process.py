@@ -109,7 +109,7 @@ class ZygoteProcess:
     async def spawn(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> Child:
         """Return a child that waits for a call, which may have been prepared.
 
-        `ended` is None if the zygote has died.
+        `ended` is `None` if the zygote has died.
         """
         wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
@@ -136,7 +136,7 @@ class ZygoteProcess:
 
     @property
     def prepared_pid(self) -> int:
-        """The process id of the prepared child, or 0 if there is none."""
+        """The process id of the prepared child, or 0 if none exists."""
         return self._prepared.pid if self._prepared is not None else 0
 
     @property

@@ -146,7 +146,8 @@ async def test_unrecorded_request_error_names_the_nearest_recorded_request(tmp_p
     assert kind is ProviderError
     assert message == (
         f"{path} has no answer to the request of episode e1 to m with 3 messages, the last from user: 'other'; "
-        "the most similar request is line 3, the request of episode e1 to m with 3 messages, the last from user: 'c'; "
+        "the most similar request is in line 3, the request of episode e1 to m with 3 messages, "
+        "the last from user: 'c'; "
         "they differ at messages[2].content: 'c' became 'other'"
     )
 

@@ -245,7 +245,7 @@ class TestEqualsInProcessScores:
             remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/sees", api_key=KEY)
             async with remote:
                 scored = await remote.score(ScoringRequest("r", [], ground_truth={1, 2}))
-        assert scored.failure is not None and "a set has no JSON form" in scored.failure.message
+        assert scored.failure is not None and "a set cannot be converted to JSON" in scored.failure.message
 
 
 class TestAddress:

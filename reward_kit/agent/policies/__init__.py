@@ -43,7 +43,8 @@ def make_policy(
 
     Args:
         name: the name, as in `policy.type` of a task file.
-        options: the arguments for the constructor of the policy, by parameter. In a task file, they are the other keys.
+        options: the arguments for the constructor of the policy, keyed by parameter name. In a task file, they are the
+            other keys.
         folder: the directory to which a `file.py:Class` is relative.
         traffic: the session that all requests of a run share. It is passed to a policy whose constructor has this
             parameter.
@@ -110,7 +111,7 @@ def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path
 def policy_class(
     name: str, options: Mapping[str, Any], folder: Path | None = None, *, section: str = "policy"
 ) -> type[AgentPolicy]:
-    """Return the class of a policy, after a check of the names of its options.
+    """Return the class of a policy after checking the names of its options.
 
     The arguments and errors are those of `make_policy`.
     """

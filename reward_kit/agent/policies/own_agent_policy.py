@@ -588,7 +588,7 @@ def read_results(
     """Return the messages that follow the answer to `given` in a later request from the agent.
 
     The answer is found by its position, because the agent may have reformatted it. If the agent has rewritten its
-    context, return only the results of the calls in the answer, or None if there are none.
+    context, return only the results of the calls in the answer, or None if none exist.
     """
     size = len(given)
     continues = len(later) > size and later[size]["role"] == "assistant"

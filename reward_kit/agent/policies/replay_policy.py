@@ -40,7 +40,7 @@ class _Line(NamedTuple):
 class ReplayPolicy(AgentPolicy):
     """A policy that repeats recorded episodes.
 
-    It replays the episode with the same rollout id. If there is none, it replays the one with the same sample and the
+    It replays the episode with the same rollout id. If none exists, it replays the one with the same sample and the
     same position in its group.
 
     Args:

@@ -253,7 +253,7 @@ class ActorPool:
                 slots.cancel_scope.cancel()
 
     async def place(self) -> Member:
-        """Return the actor with the fewest pending calls. If there is none, wait for one.
+        """Return the actor with the fewest pending calls. If none exists, wait for one.
 
         Raises:
             ConfigError: If actors cannot be started.

@@ -28,7 +28,7 @@ class RayOptions(pydantic.BaseModel):
             it.
         ship: whether to copy the directory of the task to the nodes. Otherwise, it must exist there at the same path.
         env: further environment variables of the driver to pass to the workers.
-        worker_wait_s: the time in seconds after which the run fails if there is no worker.
+        worker_wait_s: the time in seconds after which the run fails if no worker exists.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)

@@ -95,7 +95,7 @@ class RayScorer:
         cpus: the number of CPUs that each process reserves.
         deadline_s: the time limit of a call without a sandbox in seconds. A sandboxed reward has its own limits.
         env: environment variables for the processes, such as the key of a judge.
-        wait_s: the time in seconds after which calls fail if there is no process.
+        wait_s: the time in seconds after which calls fail if no process exists.
         connection: the connection to the cluster, which is opened before the processes. If None, the program must
             already be connected.
 

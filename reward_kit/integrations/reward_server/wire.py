@@ -350,7 +350,7 @@ class _Fault(str):
 
 
 def _first_fault(text: str) -> str:
-    """Describe the first value that only lenient JSON parsers accept, with its field; "" if there is none."""
+    """Describe the first value that only lenient JSON parsers accept, with its field; "" if none exists."""
 
     def parse_object(pairs: list[tuple[str, Any]]) -> Any:
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]

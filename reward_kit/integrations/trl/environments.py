@@ -143,7 +143,7 @@ def environment_factory(
         run_seed: the seed of all random choices.
         gives_reward: whether to add the sum of the environment's rewards as a TRL reward, in addition to
             `reward_funcs`.
-        time_limit_s: the time limit of a call of the environment in seconds. If None, there is no limit.
+        time_limit_s: the time limit of a call of the environment in seconds. If None, no limit applies.
 
     Raises:
         ConfigError: If the resource is unknown, rejects its configuration, or has a tool that cannot become a method.

@@ -129,7 +129,7 @@ class Rollouts:
         policy: the policy that acts and is trained.
         worker: the worker that collects episodes.
         reward_agent: the agent that scores the episodes, or None if the trainer scores them.
-        credit: the credit assigner, or None if there is no credit.
+        credit: the credit assigner, or None without credit.
         episodes: the episodes of the last generation.
     """
 

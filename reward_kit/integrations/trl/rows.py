@@ -27,7 +27,7 @@ ADVANTAGES = "token_advantages"
 
 
 class RowOutcome(NamedTuple):
-    """The scores and the credit of episodes. Each is None if it is not computed here."""
+    """The scores and the credit of episodes. Each is `None` if it is not computed here."""
 
     scored: Sequence[Scored] | None = None
     credited: CreditBatch | None = None

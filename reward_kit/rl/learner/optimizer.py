@@ -114,7 +114,7 @@ def reorder_optimizer_state(
     """Convert a saved state to the order of the parameters in this optimizer, whose groups may differ.
 
     `names` and `theirs` are the names of the parameters in this optimizer and in the saved one, in order. If `theirs`
-    is None, the groups are the same.
+    is `None`, the groups are the same.
     """
     if theirs is None or list(theirs) == list(names):
         return dict(state)
@@ -126,7 +126,7 @@ def reorder_optimizer_state(
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Clip the gradients to a 2-norm unless `limit` is None, and return the norm over all shards before clipping."""
+    """Clip the gradients to a 2-norm unless `limit` is `None`, and return the norm over all shards before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 

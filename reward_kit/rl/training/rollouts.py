@@ -140,7 +140,7 @@ Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
 class Collector:
     """Collects a group of episodes for each sample, with up to `max_concurrency` episodes at a time.
 
-    If `max_concurrency` is None, all episodes of a call run concurrently. With a `LockstepBarrier`, episodes are
+    If `max_concurrency` is `None`, all episodes of a call run concurrently. With a `LockstepBarrier`, episodes are
     collected in waves that start together, so that timing does not affect which episodes act at the same time.
     """
 
@@ -228,7 +228,7 @@ class HeldOutEvaluation:
 
 
 def evaluation_policy(policy: Any, temperature: float | None) -> Any:
-    """Return a policy with the same weights at the given temperature. If it is None, return the same policy."""
+    """Return a policy with the same weights at the given temperature. If it is `None`, return the same policy."""
     if temperature is None:
         return policy
     sampling = getattr(policy, "sampling", None)

@@ -46,7 +46,7 @@ from reward_kit.tokens import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The open components of a run. `evaluation` is None if there are no held-out samples."""
+    """The open components of a run. `evaluation` is `None` if there are no held-out samples."""
 
     pipeline: Pipeline
     evaluation: HeldOutEvaluation | None
@@ -112,7 +112,7 @@ def _local_scorer(task: LoadedTask) -> Scorer:
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """Functions that create the components of a run, possibly in other processes. By default, there are none."""
+    """Functions that create the components of a run, possibly in other processes. By default, all are in this one."""
 
     learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = make_learner
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Workers]] = _local_workers

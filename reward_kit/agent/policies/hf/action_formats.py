@@ -63,7 +63,7 @@ class ToolSchema:
         return all(schema.keys() <= {"type", "description", "title", "default"} for schema in self.parameters.values())
 
     def listed_calls(self) -> list[dict[str, Any]] | None:
-        """Return all possible arguments, or None if they cannot be listed."""
+        """Return every possible set of arguments, or None if they cannot be listed."""
         required = set(self.schema.get("required") or ())
         choices: list[list[tuple[str, Any] | None]] = []
         for name, schema in self.parameters.items():

@@ -60,7 +60,10 @@ NO_TOOLS = Tools("", None)
 
 
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
-    """Return the tools of a turn with a key. The key is always computed, because specifications may change in place."""
+    """Return the tools of a turn with a key.
+
+    The key is computed again in each turn, because specifications may change in place.
+    """
     return Tools(_TOOLS_ENCODER.encode(specs), specs) if specs else NO_TOOLS
 
 
@@ -207,7 +210,7 @@ class ChatLayout:
         return text
 
     def _mark_nested(self, value: Any) -> Any:
-        """Mark control tokens everywhere in a value, also in parameter names, which `mark_control_tokens` skips."""
+        """Mark control tokens everywhere in a value, including parameter names, which `mark_control_tokens` skips."""
         if isinstance(value, Mapping):
             return {self._mark_nested(key): self._mark_nested(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -240,7 +243,7 @@ class RecentResults:
         self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the cached result for a key. If there is none, call `make` and store its result."""
+        """Return the cached result for a key. If none exists, call `make` and store its result."""
         if key in self._known:
             self._known.move_to_end(key)
             known: _Value = self._known[key]
@@ -281,7 +284,7 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 class PromptTokens(NamedTuple):
     """The input of the model in one turn: the whole context.
 
-    The reason is None if the context extends the previous one. Otherwise it says why the context was rewritten.
+    The reason is `None` if the context extends the previous one. Otherwise it says why the context was rewritten.
     """
 
     ids: list[int]

@@ -430,7 +430,7 @@ class _Running:
     def _row_for(self, slot: Slot) -> int:
         """Return a row for a session, or -1 if all rows are busy.
 
-        This is the current row of the session. If it has none, it is a free row. If there is none, it is the row of the
+        This is the current row of the session. If it has none, it is a free row. If none exists, it is the row of the
         session that has been idle for longest.
         """
         if slot.row >= 0:

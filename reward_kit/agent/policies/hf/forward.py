@@ -313,7 +313,7 @@ class _Part:
 def _causal_mask(positions_BT: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
     """Return a mask (B, 1, T, L) to add to the scores. It is 0 for the positions that a query attends to, else -inf.
 
-    A query attends to the last `window` positions up to its own, or to all of them if `window` is None.
+    A query attends to the last `window` positions up to its own, or to all of them if `window` is `None`.
     """
     places_L = torch.arange(length, device=positions_BT.device)
     positions_BT1 = positions_BT[..., None]

@@ -73,7 +73,7 @@ def remembered(tokenizer: Any) -> dict[str, Any]:
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Combine the given options with those that are stored with the tokenizer.
 
-    If an option is None, the stored value is used, if there is one.
+    If an option is `None`, the stored value is used, if there is one.
 
     Raises:
         ConfigError: If a given option contradicts the stored one.
@@ -191,7 +191,7 @@ class ModelSource(NamedTuple):
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device with this name. "auto" selects the accelerator, or the CPU if there is none.
+    """Return the device with this name. "auto" selects the accelerator, or the CPU if none exists.
 
     Raises:
         ConfigError: If the device cannot be used.

@@ -62,7 +62,7 @@ class Drawn(NamedTuple):
 def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: Tensor | None = None) -> Drawn:
     """Sample one token for each row.
 
-    `uniforms_B` contains float64 numbers in [0, 1). `allowed_BV` is True for each allowed token. If it is None, all
+    `uniforms_B` contains float64 numbers in [0, 1). `allowed_BV` is True for each allowed token. If it is `None`, all
     tokens are allowed.
     """
     logits_BV = logits_BV.float()
@@ -95,7 +95,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
 def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -> Tensor | None:
     """Return a (B, V) mask that is True for the allowed ids of each row, or None if no row is restricted.
 
-    If an item of `allowed` is None, all ids are allowed in that row.
+    If an item of `allowed` is `None`, all ids are allowed in that row.
     """
     restricted = [row for row, ids in enumerate(allowed) if ids is not None]
     if not restricted:
